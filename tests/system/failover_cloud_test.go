@@ -162,7 +162,8 @@ func (c *cloud) environment(name string) []string {
 // configure makes the shard an EC2 shard with that many instances, in groups of at most 500. No agent runs in them.
 func (c *cloud) configure(s *config.Shard, records int) {
 	s.Server.Provider = config.Provider{Kind: "aws", Region: region, Zone: zone}
-	s.Server.LeaderNetwork = &config.LeaderNetwork{IPv4: address, InterfaceID: c.eni}
+	s.Server.LeaderNetwork = &config.LeaderNetwork{IPv4: address}
+	s.Server.LeaderNetwork.InterfaceID = c.eni
 	s.Server.SubnetPools = map[string][]string{"local": {c.subnet}}
 	s.Server.GarbageCollection.RegistrationTimeout = duration(24 * time.Hour)
 	s.Defaults.Args = map[string]any{"ImageId": c.image}

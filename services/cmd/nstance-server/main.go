@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nstance-kit/nstance/services/internal/election"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
 	"github.com/nstance-kit/nstance/services/internal/memory"
@@ -45,7 +46,7 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if options.Validate {
-		return server.Validate(ctx, options, providers, os.Stdout, os.Stderr)
+		return server.Validate(ctx, options, os.Stdout, os.Stderr)
 	}
 	log := options.Logger(os.Stderr)
 	times, err := heirTimes(heir)
@@ -59,7 +60,7 @@ func run() int {
 	go memory.Keep(ctx)
 	err = server.Run(ctx, server.Config{Options: options, ConfirmOrphans: confirm, Version: version, Log: log,
 		Supervised: os.Getenv("INVOCATION_ID") != "",
-		Providers:  providers, Heir: times})
+		Clouds:     clouds(), Heir: times})
 	switch {
 	case errors.Is(err, server.ErrRestart):
 		log.Info("restarting with the new configuration")
@@ -104,48 +105,5 @@ func self() string {
 	return path
 }
 
-// providers are what a shard's VMs can be made by.
-var providers = map[string]server.ProviderKind{
-	"aws":  {Open: openAWS, Check: aws.Validate},
-	"tmux": {Open: openTmux},
-}
-
-// openAWS makes the provider of a shard in AWS. A server need not run in AWS itself, unless an address is to follow the
-// leader.
-func openAWS(ctx context.Context, setup server.Setup) (server.Machine, error) {
-	cfg, err := aws.SDK(ctx, setup.Shard.Server.Provider, setup.Throttled)
-	if err != nil {
-		return server.Machine{}, err
-	}
-	provider, err := aws.Open(cfg, setup.Shard, setup.Log)
-	if err != nil {
-		return server.Machine{}, err
-	}
-	machine, err := aws.MachineID(ctx, aws.NewIMDS(cfg))
-	if err != nil && setup.Shard.Server.LeaderNetwork != nil {
-		return server.Machine{}, fmt.Errorf("server.leader_network: %w", err)
-	}
-	if err != nil {
-		setup.Log.Warn(
-			"this machine seems to be no EC2 instance: nobody can say what became of it when its leadership ends",
-			"error", err)
-	}
-	return server.Machine{Provider: provider, ID: machine, Named: true, Configure: provider.Configure,
-		Verify: provider.Verify}, nil
-}
-
-func openTmux(_ context.Context, setup server.Setup) (server.Machine, error) {
-	options, err := tmux.ParseOptions(setup.Shard.Server.Provider.Options)
-	if err != nil {
-		return server.Machine{}, fmt.Errorf("server.provider.options: %w", err)
-	}
-	provider, err := tmux.New(tmux.Config{Options: options, Logger: setup.Log})
-	if err != nil {
-		return server.Machine{}, err
-	}
-	machine, err := tmux.MachineID()
-	if err != nil {
-		return server.Machine{}, err
-	}
-	return server.Machine{Provider: provider, ID: machine}, nil
-}
+// clouds returns the clouds that this server can make VMs in.
+func clouds() []infra.Cloud { return []infra.Cloud{aws.Cloud(), tmux.Cloud()} }

@@ -119,7 +119,7 @@ func lead(t *testing.T, bucket objstore.Store, client *ec2.Client, want int) ([]
 		done <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "host", HostID: true, Shard: "a", CacheDir: t.TempDir(),
 				HealthAddr: "127.0.0.1:0", Location: open.Location{Provider: "mem"}},
-			Log: slog.New(slog.NewJSONHandler(log, nil)), Bucket: bucket, Providers: providers})
+			Log: slog.New(slog.NewJSONHandler(log, nil)), Bucket: bucket, Clouds: clouds()})
 	}()
 	end := func() { stop(); <-done }
 	for deadline := time.Now().Add(30 * time.Second); ; {
@@ -211,7 +211,7 @@ func TestArgsAreValidated(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, errOut strings.Builder
-		if code := server.Validate(t.Context(), server.Options{ValidateFile: file}, providers, &out,
+		if code := server.Validate(t.Context(), server.Options{ValidateFile: file}, &out,
 			&errOut); code != want {
 			t.Errorf("%s: exit %d: %s%s", text, code, out.String(), errOut.String())
 		}

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/suggest"
 )
 
 // checker collects what is wrong with a typed document. Its paths are those of the document.
@@ -53,7 +55,7 @@ func reference[V any](c *checker, path, what, name string, in map[string]V, targ
 	names := sortedKeys(in)
 	f := c.add(path, "there is no %s %s", what, quote(name))
 	f.depends = []string{target}
-	switch similar := Nearest(name, names); {
+	switch similar := suggest.Nearest(name, names); {
 	case similar != "":
 		f.hint = fmt.Sprintf("did you mean %q?", similar)
 	case len(names) > 0 && len(names) <= 20:
@@ -70,15 +72,15 @@ func (c *checker) fields(v reflect.Value, path string) {
 			c.fields(v.Elem(), path)
 		}
 	case reflect.Struct:
-		for i, f := range fieldsOf(v.Type()) {
-			at := ChildPath(path, f.name)
-			// Of an object, what is missing inside is said.
-			if f.required && isZero(v.Field(i)) && !f.positive && f.Type.Kind() != reflect.Struct {
+		for _, f := range fieldsOf(v.Type()) {
+			at, value := ChildPath(path, f.name), f.in(v)
+			// The missing fields of a missing object are reported instead of the object.
+			if f.required && isZero(value) && !f.positive && f.Type.Kind() != reflect.Struct {
 				c.add(at, "is required")
 				continue
 			}
-			c.rules(f, v.Field(i), at)
-			c.fields(v.Field(i), at)
+			c.rules(f, value, at)
+			c.fields(value, at)
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
@@ -117,7 +119,7 @@ func (c *checker) rules(f field, v reflect.Value, path string) {
 			return
 		}
 		p := c.add(path, "%s is none of %s", quote(s), strings.Join(f.enum, ", "))
-		if similar := Nearest(s, f.enum); similar != "" {
+		if similar := suggest.Nearest(s, f.enum); similar != "" {
 			p.hint = fmt.Sprintf("did you mean %q?", similar)
 		}
 	}

@@ -74,6 +74,7 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 		return
 	}
 	from := ChildPath("templates", spec.Template)
+	c.args(spec.Args, ChildPath(path, "args"))
 	c.pool(ChildPath(path, "subnet_pool"), spec.SubnetPool)
 	for i, name := range spec.LoadBalancers {
 		at := element(ChildPath(path, "load_balancers"), i)
@@ -86,8 +87,8 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 		c.add(ChildPath(path, "subnet_pool"),
 			"is required: neither the group nor its template has one").depends = []string{from + ".subnet_pool"}
 	}
-	kind := c.s.Server.Provider.Kind
-	if g.InstanceType == "" && (len(g.InstanceTypes) > 0 || kind == "proxmox" || slices.Contains(clouds, kind)) {
+	needsType := blockOf(c.s.Server.Provider.Kind).NeedsInstanceType
+	if g.InstanceType == "" && (len(g.InstanceTypes) > 0 || needsType) {
 		c.add(ChildPath(path, "instance_type"),
 			"is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
 	}
@@ -142,10 +143,10 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		elements, err := SplitPath(path)
 		for _, source := range sources {
 			if err == nil && has(source.tree, elements) {
-				return source.path + join1(path)
+				return source.path + joinBelow(path)
 			}
 		}
-		return from + ".args" + join1(path)
+		return from + ".args" + joinBelow(path)
 	})
 	if _, err := render.Tree("args", g.Args, r.data); err != nil && !r.failed && !lenient {
 		r.value(from+".args", err) // too much all in all, or no JSON
@@ -156,8 +157,8 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	}
 }
 
-// join1 makes a path that begins a document one that continues another.
-func join1(path string) string {
+// joinBelow makes a path that begins a document one that continues another.
+func joinBelow(path string) string {
 	if path == "" || path[0] == '[' {
 		return path
 	}
@@ -214,7 +215,7 @@ func (r *rendering) file(f File, path string) {
 	case "string":
 		r.text(path+".content", f.Content)
 	case "json":
-		r.tree("", f.JSON, func(below string) string { return path + ".json" + join1(below) })
+		r.tree("", f.JSON, func(below string) string { return path + ".json" + joinBelow(below) })
 	case "env":
 		failed := false
 		for _, name := range sortedKeys(f.Vars) {

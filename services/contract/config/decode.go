@@ -16,6 +16,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/tailscale/hujson"
+
+	"github.com/nstance-kit/nstance/services/contract/suggest"
 )
 
 const (
@@ -293,14 +295,14 @@ func (d *decoder) object(v hujson.Value, path string, target reflect.Value) {
 			d.unknown(v, m, path, name, names)
 			return
 		}
-		d.decode(m.Value, at, target.Field(i), fields[i])
+		d.decode(m.Value, at, fields[i].in(target), fields[i])
 	})
 }
 
 // unknown reports a field that the type does not have.
 func (d *decoder) unknown(object hujson.Value, m member, path, name string, names []string) {
 	f := finding{path: ChildPath(path, name), offset: m.Name.StartOffset, message: "there is no such field"}
-	if similar := Nearest(name, names); similar != "" {
+	if similar := suggest.Nearest(name, names); similar != "" {
 		f.hint = fmt.Sprintf("did you mean %q?", similar)
 		present := slices.ContainsFunc(object.Value.(*hujson.Object).Members, func(m member) bool {
 			return m.Name.Value.(hujson.Literal).String() == similar
@@ -433,41 +435,6 @@ func (d *decoder) find(path string, onKey bool) int {
 		}
 		path = parent(path)
 	}
-}
-
-// Nearest returns the candidate that is most like a name, "" if none is like it.
-func Nearest(name string, candidates []string) string {
-	best, limit := "", min(len(name), max(1, len(name)/3)+1)
-	for _, candidate := range candidates {
-		if n := distance(strings.ToLower(name), strings.ToLower(candidate)); n < limit {
-			best, limit = candidate, n
-		}
-	}
-	return best
-}
-
-// distance is the Levenshtein distance of two texts, in bytes.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return math.MaxInt
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // sortedKeys is how every map is walked, so that the order of problems does not change.

@@ -5,25 +5,54 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"sync"
 )
 
-// A field of a config type, as its tags describe it.
+// A field of a config type, as its tags describe it. Fields of embedded structs count as the type's own, as in
+// encoding/json; their Index has more than one element.
 type field struct {
 	reflect.StructField
 	name     string   // in JSON
+	cloud    string   // the cloud that the field belongs to, "" for fields of all clouds
+	doc      string   // key in fieldDocs
 	fallback string   // the default's text form, "" for none
 	enum     []string // allowed values of a string, nil for any
 
 	required, positive, nonnegative, empty bool
+	// cloudRequired fields are required where the cloud is the document's.
+	cloudRequired bool
 }
 
-// fieldsOf returns the fields of a config struct in order.
+// in returns the field of a struct.
+func (f field) in(v reflect.Value) reflect.Value { return v.FieldByIndex(f.Index) }
+
+// fieldCache holds what describeFields returned, by type.
+var fieldCache sync.Map
+
+// fieldsOf returns the fields of a config struct in order. The caller must not change the result.
 func fieldsOf(typ reflect.Type) []field {
-	out := make([]field, 0, typ.NumField())
-	for f := range typ.Fields() {
+	if known, ok := fieldCache.Load(typ); ok {
+		return known.([]field) //nolint:forcetypeassert // nothing else is stored
+	}
+	fields := describeFields(typ)
+	fieldCache.Store(typ, fields)
+	return fields
+}
+
+func describeFields(typ reflect.Type) []field {
+	var out []field
+	for _, f := range reflect.VisibleFields(typ) {
+		if f.Anonymous {
+			continue
+		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		out = append(out, field{StructField: f, name: name, fallback: f.Tag.Get("default")})
+		out = append(out, field{StructField: f, name: name, fallback: f.Tag.Get("default"),
+			doc: typ.Name() + "." + f.Name})
 		field := &out[len(out)-1]
+		if depth := len(f.Index) - 1; depth > 0 {
+			owner := typ.FieldByIndex(f.Index[:depth]).Type
+			field.cloud, field.doc = cloudOf(owner), owner.String()+"."+f.Name
+		}
 		for rule := range strings.SplitSeq(f.Tag.Get("rule"), ",") {
 			key, value, _ := strings.Cut(rule, "=")
 			switch key {
@@ -36,8 +65,11 @@ func fieldsOf(typ reflect.Type) []field {
 			case "empty":
 				field.empty = true
 			case "enum":
-				field.enum = strings.Split(value, "|")
+				field.enum = enumValues(value)
 			}
+		}
+		if field.cloud != "" {
+			field.required, field.cloudRequired = false, field.required
 		}
 	}
 	return out
@@ -138,9 +170,9 @@ func eachField(v reflect.Value, f func(field, reflect.Value)) {
 			eachField(v.Elem(), f)
 		}
 	case reflect.Struct:
-		for i, field := range fieldsOf(v.Type()) {
-			f(field, v.Field(i))
-			eachField(v.Field(i), f)
+		for _, field := range fieldsOf(v.Type()) {
+			f(field, field.in(v))
+			eachField(field.in(v), f)
 		}
 	case reflect.Slice:
 		for i := range v.Len() {

@@ -74,13 +74,31 @@ func TestGenerated(t *testing.T) {
 	golden(t, pageFile, []byte(string(before)+begin+referenceTables(comments)+end+string(after)))
 }
 
-// readComments returns the comments of the fields in types.go, by "Type.Field".
+// readComments returns the comments of the fields in types.go, by "Type.Field", and in the packages of the clouds, by
+// "package.Type.Field".
 func readComments(t *testing.T) map[string]string {
-	file, err := parser.ParseFile(token.NewFileSet(), "types.go", nil, parser.ParseComments)
+	out := map[string]string{}
+	readCommentsOf(t, "types.go", "", out)
+	for _, name := range CloudNames() {
+		files, err := filepath.Glob(filepath.Join("../cloud", name, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if !strings.HasSuffix(file, "_test.go") {
+				readCommentsOf(t, file, name+".", out)
+			}
+		}
+	}
+	return out
+}
+
+func readCommentsOf(t *testing.T, path, prefix string, out map[string]string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := map[string]string{}
 	for _, decl := range file.Decls {
 		types, ok := decl.(*ast.GenDecl)
 		if !ok || types.Tok != token.TYPE {
@@ -93,18 +111,17 @@ func readComments(t *testing.T) map[string]string {
 				continue
 			}
 			for _, f := range structure.Fields.List {
-				if f.Tag == nil { // not a type of the document
+				if f.Tag == nil || len(f.Names) == 0 { // not a field of the document
 					continue
 				}
 				doc := strings.Join(strings.Fields(f.Doc.Text()), " ")
 				if doc == "" {
 					t.Errorf("%s.%s has no comment", typ.Name.Name, f.Names[0].Name)
 				}
-				out[typ.Name.Name+"."+f.Names[0].Name] = doc
+				out[prefix+typ.Name.Name+"."+f.Names[0].Name] = doc
 			}
 		}
 	}
-	return out
 }
 
 // referenceTables writes a table for each config type, below the one that first has it.
@@ -131,7 +148,7 @@ func referenceTables(comments map[string]string) string {
 			} else if f.required {
 				fallback = "required"
 			}
-			doc := strings.ReplaceAll(comments[typ.Name()+"."+f.Name], "|", "\\|")
+			doc := strings.ReplaceAll(comments[f.doc], "|", "\\|")
 			if f.enum != nil {
 				doc += " One of `" + strings.Join(f.enum, "`, `") + "`."
 			}

@@ -29,8 +29,8 @@ var overridable = []string{"size", "instance_type", "vars"}
 func restricted(spec GroupSpec) []string {
 	var out []string
 	v := reflect.ValueOf(spec)
-	for i, f := range fieldsOf(v.Type()) {
-		if !isZero(v.Field(i)) && !slices.Contains(overridable, f.name) {
+	for _, f := range fieldsOf(v.Type()) {
+		if !isZero(f.in(v)) && !slices.Contains(overridable, f.name) {
 			out = append(out, f.name)
 		}
 	}

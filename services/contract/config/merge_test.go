@@ -207,9 +207,9 @@ func TestHashesCoverTheirFields(t *testing.T) {
 		}},
 
 		{"args of defaults", false, true, func(s *Shard) { s.Defaults.Args["ImageId"] = "ami-2" }},
-		{"args of template", false, true, template(func(tmpl *Template) { tmpl.Args["Weight"] = 0.25 })},
-		{"args of group", false, true, group(func(g *GroupSpec) { g.Args = map[string]any{"Weight": 1.0} })},
-		{"arg to null", false, true, group(func(g *GroupSpec) { g.Args = map[string]any{"Weight": nil} })},
+		{"args of template", false, true, template(func(tmpl *Template) { tmpl.Args["Ipv6AddressCount"] = 1.0 })},
+		{"args of group", false, true, group(func(g *GroupSpec) { g.Args = map[string]any{"Ipv6AddressCount": 1.0} })},
+		{"arg to null", false, true, group(func(g *GroupSpec) { g.Args = map[string]any{"EbsOptimized": nil} })},
 		{"instance type of template", false, true, template(func(tmpl *Template) { tmpl.InstanceType = "x" })},
 		{"instance type of group", false, true, group(func(g *GroupSpec) { g.InstanceType = "x" })},
 		{"subnet pool", false, true, group(func(g *GroupSpec) { g.SubnetPool = "control" })},

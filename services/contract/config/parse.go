@@ -81,9 +81,9 @@ func ParseGroups(filename string, src []byte) (Groups, Problems) {
 	ok = d.members(root, "", func(name, at string, m member) {
 		if len(name) > 0 && name[0] == '$' {
 			var names []string
-			for i, f := range headFields {
+			for _, f := range headFields {
 				if f.name == name {
-					d.decode(m.Value, at, reflect.ValueOf(&head).Elem().Field(i), f)
+					d.decode(m.Value, at, f.in(reflect.ValueOf(&head).Elem()), f)
 					return
 				}
 				names = append(names, f.name)

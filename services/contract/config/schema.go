@@ -9,8 +9,8 @@ import (
 
 //go:generate go test -run ^TestGenerated$ . -update
 
-// fieldDocs are the comments of the fields of the config types, by "Type.Field", taken from types.go by the tests of
-// this package when they run with -update.
+// fieldDocs are the comments of the fields of the config types, by "Type.Field", and of the clouds' own fields, by
+// "package.Type.Field". The tests of this package take them from the source when they run with -update.
 //
 //go:embed fielddocs.json
 var fieldDocs []byte
@@ -48,7 +48,7 @@ func (b schemaBuilder) object(typ reflect.Type) map[string]any {
 	var required []string
 	for _, f := range fieldsOf(typ) {
 		property := b.field(f)
-		if doc := b.docs[typ.Name()+"."+f.Name]; doc != "" {
+		if doc := b.docs[f.doc]; doc != "" {
 			property["description"] = doc
 		}
 		properties[f.name] = property

@@ -9,12 +9,14 @@
 // content.
 package config
 
+import "github.com/nstance-kit/nstance/services/contract/cloud/all"
+
 // Shard is the whole of `config/{shard}.jsonc`. Pointers tell "not written" from zero; [Shard.WithDefaults] fills them.
 //
 // The comments of the fields below are what the schema and the reference page say about them. The tag `default` holds a
 // field's default, the tag `rule` what is checked field by field: required, positive (zero is an error), nonnegative,
-// enum=a|b, empty (an empty text is allowed for a duration and means nil); everything that takes more than one field to
-// decide is in validate.go and the files beside it.
+// enum=a|b, empty (an empty text is allowed for a duration and means nil). A dot in an enum (enum=.clouds) names one of
+// the lists in registry.go. Rules that need more than one field are in validate.go and the files beside it.
 type Shard struct {
 	// URL of the JSON Schema, for editors; not read.
 	Schema string `json:"$schema,omitempty"`
@@ -54,24 +56,24 @@ type Cluster struct {
 // Storage is a bucket other than the shard's own, for cluster-scoped keys.
 type Storage struct {
 	// Kind of object store.
-	Provider string `json:"provider" rule:"required,enum=s3|gcs|file"`
+	Provider string `json:"provider" rule:"required,enum=.object_stores"`
 	// Name of the bucket; for file, a directory.
 	Bucket string `json:"bucket" rule:"required"`
 	// Region of the bucket, where the store has regions.
 	Region string `json:"region,omitempty"`
 	// What every key in the bucket starts with.
 	Prefix string `json:"prefix,omitempty"`
-	// URL of an S3-compatible store that is not AWS's own.
+	// URL of an S3-compatible store.
 	Endpoint string `json:"endpoint,omitempty"`
 }
 
 // Secrets says which store holds the cluster's secrets and, for object storage, which keys seal them.
 type Secrets struct {
 	// Where secrets are kept.
-	Provider string `json:"provider,omitempty" default:"object-storage" rule:"enum=object-storage|aws-secrets-manager|aws-parameter-store|google-secret-manager"`
+	Provider string `json:"provider,omitempty" default:"object-storage" rule:"enum=.secrets_stores"`
 	// What the name of every secret starts with.
 	Prefix string `json:"prefix,omitempty"`
-	// Google Cloud project of the secrets; google-secret-manager only.
+	// Project that holds the secrets, for stores that have projects.
 	ProjectID string `json:"project_id,omitempty"`
 	// The key that seals secrets in object storage, where it is required.
 	EncryptionKey *KeySource `json:"encryption_key,omitempty"`
@@ -84,11 +86,11 @@ type Secrets struct {
 // KeySource says where a 32-byte encryption key is read from; it never holds the key.
 type KeySource struct {
 	// What holds the key.
-	Provider string `json:"provider" rule:"required,enum=env|file|aws-secrets-manager|aws-parameter-store|google-secret-manager"`
+	Provider string `json:"provider" rule:"required,enum=.key_sources"`
 	// Name of the environment variable (default NSTANCE_ENCRYPTION_KEY), path of the file, or name of the secret or
 	// parameter.
 	Source string `json:"source,omitempty"`
-	// Google Cloud project of the secret, where the source does not name it.
+	// Project that holds the secret, for stores that have projects and where the source does not name it.
 	ProjectID string `json:"project_id,omitempty"`
 }
 
@@ -137,10 +139,10 @@ type Server struct {
 // Provider says what makes the shard's VMs. Options are the provider's own, checked by it.
 type Provider struct {
 	// Which provider.
-	Kind string `json:"kind" rule:"required,enum=aws|gcp|proxmox|tmux|mock"`
-	// Region of the shard; required for aws and gcp.
+	Kind string `json:"kind" rule:"required,enum=.clouds"`
+	// Region of the shard, for clouds that have regions.
 	Region string `json:"region,omitempty"`
-	// Zone of the shard; required for aws and gcp.
+	// Zone of the shard, for clouds that have zones.
 	Zone string `json:"zone,omitempty"`
 	// Settings of the provider's own.
 	Options map[string]string `json:"options,omitempty"`
@@ -166,8 +168,8 @@ type LeaderNetwork struct {
 	IPv4 string `json:"ipv4,omitempty"`
 	// The IPv6 address.
 	IPv6 string `json:"ipv6,omitempty"`
-	// AWS: the network interface (eni-…) that has the addresses.
-	InterfaceID string `json:"interface_id,omitempty"`
+	// The clouds' own fields.
+	all.LeaderNetwork
 }
 
 // GarbageCollection sets how soon strays and tombstones go.
@@ -220,17 +222,15 @@ type Tenant struct{}
 // LoadBalancer is something that a group's healthy instances are registered with.
 type LoadBalancer struct {
 	// Whose load balancer it is.
-	Provider string `json:"provider" rule:"required,enum=aws|gcp|mock"`
-	// AWS: the target groups; an instance is registered with each.
-	TargetGroupARNs []string `json:"target_group_arns,omitempty"`
-	// Google Cloud: the unmanaged instance group.
-	InstanceGroupName string `json:"instance_group_name,omitempty"`
+	Provider string `json:"provider" rule:"required,enum=.load_balancers"`
+	// The clouds' own fields.
+	all.LoadBalancer
 }
 
 // Image is a machine image found by a query, refreshed every image_refresh_interval.
 type Image struct {
 	// Where the image is looked up.
-	Provider string `json:"provider" rule:"required,enum=aws|gcp|proxmox|tmux|mock"`
+	Provider string `json:"provider" rule:"required,enum=.images"`
 	// Accounts or projects whose images are considered.
 	Owners []string `json:"owners,omitempty"`
 	// What an image must match: every filter, by any of its values.

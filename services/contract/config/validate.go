@@ -16,9 +16,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// clouds are the providers that need to know where they are, and which VM types to make.
-var clouds = []string{"aws", "gcp"}
-
 // check reports everything that is wrong with a shard.
 func check(written *Shard) []finding {
 	c := &checker{rendered: map[string]bool{}}
@@ -52,21 +49,19 @@ func (c *checker) cluster() {
 			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") ||
 				u.Host == "" {
 				c.add("cluster.storage.endpoint", "%s is not a URL such as https://host:port", quote(st.Endpoint))
-			} else if st.Provider != "s3" {
-				c.add("cluster.storage.endpoint", "is for provider s3 only").depends = []string{
-					"cluster.storage.provider"}
+			} else if names := storesWithEndpoint(); !slices.Contains(names, st.Provider) {
+				c.add("cluster.storage.endpoint", "is for provider %s only", strings.Join(names, ", ")).depends =
+					[]string{"cluster.storage.provider"}
 			}
 		}
 	}
 	const at = "cluster.secrets"
 	c.prefix(at+".prefix", cl.Secrets.Prefix)
-	if cl.Secrets.ProjectID != "" && cl.Secrets.Provider != "google-secret-manager" {
-		c.add(at+".project_id", "is for provider google-secret-manager only").depends = []string{at + ".provider"}
-	}
+	c.project(cl.Secrets.ProjectID, cl.Secrets.Provider, at)
 	switch key := cl.Secrets.EncryptionKey; {
 	case key != nil:
 		c.keySource(*key, at+".encryption_key")
-	case c.s.Cluster.Secrets.Provider == "object-storage" && cl.ID != "":
+	case c.s.Cluster.Secrets.Provider == ObjectStorage && cl.ID != "":
 		c.add(at+".encryption_key", "is required: secrets in object storage are always sealed").hint =
 			`{"provider": "env"} reads it from ` + DefaultKeyVariable
 	}
@@ -92,17 +87,31 @@ func (c *checker) prefix(path, prefix string) {
 }
 
 func (c *checker) keySource(k KeySource, path string) {
+	needsProject := secretsStoreOf(k.Provider).NeedsProject
 	switch {
-	case k.Provider == "env":
+	case k.Provider == EnvKeySource:
 		c.err(path+".source", render.ValidateEnvName(k.Source))
 	case k.Source == "" && k.Provider != "":
 		c.add(path+".source", "is required for provider %s", k.Provider)
-	case k.Provider == "google-secret-manager" && k.ProjectID == "" && !strings.HasPrefix(k.Source, "projects/"):
+	case k.ProjectID == "" && needsProject != nil && needsProject(k.Source):
 		c.add(path+".project_id", "is required where the source does not begin with projects/")
 	}
-	if k.ProjectID != "" && k.Provider != "google-secret-manager" {
-		c.add(path+".project_id", "is for provider google-secret-manager only").depends = []string{path + ".provider"}
+	c.project(k.ProjectID, k.Provider, path)
+}
+
+// project reports a project_id in the object at path, if its provider has no projects.
+func (c *checker) project(project, provider, path string) {
+	if project == "" || secretsStoreOf(provider).TakesProject {
+		return
 	}
+	var names []string
+	for _, store := range secretsStores() {
+		if store.TakesProject {
+			names = append(names, store.Name)
+		}
+	}
+	c.add(path+".project_id", "is for provider %s only", strings.Join(names, ", ")).depends = []string{
+		path + ".provider"}
 }
 
 func (c *checker) server() {
@@ -110,13 +119,17 @@ func (c *checker) server() {
 	if sv.Shard != "" {
 		c.err("server.shard", ident.ValidateName(sv.Shard))
 	}
-	if slices.Contains(clouds, sv.Provider.Kind) {
+	block := blockOf(sv.Provider.Kind)
+	if block.NeedsZone {
 		if sv.Provider.Region == "" {
 			c.add("server.provider.region", "is required for provider %s", sv.Provider.Kind)
 		}
 		if sv.Provider.Zone == "" {
 			c.add("server.provider.zone", "is required for provider %s", sv.Provider.Kind)
 		}
+	}
+	if block.CheckOptions != nil {
+		c.cloud("server.provider.options", block.CheckOptions(sv.Provider.Options))
 	}
 	ln := sv.LeaderNetwork
 	if ln == nil {
@@ -133,18 +146,7 @@ func (c *checker) server() {
 			c.add(at+".ipv6", "%s is not an IPv6 address", quote(ln.IPv6))
 		}
 	}
-	switch sv.Provider.Kind {
-	case "aws":
-		if ln.InterfaceID == "" {
-			c.add(at+".interface_id", "is required for provider aws")
-		} else if !strings.HasPrefix(ln.InterfaceID, "eni-") {
-			c.add(at+".interface_id", "%s does not begin with eni-", quote(ln.InterfaceID))
-		}
-	default:
-		if ln.InterfaceID != "" && sv.Provider.Kind != "" {
-			c.add(at+".interface_id", "is for provider aws only")
-		}
-	}
+	c.cloudFields(reflect.ValueOf(*ln), at, sv.Provider.Kind)
 	if ln.IPv4 == "" && ln.IPv6 == "" {
 		c.add(at, "has neither ipv4 nor ipv6")
 	}
@@ -306,10 +308,10 @@ func (c *checker) tenants() {
 	}
 }
 
-// foreign reports that a thing is another provider's than the shard's. Development shards may name anything.
+// foreign reports an image or load balancer of another provider than the shard's.
 func (c *checker) foreign(path, provider string) {
 	kind := c.s.Server.Provider.Kind
-	if provider == "" || kind == "" || kind == provider || kind == "tmux" || kind == "mock" {
+	if provider == "" || kind == "" || kind == provider || blockOf(kind).Hidden {
 		return
 	}
 	c.add(path, "is for provider %s, but the shard's is %s", provider, kind).depends = []string{"server.provider.kind"}
@@ -319,19 +321,7 @@ func (c *checker) loadBalancers() {
 	for _, name := range sortedKeys(c.s.LoadBalancers) {
 		lb, path := c.s.LoadBalancers[name], ChildPath("load_balancers", name)
 		c.key(path, validateKey("load balancer", name))
-		c.distinct(lb.TargetGroupARNs, path+".target_group_arns")
-		if lb.Provider == "aws" && len(lb.TargetGroupARNs) == 0 {
-			c.add(path+".target_group_arns", "is required for provider aws")
-		}
-		if lb.Provider == "gcp" && lb.InstanceGroupName == "" {
-			c.add(path+".instance_group_name", "is required for provider gcp")
-		}
-		if lb.Provider == "gcp" && len(lb.TargetGroupARNs) > 0 {
-			c.add(path+".target_group_arns", "is for provider aws only")
-		}
-		if lb.Provider == "aws" && lb.InstanceGroupName != "" {
-			c.add(path+".instance_group_name", "is for provider gcp only")
-		}
+		c.cloudFields(reflect.ValueOf(lb), path, lb.Provider)
 	}
 }
 

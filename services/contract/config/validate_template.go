@@ -28,6 +28,7 @@ func (c *checker) certificates() {
 
 func (c *checker) templates() {
 	c.vars(c.s.Defaults.Vars, "defaults.vars")
+	c.args(c.s.Defaults.Args, "defaults.args")
 	c.userdata(c.s.Defaults.Userdata, "defaults.userdata")
 	for _, name := range sortedKeys(c.s.Templates) {
 		t, path := c.s.Templates[name], ChildPath("templates", name)
@@ -36,6 +37,7 @@ func (c *checker) templates() {
 			c.err(path+".kind", ident.ValidateKind(t.Kind))
 		}
 		c.vars(t.Vars, path+".vars")
+		c.args(t.Args, path+".args")
 		c.userdata(t.Userdata, path+".userdata")
 		c.instanceTypes(t.InstanceTypes, path)
 		c.pool(path+".subnet_pool", t.SubnetPool)
@@ -83,13 +85,13 @@ func (c *checker) file(f File, path string) {
 		return // reported by the field's own rule
 	}
 	v := reflect.ValueOf(f)
-	for i, field := range fieldsOf(v.Type()) {
+	for _, field := range fieldsOf(v.Type()) {
 		if field.name == "kind" {
 			continue
 		}
 		at, wanted := ChildPath(path, field.name), strings.Contains(" "+strings.Join(allowed, " ")+" ", " "+field.name+
 			" ")
-		switch set := !v.Field(i).IsZero(); {
+		switch set := !field.in(v).IsZero(); {
 		case set && !wanted:
 			c.add(at, "is not for files of kind %s", f.Kind).hint = "those have " + strings.Join(allowed, " and ")
 		case !set && wanted && f.Kind != "string" && f.Kind != "env":

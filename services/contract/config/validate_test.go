@@ -166,6 +166,15 @@ func TestValidate(t *testing.T) {
 				`images.d.sort: "size" is none of creation-date, name`, `images.d.order: "up" is none of asc, desc`,
 				`images.e.filters[0].values: is required`}},
 
+		// The tables of the clouds have tests of their own.
+		{"args of the cloud", aws("", `, "args": {"ImageID": @"x"}`, `, "args": {"EbsOptimized": @"yes"}`,
+			`, "defaults": {"args": {"Placement": {"Tenacy": @"x"}}}`), []string{
+			`templates.t.args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,
+			`groups.default.g.args.EbsOptimized: want true or false, have "yes"`,
+			`defaults.args.Placement.Tenacy: RunInstances has no such field (did you mean "Tenancy"?)`}},
+		{"options of the cloud", swap(`{"kind": "mock"}`, `{"kind": "tmux", "options": {"dri": @"x"}}`), []string{
+			`server.provider.options.dri: provider tmux has no such option (there are agent, command, dir, nodes_dir, session, socket)`}},
+
 		{"certificate", cert(`"cn": "x", "ttl": @0`), []string{`certificates.c.ttl: must be more than 0`}},
 		{"certificate without ttl", with("", "", "", `, "certificates": {"c": @{"kind": "server", "cn": "x"}}`),
 			[]string{`certificates.c.ttl: must be more than 0`}},

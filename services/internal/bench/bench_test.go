@@ -181,10 +181,7 @@ func (s *stack) start() {
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte(encryptionKey), nil
 			}},
-			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
-				server.Setup) (server.Machine, error) {
-				return server.Machine{Provider: s.provider, ID: "bench"}, nil
-			}}},
+			Clouds: []infra.Cloud{mock.Cloud(s.provider, "bench")},
 		})
 	}()
 }

@@ -145,10 +145,7 @@ func (c *coldShard) start() (stop func(), m *moments) {
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte("thisisatest32bytekey123456789012"), nil
 			}},
-			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
-				server.Setup) (server.Machine, error) {
-				return server.Machine{Provider: c.provider, ID: "bench"}, nil
-			}}},
+			Clouds: []infra.Cloud{mock.Cloud(c.provider, "bench")},
 		})
 	}()
 	return func() {

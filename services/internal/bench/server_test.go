@@ -25,6 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/memory"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
@@ -120,11 +121,8 @@ func runServer(in io.Reader, out io.Writer) error {
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte(encryptionKey), nil
 			}},
-			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
-				server.Setup) (server.Machine, error) {
-				return server.Machine{Provider: distant{at.Edges, &http.Client{
-					Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}, ID: "bench"}, nil
-			}}},
+			Clouds: []infra.Cloud{mock.Cloud(distant{at.Edges, &http.Client{
+				Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}, "bench")},
 		})
 	}()
 	go func() {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
@@ -120,6 +121,13 @@ type LoadBalancers interface {
 // Images is an optional capability: look-up of a machine image by a query.
 type Images interface {
 	Resolve(ctx context.Context, q ImageQuery) (string, error)
+}
+
+// Verifier is an optional capability: a provider that can compare a configuration with the cloud.
+type Verifier interface {
+	// Verify checks that what the configuration names exists in the cloud and can be used as configured. No server
+	// starts with an error of class [Invalid]; other errors raise an alert.
+	Verify(ctx context.Context, shard *config.Shard) error
 }
 
 // ImageQuery mirrors the shard configuration's image entry.

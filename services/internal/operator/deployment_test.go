@@ -261,10 +261,7 @@ func (deployment *testDeployment) startServer(id string, groups map[string]int) 
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte(sealKey), nil
 			}},
-			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
-				server.Setup) (server.Machine, error) {
-				return server.Machine{Provider: deployment.cloud, ID: "machine-" + id}, nil
-			}}},
+			Clouds: []infra.Cloud{mock.Cloud(deployment.cloud, "machine-"+id)},
 		})
 	}()
 	deployment.t.Cleanup(func() {

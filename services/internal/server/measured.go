@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -21,6 +22,7 @@ type measuredProvider struct {
 	capacity  infra.SubnetCapacity
 	balancers infra.LoadBalancers
 	images    infra.Images
+	verifier  infra.Verifier
 }
 
 // measure wraps provider. Each call may take timeout() and is reported to observe.
@@ -32,6 +34,7 @@ func measure(provider infra.Provider, timeout func() time.Duration,
 	m.capacity, _ = infra.Capability[infra.SubnetCapacity](provider)
 	m.balancers, _ = infra.Capability[infra.LoadBalancers](provider)
 	m.images, _ = infra.Capability[infra.Images](provider)
+	m.verifier, _ = infra.Capability[infra.Verifier](provider)
 	return m
 }
 
@@ -127,4 +130,8 @@ func (m *measuredProvider) Resolve(ctx context.Context, query infra.ImageQuery) 
 	return measureCall(ctx, m, "resolve_image", func(ctx context.Context) (string, error) {
 		return m.images.Resolve(ctx, query)
 	})
+}
+
+func (m *measuredProvider) Verify(ctx context.Context, shard *config.Shard) error {
+	return measureError(ctx, m, "verify", func(ctx context.Context) error { return m.verifier.Verify(ctx, shard) })
 }

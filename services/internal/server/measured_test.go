@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -26,6 +27,7 @@ var (
 	_ infra.SubnetCapacity  = (*fullProvider)(nil)
 	_ infra.LoadBalancers   = (*fullProvider)(nil)
 	_ infra.Images          = (*fullProvider)(nil)
+	_ infra.Verifier        = (*fullProvider)(nil)
 )
 
 func (p *fullProvider) Create(ctx context.Context, _ infra.CreateRequest) (infra.VM, error) {
@@ -75,6 +77,10 @@ func (p *fullProvider) Deregister(ctx context.Context, _ string, _ infra.VM) err
 func (p *fullProvider) Resolve(ctx context.Context, _ infra.ImageQuery) (string, error) {
 	p.last = ctx
 	return "", infra.Throttled
+}
+func (p *fullProvider) Verify(ctx context.Context, _ *config.Shard) error {
+	p.last = ctx
+	return infra.Throttled
 }
 
 // providerInterfaces returns the methods of Provider and of every capability, by interface, as package infra declares

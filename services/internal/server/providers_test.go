@@ -15,18 +15,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// machine changes what the rig's provider is opened as.
-func (r *rig) machine(change func(m *Machine, setup Setup)) {
-	r.set = func(cfg *Config) {
-		kind := cfg.Providers["mock"]
-		open := kind.Open
-		kind.Open = func(ctx context.Context, setup Setup) (Machine, error) {
-			m, err := open(ctx, setup)
-			change(&m, setup)
-			return m, err
-		}
-		cfg.Providers["mock"] = kind
-	}
+// changeCloud changes the cloud that the rig's server has.
+func (r *rig) changeCloud(change func(*infra.Cloud)) {
+	r.set = func(cfg *Config) { change(&cfg.Clouds[0]) }
 }
 
 // metric reads one line of the metrics.
@@ -46,7 +37,11 @@ func (p *run) metric(name string) string {
 }
 
 func TestLeaderInterfaceMustAgree(t *testing.T) {
-	at := func(id string) *config.LeaderNetwork { return &config.LeaderNetwork{IPv4: "10.0.0.9", InterfaceID: id} }
+	at := func(id string) *config.LeaderNetwork {
+		network := &config.LeaderNetwork{IPv4: "10.0.0.9"}
+		network.InterfaceID = id
+		return network
+	}
 	for name, tc := range map[string]struct {
 		flag    string
 		network *config.LeaderNetwork
@@ -87,19 +82,21 @@ func TestOtherLeaderInterfaceIsNotReady(t *testing.T) {
 
 func TestMachineNamesTheServer(t *testing.T) {
 	for name, tc := range map[string]struct {
-		machine Machine
+		machine infra.Machine
 		hostID  bool
 		want    string
 	}{
-		"machine's":         {Machine{ID: "i-0123", Named: true}, true, "i-0123"},
-		"given":             {Machine{ID: "i-0123", Named: true}, false, "s"},
-		"machine unknown":   {Machine{Named: true}, true, "s"},
-		"machine not named": {Machine{ID: "boot-7"}, true, "s"},
+		"machine's":         {infra.Machine{ID: "i-0123", Named: true}, true, "i-0123"},
+		"given":             {infra.Machine{ID: "i-0123", Named: true}, false, "s"},
+		"machine unknown":   {infra.Machine{Named: true}, true, "s"},
+		"machine not named": {infra.Machine{ID: "boot-7"}, true, "s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.configure(nil)
-			r.machine(func(m *Machine, _ Setup) { m.ID, m.Named = tc.machine.ID, tc.machine.Named })
+			r.changeCloud(func(c *infra.Cloud) {
+				c.Identity = func(context.Context, infra.Env) (infra.Machine, error) { return tc.machine, nil }
+			})
 			with := r.set
 			r.set = func(cfg *Config) { with(cfg); cfg.Options.HostID = tc.hostID }
 			p := r.start(testKey)
@@ -119,13 +116,34 @@ func TestMachineNamesTheServer(t *testing.T) {
 func TestThrottlingIsCounted(t *testing.T) {
 	r := newRig(t)
 	r.configure(nil)
-	r.machine(func(_ *Machine, setup Setup) { setup.Throttled("RunInstances"); setup.Throttled("RunInstances") })
+	r.changeCloud(func(c *infra.Cloud) {
+		c.Open = func(_ context.Context, env infra.Env) (infra.Provider, error) {
+			env.Throttled("RunInstances")
+			env.Throttled("RunInstances")
+			return r.provider, nil
+		}
+	})
 	p := r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })
 	if n := p.metric(`nstance_provider_throttled_total{call="RunInstances"}`); n != "2" {
 		t.Errorf("counted %q, want 2", n)
 	}
 }
+
+// verifier is a provider that counts configurations and finds trouble in them.
+type verifier struct {
+	infra.Provider
+	configured *atomic.Int32
+	trouble    *atomic.Pointer[error]
+}
+
+func (v verifier) Configure(shard *config.Shard) {
+	if shard.Server.Shard == "a" && shard.Server.RequestTimeout != nil {
+		v.configured.Add(1)
+	}
+}
+
+func (v verifier) Verify(context.Context, *config.Shard) error { return *v.trouble.Load() }
 
 func TestProviderIsConfiguredAndVerifies(t *testing.T) {
 	r := newRig(t)
@@ -134,13 +152,10 @@ func TestProviderIsConfiguredAndVerifies(t *testing.T) {
 	var trouble atomic.Pointer[error]
 	say := func(err error) { trouble.Store(&err) }
 	say(infra.Errorf(infra.Invalid, "check", "subnet s is in zone-b"))
-	r.machine(func(m *Machine, _ Setup) {
-		m.Configure = func(shard *config.Shard) {
-			if shard.Server.Shard == "a" && shard.Server.RequestTimeout != nil {
-				configured.Add(1)
-			}
+	r.changeCloud(func(c *infra.Cloud) {
+		c.Open = func(context.Context, infra.Env) (infra.Provider, error) {
+			return verifier{r.provider, &configured, &trouble}, nil
 		}
-		m.Verify = func(context.Context, *config.Shard) error { return *trouble.Load() }
 	})
 	p := r.start(testKey)
 	p.awaitReason("subnet s is in zone-b")
@@ -157,45 +172,23 @@ func TestProviderIsConfiguredAndVerifies(t *testing.T) {
 	}
 }
 
-func TestProviderRefusesAConfiguration(t *testing.T) {
-	r := newRig(t)
-	r.configure(nil)
-	r.set = func(cfg *Config) {
-		kind := cfg.Providers["mock"]
-		kind.Check = func(shard *config.Shard) config.Problems {
-			if _, ok := shard.Defaults.Args["Bad"]; ok {
-				return config.Problems{{Path: "defaults.args.Bad", Message: "there is no such field"}}
-			}
-			return nil
-		}
-		cfg.Providers["mock"] = kind
+// refusingProvider refuses configurations with the argument Bad.
+type refusingProvider struct{ infra.Provider }
+
+func (refusingProvider) Verify(_ context.Context, shard *config.Shard) error {
+	if _, ok := shard.Defaults.Args["Bad"]; ok {
+		return infra.Errorf(infra.Invalid, "check", "defaults.args.Bad: there is no such field")
 	}
-	p := r.start(testKey)
-	p.await("two VMs", func() bool { return r.running() == 2 })
-	_ = p.end()
-	r.configure(func(doc map[string]any) { doc["defaults"].(map[string]any)["args"] = map[string]any{"Bad": 1} })
-	p = r.start(testKey)
-	p.await("a refusal", func() bool { return p.metric("nstance_config_refused") == "1" })
-	if n := r.running(); n != 2 {
-		t.Errorf("%d VMs run", n)
-	}
+	return nil
 }
 
 // refuseBadArgs gives the mock provider a check that refuses the argument Bad, and a source of another key.
 func refuseBadArgs(cfg *Config) {
-	kind := cfg.Providers["mock"]
-	open := kind.Open
-	kind.Open = func(ctx context.Context, setup Setup) (Machine, error) {
-		m, err := open(ctx, setup)
-		m.Verify = func(_ context.Context, shard *config.Shard) error {
-			if _, ok := shard.Defaults.Args["Bad"]; ok {
-				return infra.Errorf(infra.Invalid, "check", "defaults.args.Bad: there is no such field")
-			}
-			return nil
-		}
-		return m, err
+	open := cfg.Clouds[0].Open
+	cfg.Clouds[0].Open = func(ctx context.Context, env infra.Env) (infra.Provider, error) {
+		provider, err := open(ctx, env)
+		return refusingProvider{provider}, err
 	}
-	cfg.Providers["mock"] = kind
 	cfg.KeySources["file"] = func(context.Context, config.KeySource) ([]byte, error) {
 		return []byte("other is a key of 32 bytes too.."), nil
 	}

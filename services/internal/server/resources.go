@@ -26,7 +26,7 @@ const trialTimeout = 30 * time.Second
 // resources are what a server opens for a configuration. They change only with a restart.
 type resources struct {
 	shard   *config.Shard
-	machine Machine
+	machine ownMachine
 	state   *clusterstate.State
 	secrets secretstore.Store
 	ports   ports

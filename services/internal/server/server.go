@@ -30,6 +30,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/health"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
@@ -44,8 +45,8 @@ type Config struct {
 	Options Options
 	Version string
 	Log     *slog.Logger
-	// Providers are the kinds of providers that this binary has.
-	Providers map[string]ProviderKind
+	// Clouds are those that this binary has.
+	Clouds []infra.Cloud
 	// KeySources are where encryption keys may come from; nil: everywhere that there is.
 	KeySources map[string]keyring.Source
 	// Bucket, if set, is used in place of the one that the options name.
@@ -84,7 +85,7 @@ type server struct {
 	manager   *shardconfig.Manager
 	state     *clusterstate.State
 	secrets   secretstore.Store
-	machine   Machine
+	machine   ownMachine
 	cache     *cache.Cache
 	// opened are the resources of the configuration that passed its trial last while the server started.
 	opened *resources
@@ -274,7 +275,6 @@ func (s *server) openBucket(ctx context.Context) error {
 	s.store, s.documents = counted, objstore.WithLimit(counted, maxBucketRequests)
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
-	s.manager.Judge(judge(s.cfg.Providers))
 	s.manager.SetTrial(s.tryConfig)
 	return nil
 }

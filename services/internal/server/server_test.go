@@ -134,9 +134,7 @@ func (r *rig) start(key string) *run {
 		KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 			return []byte(key), nil
 		}},
-		Providers: map[string]ProviderKind{"mock": {Open: func(context.Context, Setup) (Machine, error) {
-			return Machine{Provider: r.provider, ID: "machine"}, nil
-		}}},
+		Clouds: []infra.Cloud{mock.Cloud(r.provider, "machine")},
 	}
 	if r.set != nil {
 		r.set(&cfg)

@@ -15,19 +15,13 @@ import (
 
 // Validate checks a configuration, a file's or the one in the bucket, and lists all problems, one a line. The result is
 // the exit status: 0 for a configuration that a server would apply.
-func Validate(ctx context.Context, o Options, providers map[string]ProviderKind, out, errOut io.Writer) int {
+func Validate(ctx context.Context, o Options, out, errOut io.Writer) int {
 	name, body, err := document(ctx, o)
 	if err != nil {
 		fmt.Fprintf(errOut, "nstance-server: %v\n", err)
 		return 1
 	}
 	shard, problems := config.Parse(name, body)
-	if problems.Err() == nil {
-		for _, problem := range judge(providers)(shard) {
-			problem.File = name
-			problems = append(problems, problem)
-		}
-	}
 	for _, problem := range problems {
 		fmt.Fprintln(errOut, problem)
 	}

@@ -89,7 +89,6 @@ type Applier interface {
 type Manager struct {
 	store Store
 	log   *slog.Logger
-	judge func(*config.Shard) config.Problems
 	trial Trial
 
 	changing sync.Mutex // held over a read-modify-write of the bucket's documents; never while mu is wanted by readers
@@ -107,10 +106,6 @@ type Manager struct {
 	applier     Applier         // nil while not leading
 	term        uint64
 }
-
-// Judge adds what the shard's provider finds wrong with a configuration, beyond what config.Parse does. Call it before
-// anything else.
-func (m *Manager) Judge(judge func(*config.Shard) config.Problems) { m.judge = judge }
 
 // Trial opens what a configuration names and this server does not use yet, without using it: the provider, the
 // cluster's bucket, the secrets store, the encryption keys. Its error says why this server cannot run with the
@@ -303,12 +298,6 @@ func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
 	_, problems := shard.Merged(d.groups)
 	for i := range problems {
 		problems[i].File = "groups"
-	}
-	if m.judge != nil {
-		for _, problem := range m.judge(shard) {
-			problem.File = "config"
-			problems = append(problems, problem)
-		}
 	}
 	return problems.Errors()
 }

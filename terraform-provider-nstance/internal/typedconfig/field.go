@@ -44,7 +44,7 @@ const (
 
 // field is one field of a config struct.
 type field struct {
-	index     int
+	index     []int  // see [reflect.Value.FieldByIndex]
 	name      string // in JSON
 	attribute string // in HCL
 	goName    string // "Type.Field"
@@ -57,18 +57,21 @@ type field struct {
 func fieldsOf(typ reflect.Type) []field {
 	var out []field
 	without := excluded()
-	for i := range typ.NumField() {
-		f := typ.Field(i)
+	for _, f := range reflect.VisibleFields(typ) {
+		if f.Anonymous {
+			continue // its fields follow as the type's own
+		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		made := field{index: i, name: name, attribute: name, goName: typ.Name() + "." + f.Name, typ: f.Type}
+		made := field{index: f.Index, name: name, attribute: name, goName: typ.Name() + "." + f.Name, typ: f.Type}
 		if _, out := without[made.goName]; out {
 			continue
 		}
 		if kindOf(f.Type) == tree && name != "json" {
 			made.attribute += "_json"
 		}
+		own := len(f.Index) == 1 // else a cloud's, required for that cloud only
 		for rule := range strings.SplitSeq(f.Tag.Get("rule"), ",") {
-			made.required = made.required || rule == "required"
+			made.required = made.required || own && rule == "required"
 			made.empty = made.empty || rule == "empty"
 		}
 		out = append(out, made)

@@ -63,7 +63,7 @@ func (r *Reading) fields(attributes map[string]tftypes.Value, at []any, target r
 		if f.empty && v.IsKnown() && !v.IsNull() && v.As(&s) == nil && s == "" {
 			continue
 		}
-		r.value(v, below(at, f.name), target.Field(f.index))
+		r.value(v, below(at, f.name), target.FieldByIndex(f.index))
 	}
 }
 

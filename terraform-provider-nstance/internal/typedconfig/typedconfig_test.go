@@ -30,8 +30,10 @@ func TestEveryConfigFieldHasAnAttribute(t *testing.T) {
 	}
 	check = func(typ reflect.Type, attributes map[string]schema.Attribute, at string) {
 		want := map[string]bool{}
-		for i := range typ.NumField() {
-			f := typ.Field(i)
+		for _, f := range reflect.VisibleFields(typ) {
+			if f.Anonymous {
+				continue
+			}
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 			a, ok := attributes[name]
 			if !ok {

@@ -19,7 +19,7 @@ func Write(s *config.Shard, types map[string]tftypes.Type) map[string]tftypes.Va
 func write(v reflect.Value, types map[string]tftypes.Type) map[string]tftypes.Value {
 	out := map[string]tftypes.Value{}
 	for _, f := range fieldsOf(v.Type()) {
-		out[f.attribute] = value(v.Field(f.index), types[f.attribute])
+		out[f.attribute] = value(v.FieldByIndex(f.index), types[f.attribute])
 	}
 	return out
 }
@@ -51,7 +51,7 @@ func content(v reflect.Value, typ tftypes.Type) tftypes.Value {
 	case object:
 		attributes := map[string]tftypes.Value{}
 		for _, f := range fieldsOf(v.Type()) {
-			attributes[f.attribute] = value(v.Field(f.index), typ.(tftypes.Object).AttributeTypes[f.attribute])
+			attributes[f.attribute] = value(v.FieldByIndex(f.index), typ.(tftypes.Object).AttributeTypes[f.attribute])
 		}
 		return tftypes.NewValue(typ, attributes)
 	case list:

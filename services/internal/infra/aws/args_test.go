@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -60,130 +59,23 @@ func TestArgsBecomeARequest(t *testing.T) {
 		TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeInstance,
 			Tags: []types.Tag{{Key: ptr("team"), Value: ptr("a")}}}},
 	}
-	var got ec2.RunInstancesInput
-	if err := decodeArgs(tree(t, text), &got, false).Err(); err != nil {
+	got, err := decodeArgs(tree(t, text))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, got, ignoreUnexported); diff != "" {
+	if diff := cmp.Diff(&want, got, ignoreUnexported); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	if problems := ValidateArgs(tree(t, text)); len(problems) > 0 {
-		t.Errorf("before rendering: %v", problems)
-	}
 }
 
-func TestWrongArgs(t *testing.T) {
-	for text, want := range map[string]string{
-		`{"ImageID": "ami-1"}`:                            `args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,
-		`{"imageId": "ami-1"}`:                            `args.imageId: RunInstances has no such field (did you mean "ImageId"?)`,
-		`{"noSmithyDocumentSerde": {}}`:                   `args.noSmithyDocumentSerde: RunInstances has no such field (there are `,
-		`{"a b": 1}`:                                      `args["a b"]: RunInstances has no such field`,
-		`{"Placement": {"Tenacy": "x"}}`:                  `args.Placement.Tenacy: RunInstances has no such field (did you mean "Tenancy"?)`,
-		`{"BlockDeviceMappings": [{"Ebs": {"Size": 1}}]}`: `args.BlockDeviceMappings[0].Ebs.Size: RunInstances has no such field`,
-		`{"BlockDeviceMappings": {}}`:                     `args.BlockDeviceMappings: want a list, have an object`,
-		`{"Placement": []}`:                               `args.Placement: want an object, have a list`,
-		`{"Placement": {"Tenancy": 1}}`:                   `args.Placement.Tenancy: want a text, have 1`,
-		`{"SecurityGroupIds": ["a", 1]}`:                  `args.SecurityGroupIds[1]: want a text, have 1`,
-		`{"EbsOptimized": "yes"}`:                         `args.EbsOptimized: want true or false, have "yes"`,
-		`{"Ipv6AddressCount": 1.5}`:                       `args.Ipv6AddressCount: want a whole number, have 1.5`,
-		`{"Ipv6AddressCount": "1e3"}`:                     `args.Ipv6AddressCount: want a whole number, have "1e3"`,
-		`{"Ipv6AddressCount": 4294967296}`:                `args.Ipv6AddressCount: want a whole number, have 4.294967296e+09`,
-		`{"Ipv6AddressCount": " 1"}`:                      `args.Ipv6AddressCount: want a whole number, have " 1"`,
-		`{"InstanceMarketOptions": {"SpotOptions": {"ValidUntil": "soon"}}}`:                   `args.InstanceMarketOptions.SpotOptions.ValidUntil: want a time as in`,
-		`{"InstanceMarketOptions": {"SpotOptions": {"SpotInstanceType": "persistent"}}}`:       `args.InstanceMarketOptions.SpotOptions.SpotInstanceType: is always "one-time"`,
-		`{"InstanceMarketOptions": {"SpotOptions": {"InstanceInterruptionBehavior": "stop"}}}`: `args.InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior: is always "terminate"`,
-		`{"ClientToken": "x"}`:                              `args.ClientToken: is not for args to say (it is the instance's ID)`,
-		`{"InstanceType": "x"}`:                             `args.InstanceType: is not for args to say`,
-		`{"SubnetId": "x"}`:                                 `args.SubnetId: is not for args to say`,
-		`{"UserData": "x"}`:                                 `args.UserData: is not for args to say`,
-		`{"MinCount": 1}`:                                   `args.MinCount: is not for args to say`,
-		`{"MaxCount": 1}`:                                   `args.MaxCount: is not for args to say`,
-		`{"DryRun": true}`:                                  `args.DryRun: is not for args to say`,
-		`{"DisableApiTermination": true}`:                   `args.DisableApiTermination: is not for args to say`,
-		`{"MetadataOptions": {"HttpTokens": "optional"}}`:   `args.MetadataOptions.HttpTokens: is always "required"`,
-		`{"MetadataOptions": {"HttpEndpoint": "disabled"}}`: `args.MetadataOptions.HttpEndpoint: is always "enabled"`,
-		`{"NetworkInterfaces": [{"SubnetId": "x"}]}`:        `args.NetworkInterfaces[0].SubnetId: is not for args to say`,
-		`{"NetworkInterfaces": [{"DeviceIndex": 1}]}`:       `args.NetworkInterfaces: none has DeviceIndex 0`,
-		`{"NetworkInterfaces": [{"DeviceIndex": 0, "NetworkInterfaceId": "x"}]}`:                                  `args.NetworkInterfaces[0].NetworkInterfaceId: only one instance`,
-		`{"NetworkInterfaces": [{"DeviceIndex": 0}], "SecurityGroupIds": ["x"]}`:                                  `args.SecurityGroupIds: cannot be beside NetworkInterfaces`,
-		`{"Placement": {"AvailabilityZone": "x"}}`:                                                                `args.Placement: the zone is the shard's`,
-		`{"TagSpecifications": [{"Tags": []}]}`:                                                                   `args.TagSpecifications[0].ResourceType: is missing`,
-		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "nstance:shard", "Value": "x"}]}]}`: `args.TagSpecifications[0].Tags[0].Key: tags that begin with nstance:`,
-		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "AWS:x", "Value": "x"}]}]}`:         `args.TagSpecifications[0].Tags[0]: tag "AWS:x"`,
-	} {
-		problems := ValidateArgs(tree(t, text))
-		if len(problems) != 1 || !strings.HasPrefix(problems[0].String(), want) {
-			t.Errorf("%s:\ngot  %v\nwant %s", text, problems, want)
-		}
-		var in ec2.RunInstancesInput
-		if at := append(decodeArgs(tree(t, text), &in, false), checkArgs(&in, false)...); len(at) != 1 {
-			t.Errorf("%s, rendered: %v", text, at)
-		}
+// TestWrongArgsAreRefused checks that a request with args that configuration checks refuse is not made either.
+func TestWrongArgsAreRefused(t *testing.T) {
+	_, err := decodeArgs(tree(t, `{"Placement": {"Tenacy": "x"}, "BlockDeviceMappings": [{"Ebs": {"VolumeSize": "{{ 1 }}"}}]}`))
+	want := `args.BlockDeviceMappings[0].Ebs.VolumeSize: want a whole number, have "{{ 1 }}"
+args.Placement.Tenacy: RunInstances has no such field (did you mean "Tenancy"?)`
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
-}
-
-func TestTemplatesStandForAnything(t *testing.T) {
-	text := `{"ImageId": "{{ .Image.base }}", "EbsOptimized": "{{ .Vars.ebs }}", "BlockDeviceMappings": [{"Ebs": {"VolumeSize": "{{ .Vars.disk }}"}}],
-		"InstanceMarketOptions": {"SpotOptions": {"ValidUntil": "{{ .Vars.until }}", "SpotInstanceType": "{{ .Vars.kind }}"}},
-		"MetadataOptions": {"HttpTokens": "{{ .Vars.tokens }}"}}`
-	if problems := ValidateArgs(tree(t, text)); len(problems) > 0 {
-		t.Errorf("before rendering: %v", problems)
-	}
-	var in ec2.RunInstancesInput
-	if problems := append(decodeArgs(tree(t, text), &in, false), checkArgs(&in, false)...); len(problems) != 4 {
-		t.Errorf("after rendering: %d problems, want one of each that is not text and not what it must be: %v",
-			len(problems), problems)
-	}
-	if problems := ValidateArgs(tree(t, `{"Placement": "{{ .Vars.all }}"}`)); len(problems) != 1 {
-		t.Errorf("a template in the place of an object: %v", problems)
-	}
-}
-
-func TestValidateNamesEveryPlace(t *testing.T) {
-	bad := map[string]any{"Bad": 1}
-	shard := &config.Shard{Server: config.Server{Provider: config.Provider{Kind: "aws",
-		Options: map[string]string{"x": "y"}}}, Defaults: config.Defaults{Args: bad},
-		Templates: map[string]config.Template{"t": {Args: bad}}, Groups: map[string]map[string]config.GroupSpec{
-			"default": {"g": {Args: bad}}}}
-	var paths []string
-	for _, problem := range Validate(shard) {
-		paths = append(paths, problem.Path)
-	}
-	if diff := cmp.Diff([]string{"server.provider.options.x", "defaults.args.Bad", "templates.t.args.Bad",
-		"groups.default.g.args.Bad"}, paths); diff != "" {
-		t.Errorf("paths (-want +got):\n%s", diff)
-	}
-}
-
-func FuzzArgs(f *testing.F) {
-	f.Add(`{"ImageId": "ami-1", "Placement": {"PartitionNumber": "3"}}`)
-	f.Add(`{"NetworkInterfaces": [{"DeviceIndex": 0, "Groups": ["sg-1"]}, null]}`)
-	f.Add(`{"InstanceMarketOptions": {"SpotOptions": {"ValidUntil": "2030-01-02T03:04:05Z"}}}`)
-	f.Fuzz(func(t *testing.T, text string) {
-		var args map[string]any
-		if json.Unmarshal([]byte(text), &args) != nil {
-			return
-		}
-		var in ec2.RunInstancesInput
-		problems := append(decodeArgs(args, &in, false), checkArgs(&in, false)...)
-		for _, problem := range problems {
-			if _, err := config.SplitPath(problem.Path); err != nil {
-				t.Errorf("a problem's path cannot be read: %v", err)
-			}
-		}
-		if len(problems) > 0 {
-			return
-		}
-		// What is taken is taken to the letter: asked for, the request holds every value.
-		if again := ValidateArgs(args); len(again) > 0 {
-			t.Errorf("taken rendered, refused before: %v", again)
-		}
-		for name := range args {
-			if _, forbidden := ours[name]; forbidden {
-				t.Errorf("%s was taken", name)
-			}
-		}
-	})
 }
 
 func request() infra.CreateRequest {

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -18,13 +17,10 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
-
-// optionProfile is the one option of `server.provider.options`: the profile of the SDK's shared configuration files,
-// AWS_PROFILE by default.
-const optionProfile = "profile"
 
 // Config of the provider.
 type Config struct {
@@ -69,6 +65,8 @@ var (
 	_ infra.SubnetCapacity  = (*Provider)(nil)
 	_ infra.LoadBalancers   = (*Provider)(nil)
 	_ infra.Images          = (*Provider)(nil)
+	_ infra.Configurer      = (*Provider)(nil)
+	_ infra.Verifier        = (*Provider)(nil)
 )
 
 // New makes a provider over clients. Nothing is sent.
@@ -131,11 +129,11 @@ func networkOf(shard *config.Shard) (Network, error) {
 	return out, nil
 }
 
-// Configure takes what of a shard's configuration may change while the provider is in use.
+// Configure implements infra.Configurer: it remembers the target groups of each load balancer.
 func (p *Provider) Configure(shard *config.Shard) {
 	balancers := map[string][]string{}
 	for name, lb := range shard.LoadBalancers {
-		if lb.Provider == "aws" {
+		if lb.Provider == contract.Name {
 			balancers[name] = slices.Clone(lb.TargetGroupARNs)
 		}
 	}
@@ -144,8 +142,7 @@ func (p *Provider) Configure(shard *config.Shard) {
 	p.mu.Unlock()
 }
 
-// Verify asks whether the subnets of a shard's configuration are there (NotFound if not) and in the shard's zone
-// (Invalid if not).
+// Verify implements infra.Verifier: every subnet must exist (else NotFound) and be in the shard's zone (else Invalid).
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 	var subnets []string
 	for _, pool := range shard.Server.SubnetPools {
@@ -156,33 +153,6 @@ func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 		return nil
 	}
 	return p.checkSubnets(ctx, subnets)
-}
-
-// Validate says what in a shard's configuration AWS would refuse, as far as that can be seen without asking: args in
-// the first place.
-func Validate(shard *config.Shard) (found config.Problems) {
-	for _, name := range slices.Sorted(maps.Keys(shard.Server.Provider.Options)) {
-		if name != optionProfile {
-			found = append(found, config.Problem{Path: config.ChildPath("server.provider.options", name),
-				Message: "provider aws has no such option", Hint: "there is " + optionProfile})
-		}
-	}
-	check := func(path string, args map[string]any) {
-		for _, problem := range ValidateArgs(args) {
-			problem.Path = path + "." + problem.Path
-			found = append(found, problem)
-		}
-	}
-	check("defaults", shard.Defaults.Args)
-	for _, name := range slices.Sorted(maps.Keys(shard.Templates)) {
-		check(config.ChildPath("templates", name), shard.Templates[name].Args)
-	}
-	for _, tenant := range slices.Sorted(maps.Keys(shard.Groups)) {
-		for _, name := range slices.Sorted(maps.Keys(shard.Groups[tenant])) {
-			check(config.ChildPath(config.ChildPath("groups", tenant), name), shard.Groups[tenant][name].Args)
-		}
-	}
-	return found
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

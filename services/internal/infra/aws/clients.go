@@ -17,6 +17,7 @@ import (
 	"github.com/aws/smithy-go/logging"
 	"github.com/aws/smithy-go/middleware"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -105,7 +106,7 @@ func SDK(ctx context.Context, provider config.Provider, throttled func(call stri
 	load := []func(*awsconfig.LoadOptions) error{awsconfig.WithHTTPClient(client), awsconfig.WithLogger(logging.Nop{}),
 		awsconfig.WithRetryer(retryer), awsconfig.WithRegion(provider.Region),
 		awsconfig.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)})}
-	if profile := provider.Options[optionProfile]; profile != "" {
+	if profile := provider.Options[contract.OptionProfile]; profile != "" {
 		load = append(load, awsconfig.WithSharedConfigProfile(profile))
 	}
 	cfg, err := awsconfig.LoadDefaultConfig(ctx, load...)

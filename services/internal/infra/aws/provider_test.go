@@ -380,8 +380,9 @@ func TestLoadBalancers(t *testing.T) {
 		return ids
 	}
 	configure := func(arns ...string) {
-		p.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"api": {Provider: "aws",
-			TargetGroupARNs: arns}}})
+		balancer := config.LoadBalancer{Provider: "aws"}
+		balancer.TargetGroupARNs = arns
+		p.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"api": balancer}})
 	}
 	vm := r.create(p)
 	wantClass(t, "unknown load balancer", p.Register(t.Context(), "api", vm), infra.Invalid, "no such load balancer")

@@ -3,6 +3,7 @@ package aws
 import (
 	"encoding/base64"
 	"fmt"
+	"slices"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -21,8 +22,8 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	if req.InstanceType == "" || req.Subnet == "" {
 		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
 	}
-	in := &ec2.RunInstancesInput{}
-	if err := append(decodeArgs(req.Args, in, false), checkArgs(in, false)...).Err(); err != nil {
+	in, err := decodeArgs(req.Args)
+	if err != nil {
 		return nil, err
 	}
 	if in.ImageId == nil && in.LaunchTemplate == nil {
@@ -78,6 +79,15 @@ func place(in *ec2.RunInstancesInput, subnet, zone string) {
 			in.NetworkInterfaces[i].SubnetId = sdk.String(subnet)
 		}
 	}
+}
+
+// primaryInterface returns the position of the interface with device index 0, else of a first one without index. One of
+// both exists: args were checked.
+func primaryInterface(list []types.InstanceNetworkInterfaceSpecification) int {
+	i := slices.IndexFunc(list, func(n types.InstanceNetworkInterfaceSpecification) bool {
+		return n.DeviceIndex != nil && *n.DeviceIndex == 0
+	})
+	return max(i, 0)
 }
 
 // encodeUserdata encodes userdata as the API wants it. What the configuration has encoded already (encoding base64,

@@ -2,24 +2,22 @@ package aws
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
 // Tags of everything that is made. IAM policies and cost reports know these names.
 const (
-	tagPrefix    = "nstance:"
+	tagPrefix    = contract.TagPrefix
 	tagManaged   = tagPrefix + "managed"
 	tagCluster   = tagPrefix + "cluster"
 	tagShard     = tagPrefix + "shard"
@@ -36,29 +34,8 @@ const (
 	managed      = "true"
 )
 
-// Limits of tags. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
-const (
-	maxTags     = 50
-	maxTagKey   = 128 // characters
-	maxTagValue = 256 // characters
-)
-
-// checkTag says what AWS would not take, or not give back as it was.
-func checkTag(key, value string) error {
-	switch {
-	case key == "":
-		return errors.New("a tag has no key")
-	case strings.HasPrefix(strings.ToLower(key), "aws:"):
-		return fmt.Errorf("tag %q: keys that begin with aws: are AWS's own", key)
-	case !utf8.ValidString(key) || !utf8.ValidString(value) || strings.ContainsFunc(key+value, unicode.IsControl):
-		return fmt.Errorf("tag %q: tags are UTF-8 without control characters", key)
-	case utf8.RuneCountInString(key) > maxTagKey:
-		return fmt.Errorf("tag %q: the key is longer than %d characters", key, maxTagKey)
-	case utf8.RuneCountInString(value) > maxTagValue:
-		return fmt.Errorf("tag %q: the value is longer than %d characters", key, maxTagValue)
-	}
-	return nil
-}
+// maxTags is the limit of a resource. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+const maxTags = 50
 
 // encodeTags returns the tags of a VM. They depend on nothing but t, so that a repeated request has the same bytes.
 func encodeTags(t infra.Tags) map[string]string {
@@ -145,7 +122,7 @@ func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification
 		}
 		spec := types.TagSpecification{ResourceType: resource}
 		for key, value := range tags {
-			if err := checkTag(key, value); err != nil {
+			if err := contract.CheckTag(key, value); err != nil {
 				return nil, err
 			}
 			spec.Tags = append(spec.Tags, types.Tag{Key: &key, Value: &value})

@@ -8,6 +8,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/google/go-cmp/cmp"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -73,10 +74,10 @@ func TestTagLimits(t *testing.T) {
 			t.Errorf("group %q: %v", value, err)
 		}
 	}
-	if err := checkTag(strings.Repeat("k", 129), ""); err == nil {
+	if err := contract.CheckTag(strings.Repeat("k", 129), ""); err == nil {
 		t.Error("a key of 129 characters was taken")
 	}
-	if err := checkTag("", ""); err == nil {
+	if err := contract.CheckTag("", ""); err == nil {
 		t.Error("an empty key was taken")
 	}
 	var many []types.Tag

@@ -9,19 +9,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/tmux"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/infratest"
 )
 
 // testOptions are options for a tmux server and a state directory of the test's own, which end with it.
-func testOptions(t testing.TB) Options {
+func testOptions(t testing.TB) contract.Options {
 	t.Helper()
 	// Socket paths are short (unix(7): 107 bytes), and TempDir would be removed before the processes in it have ended.
 	dir, err := os.MkdirTemp("", "nst") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{Dir: filepath.Join(dir, "agents #1 50%d 'x'"), Session: "test", Socket: filepath.Join(dir, "tmux"),
+	o := contract.Options{Dir: filepath.Join(dir, "agents #1 50%d 'x'"), Session: "test", Socket: filepath.Join(dir, "tmux"),
 		Command: "exec sleep 1000000"}
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
@@ -49,7 +50,7 @@ func testOptions(t testing.TB) Options {
 	return o
 }
 
-func open(t testing.TB, o Options) *Provider {
+func open(t testing.TB, o contract.Options) *Provider {
 	t.Helper()
 	p, err := New(Config{Options: o})
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/tmux"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -44,14 +45,14 @@ const (
 
 // Config of the provider.
 type Config struct {
-	Options Options
+	Options contract.Options
 	Logger  *slog.Logger
 	Now     func() time.Time // nil is time.Now
 }
 
 // Provider implements infra.Provider and infra.MachineEvidence.
 type Provider struct {
-	options Options
+	options contract.Options
 	workDir string
 	logger  *slog.Logger
 	now     func() time.Time
@@ -69,7 +70,7 @@ func New(cfg Config) (*Provider, error) {
 	if _, err := exec.LookPath("tmux"); err != nil {
 		return nil, fmt.Errorf("tmux provider: %w", err)
 	}
-	if err := cfg.Options.resolve(); err != nil {
+	if err := resolve(&cfg.Options); err != nil {
 		return nil, err
 	}
 	workDir, err := os.Getwd()

@@ -656,31 +656,6 @@ func TestMachineEvidence(t *testing.T) {
 	}
 }
 
-func TestParseOptions(t *testing.T) {
-	got, err := ParseOptions(nil)
-	want := Options{Dir: "temp/agents", Session: "nstance-dev-agents"}
-	if err != nil || got != want {
-		t.Errorf("defaults %+v, %v", got, err)
-	}
-	got, err = ParseOptions(map[string]string{"dir": "d", "session": "s", "socket": "k", "command": "c",
-		"nodes_dir": "n"})
-	want = Options{Dir: "d", Session: "s", Socket: "k", Command: "c", NodesDir: "n"}
-	if err != nil || got != want {
-		t.Errorf("options %+v, %v", got, err)
-	}
-	_, err = ParseOptions(map[string]string{"dir": "", "session": "a:b", "agent": "x", "command": "y\nz",
-		"sockets": ""})
-	for _, problem := range []string{`"dir" is empty`, `"a:b" is no session name`, `"command" holds a line break`,
-		`unknown option "sockets"`} {
-		if err == nil || !strings.Contains(err.Error(), problem) {
-			t.Errorf("%v does not say %q", err, problem)
-		}
-	}
-	if _, err := ParseOptions(map[string]string{"agent": "x", "command": "y"}); err == nil {
-		t.Error("agent and command together")
-	}
-}
-
 func TestAgentIsFound(t *testing.T) {
 	options := testOptions(t)
 	options.Command = ""
@@ -770,9 +745,6 @@ func TestExampleConfig(t *testing.T) {
 	shard, problems := config.Parse("config-tmux.jsonc", raw)
 	if len(problems) > 0 {
 		t.Fatal(problems)
-	}
-	if _, err := ParseOptions(shard.Server.Provider.Options); err != nil {
-		t.Error(err)
 	}
 	if diff := cmp.Diff(string(script), shard.Defaults.Userdata.Content); diff != "" {
 		t.Errorf("the example's userdata is not userdata-tmux.sh.tmpl (-template +config):\n%s", diff)

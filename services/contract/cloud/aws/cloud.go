@@ -1,0 +1,64 @@
+// Package aws describes Amazon Web Services to the shard configuration: VMs are EC2 instances.
+package aws
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+)
+
+// Name is the cloud's name.
+const Name = "aws"
+
+// OptionProfile is the one option of server.provider.options: the profile of the SDK's shared configuration files.
+// Default: AWS_PROFILE.
+const OptionProfile = "profile"
+
+// Block describes the cloud.
+var Block = cloud.Block{
+	Name:              Name,
+	NeedsZone:         true,
+	NeedsInstanceType: true,
+	HasImages:         true,
+	LeaderNetwork:     NetworkInterface{},
+	LoadBalancer:      TargetGroups{},
+	CheckOptions:      checkOptions,
+	CheckArgs:         checkArgs,
+	ObjectStores:      []cloud.ObjectStore{{Name: "s3", TakesEndpoint: true, RegionVariable: "AWS_REGION"}},
+	SecretsStores:     []cloud.SecretsStore{{Name: "aws-secrets-manager"}, {Name: "aws-parameter-store"}},
+}
+
+// NetworkInterface holds the leader's addresses.
+type NetworkInterface struct {
+	// AWS: the network interface (eni-…) that has the addresses.
+	InterfaceID string `json:"interface_id,omitempty" rule:"required"`
+}
+
+// Check implements [cloud.Checker].
+func (n NetworkInterface) Check() []cloud.Problem {
+	if n.InterfaceID == "" || strings.HasPrefix(n.InterfaceID, "eni-") {
+		return nil
+	}
+	return []cloud.Problem{{Path: []any{"interface_id"},
+		Message: fmt.Sprintf("%q does not begin with eni-", n.InterfaceID)}}
+}
+
+// TargetGroups are what a group's instances are registered with.
+type TargetGroups struct {
+	// AWS: the target groups; an instance is registered with each.
+	TargetGroupARNs []string `json:"target_group_arns,omitempty" rule:"required"`
+}
+
+func checkOptions(options map[string]string) []cloud.Problem {
+	var found []cloud.Problem
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		if name != OptionProfile {
+			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider aws has no such option",
+				Hint: "there is " + OptionProfile})
+		}
+	}
+	return found
+}

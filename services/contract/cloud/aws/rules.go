@@ -1,0 +1,134 @@
+package aws
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// TagPrefix begins the tags that only the server writes.
+const TagPrefix = "nstance:"
+
+// Limits of tags, in characters. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+const (
+	maxTagKey   = 128
+	maxTagValue = 256
+)
+
+// CheckTag reports a tag that AWS refuses or changes.
+func CheckTag(key, value string) error {
+	switch {
+	case key == "":
+		return errors.New("a tag has no key")
+	case strings.HasPrefix(strings.ToLower(key), "aws:"):
+		return fmt.Errorf("tag %q: keys that begin with aws: are reserved by AWS", key)
+	case !utf8.ValidString(key) || !utf8.ValidString(value) || strings.ContainsFunc(key+value, unicode.IsControl):
+		return fmt.Errorf("tag %q: tags are UTF-8 without control characters", key)
+	case utf8.RuneCountInString(key) > maxTagKey:
+		return fmt.Errorf("tag %q: the key is longer than %d characters", key, maxTagKey)
+	case utf8.RuneCountInString(value) > maxTagValue:
+		return fmt.Errorf("tag %q: the value is longer than %d characters", key, maxTagValue)
+	}
+	return nil
+}
+
+// checkRules reports what in decoded args would break the server's own guarantees.
+func (d *argsDecoder) checkRules(args map[string]any) {
+	d.checkFixed(args, "required", "instances must not answer version 1 of the metadata service",
+		"MetadataOptions", "HttpTokens")
+	d.checkFixed(args, "enabled", "the agent reads termination notices from there", "MetadataOptions", "HttpEndpoint")
+	d.checkFixed(args, "one-time", "a persistent request would start the instance again after its end",
+		"InstanceMarketOptions", "SpotOptions", "SpotInstanceType")
+	d.checkFixed(args, "terminate", "every other behaviour needs a persistent request",
+		"InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior")
+	d.checkInterfaces(args)
+	if placement, ok := args["Placement"].(map[string]any); ok &&
+		(placement["AvailabilityZone"] != nil || placement["AvailabilityZoneId"] != nil) {
+		d.report([]any{"Placement"}, "", "the zone is the shard's, server.provider.zone")
+	}
+	d.checkTags(args)
+}
+
+// checkFixed reports a text below path that differs from the only allowed one. A template is not reported.
+func (d *argsDecoder) checkFixed(args map[string]any, want, reason string, path ...any) {
+	var value any = args
+	for _, name := range path {
+		object, _ := value.(map[string]any)
+		value = object[name.(string)] //nolint:forcetypeassert // the callers' constants
+	}
+	if text, _ := value.(string); text != "" && text != want && !d.isTemplate(text) {
+		d.report(path, reason, "is always %q", want)
+	}
+}
+
+func (d *argsDecoder) checkInterfaces(args map[string]any) {
+	interfaces := objectsOf(args["NetworkInterfaces"])
+	if len(interfaces) == 0 {
+		return
+	}
+	primary := primaryInterface(interfaces)
+	for i, n := range interfaces {
+		if i == primary && n["SubnetId"] != nil {
+			d.report([]any{"NetworkInterfaces", i, "SubnetId"}, reasonSubnet, setByServer)
+		}
+		if n["NetworkInterfaceId"] != nil {
+			d.report([]any{"NetworkInterfaces", i, "NetworkInterfaceId"}, "",
+				"only one instance could have an interface that exists already")
+		}
+	}
+	if primary < 0 {
+		d.report([]any{"NetworkInterfaces"}, "", "none has DeviceIndex 0")
+	}
+	ids, _ := args["SecurityGroupIds"].([]any)
+	names, _ := args["SecurityGroups"].([]any)
+	if len(ids) > 0 || len(names) > 0 {
+		d.report([]any{"SecurityGroupIds"}, "put them into NetworkInterfaces[0].Groups",
+			"cannot be set beside NetworkInterfaces")
+	}
+}
+
+// primaryInterface returns the position of the interface with DeviceIndex 0. The first one without an index counts as
+// such if no other has 0. It returns -1 if there is none.
+func primaryInterface(interfaces []map[string]any) int {
+	for i, n := range interfaces {
+		if n["DeviceIndex"] == int64(0) {
+			return i
+		}
+	}
+	if interfaces[0]["DeviceIndex"] == nil {
+		return 0
+	}
+	return -1
+}
+
+func (d *argsDecoder) checkTags(args map[string]any) {
+	for i, spec := range objectsOf(args["TagSpecifications"]) {
+		at := []any{"TagSpecifications", i}
+		if text, _ := spec["ResourceType"].(string); text == "" {
+			d.report(append(at, "ResourceType"), "", "is missing")
+		}
+		for j, tag := range objectsOf(spec["Tags"]) {
+			key, _ := tag["Key"].(string)
+			value, _ := tag["Value"].(string)
+			if err := CheckTag(key, value); err != nil {
+				d.report(append(at, "Tags", j), "", "%v", err)
+			}
+			if strings.HasPrefix(key, TagPrefix) {
+				d.report(append(at, "Tags", j, "Key"), "", "tags that begin with %s are the server's", TagPrefix)
+			}
+		}
+	}
+}
+
+// objectsOf returns the elements of a decoded list of objects.
+func objectsOf(list any) []map[string]any {
+	elements, _ := list.([]any)
+	out := make([]map[string]any, 0, len(elements))
+	for _, element := range elements {
+		object, _ := element.(map[string]any)
+		out = append(out, object)
+	}
+	return out
+}

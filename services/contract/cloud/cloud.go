@@ -1,0 +1,72 @@
+// Package cloud describes what the shard configuration has to know of a cloud: its fields, its stores, and checks that
+// need no network. Each cloud has a sub-package with one [Block]; package all lists them.
+//
+// Invariant: nothing here or below links a cloud's SDK, so every program can check a configuration for every cloud.
+package cloud
+
+// Block describes one cloud's part of the shard configuration. It is constant. Every func may be nil.
+type Block struct {
+	// Name is the value of server.provider.kind and of the provider field of images and load balancers.
+	Name string
+	// Hidden clouds are for tests and development: their shards accept images and load balancers of every cloud.
+	Hidden bool
+
+	// NeedsZone reports whether region and zone are required.
+	NeedsZone bool
+	// NeedsInstanceType reports whether every group must have an instance_type.
+	NeedsInstanceType bool
+	// HasImages reports whether images can be looked up.
+	HasImages bool
+
+	// LeaderNetwork is the zero value of the struct that package all embeds for the cloud's own fields of
+	// server.leader_network. Nil: the cloud has no such fields.
+	LeaderNetwork any
+	// LoadBalancer is the same for the cloud's own fields of a load balancer. Nil: the cloud has no load balancers.
+	// A struct without fields: its load balancers need none.
+	LoadBalancer any
+
+	// CheckOptions checks server.provider.options. The paths of its problems begin at the options.
+	CheckOptions func(options map[string]string) []Problem
+	// CheckArgs checks args of defaults, a template or a group before rendering: a text may hold a template, which says
+	// nothing about its value. The paths of its problems begin at the args.
+	CheckArgs func(args map[string]any) []Problem
+
+	// ObjectStores are the kinds of bucket that the cloud has.
+	ObjectStores []ObjectStore
+	// SecretsStores are the cloud's services that keep secrets and encryption keys.
+	SecretsStores []SecretsStore
+}
+
+// Checker is implemented by the structs of [Block.LeaderNetwork] and [Block.LoadBalancer] that have rules beyond
+// required fields. Check is called only for the cloud that the fields belong to. Missing fields are reported elsewhere.
+type Checker interface {
+	Check() []Problem
+}
+
+// Problem is one mistake. Path leads to it: strings are names, ints are positions in lists.
+type Problem struct {
+	Path    []any
+	Message string
+	// Hint says what to do. Optional.
+	Hint string
+}
+
+// ObjectStore describes a kind of bucket.
+type ObjectStore struct {
+	// Name is the value of cluster.storage.provider and of the servers' --storage.
+	Name string
+	// TakesEndpoint reports whether an endpoint URL may be given.
+	TakesEndpoint bool
+	// RegionVariable is the environment variable from which the store's SDK takes its region. Optional.
+	RegionVariable string
+}
+
+// SecretsStore describes a service that keeps secrets, and encryption keys as one of its secrets.
+type SecretsStore struct {
+	// Name is the value of cluster.secrets.provider and of the provider of an encryption key.
+	Name string
+	// TakesProject reports whether project_id may be given.
+	TakesProject bool
+	// NeedsProject reports whether an encryption key with this source must be given with its project_id. Optional.
+	NeedsProject func(source string) bool
+}

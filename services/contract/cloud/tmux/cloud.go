@@ -1,0 +1,78 @@
+// Package tmux describes the development cloud to the shard configuration: every VM is a window of a tmux session.
+package tmux
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+)
+
+// Name is the cloud's name.
+const Name = "tmux"
+
+// Block describes the cloud.
+var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true,
+	CheckOptions: func(options map[string]string) []cloud.Problem {
+		_, problems := ParseOptions(options)
+		return problems
+	}}
+
+// Options are server.provider.options.
+type Options struct {
+	// Dir is the state directory, default temp/agents. All servers of a shard share it.
+	Dir string
+	// Session is the tmux session, default nstance-dev-agents.
+	Session string
+	// Socket names the tmux server (tmux -L), or is the path of its socket (tmux -S) if it has a slash. Empty: the
+	// default server.
+	Socket string
+	// Agent is the nstance-agent binary. Empty: next to this program, in ./bin, or on PATH.
+	Agent string
+	// Command is run by sh in this program's working directory instead of Agent, such as "air -c
+	// scripts/air/agent.toml".
+	Command string
+	// NodesDir, if set, gets a Kubernetes Node document for each VM: {NodesDir}/{instance ID}.json.
+	NodesDir string
+}
+
+// sessionName matches names that tmux keeps as they are. It replaces dots and colons.
+var sessionName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+// ParseOptions reads the options and fills in defaults. It looks at nothing else and reports all problems.
+func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
+	o := Options{Dir: "temp/agents", Session: "nstance-dev-agents"}
+	fields := map[string]*string{
+		"dir": &o.Dir, "session": &o.Session, "socket": &o.Socket, "agent": &o.Agent, "command": &o.Command,
+		"nodes_dir": &o.NodesDir,
+	}
+	var found []cloud.Problem
+	report := func(option, format string, args ...any) {
+		found = append(found, cloud.Problem{Path: []any{option}, Message: fmt.Sprintf(format, args...)})
+	}
+	for _, name := range slices.Sorted(maps.Keys(raw)) {
+		field, ok := fields[name]
+		switch {
+		case !ok:
+			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider tmux has no such option",
+				Hint: "there are " + strings.Join(slices.Sorted(maps.Keys(fields)), ", ")})
+		case strings.ContainsAny(raw[name], "\x00\n"):
+			report(name, "holds a line break or a NUL")
+		default:
+			*field = raw[name]
+		}
+	}
+	if o.Dir == "" {
+		report("dir", "is empty")
+	}
+	if !sessionName.MatchString(o.Session) {
+		report("session", "%q is not a session name (%s)", o.Session, sessionName)
+	}
+	if o.Agent != "" && o.Command != "" {
+		report("agent", "cannot be set beside command")
+	}
+	return o, found
+}

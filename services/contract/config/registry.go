@@ -1,0 +1,138 @@
+package config
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+	"github.com/nstance-kit/nstance/services/contract/cloud/all"
+)
+
+// Stores and key sources that no cloud brings.
+const (
+	// FileStore is a directory in the place of a bucket.
+	FileStore = "file"
+	// ObjectStorage keeps secrets, sealed, in the cluster's bucket.
+	ObjectStorage = "object-storage"
+	// EnvKeySource reads an encryption key from an environment variable.
+	EnvKeySource = "env"
+	// FileKeySource reads an encryption key from a file.
+	FileKeySource = "file"
+)
+
+// CloudNames returns the clouds that can be a shard's provider, in the order of the documents.
+func CloudNames() []string { return cloudNames(func(cloud.Block) bool { return true }) }
+
+// ObjectStoreNames returns the kinds of bucket.
+func ObjectStoreNames() []string {
+	var out []string
+	for _, store := range objectStores() {
+		out = append(out, store.Name)
+	}
+	return append(out, FileStore)
+}
+
+// SecretsStoreNames returns the places where secrets can be kept.
+func SecretsStoreNames() []string {
+	out := []string{ObjectStorage}
+	for _, store := range secretsStores() {
+		out = append(out, store.Name)
+	}
+	return out
+}
+
+// KeySourceNames returns the places where an encryption key can be read from.
+func KeySourceNames() []string {
+	out := []string{EnvKeySource, FileKeySource}
+	for _, store := range secretsStores() {
+		out = append(out, store.Name)
+	}
+	return out
+}
+
+// enumValues returns the values of an enum in a tag: a list, or the name of one after a dot.
+func enumValues(text string) []string {
+	switch text {
+	case ".clouds":
+		return CloudNames()
+	case ".images":
+		return cloudNames(func(b cloud.Block) bool { return b.HasImages })
+	case ".load_balancers":
+		return cloudNames(func(b cloud.Block) bool { return b.LoadBalancer != nil })
+	case ".object_stores":
+		return ObjectStoreNames()
+	case ".secrets_stores":
+		return SecretsStoreNames()
+	case ".key_sources":
+		return KeySourceNames()
+	}
+	return strings.Split(text, "|")
+}
+
+func cloudNames(has func(cloud.Block) bool) []string {
+	var out []string
+	for _, block := range all.Blocks() {
+		if has(block) {
+			out = append(out, block.Name)
+		}
+	}
+	return out
+}
+
+func objectStores() []cloud.ObjectStore {
+	var out []cloud.ObjectStore
+	for _, block := range all.Blocks() {
+		out = append(out, block.ObjectStores...)
+	}
+	return out
+}
+
+func secretsStores() []cloud.SecretsStore {
+	var out []cloud.SecretsStore
+	for _, block := range all.Blocks() {
+		out = append(out, block.SecretsStores...)
+	}
+	return out
+}
+
+// secretsStoreOf returns the description of a cloud's secrets store, an empty one for other names.
+func secretsStoreOf(name string) cloud.SecretsStore {
+	for _, store := range secretsStores() {
+		if store.Name == name {
+			return store
+		}
+	}
+	return cloud.SecretsStore{}
+}
+
+// storesWithEndpoint returns the kinds of bucket that can be at any URL.
+func storesWithEndpoint() []string {
+	var out []string
+	for _, store := range objectStores() {
+		if store.TakesEndpoint {
+			out = append(out, store.Name)
+		}
+	}
+	return out
+}
+
+// blockOf returns a cloud's block. The block of a name that is unknown is empty: it requires and checks nothing.
+func blockOf(name string) cloud.Block {
+	for _, block := range all.Blocks() {
+		if block.Name == name {
+			return block
+		}
+	}
+	return cloud.Block{}
+}
+
+// cloudOf returns the name of the cloud that embeds a struct in a config type, "" if none does.
+func cloudOf(typ reflect.Type) string {
+	for _, block := range all.Blocks() {
+		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer)}, typ) {
+			return block.Name
+		}
+	}
+	return ""
+}
