@@ -81,6 +81,9 @@ func CertLog(shard, tenant string, at time.Time, instanceStorageID string) strin
 // are deleted right after. An object that a crash left there has no meaning.
 func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
 
+// ClusterProbeShard is used in the place of a shard's name by programs that prove a cluster's bucket.
+const ClusterProbeShard = "cluster"
+
 // Probe is the key of one such object. The nonce (1 to 64 of [a-z0-9-]) differs between servers.
 func Probe(shard, nonce string) string { return ProbePrefix(shard) + nonce }
 

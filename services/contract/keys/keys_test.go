@@ -50,7 +50,7 @@ var layout = []struct {
 		keys.Key{Kind: keys.KindCertLog, Shard: "dev-1", Tenant: "acme", ID: instanceID, Time: issued}, "server", false,
 	},
 	{keys.Probe("dev-1", "a-9"), "shard/dev-1/probe/a-9", keys.Key{Kind: keys.KindProbe, Shard: "dev-1", Name: "a-9"},
-		"server", false},
+		"server provider admin", false},
 }
 
 func TestLayout(t *testing.T) {

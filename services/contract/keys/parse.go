@@ -84,8 +84,10 @@ func (k Key) Writers() []Writer {
 		return []Writer{Provider, Admin, Server}
 	case KindConfig, KindFile:
 		return []Writer{Provider, Admin}
-	case KindGroups, KindLeader, KindApplied, KindInstance, KindCertLog, KindProbe:
+	case KindGroups, KindLeader, KindApplied, KindInstance, KindCertLog:
 		return []Writer{Server}
+	case KindProbe:
+		return []Writer{Server, Provider, Admin}
 	}
 	return nil
 }

@@ -24,7 +24,8 @@ func (a *app) verifyCommand(s *secretFlags) *cobra.Command {
 		Use: "verify", Short: "Check every object in the bucket", Args: cobra.NoArgs,
 		Long: `Reads every object below the prefix: each has to be one that Nstance knows, parse, be
 of this cluster, open with the encryption key if it is sealed, and belong to a shard
-that has a configuration. Changes nothing.`,
+that has a configuration. Proves with one object, which it deletes again, that the
+bucket honours conditional writes. Changes nothing else.`,
 		Example: `  nstance-admin cluster verify --storage-bucket my-bucket`,
 	}
 	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil,
@@ -33,6 +34,9 @@ that has a configuration. Changes nothing.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var result verification
 		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) (err error) {
+			if err := objstore.Probe(ctx, c.bucket, probeKey()); err != nil {
+				return fmt.Errorf("check the bucket: %w", err)
+			}
 			result, err = verify(ctx, c, a.Now())
 			return err
 		})

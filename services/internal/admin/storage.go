@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/url"
@@ -15,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
@@ -63,8 +65,11 @@ func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, co
 					"AWS_S3_USE_PATH_STYLE how to get there")
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	return store, ctx, cancel, nil
+	return objstore.WithProbe(store, probeKey()), ctx, cancel, nil
 }
+
+// probeKey returns a new key for proving that a bucket honours conditional writes.
+func probeKey() string { return keys.Probe(keys.ClusterProbeShard, strings.ToLower(rand.Text())) }
 
 // secretFlags say where the cluster's secrets are and which keys open them.
 type secretFlags struct {

@@ -22,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	keyringaws "github.com/nstance-kit/nstance/services/contract/keyring/aws"
+	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
@@ -74,7 +75,8 @@ func Of(data any) *Connection {
 // Known reports whether the bucket is known, and hence can be looked at.
 func (c *Connection) Known() bool { return c != nil && !c.settings.StorageUnknown }
 
-// Store opens the bucket. [ErrUnknown], [ErrNotSet].
+// Store opens the bucket. Before its first write it proves that it honours conditional writes. [ErrUnknown],
+// [ErrNotSet].
 func (c *Connection) Store(ctx context.Context) (objstore.Store, error) {
 	if !c.Known() {
 		return nil, ErrUnknown
@@ -90,7 +92,8 @@ func (c *Connection) Store(ctx context.Context) (objstore.Store, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.store = objstore.WithTimeout(store, requestTimeout, listTimeout)
+		probe := keys.Probe(keys.ClusterProbeShard, strings.ToLower(rand.Text()))
+		c.store = objstore.WithProbe(objstore.WithTimeout(store, requestTimeout, listTimeout), probe)
 	}
 	return c.store, nil
 }
@@ -199,6 +202,8 @@ func Advice(err error) string {
 	case errors.Is(err, clusterstate.ErrForeign):
 		return "Check the bucket and its prefix in the provider's storage: another cluster's or shard's documents " +
 			"are there."
+	case errors.Is(err, objstore.ErrUnconditional):
+		return "Nothing was written. Use a store with conditional writes, or a newer version of this one."
 	case errors.Is(err, objstore.ErrIndeterminate):
 		return "Nobody knows whether the write happened. Check that the store can be reached, and apply again: the " +
 			"next run finds out."

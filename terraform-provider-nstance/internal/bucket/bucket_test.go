@@ -7,11 +7,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
 
@@ -55,5 +58,32 @@ func TestRing(t *testing.T) {
 	if _, err := bucket.New(bucket.Settings{Keys: config.Secrets{EncryptionKey: &google}}).Ring(
 		t.Context()); !errors.Is(err, bucket.ErrKey) || !strings.Contains(err.Error(), "google-secret-manager") {
 		t.Errorf("google: %v", err)
+	}
+}
+
+// TestUnconditionalStoreIsRefused writes to an S3 endpoint that accepts every put, whatever its condition.
+func TestUnconditionalStoreIsRefused(t *testing.T) {
+	var puts []string
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut {
+			puts = append(puts, r.URL.Path)
+		}
+		w.Header().Set("ETag", `"e"`)
+	}))
+	defer endpoint.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "access")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	connection := bucket.New(bucket.Settings{Storage: &open.Location{Provider: "s3", Bucket: "b", Region: "r",
+		Endpoint: endpoint.URL, PathStyle: true}})
+	store, err := connection.Store(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = store.Put(t.Context(), "config/a.jsonc", []byte("{}"), objstore.IfAbsent())
+	if !errors.Is(err, objstore.ErrUnconditional) {
+		t.Errorf("put: %v, want ErrUnconditional", err)
+	}
+	if slices.Contains(puts, "/b/config/a.jsonc") {
+		t.Errorf("the store was written before it was proven: %q", puts)
 	}
 }

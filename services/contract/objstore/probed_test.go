@@ -1,0 +1,66 @@
+package objstore_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+)
+
+// countingStore counts puts, and fails them while fail is set.
+type countingStore struct {
+	objstore.Store
+	puts int
+	fail error
+}
+
+func (s *countingStore) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token,
+	error) {
+	s.puts++
+	if s.fail != nil {
+		return "", s.fail
+	}
+	return s.Store.Put(ctx, key, body, cond)
+}
+
+func TestWithProbeRefusesAnUnconditionalStore(t *testing.T) {
+	inner := mem.New()
+	ignoring := liar{Store: inner, change: func(string, objstore.Condition) objstore.Condition {
+		return objstore.Always()
+	}}
+	store := objstore.WithProbe(ignoring, "probe/n")
+	for range 2 {
+		if _, err := store.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); !errors.Is(err,
+			objstore.ErrUnconditional) {
+			t.Fatalf("put: %v, want ErrUnconditional", err)
+		}
+	}
+	if entries, err := inner.List(t.Context(), ""); err != nil || len(entries) != 0 {
+		t.Errorf("the store holds %v (%v), want nothing", entries, err)
+	}
+}
+
+func TestWithProbeRunsUntilItHasAResult(t *testing.T) {
+	inner := &countingStore{Store: mem.New(), fail: errors.New("no connection")}
+	store := objstore.WithProbe(inner, "probe/n")
+	put := func(key string) error {
+		_, err := store.Put(t.Context(), key, []byte("x"), objstore.IfAbsent())
+		return err
+	}
+	if err := put("a"); !errors.Is(err, inner.fail) || inner.puts != 1 {
+		t.Fatalf("put without connection: %v after %d puts, want the probe's error after one", err, inner.puts)
+	}
+	inner.fail = nil
+	if err := put("a"); err != nil {
+		t.Fatal(err)
+	}
+	probed := inner.puts
+	if err := put("b"); err != nil || inner.puts != probed+1 {
+		t.Errorf("the second put: %v, %d puts, want one", err, inner.puts-probed)
+	}
+	if entries, err := store.List(t.Context(), ""); err != nil || len(entries) != 2 {
+		t.Errorf("the store holds %v (%v), want a and b", entries, err)
+	}
+}
