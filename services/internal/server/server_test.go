@@ -432,9 +432,7 @@ func TestReadySoonAfterTheStoreReturns(t *testing.T) {
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte(testKey), nil
 			}},
-			Providers: map[string]ProviderKind{"mock": {Open: func(context.Context, Setup) (Machine, error) {
-				return Machine{Provider: r.provider, ID: "machine"}, nil
-			}}},
+			Clouds: []infra.Cloud{mock.Cloud(r.provider, "machine")},
 		})
 		s.env.Sleep = func(_ context.Context, d time.Duration) error {
 			now = now.Add(d)
