@@ -34,7 +34,7 @@ type process struct {
 	status syscall.WaitStatus
 }
 
-// Exit codes of a process that could not become what it should. systemd.exec(5), "Process Exit Codes"
+// Exit codes of a process that could not become what it should. systemd.exec(5), "Process Exit Codes".
 const (
 	exitChdir  = 200
 	exitLimits = 205

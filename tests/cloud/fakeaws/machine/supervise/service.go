@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// States of a unit, and results of a service. systemctl(1), systemd.exec(5)
+// States of a unit, and results of a service. systemctl(1), systemd.exec(5).
 const (
 	inactive     = "inactive"
 	activating   = "activating"

@@ -57,7 +57,7 @@ type call struct {
 var cosmetic = []string{"--no-pager", "--system", "--full", "-l", "--plain", "--no-ask-password", "--all", "-a",
 	"--no-wall", "--no-warn"}
 
-// parse takes the options off the arguments. systemctl(1)
+// parse takes the options off the arguments. systemctl(1).
 func (c *call) parse(args []string) (words []string, err error) {
 	c.signal = syscall.SIGTERM
 	flags := map[string]*bool{"-q": &c.quiet, "--quiet": &c.quiet, "--now": &c.now, "--no-block": &c.noBlock,

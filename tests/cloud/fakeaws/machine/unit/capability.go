@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// capabilities in the kernel's order. capabilities(7)
+// capabilities in the kernel's order. capabilities(7).
 var capabilities = strings.Fields(
 	`CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SETGID CAP_SETUID CAP_SETPCAP
 	CAP_LINUX_IMMUTABLE CAP_NET_BIND_SERVICE CAP_NET_BROADCAST CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_IPC_OWNER CAP_SYS_MODULE CAP_SYS_RAWIO
@@ -34,7 +34,7 @@ func Capabilities(value string) (bits uint64, inverted bool, err error) {
 	return bits, inverted, nil
 }
 
-// bounding adds to what earlier lines allow, or takes from it; empty, it allows none. systemd.exec(5)
+// bounding adds to what earlier lines allow, or takes from it; empty, it allows none. systemd.exec(5).
 func bounding(l *loader, _, value string) error {
 	bits, inverted, err := Capabilities(value)
 	if err != nil {

@@ -184,7 +184,7 @@ func (s *Service) check() error {
 	return nil
 }
 
-// ValidUnit reports whether a text may be a unit's full name. systemd.unit(5)
+// ValidUnit reports whether a text may be a unit's full name. systemd.unit(5).
 func ValidUnit(name string) bool {
 	prefix, _, _ := strings.Cut(name, "@")
 	stem := strings.TrimSuffix(prefix, path.Ext(prefix))
