@@ -1,8 +1,8 @@
 // Package clusterstate is the one typed reader and writer of everything that is kept in the bucket: it knows every key,
 // every format and every write condition.
 //
-// Clock, randomness, goroutines and the pauses between retries are injected, so that a single-threaded simulator can run
-// the package.
+// Clock, randomness, goroutines and the pauses between retries are injected, so that a single-threaded simulator can
+// run the package.
 //
 // Invariant: every write but a delete is conditional on the version that the writer saw, and its result is settled
 // before it is reported; a document that cannot be read is an error, never "absent".
@@ -87,8 +87,8 @@ func belongs(what, says, want string) error {
 }
 
 // put writes on condition of the token last seen, "" for none, and settles the result. If the store already holds the
-// same bytes, put succeeds: an earlier call with an unknown result has succeeded. The bytes of a record name their writer;
-// for the configuration it does not matter which writer wrote them.
+// same bytes, put succeeds: an earlier call with an unknown result has succeeded. The bytes of a record name their
+// writer; for the configuration it does not matter which writer wrote them.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()

@@ -12,8 +12,8 @@ import (
 const OperatorSchema = 1
 
 // Operator is the record of one registered operator, `cluster/operator/{tenant}.{id}.json`. Its ID is the jti of the
-// nonce that it registered with, so the conditional write of the record consumes the nonce. A removed operator stays as a
-// tombstone until past the nonce's expiry.
+// nonce that it registered with, so the conditional write of the record consumes the nonce. A removed operator stays as
+// a tombstone until past the nonce's expiry.
 type Operator struct {
 	Schema int `json:"schema"`
 	// Revision counts writes, so that no two versions have the same bytes.

@@ -143,8 +143,8 @@ func (a *agent) wakeStream(kind int) {
 	}
 }
 
-// serveStream serves a stream of the caller: it calls start once and work each time that the stream is woken. It returns
-// when the stream ends, and says why.
+// serveStream serves a stream of the caller: it calls start once and work each time that the stream is woken. It
+// returns when the stream ends, and says why.
 func (s *Service) serveStream(ctx context.Context, kind int, instanceID func(own string) string, start,
 	work func(*call) error) error {
 	c, err := s.authorize(ctx, instanceID)

@@ -1,8 +1,8 @@
 // Package agentapi serves the AgentService: the reports of agents, the files they receive, the keys they submit.
 //
 // Invariant: a caller speaks only for the instance in its certificate, and only while the record of that instance is
-// alive and holds the certificate's key. An instance has one connection: when a newer connection opens its first stream,
-// the streams of the older one end. A slow agent delays no other agent and no action of the leader.
+// alive and holds the certificate's key. An instance has one connection: when a newer connection opens its first
+// stream, the streams of the older one end. A slow agent delays no other agent and no action of the leader.
 package agentapi
 
 import (
@@ -36,8 +36,8 @@ type CertLog interface {
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
 }
 
-// Keys caches the public keys that agents submitted, over terms and restarts. See cache.Cache. If the cache is lost, the
-// server requests the keys again.
+// Keys caches the public keys that agents submitted, over terms and restarts. See cache.Cache. If the cache is lost,
+// the server requests the keys again.
 type Keys interface {
 	Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error)
 	PutKeys(ctx context.Context, instance ident.ID, keys []cache.Key) error
@@ -88,7 +88,8 @@ type board struct {
 	agents map[ident.ID]*agent
 }
 
-// boardOf returns the board of a leadership. When the leadership ends, the service drops the board and with it the World.
+// boardOf returns the board of a leadership. When the leadership ends, the service drops the board and with it the
+// World.
 func (s *Service) boardOf(leader *Leader) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()

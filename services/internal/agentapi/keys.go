@@ -65,7 +65,8 @@ func (s *Service) keysOfGroup(c *call) []filegen.KeyRequest {
 	}
 	keys, err := c.leader.Files.Keys(group)
 	if err != nil {
-		s.Log.Error("keys of a group cannot be determined", "tenant", c.group.Tenant, "group", c.group.Group, "error", err)
+		s.Log.Error("keys of a group cannot be determined", "tenant", c.group.Tenant, "group", c.group.Group, "error",
+			err)
 	}
 	return keys
 }
@@ -199,7 +200,8 @@ func (s *Service) checkRunning(c *call, rec *record.Instance) error {
 	case ok && view.Plan.Provider.Value == plan.ProviderRunning:
 		return nil
 	case ok && view.Plan.Provider.Value == plan.ProviderUnknown:
-		return status.Errorf(codes.Unavailable, "instance %s: the provider has not answered yet whether it runs, try again",
+		return status.Errorf(codes.Unavailable,
+			"instance %s: the provider has not answered yet whether it runs, try again",
 			c.agent.id)
 	}
 	return status.Errorf(codes.PermissionDenied, "instance %s does not run according to the provider", c.agent.id)

@@ -148,8 +148,8 @@ func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 	}
 }
 
-// compareFiles compares a full list of the instance's files with the group's and with what was sent. complete means that
-// nothing is missing or wrong. renewAt is when the first certificate is due for renewal. Call with mu held.
+// compareFiles compares a full list of the instance's files with the group's and with what was sent. complete means
+// that nothing is missing or wrong. renewAt is when the first certificate is due for renewal. Call with mu held.
 func (a *agent) compareFiles(files []shardstate.FileState, group *config.Group) (complete bool, renewAt time.Time) {
 	good, failed := 0, false
 	for i := range files {

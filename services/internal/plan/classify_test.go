@@ -15,7 +15,8 @@ func TestClassificationRules(t *testing.T) {
 	well := func(change func(*Instance)) Instance {
 		i := Instance{State: record.Registered, CreatedAt: ago(time.Hour), LaunchedAt: ago(time.Hour),
 			RegisteredAt: ago(59 * time.Minute), InfraHash: "v1", Healthy: true, EverHealthy: true, Connected: true,
-			LastReport: ago(time.Second), Provider: Observed[ProviderState]{Value: ProviderRunning, Complete: true, At: now}}
+			LastReport: ago(time.Second), Provider: Observed[ProviderState]{Value: ProviderRunning, Complete: true,
+				At: now}}
 		if change != nil {
 			change(&i)
 		}
@@ -25,7 +26,9 @@ func TestClassificationRules(t *testing.T) {
 		i.LastReport, i.Connected, i.LostAt = ago(10*time.Minute), false, ago(10*time.Minute)
 	}
 	ended := func(i *Instance) { i.Provider.Value = ProviderStopped }
-	unregistered := func(i *Instance) { i.State, i.RegisteredAt, i.LastReport = record.Created, time.Time{}, time.Time{} }
+	unregistered := func(i *Instance) {
+		i.State, i.RegisteredAt, i.LastReport = record.Created, time.Time{}, time.Time{}
+	}
 	seen := map[uint8]bool{}
 	for _, c := range []struct {
 		rule    int
@@ -63,8 +66,9 @@ func TestClassificationRules(t *testing.T) {
 		{rule: 17, name: "well", i: well(nil)},
 	} {
 		s := Snapshot{Now: now, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour),
-			Settings: Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute},
-			Group:    config.Group{Size: 1, InfraHash: "v1", MaxUnhealthy: config.Limit{Value: 9}}, Instances: []Instance{c.i}}
+			Settings:  Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute},
+			Group:     config.Group{Size: 1, InfraHash: "v1", MaxUnhealthy: config.Limit{Value: 9}},
+			Instances: []Instance{c.i}}
 		if c.ages != nil {
 			c.ages(&s.Settings)
 		}
@@ -73,7 +77,8 @@ func TestClassificationRules(t *testing.T) {
 		}
 		row := classifyGroup(s).rows[0]
 		if int(row)+1 != c.rule {
-			t.Errorf("%s: rule %d (%s), want rule %d (%s)", c.name, row+1, rules[row].name, c.rule, rules[c.rule-1].name)
+			t.Errorf("%s: rule %d (%s), want rule %d (%s)", c.name, row+1, rules[row].name, c.rule,
+				rules[c.rule-1].name)
 		}
 		seen[row] = true
 	}

@@ -46,8 +46,9 @@ func (c *Cloud) authorize(call *wire.Call, r *http.Request, action, resource str
 	return check
 }
 
-// globals are the condition keys that every request has. The cloud stands for AWS's HTTPS endpoints, so aws:SecureTransport is true, over plain HTTP as well.
-// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
+// globals are the condition keys that every request has. The cloud stands for AWS's HTTPS endpoints, so
+// aws:SecureTransport is true, over plain HTTP as well. Source:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
 func (c *Cloud) globals(call *wire.Call, r *http.Request, role iam.Role) policy.Context {
 	ctx := policy.Context{
 		"aws:CurrentTime":      {call.Now.UTC().Format("2006-01-02T15:04:05Z")},

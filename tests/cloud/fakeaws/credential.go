@@ -51,9 +51,9 @@ func (c *Cloud) Credentials() (access, secret string) {
 	return c.keys.root, c.keys.keys[c.keys.root].Secret
 }
 
-// RoleCredentials starts a session of a role. If session is the ID of an instance, the credentials are like those of its
-// instance profile. The role's trust policy is not evaluated. The credentials expire after six hours, and when the role
-// is deleted.
+// RoleCredentials starts a session of a role. If session is the ID of an instance, the credentials are like those of
+// its instance profile. The role's trust policy is not evaluated. The credentials expire after six hours, and when the
+// role is deleted.
 func (c *Cloud) RoleCredentials(role, session string) (access, secret, token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,8 +73,8 @@ func (c *Cloud) ExpireSessions(role string) {
 	}
 }
 
-// profileCredentials returns the credentials of an instance profile: the same ones until shortly before they expire. The
-// caller holds the lock.
+// profileCredentials returns the credentials of an instance profile: the same ones until shortly before they expire.
+// The caller holds the lock.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
 func (c *Cloud) profileCredentials(role, instance string) ec2.Credentials {

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// What is said here of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/ (general purpose, compute optimized, memory optimized,
-// storage optimized, accelerated computing), vCPUs and memory of each type.
+// What is said here of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/ (general purpose, compute
+// optimized, memory optimized, storage optimized, accelerated computing), vCPUs and memory of each type.
 
 // ratios has the families in which every size has the same memory per vCPU, in MiB.
 var ratios = func() map[string]int64 {

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// What is said here of GCP is from https://cloud.google.com/compute/docs/general-purpose-machines, …/compute-optimized-machines,
-// …/memory-optimized-machines and …/accelerator-optimized-machines, vCPUs and memory of each type. Google's GB are GiB.
+// What is said here of GCP is from https://cloud.google.com/compute/docs/general-purpose-machines,
+// …/compute-optimized-machines, …/memory-optimized-machines and …/accelerator-optimized-machines, vCPUs and memory of
+// each type. Google's GB are GiB.
 
 // predefined are the series whose types are named `{series}-{vCPUs}`: memory per vCPU in KiB, and the numbers of vCPUs
 // that there are. Where that is no whole number of MiB, the type has the nearest (n1), or the next lower whole GiB

@@ -1,8 +1,9 @@
 // Package auth owns the verification of AWS Signature Version 4: it signs the request again with the SDK's own signer
 // and compares.
 //
-// Invariant: a request is told apart from another one in every part that its signature covers, and a session's key is no good without its token or after its end.
-// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html
+// Invariant: a request is told apart from another one in every part that its signature covers, and a session's key is
+// no good without its token or after its end. Source:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html
 package auth
 
 import (

@@ -208,8 +208,8 @@ func (s *Service) subnetsInOrder(g *group) []string {
 }
 
 // victim returns the member to terminate when there are too many: of the zone with the most members, the one with the
-// oldest launch template, and of those the one closest to its next instance hour. This is the policy Default. The caller
-// checks that there is a member.
+// oldest launch template, and of those the one closest to its next instance hour. This is the policy Default. The
+// caller checks that there is a member.
 //
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-termination-policies.html
 func (s *Service) victim(g *group) *member {

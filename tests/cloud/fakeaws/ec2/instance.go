@@ -136,8 +136,8 @@ type reservation struct {
 	instances  []*instance
 }
 
-// tokenKey is the scope of a client token: RunInstances is idempotent in a zone when the request names one, explicitly or by its subnet, else in the region.
-// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
+// tokenKey is the scope of a client token: RunInstances is idempotent in a zone when the request names one, explicitly
+// or by its subnet, else in the region. https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 type tokenKey struct{ token, zone string }
 
 // instance is one VM.
@@ -174,7 +174,8 @@ type instance struct {
 	protection bool      // DisableApiTermination
 }
 
-// spotNotice is a two-minute warning. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+// spotNotice is a two-minute warning.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 type spotNotice struct {
 	at     time.Time
 	action string // terminate, stop, hibernate

@@ -370,8 +370,9 @@ func (s *Service) erase(i *instance) {
 	delete(s.tags, i.id)
 }
 
-// overlay joins a template with a request: per field the request wins; structures are joined in turn, block devices by their name, interfaces by their index,
-// tags by resource type and key. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
+// overlay joins a template with a request: per field the request wins; structures are joined in turn, block devices by
+// their name, interfaces by their index, tags by resource type and key.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
 func overlay(base, over launchData) launchData {
 	out := base
 	overlayFields(&out, over)

@@ -77,7 +77,8 @@ func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 	return planned, s.resolve(planned)
 }
 
-// CheckLaunch tells whether the caller of a service might launch this himself: services ask before they use a launch template for somebody.
+// CheckLaunch tells whether the caller of a service might launch this himself: services ask before they use a launch
+// template for somebody.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
 func (s *Service) CheckLaunch(c *wire.Call, l Launch) error {
 	planned, err := s.serviceLaunch(l)

@@ -1,7 +1,8 @@
 package ec2
 
-// launchData is what RunInstances and a launch template have in common. One structure is read from the query of both and written into the answer about a
-// template, so nothing that was stored can be told differently. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RequestLaunchTemplateData.html
+// launchData is what RunInstances and a launch template have in common. One structure is read from the query of both
+// and written into the answer about a template, so nothing that was stored can be told differently.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RequestLaunchTemplateData.html
 type launchData struct {
 	BlockDeviceMapping                []blockDevice          `query:"BlockDeviceMapping" xml:"blockDeviceMappingSet>item"`
 	CapacityReservationSpecification  *capacityReservation   `xml:"capacityReservationSpecification"`

@@ -73,7 +73,8 @@ type attributesAnswer struct {
 	Attributes []Attribute `xml:"Attributes>member"`
 }
 
-// listAttributes returns every known attribute: the value that was set, else that of defaults, else the general default.
+// listAttributes returns every known attribute: the value that was set, else that of defaults, else the general
+// default.
 func listAttributes(known []attribute, set, defaults map[string]string) attributesAnswer {
 	var out attributesAnswer
 	for _, a := range known {

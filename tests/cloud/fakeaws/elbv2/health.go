@@ -67,8 +67,8 @@ func (b *balancer) covers(zone string) bool {
 	return false
 }
 
-// Health returns the state of an instance in a target group: initial, healthy, unhealthy, draining or unused; "" when it
-// is not registered. An instance with several ports is healthy when all of them are.
+// Health returns the state of an instance in a target group: initial, healthy, unhealthy, draining or unused; "" when
+// it is not registered. An instance with several ports is healthy when all of them are.
 func (s *Service) Health(targetGroup, instance string) string {
 	g, ok := s.groups[targetGroup]
 	if !ok {
@@ -87,8 +87,8 @@ func (s *Service) Health(targetGroup, instance string) string {
 	return worst
 }
 
-// Check makes one round of health checks: it probes each target of each group in use once, concurrently. It does not hold
-// the lock during probes, so a probe may call the cloud.
+// Check makes one round of health checks: it probes each target of each group in use once, concurrently. It does not
+// hold the lock during probes, so a probe may call the cloud.
 func (s *Service) Check(ctx context.Context) {
 	type probed struct {
 		group  *group

@@ -38,7 +38,8 @@ func TestListener(t *testing.T) {
 	wantCode(t, "no target group", create("TCP", 80, []types.Action{{Type: "forward"}}), "ValidationError")
 	wantCode(t, "unknown target group", create("TCP", 80, []types.Action{{Type: "forward",
 		TargetGroupArn: aws.String(*g.TargetGroupArn + "0")}}), "TargetGroupNotFound")
-	wantCode(t, "an action of others", create("TCP", 80, []types.Action{{Type: "redirect"}}), "InvalidLoadBalancerAction")
+	wantCode(t, "an action of others", create("TCP", 80, []types.Action{{Type: "redirect"}}),
+		"InvalidLoadBalancerAction")
 	second := must(w.CreateLoadBalancer(ctx, &elb.CreateLoadBalancerInput{Name: aws.String("second"), Type: "network",
 		Subnets: []string{"subnet-a"}}))(t).LoadBalancers[0]
 	_, err := w.CreateListener(ctx, &elb.CreateListenerInput{LoadBalancerArn: second.LoadBalancerArn, Protocol: "TCP",
@@ -57,7 +58,8 @@ func TestListener(t *testing.T) {
 func TestTLS(t *testing.T) {
 	w := newWorld(t)
 	ctx, lb, g := t.Context(), w.lb(), w.tg("g")
-	certificates := []types.Certificate{{CertificateArn: aws.String("arn:aws:acm:us-west-2:123456789012:certificate/1")}}
+	certificates := []types.Certificate{
+		{CertificateArn: aws.String("arn:aws:acm:us-west-2:123456789012:certificate/1")}}
 	in := &elb.CreateListenerInput{
 		LoadBalancerArn: lb.LoadBalancerArn, Protocol: "TLS", Port: aws.Int32(443), DefaultActions: forward(g),
 		Certificates: certificates, SslPolicy: aws.String("mine"),
@@ -66,7 +68,8 @@ func TestTLS(t *testing.T) {
 	wantCode(t, "unknown security policy", err, "SSLPolicyNotFound")
 	in.SslPolicy = aws.String("ELBSecurityPolicy-TLS13-1-2-2021-06")
 	l := must(w.CreateListener(ctx, in))(t).Listeners[0]
-	if aws.ToString(l.SslPolicy) != *in.SslPolicy || *l.Certificates[0].CertificateArn != *certificates[0].CertificateArn {
+	if aws.ToString(l.SslPolicy) != *in.SslPolicy ||
+		*l.Certificates[0].CertificateArn != *certificates[0].CertificateArn {
 		t.Errorf("created: %+v", l)
 	}
 }

@@ -108,8 +108,8 @@ func (s *Service) deregisterTargets(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// deregister makes a target drain, or removes it when it gets no traffic. Port 0 means all ports of the target. A target
-// that does not exist is no error.
+// deregister makes a target drain, or removes it when it gets no traffic. Port 0 means all ports of the target. A
+// target that does not exist is no error.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_DeregisterTargets.html
 func (s *Service) deregister(g *group, id string, port int) {

@@ -1,9 +1,9 @@
 // Package iam is a fake of AWS Identity and Access Management: roles with their policies, managed policies and instance
 // profiles, at the level of its query API.
 //
-// Invariant: every policy document in it has been parsed, so what a role may do is known exactly. All state lies under the cloud's lock: handlers and methods
-// are called with it held. Nothing is eventually consistent here.
-// Source: https://docs.aws.amazon.com/IAM/latest/APIReference/
+// Invariant: every policy document in it has been parsed, so what a role may do is known exactly. All state lies under
+// the cloud's lock: handlers and methods are called with it held. Nothing is eventually consistent here. Source:
+// https://docs.aws.amazon.com/IAM/latest/APIReference/
 package iam
 
 import (
@@ -21,7 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Quotas of an account that asked for no others. Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+// Quotas of an account that asked for no others. Source:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 const (
 	maxTrust  = 2048  // characters of a trust policy, not counting white space
 	maxInline = 10240 // characters of all inline policies of a role together, not counting white space

@@ -81,9 +81,10 @@ func (o operator) check(values []string) error {
 	return nil
 }
 
-// holds evaluates one condition. ctx has lower-case keys. The second result is false when a policy variable has no value.
-// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
-// and https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html
+// holds evaluates one condition. ctx has lower-case keys. The second result is false when a policy variable has no
+// value. Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
+// and
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html
 func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
 	values := ctx[strings.ToLower(c.Key)]
 	op := operators[c.Operator]

@@ -5,10 +5,11 @@ import (
 	"strings"
 )
 
-// Evaluate decides a request within one account. An explicit Deny anywhere wins. A resource's policy that names the session allows by itself; one that names
-// the role, or everybody, allows what the boundary allows; one that names the account leaves it to the identity's policies, as does none. The account itself
-// may do whatever no resource's policy denies.
-// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic_policy-eval-basics.html
+// Evaluate decides a request within one account. An explicit Deny anywhere wins. A resource's policy that names the
+// session allows by itself; one that names the role, or everybody, allows what the boundary allows; one that names the
+// account leaves it to the identity's policies, as does none. The account itself may do whatever no resource's policy
+// denies. Source:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic_policy-eval-basics.html
 func Evaluate(p Policies, r Request) Decision {
 	r.Context = lowered(r.Context)
 	for _, doc := range p.Identity {

@@ -14,8 +14,9 @@ const (
 // pattern is a text with wildcards. What a policy variable brought in is literal, whatever it contains.
 type pattern []rune
 
-// compile reads * and ? as wildcards, if wild, and policy variables, if vars. It fails on a variable that has no value: such a statement matches nothing.
-// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
+// compile reads * and ? as wildcards, if wild, and policy variables, if vars. It fails on a variable that has no value:
+// such a statement matches nothing. Source:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
 func compile(s string, wild, vars bool, ctx Context) (pattern, bool) {
 	var out pattern
 	for s != "" {
@@ -85,9 +86,9 @@ func (p pattern) match(s string) bool {
 	return i == len(p)
 }
 
-// matchARN compares ARNs part by part: of the six parts only the last may contain colons, and no wildcard reaches across one of the five others. A pattern
-// with fewer parts stands for any value in the missing ones.
-// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_resource.html
+// matchARN compares ARNs part by part: of the six parts only the last may contain colons, and no wildcard reaches
+// across one of the five others. A pattern with fewer parts stands for any value in the missing ones. Source:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_resource.html
 func (p pattern) matchARN(arn string) bool {
 	if len(p) == 1 && p[0] == anyRun {
 		return true

@@ -1,7 +1,8 @@
 // Package policy owns the evaluation of IAM policies: a pure function of documents and a request.
 //
-// Invariant: what a document says that is not understood is an error when it is parsed, never ignored; what no statement allows is denied.
-// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
+// Invariant: what a document says that is not understood is an error when it is parsed, never ignored; what no
+// statement allows is denied. Source:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 package policy
 
 // Context holds the values of condition keys ("aws:RequestTag/Name"). Keys are compared without regard to case; a key

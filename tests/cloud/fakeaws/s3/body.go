@@ -71,9 +71,9 @@ func (q *request) body() ([]byte, error) {
 	return decoded, checkSums(r.Header, decoded)
 }
 
-// unchunk takes an aws-chunked body apart: chunks of "SIZE[;chunk-signature=…]\r\nDATA\r\n", one of size 0, trailing headers, an empty line. The chunks'
-// signatures are not verified.
-// Source: https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
+// unchunk takes an aws-chunked body apart: chunks of "SIZE[;chunk-signature=…]\r\nDATA\r\n", one of size 0, trailing
+// headers, an empty line. The chunks' signatures are not verified. Source:
+// https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
 func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) {
 	r := bufio.NewReaderSize(bytes.NewReader(raw), maxLine)
 	for {

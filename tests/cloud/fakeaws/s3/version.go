@@ -17,10 +17,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Versions are the front's own business, although versitygw keeps some when told to: with them its conditional puts (1.8.0) take a delete marker for an object,
-// and a deleted "a/b" keeps "a" from being written. So the server has the newest version of each object in a bucket of the same name, as if there were no
-// versions, and older ones in another bucket under their IDs.
-// Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/Versioning.html
+// Versions are the front's own business, although versitygw keeps some when told to: with them its conditional puts
+// (1.8.0) take a delete marker for an object, and a deleted "a/b" keeps "a" from being written. So the server has the
+// newest version of each object in a bucket of the same name, as if there were no versions, and older ones in another
+// bucket under their IDs. Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/Versioning.html
 
 // nullID is the ID of versions that are written while versions are not kept.
 const nullID = "null"

@@ -1,7 +1,7 @@
 // Package secretsmanager is a fake of AWS Secrets Manager, at the level of its JSON API.
 //
-// Invariant: of a secret's versions at most one has each staging label, and one that has any version has one that is AWSCURRENT. A version's value never changes. All
-// state lies under the cloud's lock: handlers are called with it held.
+// Invariant: of a secret's versions at most one has each staging label, and one that has any version has one that is
+// AWSCURRENT. A version's value never changes. All state lies under the cloud's lock: handlers are called with it held.
 // Source: https://docs.aws.amazon.com/secretsmanager/latest/apireference/
 package secretsmanager
 

@@ -1,8 +1,8 @@
 // Package ssm is a fake of AWS Systems Manager's Parameter Store, at the level of its JSON API.
 //
-// Invariant: versions of a parameter count up from 1 without gaps, and the value of a SecureString is told only to who asks for it decrypted. All state lies under
-// the cloud's lock: handlers are called with it held.
-// Source: https://docs.aws.amazon.com/systems-manager/latest/APIReference/
+// Invariant: versions of a parameter count up from 1 without gaps, and the value of a SecureString is told only to who
+// asks for it decrypted. All state lies under the cloud's lock: handlers are called with it held. Source:
+// https://docs.aws.amazon.com/systems-manager/latest/APIReference/
 package ssm
 
 import (
@@ -137,7 +137,8 @@ func (s *Service) listTags(c *wire.Call) (any, error) {
 	return struct{ TagList []tag }{list}, nil
 }
 
-// maxTags on a parameter. Source: https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_AddTagsToResource.html
+// maxTags on a parameter. Source:
+// https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_AddTagsToResource.html
 const maxTags = 50
 
 func (p *parameter) tag(tags []tag) error {

@@ -19,8 +19,8 @@ const (
 	userdataSize = 16 << 20 // unpacked
 )
 
-// Script returns the script that the user data is: unpacked when it came packed. Other forms that cloud-init knows are an error, for what is to be tested
-// would not happen. Without user data it returns nil.
+// Script returns the script that the user data is: unpacked when it came packed. Other forms that cloud-init knows are
+// an error, for what is to be tested would not happen. Without user data it returns nil.
 // https://docs.cloud-init.io/en/latest/explanation/format.html
 func Script(userdata []byte) ([]byte, error) {
 	if bytes.HasPrefix(userdata, []byte("\x1f\x8b")) {

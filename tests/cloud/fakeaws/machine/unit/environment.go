@@ -30,8 +30,8 @@ func Assignments(value string, expand func(string) (string, error)) ([]Variable,
 	return variables, nil
 }
 
-// ReadEnvironment reads an EnvironmentFile=, see systemd.exec(5). Lines without "=" are skipped, as documented; a name that is none is an error, of which
-// systemd only warns.
+// ReadEnvironment reads an EnvironmentFile=, see systemd.exec(5). Lines without "=" are skipped, as documented; a name
+// that is none is an error, of which systemd only warns.
 // https://www.freedesktop.org/software/systemd/man/252/systemd.exec.html#EnvironmentFile=
 func ReadEnvironment(text string) ([]Variable, error) {
 	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
