@@ -130,7 +130,8 @@ func blockOf(name string) cloud.Block {
 // cloudOf returns the name of the cloud that embeds a struct in a config type, "" if none does.
 func cloudOf(typ reflect.Type) string {
 	for _, block := range all.Blocks() {
-		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer)}, typ) {
+		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer)},
+			typ) {
 			return block.Name
 		}
 	}

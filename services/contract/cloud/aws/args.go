@@ -43,9 +43,8 @@ const (
 // with every value in the type of its field: texts that are numbers or booleans are converted, because templates yield
 // texts only. Names are case-sensitive. A null counts as absent, because a merge unsets a value so.
 //
-// With templates, texts may still hold templates, as before rendering. A template in the place of another type than text
-// is left out of the result.
-// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
+// With templates, texts may still hold templates, as before rendering. A template in the place of another type than
+// text is left out of the result. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
 func DecodeArgs(args map[string]any, templates bool) (map[string]any, []cloud.Problem) {
 	d := argsDecoder{templates: templates}
 	allowed := make(map[string]any, len(args))
@@ -72,7 +71,8 @@ type argsDecoder struct {
 }
 
 func (d *argsDecoder) report(path []any, hint, format string, args ...any) {
-	d.found = append(d.found, cloud.Problem{Path: slices.Clone(path), Message: fmt.Sprintf(format, args...), Hint: hint})
+	d.found = append(d.found, cloud.Problem{Path: slices.Clone(path), Message: fmt.Sprintf(format, args...),
+		Hint: hint})
 }
 
 // value returns a value in the type of its field, nil if it is absent or wrong.

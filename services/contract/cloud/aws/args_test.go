@@ -99,7 +99,9 @@ func TestTemplatesStandForAnything(t *testing.T) {
 		t.Errorf("before rendering: %v", problems)
 	}
 	if _, problems := DecodeArgs(tree(t, text), false); len(problems) != 5 {
-		t.Errorf("after rendering: %d problems, want one for each of the five values that need another type or a fixed text: %v",
+		t.Errorf(
+			"after rendering: %d problems, want one for each of the five values that need another type or a fixed "+
+				"text: %v",
 			len(problems), problems)
 	}
 	if problems := checkArgs(tree(t, `{"Placement": "{{ .Vars.all }}"}`)); len(problems) != 1 {

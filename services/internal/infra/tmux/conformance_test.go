@@ -22,7 +22,8 @@ func testOptions(t testing.TB) contract.Options {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := contract.Options{Dir: filepath.Join(dir, "agents #1 50%d 'x'"), Session: "test", Socket: filepath.Join(dir, "tmux"),
+	o := contract.Options{Dir: filepath.Join(dir, "agents #1 50%d 'x'"), Session: "test",
+		Socket:  filepath.Join(dir, "tmux"),
 		Command: "exec sleep 1000000"}
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())

@@ -70,8 +70,8 @@ func TestTemplateCapacity(t *testing.T) {
 		})
 	}
 	// The known capacity stays while the shards are unreachable.
-	o := &v1beta1.NstanceMachineTemplate{Spec: v1beta1.NstanceMachineTemplateSpec{Template: v1beta1.NstanceMachineTemplateResource{
-		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}}}}}
+	o := &v1beta1.NstanceMachineTemplate{}
+	o.Spec.Template.Spec.GroupRef.Name = "workers"
 	r.updateStatus(o, false)
 	op.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "workers"})
 	op.shards.Of("b").SetGroup(&nstancev1.GroupStatus{Group: "workers"})

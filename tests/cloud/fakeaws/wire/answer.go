@@ -54,7 +54,8 @@ func (p protocol) encode(c *Call, answer any) ([]byte, error) {
 			c.Action, p.namespace, c.RequestID, inner), nil
 	}
 	return fmt.Appendf(nil,
-		"<%[1]sResponse xmlns=%[2]q><%[1]sResult>%[4]s</%[1]sResult><ResponseMetadata><RequestId>%[3]s</RequestId></ResponseMetadata></%[1]sResponse>",
+		"<%[1]sResponse xmlns=%[2]q><%[1]sResult>%[4]s</%[1]sResult>"+
+			"<ResponseMetadata><RequestId>%[3]s</RequestId></ResponseMetadata></%[1]sResponse>",
 		c.Action, p.namespace, c.RequestID, inner), nil
 }
 

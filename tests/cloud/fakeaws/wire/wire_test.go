@@ -237,7 +237,8 @@ func TestDecode(t *testing.T) {
 	}
 	want.Inner.List = []string{"one", "two", "ten"}
 	query := "Text=a%3Db&Number=-3&Yes=true&Share=0.5&Since=2026-01-02T03:04:05Z&Data=ZGF0YQ==&ClientToken=t" +
-		"&Inner.List.10=ten&Inner.List.2=two&Inner.List.1=one&Pairs.entry.1.key=k&Pairs.entry.1.value=v&Pairs.entry.2.key=l&Pairs.entry.2.value="
+		"&Inner.List.10=ten&Inner.List.2=two&Inner.List.1=one" +
+		"&Pairs.entry.1.key=k&Pairs.entry.1.value=v&Pairs.entry.2.key=l&Pairs.entry.2.value="
 	var got everything
 	if err := wire.Decode(parse(t, query), &got); err != nil {
 		t.Fatal(err)

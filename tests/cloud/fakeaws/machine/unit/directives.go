@@ -115,16 +115,18 @@ var ignored = map[string]map[string]bool{
 		"Documentation After Before Conflicts DefaultDependencies IgnoreOnIsolate RefuseManualStart " +
 			"RefuseManualStop StopWhenUnneeded"),
 	"Service": set(
-		`ProtectSystem ProtectHome ProtectKernelTunables ProtectKernelModules ProtectKernelLogs ProtectControlGroups ProtectClock
-		ProtectHostname ProtectProc ProcSubset PrivateTmp PrivateDevices PrivateIPC PrivateMounts PrivateUsers ReadWritePaths ReadOnlyPaths
-		InaccessiblePaths ExecPaths NoExecPaths TemporaryFileSystem BindPaths BindReadOnlyPaths DevicePolicy DeviceAllow MountFlags
-		RestrictAddressFamilies RestrictNamespaces RestrictRealtime RestrictSUIDSGID RestrictFileSystems LockPersonality MemoryDenyWriteExecute
-		RemoveIPC SystemCallArchitectures SystemCallFilter SystemCallErrorNumber SystemCallLog SecureBits KeyringMode Personality
-		IPAddressAllow IPAddressDeny IPAccounting SocketBindAllow SocketBindDeny RestrictNetworkInterfaces
-		Nice OOMScoreAdjust OOMPolicy IOSchedulingClass IOSchedulingPriority CPUSchedulingPolicy CPUSchedulingPriority Slice Delegate
-		CPUWeight CPUQuota CPUAccounting MemoryMin MemoryLow MemoryHigh MemoryMax MemorySwapMax MemoryAccounting TasksMax TasksAccounting IOWeight
-		IOAccounting SyslogIdentifier SyslogFacility SyslogLevel SyslogLevelPrefix LogLevelMax LogRateLimitIntervalSec LogRateLimitBurst
-		TimeoutStartFailureMode TimeoutStopFailureMode CoredumpFilter`),
+		`ProtectSystem ProtectHome ProtectKernelTunables ProtectKernelModules ProtectKernelLogs ProtectControlGroups
+		ProtectClock ProtectHostname ProtectProc ProcSubset PrivateTmp PrivateDevices PrivateIPC PrivateMounts
+		PrivateUsers ReadWritePaths ReadOnlyPaths InaccessiblePaths ExecPaths NoExecPaths TemporaryFileSystem
+		BindPaths BindReadOnlyPaths DevicePolicy DeviceAllow MountFlags RestrictAddressFamilies RestrictNamespaces
+		RestrictRealtime RestrictSUIDSGID RestrictFileSystems LockPersonality MemoryDenyWriteExecute RemoveIPC
+		SystemCallArchitectures SystemCallFilter SystemCallErrorNumber SystemCallLog SecureBits KeyringMode
+		Personality IPAddressAllow IPAddressDeny IPAccounting SocketBindAllow SocketBindDeny RestrictNetworkInterfaces
+		Nice OOMScoreAdjust OOMPolicy IOSchedulingClass IOSchedulingPriority CPUSchedulingPolicy CPUSchedulingPriority
+		Slice Delegate CPUWeight CPUQuota CPUAccounting MemoryMin MemoryLow MemoryHigh MemoryMax MemorySwapMax
+		MemoryAccounting TasksMax TasksAccounting IOWeight IOAccounting SyslogIdentifier SyslogFacility SyslogLevel
+		SyslogLevelPrefix LogLevelMax LogRateLimitIntervalSec LogRateLimitBurst TimeoutStartFailureMode
+		TimeoutStopFailureMode CoredumpFilter`),
 	"Install": {},
 }
 
