@@ -13,9 +13,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
 )
 
-// Build makes an image's tree by running a provisioning script, which begins with #!, as root on top of a base tree, of
-// which it keeps a copy. The script has no network. What it writes becomes the tree, except below /dev, /proc, /run,
-// /sys and /tmp. The error of a script that failed has what it said.
+// Build runs a provisioning script as root on a copy of the tree base and returns the directory of the resulting tree.
+// The script must begin with #!. It has no network access. Everything that the script writes becomes part of the tree,
+// except files below /dev, /proc, /run, /sys and /tmp. If the script fails, the error contains its output.
 func (r *Runner) Build(ctx context.Context, base, script string, environment map[string]string) (string, error) {
 	r.mu.Lock()
 	r.builds++
@@ -70,7 +70,7 @@ func (r *Runner) provision(ctx context.Context, name, tree, work, script string,
 		return err
 	}
 	defer release()
-	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })() // it may have ended by itself
+	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })() // The process may have ended already.
 	if err := cmd.Wait(); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

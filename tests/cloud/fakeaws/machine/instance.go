@@ -18,30 +18,32 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
 )
 
-// Addresses inside of every machine.
+// Addresses that exist inside every machine.
 const (
 	metadataAddress = "169.254.169.254"
 	apiAddress      = "169.254.170.1"
 	resolverAddress = "169.254.169.253"
 )
 
-// Instance is one machine.
+// Instance is one machine. Its methods may be called concurrently.
 type Instance struct {
 	runner *Runner
 	spec   ec2.MachineSpec
 	tree   string
-	// booted is closed when init listens or never will, dead when nothing is left.
+	// booted is closed when init listens, or when it is certain that init never will. dead is closed when nothing of
+	// the machine is left.
 	booted, dead chan struct{}
 
-	// mu is held while the machine changes: at boot, when something is plugged, when it ends.
+	// mu is held while the machine changes: while it boots, while an interface is plugged or unplugged, and while it
+	// ends.
 	mu      sync.Mutex
 	ns      *netns
 	cmd     *exec.Cmd
-	ports   map[string]*port // by MAC
+	ports   map[string]*port // By MAC address.
 	servers []*http.Server
 	release func()
 
-	// pulled is guarded by state, which is held for moments only.
+	// pulled is set by Stop. It is guarded by state, which is never held during a blocking call.
 	state  sync.Mutex
 	pulled bool
 }
@@ -58,14 +60,14 @@ func (i *Instance) Ended() bool {
 	}
 }
 
-// Dead is closed when nothing of the machine is left.
+// Dead returns a channel that is closed when nothing of the machine is left.
 func (i *Instance) Dead() <-chan struct{} { return i.dead }
 
-// LogPath is the file, on the host, to which the machine's console, boot script and services write. It stays when the
-// machine has ended.
+// LogPath returns the path, on the host, of the file that receives the output of the machine's console, boot script and
+// services. The file remains after the machine has ended.
 func (i *Instance) LogPath() string { return i.runner.logPath(i.spec.ID) }
 
-// boot makes the machine and waits for its end. It is called with mu held.
+// boot starts the machine and waits for its end. The caller must hold mu. boot releases it.
 func (i *Instance) boot() {
 	log, err := os.OpenFile(i.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	var ready <-chan struct{}
@@ -73,7 +75,7 @@ func (i *Instance) boot() {
 		if ready, err = i.make(log); err != nil {
 			fmt.Fprintf(log, "The machine cannot be made: %v\n", err)
 		}
-		_ = log.Close() // the machine has its own
+		_ = log.Close() // The machine holds its own copy.
 	}
 	i.mu.Unlock()
 	if err != nil {
@@ -101,7 +103,7 @@ func (i *Instance) boot() {
 	}
 }
 
-// make brings the machine up.
+// make creates the machine's namespace, metadata service and first process. ready is closed when init listens.
 func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
 	if i.ns, err = newNetns(); err != nil {
 		return nil, err
@@ -109,7 +111,8 @@ func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
 	if err := i.ns.set(settings); err != nil {
 		return nil, err
 	}
-	// Local without being an address of any interface: programs that list those see what they would see on an instance.
+	// These routes make the addresses local without assigning them to an interface. Programs that list the addresses of
+	// interfaces then see the same list as on an EC2 instance.
 	lines := []string{"link set lo up"}
 	for _, a := range []string{metadataAddress, apiAddress, resolverAddress} {
 		lines = append(lines, "route add local "+a+"/32 dev lo")
@@ -140,8 +143,8 @@ func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
 	return ready, err
 }
 
-// hostname is what EC2 gives by the address, or by the ID where there is no IPv4.
-// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/hostname-types.html
+// hostname returns the name that EC2 derives from the IPv4 address, or from the instance ID if there is no IPv4
+// address. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/hostname-types.html
 func (i *Instance) hostname() string {
 	for _, a := range i.spec.Primary.Addresses {
 		if a.Addr().Is4() {
@@ -151,7 +154,7 @@ func (i *Instance) hostname() string {
 	return i.spec.ID
 }
 
-// serve listens inside of the machine.
+// serve runs an HTTP server inside the machine, on port 80 of the address.
 func (i *Instance) serve(address string, handler http.Handler) error {
 	var listener net.Listener
 	err := i.ns.do(func() (err error) {
@@ -163,11 +166,11 @@ func (i *Instance) serve(address string, handler http.Handler) error {
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	i.servers = append(i.servers, server)
-	go func() { _ = server.Serve(listener) }() // ends with the machine
+	go func() { _ = server.Serve(listener) }() // Ends with the machine.
 	return nil
 }
 
-// clear removes what the machine had outside of its processes.
+// clear removes the parts of the machine that are not processes: HTTP servers, ports and the namespace.
 func (i *Instance) clear() {
 	var errs []error
 	for _, s := range i.servers {
@@ -196,7 +199,7 @@ func (i *Instance) Stop() {
 	i.state.Unlock()
 	i.mu.Lock()
 	if i.cmd != nil && i.cmd.Process != nil {
-		_ = i.cmd.Process.Kill() // it may have ended by itself
+		_ = i.cmd.Process.Kill() // The process may have ended already.
 	}
 	i.mu.Unlock()
 	<-i.dead

@@ -14,10 +14,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
 )
 
-// commandTime bounds a command that a test runs, booted included.
+// commandTime limits the duration of a command that a test runs, including the wait for the boot.
 const commandTime = 2 * time.Minute
 
-// ExitError is the end of a command that failed inside of a machine.
+// ExitError is the error of a command inside a machine that ended with an exit code other than 0.
 type ExitError struct {
 	Code   int
 	Errors string
@@ -27,8 +27,8 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("exit code %d: %s", e.Code, strings.TrimSpace(e.Errors))
 }
 
-// Exec runs a command inside of a machine, as root, and returns its standard output. It waits until the machine has
-// booted. A command that ends with another code than 0 is an [*ExitError].
+// Exec runs a command inside a machine, as root, and returns its standard output. It first waits until the machine has
+// booted. If the exit code is not 0, the error is an [*ExitError].
 func (r *Runner) Exec(id string, argv ...string) (string, error) {
 	i, ok := r.Machine(id)
 	if !ok {
@@ -47,7 +47,7 @@ func (i *Instance) exec(ctx context.Context, request control.Request) (string, e
 	if err := i.wait(ctx); err != nil {
 		return "", err
 	}
-	// The socket lies in the machine's own mounts, which are reached through its first process.
+	// The socket is in the machine's own mount namespace, which is reachable through the machine's first process.
 	path := fmt.Sprintf("/proc/%d/root%s", i.cmd.Process.Pid, control.Socket)
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -63,7 +63,7 @@ func (i *Instance) exec(ctx context.Context, request control.Request) (string, e
 	return string(answer.Output), err
 }
 
-// wait for init.
+// wait blocks until init listens. It returns an error if ctx ends first or if the machine has ended.
 func (i *Instance) wait(ctx context.Context) error {
 	select {
 	case <-i.booted:
@@ -76,7 +76,7 @@ func (i *Instance) wait(ctx context.Context) error {
 	return nil
 }
 
-// Logs returns what a machine wrote so far, empty for one that never was.
+// Logs returns the machine's output so far. It is empty for a machine that was never started.
 func (r *Runner) Logs(id string) string {
 	text, err := os.ReadFile(r.logPath(id))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -85,7 +85,7 @@ func (r *Runner) Logs(id string) string {
 	return string(text)
 }
 
-// Dial connects from inside of a machine. The address is an IP address with a port.
+// Dial connects from inside a machine. The address must be an IP address with a port.
 func (r *Runner) Dial(ctx context.Context, id, network, address string) (net.Conn, error) {
 	i, ok := r.Machine(id)
 	if !ok {
@@ -99,7 +99,7 @@ func (r *Runner) Dial(ctx context.Context, id, network, address string) (net.Con
 	return ns.dial(ctx, network, address)
 }
 
-// network returns the machine's network namespace, held open for the caller.
+// network returns the machine's network namespace with a new open file, which the caller must close.
 func (i *Instance) network() (*netns, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -110,7 +110,7 @@ func (i *Instance) network() (*netns, error) {
 	return &netns{f}, err
 }
 
-// DialVPC connects from a host in a VPC that is no machine.
+// DialVPC connects from a host in a VPC that is not a machine.
 func (r *Runner) DialVPC(ctx context.Context, vpc, network, address string) (net.Conn, error) {
 	v, err := r.network(vpc)
 	if err != nil {
@@ -119,8 +119,9 @@ func (r *Runner) DialVPC(ctx context.Context, vpc, network, address string) (net
 	return v.ns.dial(ctx, network, address)
 }
 
-// ListenVPC listens on a host in a VPC that is no machine, for what stands in a VPC without being an instance: a load
-// balancer, an endpoint. The address is added to the host and has the VPC's prefix length; port 0 is any.
+// ListenVPC listens on a host in a VPC that is not a machine. It serves the parts of a VPC that are not instances, such
+// as load balancers and endpoints. ListenVPC adds the address to the host, with the VPC's prefix length. Port 0 selects
+// any free port.
 func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.Listener, error) {
 	v, err := r.network(vpc)
 	if err != nil {
@@ -138,12 +139,12 @@ func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.L
 	return l, err
 }
 
-// dialTime bounds a connection, as a lost packet is never answered.
+// dialTime limits a connection attempt, because a dropped packet never gets an answer.
 const dialTime = 10 * time.Second
 
 func (n *netns) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	if _, err := netip.ParseAddrPort(address); err != nil {
-		return nil, fmt.Errorf("dial: %w", err) // a name would be looked up on another thread, in the host's network
+		return nil, fmt.Errorf("dial: %w", err) // A name would be resolved on another thread, in the host's network.
 	}
 	err = n.do(func() (err error) {
 		conn, err = (&net.Dialer{Timeout: dialTime}).DialContext(ctx, network, address)

@@ -15,14 +15,14 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// metadata is the instance metadata service of one machine. The hop limit is not enforced: no packet travels.
-// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html
+// metadata is the instance metadata service of one machine. It does not enforce the hop limit, because requests do not
+// travel as packets. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html
 type metadata struct {
 	spec ec2.MachineSpec
 	now  func() time.Time
 
 	mu     sync.Mutex
-	tokens map[string]time.Time // until when they are good
+	tokens map[string]time.Time // Token to its expiry.
 }
 
 const (
@@ -35,7 +35,7 @@ func newMetadata(spec ec2.MachineSpec) *metadata {
 	return &metadata{spec: spec, now: time.Now, tokens: map[string]time.Time{}}
 }
 
-// version is the first part of the path.
+// version matches the first part of the path.
 var version = regexp.MustCompile(`^(latest|1\.0|20[0-9]{2}-[0-9]{2}-[0-9]{2})$`)
 
 // ServeHTTP implements [http.Handler].
@@ -70,14 +70,14 @@ func (m *metadata) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(w, kind, text)
 }
 
-// token answers PUT /latest/api/token.
+// token answers requests for /latest/api/token. Only PUT is allowed.
 func (m *metadata) token(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPut {
 		w.Header().Set("Allow", "OPTIONS, PUT")
 		refuse(w, http.StatusMethodNotAllowed)
 		return
 	}
-	// From behind a proxy no session can be opened.
+	// IMDSv2 refuses a session to a request that came through a proxy.
 	if _, forwarded := r.Header["X-Forwarded-For"]; forwarded {
 		refuse(w, http.StatusForbidden)
 		return
@@ -88,7 +88,7 @@ func (m *metadata) token(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	id := make([]byte, 40)
-	_, _ = rand.Read(id) // never fails
+	_, _ = rand.Read(id) // Never fails.
 	token := base64.URLEncoding.EncodeToString(id)
 	m.mu.Lock()
 	m.tokens[token] = m.now().Add(time.Duration(ttl) * time.Second)
@@ -97,7 +97,8 @@ func (m *metadata) token(w http.ResponseWriter, r *http.Request) {
 	answer(w, "text/plain", []byte(token))
 }
 
-// allowed looks at the request's token. Without one a request is of version 1.
+// allowed reports whether the request's token is valid. A request without a token is an IMDSv1 request, which is
+// allowed unless the machine requires tokens.
 func (m *metadata) allowed(w http.ResponseWriter, r *http.Request) bool {
 	tokens, given := r.Header[tokenHeader]
 	if !given {
@@ -113,7 +114,7 @@ func (m *metadata) allowed(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// get looks a path up below the version.
+// get returns the content type and text of a path below the version. ok is false if the path does not exist.
 func (m *metadata) get(path string) (kind string, text []byte, ok bool) {
 	switch path {
 	case "":
@@ -137,7 +138,7 @@ func (m *metadata) get(path string) (kind string, text []byte, ok bool) {
 	if !ok || m.spec.Metadata == nil {
 		return "", nil, false
 	}
-	// A directory is found with and without the slash at its end.
+	// A directory is found with and without a trailing slash.
 	for _, p := range []string{path, strings.TrimSuffix(path, "/"), path + "/"} {
 		if value, ok := m.spec.Metadata(p); ok {
 			return "text/plain", []byte(value), true
@@ -146,7 +147,7 @@ func (m *metadata) get(path string) (kind string, text []byte, ok bool) {
 	return "", nil, false
 }
 
-// document is the instance identity document, without its signature.
+// document returns the instance identity document, without its signature.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-identity-documents.html
 func (m *metadata) document() []byte {
 	if m.spec.Metadata != nil {
@@ -171,7 +172,7 @@ func (m *metadata) document() []byte {
 		"ramdiskId": nil, "region": value("placement/region"), "version": "2017-09-30",
 	}, "", "  ")
 	if err != nil {
-		return nil // it is made of strings
+		return nil // Unreachable: the document has only strings.
 	}
 	return text
 }
@@ -179,7 +180,7 @@ func (m *metadata) document() []byte {
 func answer(w http.ResponseWriter, kind string, text []byte) {
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
-	_, _ = w.Write(text) // the asker may be gone
+	_, _ = w.Write(text) // The client may have closed the connection.
 }
 
 func refuse(w http.ResponseWriter, status int) {

@@ -16,14 +16,14 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/boot"
 )
 
-// netns is a network namespace without a name: it lives as long as this file is open, or a process or socket is in it.
+// netns is a network namespace without a name. It exists as long as its file is open, or a process or socket is in it.
 type netns struct{ file *os.File }
 
-// thread runs a function on a thread of its own, which ends with it: namespaces are a thread's.
+// thread runs f on a new operating system thread, which ends with f. Namespaces belong to threads.
 func thread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // Never unlocked: the thread ends with the goroutine.
 		result <- f()
 	}()
 	return <-result
@@ -43,7 +43,7 @@ func newNetns() (ns *netns, err error) {
 
 func (n *netns) close() error { return n.file.Close() }
 
-// do runs a function inside.
+// do runs f inside the namespace.
 func (n *netns) do(f func() error) error {
 	return thread(func() error {
 		if err := n.enter(); err != nil {
@@ -53,7 +53,7 @@ func (n *netns) do(f func() error) error {
 	})
 }
 
-// enter moves the current thread, which has to be locked.
+// enter moves the current thread into the namespace. The goroutine must be locked to its thread.
 func (n *netns) enter() error {
 	if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("enter network namespace: %w", err)
@@ -61,11 +61,11 @@ func (n *netns) enter() error {
 	return nil
 }
 
-// path is for programs of this machine.
+// path returns a path of the namespace that programs on this host can open.
 func (n *netns) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
-// ip runs commands of ip(8) inside, all or up to the first that fails. Those that begin with -6 are run last, as ip
-// cannot tell their family itself.
+// ip runs commands of ip(8) inside the namespace, until the first one fails. Commands that begin with -6 run last,
+// because ip cannot detect their address family.
 func (n *netns) ip(lines ...string) error {
 	var four, six []string
 	for _, l := range lines {
@@ -83,7 +83,7 @@ func (n *netns) ip(lines ...string) error {
 	})
 }
 
-// show returns what ip(8) says inside.
+// show returns the output of ip(8), run inside the namespace.
 func (n *netns) show(arguments ...string) (text string, err error) {
 	err = n.do(func() error {
 		out, err := exec.Command("ip", arguments...).Output() //nolint:noctx // it does not wait for anything
@@ -105,7 +105,7 @@ func batch(lines []string, arguments ...string) error {
 	return nil
 }
 
-// set writes settings of the kernel, below /proc/sys/net. Those of a kernel without IPv6 are left out.
+// set writes kernel settings below /proc/sys/net. It skips IPv6 settings if the kernel has no IPv6.
 func (n *netns) set(settings map[string]string) error {
 	return n.do(func() error {
 		for name, value := range settings {
@@ -118,8 +118,8 @@ func (n *netns) set(settings map[string]string) error {
 	})
 }
 
-// starter is the thread that starts the machines' first processes and lasts as long as they may: the kernel kills them
-// when it ends.
+// starter is the thread that starts the first processes of the machines. It must outlive them, because the kernel kills
+// a machine's first process when the thread ends.
 type starter struct {
 	jobs chan func()
 	done chan struct{}
@@ -130,7 +130,7 @@ func newStarter() (*starter, error) {
 	s := &starter{jobs: make(chan func()), done: make(chan struct{})}
 	home := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // Never unlocked: the thread ends with the goroutine.
 		defer close(s.done)
 		f, err := os.Open("/proc/thread-self/ns/net")
 		home <- err
@@ -142,7 +142,7 @@ func newStarter() (*starter, error) {
 		for job := range s.jobs {
 			job()
 			if err := own.enter(); err != nil {
-				panic(err) // the thread would be lost in a machine
+				panic(err) // Otherwise the thread would stay in the machine's namespace.
 			}
 		}
 	}()
@@ -166,7 +166,8 @@ func (s *starter) close() {
 	<-s.done
 }
 
-// command is the first process of a machine, in namespaces of its own. files are from [boot.Spec] on.
+// command returns the command that starts the first process of a machine, in new namespaces. The machine inherits
+// files, with numbers from [boot.Spec] on.
 func command(guest string, files []*os.File, log *os.File) *exec.Cmd {
 	return &exec.Cmd{Path: guest, Args: []string{"guest", "enter"}, Env: []string{}, Dir: "/", Stdout: log, Stderr: log,
 		ExtraFiles: files,
@@ -176,7 +177,7 @@ func command(guest string, files []*os.File, log *os.File) *exec.Cmd {
 		}}
 }
 
-// specFile is a file without a name that holds what the machine is.
+// specFile returns an unnamed file that contains the machine's configuration.
 func specFile(c boot.Config) (*os.File, error) {
 	text, err := json.Marshal(c)
 	if err != nil {

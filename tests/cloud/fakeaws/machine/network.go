@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// vpc is a network: a bridge in a namespace of its own, where the VPC's router would be a host.
+// vpc is the network of one VPC: a bridge in its own namespace. The bridge also takes the place of the VPC's router.
 type vpc struct {
 	ns *netns
 
@@ -24,12 +24,12 @@ type vpc struct {
 // port is a network interface that is plugged into a machine.
 type port struct {
 	vpc  *vpc
-	name string // on the bridge
+	name string // Name of the bridge's end.
 	nic  ec2.NIC
 }
 
-// settings of the kernel in every namespace: addresses work at once, are announced when they come up, and are answered
-// for only by the interface that has them.
+// settings are the kernel settings of every namespace. They make addresses usable immediately and announce them when
+// they come up. They also make only the interface that has an address answer for it.
 var settings = map[string]string{
 	"ipv4/conf/all/arp_notify": "1", "ipv4/conf/default/arp_notify": "1", "ipv4/conf/all/arp_ignore": "1",
 	"ipv4/conf/all/arp_announce": "2",
@@ -39,7 +39,7 @@ var settings = map[string]string{
 	"ipv6/conf/all/ndisc_notify":  "1", "ipv6/conf/default/ndisc_notify": "1",
 }
 
-// network returns a VPC's network, which is made when it is first needed.
+// network returns the network of a VPC. It creates the network on the first call.
 func (r *Runner) network(id string) (*vpc, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,14 +55,14 @@ func (r *Runner) network(id string) (*vpc, error) {
 		err = ns.ip("link set lo up", "link add br0 type bridge mcast_snooping 0", "link set br0 up")
 	}
 	if err != nil {
-		_ = ns.close() // the error above is the one to tell
+		_ = ns.close() // The error above is more useful.
 		return nil, fmt.Errorf("network of %s: %w", id, err)
 	}
 	r.vpcs[id] = v
 	return v, nil
 }
 
-// plug connects a machine's namespace with a network.
+// plug connects a machine's namespace to the network.
 func (v *vpc) plug(ns *netns, nic ec2.NIC) (*port, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -74,7 +74,7 @@ func (v *vpc) plug(ns *netns, nic ec2.NIC) (*port, error) {
 	}
 	for _, a := range nic.Addresses {
 		if network := a.Masked(); !slices.Contains(v.networks, network) {
-			// The first address of a network is its router's.
+			// The first address of a network belongs to its router.
 			// https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html
 			line := fmt.Sprintf("addr add %s dev br0", netip.PrefixFrom(network.Addr().Next(), network.Bits()))
 			if network.Addr().Is6() {
@@ -92,18 +92,18 @@ func (v *vpc) plug(ns *netns, nic ec2.NIC) (*port, error) {
 		err = v.forwards(p)
 	}
 	if err == nil {
-		// Announces the addresses, of which neighbours may still know that nobody has them.
+		// Setting the MAC address again announces the addresses. Neighbors may have cached failed lookups for them.
 		err = ns.ip(fmt.Sprintf("link set %s address %s", p.device(), nic.MAC))
 	}
 	if err != nil {
-		_ = v.ns.ip("link del " + p.name) // the error above is the one to tell
+		_ = v.ns.ip("link del " + p.name) // The error above is more useful.
 		return nil, fmt.Errorf("plug %s: %w", nic.MAC, err)
 	}
 	return p, nil
 }
 
-// forwards waits until the bridge has seen that the machine's end of a port is up, which the kernel tells it a moment
-// later.
+// forwards waits until the bridge forwards packets to the port. The kernel informs the bridge a moment after the
+// machine's end of the port comes up.
 func (v *vpc) forwards(p *port) error {
 	for end := time.Now().Add(forwardTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		state, err := v.ns.show("-d", "link", "show", p.name)
@@ -117,10 +117,11 @@ func (v *vpc) forwards(p *port) error {
 	return errors.New("the bridge does not forward")
 }
 
-// forwardTime is far more than the kernel needs.
+// forwardTime limits the wait of forwards. The kernel needs far less.
 const forwardTime = 10 * time.Second
 
-// unplug takes it away again. What the machine was told of it goes with it, but for rules.
+// unplug removes the port from the network and the machine. The machine's addresses and routes vanish with the
+// interface, but unplug must delete the routing rules.
 func (p *port) unplug(ns *netns) error {
 	if err := p.vpc.remove(p); err != nil {
 		return err
@@ -155,14 +156,15 @@ func (p *port) rule(verb string, a netip.Prefix) string {
 		p.nic.Index)
 }
 
-// configuration is what the network tools of an image do, amazon-ec2-net-utils on Amazon's own: what comes from the
-// address of a further interface leaves through it; everything else through the first.
+// configuration returns the commands of ip(8) that configure the interface. They do what an image's network tools do,
+// such as amazon-ec2-net-utils on Amazon Linux. Packets from an address of a secondary interface leave through that
+// interface. All other packets leave through the first interface.
 func (p *port) configuration() []string {
 	var lines []string
 	for _, a := range p.nic.Addresses {
 		line := fmt.Sprintf("addr add %s dev %s metric %d", a, p.device(), 512+p.nic.Index)
 		if a.Addr().Is6() {
-			line += " nodad" // nobody else has it, and it is to work at once
+			line += " nodad" // The address is unique, and must work immediately.
 		}
 		lines = append(lines, line)
 	}

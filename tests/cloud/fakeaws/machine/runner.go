@@ -1,12 +1,15 @@
-// Package machine owns the machines of the fake EC2: each is a set of processes in namespaces of its own, with a file
-// system that is the host's under an image's tree, a network interface in its VPC, the instance metadata service at its
-// usual address, and an init that runs the unmodified boot script and the image's real units.
+// Package machine owns the machines of the fake EC2. A machine is a set of processes in its own namespaces. It has
+// these parts:
+//   - a file system: the host's root with an image's tree over it;
+//   - a network interface in its VPC;
+//   - the instance metadata service at its usual address;
+//   - an init that runs the unmodified boot script and the image's real units.
 //
-// Invariant: a machine touches nothing outside of its namespaces, and nothing of it is left when it was stopped, when
-// the runner was closed or when the runner's process was killed: networks live in namespaces without a name, and every
-// first process ends with the thread that started it.
+// Invariant: a machine changes nothing outside its namespaces. Nothing of a machine is left after it is stopped, after
+// the runner is closed, or after the runner's process is killed. For this reason networks use unnamed namespaces, and
+// the first process of a machine ends with the thread that started it.
 //
-// It needs root, iproute2 and a kernel with namespaces, overlayfs, veth and bridges.
+// The package needs root, iproute2, and a kernel with namespaces, overlayfs, veth and bridges.
 package machine
 
 import (
@@ -30,26 +33,26 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
 )
 
-// guestPackage is the program that runs inside of the machines.
+// guestPackage is the program that runs inside the machines.
 const guestPackage = "github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/cmd/guest"
 
-// programs are the names of the guest inside of the machines.
+// programs are the names under which the guest program is installed in the machines.
 var programs = []string{"systemctl", "journalctl", "poweroff", "halt", "reboot", "shutdown"}
 
-// Config of a [Runner].
+// Config configures a [Runner].
 type Config struct {
-	// Dir keeps logs and built images, and for the time of the runner what it works with. Empty: a temporary directory,
-	// which Close removes.
+	// Dir holds logs, built images and, while the runner exists, its working files. If it is empty, New creates a
+	// temporary directory, which Close removes.
 	Dir string
-	// Images maps AMI IDs to directories with what lies over the host's root: units, programs, users. "" is for AMIs
-	// that are not named. A tree may not change while machines run on it.
+	// Images maps AMI IDs to directories that are mounted over the host's root. They contain units, programs and users.
+	// The key "" applies to all other AMIs. A tree must not change while machines run on it.
 	Images map[string]string
-	// API answers at http://169.254.170.1 inside; nil: nobody does.
+	// API serves http://169.254.170.1 inside the machines. If it is nil, nothing listens at that address.
 	API http.Handler
-	// Environment goes to the services and the boot script of every machine, as the manager's default environment of
-	// the image.
+	// Environment is added to the environment of the services and the boot script of every machine, like the default
+	// environment that an image sets for its service manager.
 	Environment map[string]string
-	// Guest is the program of the package cmd/guest, built without cgo; empty: it is built.
+	// Guest is the path of the program cmd/guest, built without cgo. If it is empty, New builds the program.
 	Guest string
 	Log   *slog.Logger
 }
@@ -58,7 +61,7 @@ type Config struct {
 type Runner struct {
 	Config
 	starter *starter
-	remove  []string // at Close
+	remove  []string // Paths that Close removes.
 
 	mu        sync.Mutex
 	closed    bool
@@ -70,7 +73,7 @@ type Runner struct {
 
 var _ ec2.Machines = (*Runner)(nil)
 
-// New returns a runner, or an error that names what this host lacks.
+// New returns a runner. If the host lacks a requirement, the error names it.
 func New(c Config) (*Runner, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("machines are made of namespaces and mounts, which only root can make: run this as root")
@@ -95,7 +98,7 @@ func New(c Config) (*Runner, error) {
 	return r, nil
 }
 
-// prepare makes the directories and the guest.
+// prepare creates the directories and the guest program.
 func (r *Runner) prepare() error {
 	if r.Dir == "" {
 		dir, err := os.MkdirTemp("", "machines-")
@@ -123,7 +126,8 @@ func (r *Runner) prepare() error {
 	return BuildGuest(context.Background(), r.Guest)
 }
 
-// BuildGuest builds the program that [Config.Guest] names. It is called from inside of this module.
+// BuildGuest builds the program for [Config.Guest] at the given path. The working directory must be inside this Go
+// module.
 func BuildGuest(ctx context.Context, path string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-o", path, guestPackage)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -141,7 +145,7 @@ func (r *Runner) clean() error {
 	return errors.Join(errs...)
 }
 
-// AddImage names a tree after the runner was made.
+// AddImage adds an entry to Config.Images. It may be called while the runner is in use.
 func (r *Runner) AddImage(ami, tree string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,7 +155,8 @@ func (r *Runner) AddImage(ami, tree string) {
 	r.Images[ami] = tree
 }
 
-// Close pulls all plugs and removes what the runner made, except for logs and images in a directory that was given.
+// Close stops all machines and removes everything that the runner created, except logs and images in a directory set by
+// Config.Dir.
 func (r *Runner) Close() error {
 	r.mu.Lock()
 	if r.closed {
@@ -176,7 +181,8 @@ func (r *Runner) Close() error {
 	return errors.Join(append(errs, r.clean())...)
 }
 
-// Start implements [ec2.Machines]. Errors that come after it returned end the machine and are in its log.
+// Start implements [ec2.Machines]. An error that occurs after Start has returned ends the machine and is written to the
+// machine's log.
 func (r *Runner) Start(spec ec2.MachineSpec) (ec2.Machine, error) {
 	i, err := r.start(spec)
 	if err != nil {
@@ -214,12 +220,12 @@ func (r *Runner) start(spec ec2.MachineSpec) (*Instance, error) {
 		ports: map[string]*port{}}
 	r.instances[spec.ID] = i
 	r.all = append(slices.DeleteFunc(r.all, (*Instance).Ended), i)
-	i.mu.Lock() // until it is up: who plugs or pulls waits for it
+	i.mu.Lock() // Held until the machine is up: Plug and Stop wait for it.
 	go i.boot()
 	return i, nil
 }
 
-// Machine returns one that was started, also when it has ended.
+// Machine returns the machine with the given ID, even if it has ended.
 func (r *Runner) Machine(id string) (*Instance, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -229,7 +235,7 @@ func (r *Runner) Machine(id string) (*Instance, bool) {
 
 func (r *Runner) logPath(id string) string { return filepath.Join(r.Dir, "logs", id+".log") }
 
-// identity is what the machine's own files say.
+// identity returns the files and the DMI entries that identify a machine.
 func (i *Instance) identity(hostname, machineID string) (files, dmi map[string]string) {
 	var hosts strings.Builder
 	hosts.WriteString("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")
@@ -259,12 +265,13 @@ func (i *Instance) identity(hostname, machineID string) (files, dmi map[string]s
 func baseFiles(hostname, machineID string) map[string]string {
 	return map[string]string{
 		"etc/hostname": hostname + "\n", "etc/machine-id": machineID + "\n",
-		// The VPC's resolver, at which nobody answers: it refuses at once.
+		// The address of the VPC's resolver. Nothing listens there, so that lookups fail immediately.
 		"etc/resolv.conf": "nameserver 169.254.169.253\noptions attempts:1 timeout:1\n",
 	}
 }
 
-// environment of the services: where AWS is, and what the caller adds.
+// environment returns the environment variables of the services: the AWS endpoint and the variables in
+// Config.Environment.
 func (r *Runner) environment() map[string]string {
 	environment := map[string]string{}
 	if r.API != nil {
@@ -275,14 +282,14 @@ func (r *Runner) environment() map[string]string {
 	return environment
 }
 
-// uuidOf begins with ec2, as those of instances do.
+// uuidOf derives a DMI UUID from an instance ID. It begins with "ec2", as on EC2 instances.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
 func uuidOf(id string) string {
 	return "ec2" + id[3:8] + "-" + id[8:12] + "-" + id[12:16] + "-" + id[16:20] + "-" + id[20:32]
 }
 
-// launch starts the first process of a machine. ready is closed when its init listens; release ends the machine when it
-// is called, or when this process ends.
+// launch starts the first process of a machine. ready is closed when its init listens. The machine ends when release is
+// called or when this process ends.
 func (r *Runner) launch(c boot.Config, ns *netns, log *os.File) (cmd *exec.Cmd, ready <-chan struct{}, release func(),
 	err error) {
 	c.Tree.Guest, c.Tree.GuestPath, c.Tree.Programs = r.Guest, control.Guest, programs
@@ -292,7 +299,7 @@ func (r *Runner) launch(c boot.Config, ns *netns, log *os.File) (cmd *exec.Cmd, 
 	var files []*os.File
 	defer func() {
 		for _, f := range files {
-			_ = f.Close() // the machine has its own
+			_ = f.Close() // The machine holds its own copy.
 		}
 	}()
 	spec, err := specFile(c)
@@ -319,10 +326,10 @@ func (r *Runner) launch(c boot.Config, ns *netns, log *os.File) (cmd *exec.Cmd, 
 	go func() {
 		defer close(listening)
 		defer up.Close()
-		_, _ = up.Read(make([]byte, 1)) // ends when init listens, or never will
+		_, _ = up.Read(make([]byte, 1)) // Returns when init listens, or never will.
 	}()
 	return cmd, listening, func() {
-		_ = life.Close() // the machine ends, if it has not yet
+		_ = life.Close() // Ends the machine if it still runs.
 		if err := os.Remove(c.Tree.Mount); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			r.Log.Warn("A directory of a machine stays", "error", err)
 		}

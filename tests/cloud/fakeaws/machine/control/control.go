@@ -1,7 +1,8 @@
-// Package control owns what is said between a machine's init and those who ask it: the systemctl inside of it and the
+// Package control owns the protocol between a machine's init and its clients: systemctl inside the machine and the
 // runner outside.
 //
-// Invariant: one connection carries one request and one answer; who hangs up before the answer has called it off.
+// Invariant: one connection carries one request and one response. A client that closes the connection before the
+// response cancels the request.
 package control
 
 import (
@@ -14,34 +15,34 @@ import (
 	"syscall"
 )
 
-// Socket is where init listens, inside of the machine. Only root may connect.
+// Socket is the path, inside the machine, of the socket on which init listens. Only root may connect.
 const Socket = "/run/fakeaws/control"
 
-// Guest is where the program that is init, systemctl and the others lies inside of the machine.
+// Guest is the path, inside the machine, of the program that serves as init, systemctl and the related programs.
 const Guest = "/usr/lib/fakeaws/guest"
 
-// largest is the size of a message in bytes, more than any output that tests ask for.
+// largest is the maximum size of a message in bytes. It exceeds any output that the tests request.
 const largest = 64 << 20
 
-// Request is a program that init runs, or is itself.
+// Request names a program that init runs, or a program that init answers for.
 type Request struct {
-	// Program is "systemctl", "journalctl", "shutdown" and so on, which init answers itself, or "exec", which runs
-	// Args.
+	// Program is "exec", which runs Args, or a program that init answers for, such as "systemctl", "journalctl" or
+	// "shutdown".
 	Program string
 	Args    []string
-	// Environment, Directory and Input are for exec; Environment comes on top of the machine's default one.
+	// Environment, Directory and Input apply to "exec" only. Environment is added to the machine's default environment.
 	Environment []string
 	Directory   string
 	Input       []byte
 }
 
-// Response is how it ended.
+// Response is the result of a request.
 type Response struct {
 	Code           int
 	Output, Errors []byte
 }
 
-// Send asks and waits for the answer. When ctx ends it hangs up.
+// Send writes a request and waits for the response. When ctx ends, Send closes the connection and returns an error.
 func Send(ctx context.Context, conn net.Conn, r Request) (Response, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
@@ -66,8 +67,8 @@ func failed(ctx context.Context, err error) error {
 	return fmt.Errorf("ask init: %w", err)
 }
 
-// Serve answers requests, each in a goroutine, until the listener is closed. A handler's context ends when the asker
-// hangs up.
+// Serve answers requests, each in its own goroutine, until the listener is closed. The context of a handler ends when
+// the client closes the connection.
 func Serve(l net.Listener, handle func(context.Context, Request) Response) error {
 	for {
 		conn, err := l.Accept()
@@ -87,15 +88,15 @@ func serve(conn net.Conn, handle func(context.Context, Request) Response) {
 	decoder := json.NewDecoder(io.LimitReader(conn, largest))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&r); err != nil {
-		// the asker may be gone
+		// The client may have closed the connection.
 		_ = json.NewEncoder(conn).Encode(Response{Code: 1, Errors: fmt.Appendf(nil, "read request: %v\n", err)})
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
-		_, _ = conn.Read(make([]byte, 1)) // returns when the asker hangs up
+		_, _ = conn.Read(make([]byte, 1)) // Returns when the client closes the connection.
 		cancel()
 	}()
-	_ = json.NewEncoder(conn).Encode(handle(ctx, r)) // the asker may be gone
+	_ = json.NewEncoder(conn).Encode(handle(ctx, r)) // The client may have closed the connection.
 }

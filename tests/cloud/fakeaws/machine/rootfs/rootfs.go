@@ -1,8 +1,8 @@
-// Package rootfs owns the file system that a machine sees: the host's own root under an image's tree, and memory for
-// what is written.
+// Package rootfs owns the file system that a machine sees: the host's root, an image's tree over it, and memory for
+// what the machine writes.
 //
-// Invariant: nothing written inside reaches a file of the host, and the host's homes, build trees and locally installed
-// programs are not seen.
+// Invariant: no write inside a machine reaches a file of the host. Home directories, build trees and locally installed
+// programs of the host are not visible.
 package rootfs
 
 import (
@@ -18,26 +18,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree says what is mounted.
+// Tree describes the file system of a machine.
 type Tree struct {
-	// Mount is an empty directory on the host; what is mounted there is seen by this mount namespace only.
+	// Mount is an empty directory on the host. Only the machine's mount namespace sees what is mounted there.
 	Mount string
-	// Layers are directories, the topmost first, that lie over the host's root. They may not be below /etc, /usr or
-	// /var: overlayfs refuses that.
+	// Layers are directories that lie over the host's root, topmost first. They must not be below /etc, /usr or /var,
+	// because overlayfs refuses such layers.
 	Layers []string
-	// Upper takes what is written, with Work beside it on the same file system; empty: memory.
+	// Upper receives the machine's writes. Work is a directory on the same file system. If Upper is empty, writes go to
+	// memory.
 	Upper, Work string
-	// Files are a layer of their own above the others: path to content.
+	// Files maps paths to contents. The files form a layer above Layers.
 	Files map[string]string
-	// DMI are files of /sys/class/dmi/id.
+	// DMI maps names of files in /sys/class/dmi/id to contents.
 	DMI map[string]string
-	// Guest is the program that is put at GuestPath, and as Programs in /usr/bin.
+	// Guest is the path, on the host, of the program that appears at GuestPath and, under the names Programs, in
+	// /usr/bin.
 	Guest, GuestPath string
 	Programs         []string
 }
 
-// From the host come these directories only; others at the top are of that host. Of those below, hidden ones are as on
-// a fresh installation.
+// kept are the only top-level directories that a machine sees of its host. kernel are the mount points of kernel file
+// systems. hidden are paths below kept that a machine sees as on a fresh installation.
 var (
 	kept   = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "usr", "var"}
 	kernel = []string{"dev", "proc", "run", "sys", "tmp"}
@@ -54,7 +56,7 @@ var (
 		"var/tmp":   0o777 | fs.ModeSticky}
 )
 
-// Enter mounts the tree and makes it the root of this process, whose mount namespace is its own.
+// Enter mounts the tree and makes it the root of this process. The process must be in its own mount namespace.
 func Enter(t Tree) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -91,12 +93,12 @@ func Enter(t Tree) error {
 	return enter(root)
 }
 
-// directories makes those at the top. Each is an overlay of its own: overlayfs takes no layers of which one lies in
-// another, and the host's root has all in it.
+// directories mounts the top-level directories, each as its own overlay. A single overlay is impossible: overlayfs
+// rejects layers that contain each other, and the host's root contains all of them.
 func (t Tree) directories(root string, layers []string) error {
 	upper, work, settings := filepath.Join(t.Mount, "upper"), filepath.Join(t.Mount, "work"), ""
 	if t.Upper != "" {
-		// it is to be a layer for others
+		// The result serves as a layer of other trees.
 		upper, work, settings = t.Upper, t.Work, ",redirect_dir=off,index=off,metacopy=off"
 	}
 	names, err := topNames(layers)
@@ -119,7 +121,7 @@ func (t Tree) directories(root string, layers []string) error {
 			return err
 		}
 		if len(lower) == 0 && t.Upper == "" {
-			continue // its own memory will do
+			continue // The machine's own tmpfs is enough.
 		}
 		up, wk := filepath.Join(upper, name), filepath.Join(work, name)
 		if err := like(lower, name, up, wk); err != nil {
@@ -147,8 +149,8 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, ":", `\:`, ",", `\,`).Replace(path)
 }
 
-// topNames are the directories at the top that hold files: the host's, the layers' and those of any machine, but not
-// the kernel's.
+// topNames returns the names of the top-level directories that hold files. They come from the host, the layers and the
+// list that every machine has. Kernel file systems are excluded.
 func topNames(layers []string) ([]string, error) {
 	names := slices.Clone(kept)
 	for name := range fresh {
@@ -180,7 +182,7 @@ func topNames(layers []string) ([]string, error) {
 	}), nil
 }
 
-// existing are the layers' directories of a name.
+// existing returns the directories with the given name in the layers.
 func existing(layers []string, name string) (dirs []string) {
 	for _, l := range layers {
 		path := filepath.Join(l, name)
@@ -191,8 +193,8 @@ func existing(layers []string, name string) (dirs []string) {
 	return dirs
 }
 
-// like makes the upper directory, whose mode and owner the machine sees: those of the lowest layer, which is the host's
-// where it has one.
+// like creates the upper and the work directory of an overlay. The machine sees the mode and the owner of the upper
+// directory. They are copied from the lowest layer, which is the host's directory if there is one.
 func like(lower []string, name, upper, work string) error {
 	mode, uid, gid := fresh[name], 0, 0
 	if mode == 0 {
@@ -224,7 +226,7 @@ func mount(source, target, kind string, flags uintptr, options string) error {
 	return nil
 }
 
-// mask makes a layer that hides what lies below it: a character device 0:0 is a whiteout to overlayfs.
+// mask writes a layer that hides the paths in hidden. In overlayfs a character device 0:0 is a whiteout.
 // https://www.kernel.org/doc/html/latest/filesystems/overlayfs.html#whiteouts-and-opaque-directories
 func mask(dir string) error {
 	for _, path := range hidden {
@@ -242,7 +244,7 @@ func mask(dir string) error {
 	return nil
 }
 
-// fill makes the machine's own files and links its programs.
+// fill writes the machine's own files and the links to its programs.
 func (t Tree) fill(dir string) error {
 	for path, content := range t.Files {
 		full := filepath.Join(dir, path)
@@ -269,7 +271,7 @@ func (t Tree) fill(dir string) error {
 			return err
 		}
 	}
-	// Where the host has them apart from /usr/bin, they come first.
+	// On hosts where these directories are separate from /usr/bin, they come first in the search path.
 	for _, sbin := range []string{"usr/sbin", "bin", "sbin"} {
 		if info, err := os.Lstat("/" + sbin); err != nil || !info.IsDir() {
 			continue
@@ -287,7 +289,7 @@ func (t Tree) fill(dir string) error {
 	return nil
 }
 
-// freshDirectories are there on every machine, empty unless the image fills them.
+// freshDirectories creates the directories that every machine has. They are empty unless the image fills them.
 func freshDirectories(root string) error {
 	paths := make([]string, 0, len(fresh))
 	for path := range fresh {
@@ -297,28 +299,29 @@ func freshDirectories(root string) error {
 	for _, path := range paths {
 		full := filepath.Join(root, path)
 		if _, err := os.Stat(full); err == nil && strings.Contains(path, "/") {
-			continue // as the image has it
+			continue // The image provides it.
 		}
 		if err := os.Mkdir(full, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		if err := os.Chmod(full, fresh[path]); err != nil { // Mkdir obeys the umask
+		if err := os.Chmod(full, fresh[path]); err != nil { // Mkdir applies the umask.
 			return err
 		}
 	}
 	return nil
 }
 
-// system mounts what the kernel has to say: /proc, /sys, /dev, and memory on /run and /tmp.
+// system mounts the kernel's file systems /proc, /sys and /dev, and memory on /run and /tmp.
 func (t Tree) system(root string) error {
 	in := func(path string) string { return filepath.Join(root, path) }
 	if err := mount("proc", in("proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
 	}
-	// Settings of the kernel are the host's, but for those of the network, which is the machine's own.
+	// Kernel settings belong to the host and are read-only. The network settings belong to the machine and are
+	// writable.
 	for _, path := range []string{"proc/sys", "proc/irq", "proc/bus", "proc/sysrq-trigger"} {
 		if _, err := os.Stat(in(path)); err != nil {
-			continue // not in this kernel
+			continue // This kernel does not have it.
 		}
 		if err := readOnly(in(path), in(path)); err != nil {
 			return err
@@ -359,7 +362,7 @@ func readOnly(from, to string) error {
 	return nil
 }
 
-// devices makes a minimal /dev. The console is a pipe with a name, which init empties.
+// devices creates a minimal /dev. The console is a named pipe from which init reads.
 func devices(dev string) error {
 	for name, number := range map[string][2]uint32{"null": {1, 3}, "zero": {1, 5}, "full": {1, 7}, "random": {1, 8},
 		"urandom": {1, 9}, "tty": {5, 0}} {
@@ -394,8 +397,8 @@ func devices(dev string) error {
 	return unix.Mkfifo(filepath.Join(dev, "console"), 0o600)
 }
 
-// hardware makes the part of /sys that programs look at: the firmware's tables, by which they know an instance, and the
-// network interfaces.
+// hardware creates the part of /sys that programs read: the network interfaces, and the firmware tables that identify
+// an EC2 instance.
 func (t Tree) hardware(sys string) error {
 	for _, name := range []string{".kernel", "class/net", "devices", "class/dmi/id"} {
 		if err := os.MkdirAll(filepath.Join(sys, name), 0o755); err != nil {
@@ -426,7 +429,7 @@ func (t Tree) hardware(sys string) error {
 	return unix.Mount("", sys, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
 }
 
-// enter makes a directory the root and forgets the old one.
+// enter makes a directory the root and detaches the old root.
 func enter(root string) error {
 	if err := os.Chdir(root); err != nil {
 		return err
@@ -440,8 +443,8 @@ func enter(root string) error {
 	return os.Chdir("/")
 }
 
-// Capabilities that a machine's processes can have: none that reach past its namespaces, for its root is the host's
-// root.
+// kernelCapabilities are the capabilities that a machine's processes may have. None of them reaches beyond the
+// machine's namespaces, because root in the machine is root on the host.
 const kernelCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
 	1<<unix.CAP_KILL |
 	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE |
@@ -450,14 +453,14 @@ const kernelCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<uni
 	1<<unix.CAP_SYS_RESOURCE |
 	1<<unix.CAP_AUDIT_WRITE | 1<<unix.CAP_SETFCAP
 
-// Confine takes all other capabilities from this thread and what it executes next.
+// Confine removes all other capabilities from this thread and from the programs that it executes.
 func Confine() error {
 	for bit := range uintptr(64) {
 		if kernelCapabilities&(uint64(1)<<bit) != 0 {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, bit, 0, 0, 0); errors.Is(err, unix.EINVAL) {
-			return nil // the kernel has no more
+			return nil // The kernel has no capability with this number.
 		} else if err != nil {
 			return fmt.Errorf("drop capability %d: %w", bit, err)
 		}

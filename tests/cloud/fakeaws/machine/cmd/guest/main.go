@@ -1,5 +1,5 @@
-// Command guest is the first process of a machine, and by other names the programs that talk to it: systemctl,
-// journalctl, poweroff, halt, reboot and shutdown.
+// Command guest is PID 1 of a machine. Under other names it is the programs that talk to PID 1: systemctl, journalctl,
+// poweroff, halt, reboot and shutdown.
 package main
 
 import (
@@ -47,15 +47,15 @@ func end(code int, err error) {
 	os.Exit(code)
 }
 
-// bound ties the machine's life to that of the runner, whose thread started it.
+// bound ends this process when the runner process ends, or when the runner's thread that started it ends.
 func bound() error {
-	runtime.LockOSThread() // main's goroutine keeps the thread: the signal is the thread's
+	runtime.LockOSThread() // Main's goroutine stays on this thread: the death signal is set per thread.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0, 0, 0); err != nil {
 		return err
 	}
 	lifeline := os.NewFile(boot.Lifeline, "lifeline")
 	go func() {
-		_, _ = io.Copy(io.Discard, lifeline) // ends when the runner is gone
+		_, _ = io.Copy(io.Discard, lifeline) // Returns when the runner process has ended.
 		os.Exit(1)
 	}()
 	return nil
@@ -70,8 +70,8 @@ func config() (c boot.Config, err error) {
 	return c, json.Unmarshal(text, &c)
 }
 
-// enter makes the machine out of its namespaces and goes on as its init, in a process image that has its capabilities
-// only.
+// enter sets up the machine inside its new namespaces. Then it executes init in a new process image that has only the
+// machine's capabilities.
 func enter() error {
 	if err := bound(); err != nil {
 		return err
@@ -94,13 +94,13 @@ func enter() error {
 	return syscall.Exec(control.Guest, []string{"guest", "init"}, nil)
 }
 
-// start is PID 1.
+// start runs init as PID 1 and returns the machine's exit code.
 func start() (int, error) {
 	if err := bound(); err != nil {
 		return 1, err
 	}
 	for _, fd := range []int{boot.Spec, boot.Ready, boot.Lifeline} {
-		unix.CloseOnExec(fd) // theirs that it starts are theirs
+		unix.CloseOnExec(fd) // The processes that init starts must not inherit these files.
 	}
 	c, err := config()
 	if err != nil {
@@ -122,7 +122,7 @@ func start() (int, error) {
 		Ready: os.NewFile(boot.Ready, "ready"), Host: host})
 }
 
-// ask is systemctl and its kin.
+// ask sends the arguments of systemctl and its related programs to init and prints the answer.
 func ask(program string, args []string) (int, error) {
 	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", control.Socket)
 	if errors.Is(err, os.ErrPermission) {
