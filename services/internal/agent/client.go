@@ -1,11 +1,11 @@
-// Package agent owns the program that runs on every VM: it registers the instance, keeps streams to the shard's leader,
-// makes keys, receives files, and reports health, notices and its own stopping.
+// Package agent implements the program that runs on every VM. The agent registers its instance, keeps streams to the
+// shard's leader, generates keys, and receives files. It reports health, termination notices, and its own shutdown.
 //
-// [Client] is the agent without its machine: everything that it touches is handed to it, so that a load generator runs
-// thousands of real ones in one process. [Run] is the composition root that puts it on a VM.
+// [Client] is the agent without the machine: its caller supplies every dependency. A load generator therefore runs
+// thousands of real clients in one process. [Run] assembles a client for the VM that it runs on.
 //
-// Invariant: the agent ends only when it is told to. Whatever fails is tried again with growing, jittered delays, or,
-// when trying again cannot help, waited for with one clear line in the log and a failing health endpoint.
+// Invariant: the agent ends only on a signal or when its context ends. It retries every failed step with growing,
+// jittered delays. If a retry cannot help, it logs one clear line, reports itself unhealthy, and waits.
 package agent
 
 import (
@@ -32,56 +32,57 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/receiver"
 )
 
-// Machine is what an agent knows of the VM that it runs on. Its methods are called by one goroutine at a time.
+// Machine describes the VM that an agent runs on. Only one goroutine at a time calls its methods.
 type Machine interface {
-	// Facts are looked up when the agent registers and at the start of every stream: they may change.
+	// Facts returns the current addresses and name. The agent calls it at registration and at the start of every
+	// stream, because they may change.
 	Facts() Facts
-	// Sample returns the metrics since the last call, and how long the machine has been up.
+	// Sample returns the metrics since the last call and the uptime of the machine.
 	Sample(ctx context.Context) (*nstancev1.Metrics, time.Duration)
 }
 
-// Facts are the addresses and the name under which a machine is reached; empty when it has none.
+// Facts are the addresses and the host name of a machine. A field is empty if the machine has no such address or name.
 type Facts struct {
 	IPv4, IPv6, Hostname string
 }
 
-// NoticeSource watches for the cloud's word that the VM will be taken away.
+// NoticeSource watches for the cloud's announcement that it will take the VM away.
 type NoticeSource interface {
-	// Watch calls notice at every change, with nil when a notice was withdrawn. It returns when ctx ends, or with an
-	// error when there is nothing to watch.
+	// Watch calls notice at every change. The argument is nil when the cloud withdraws a notice. Watch returns when ctx
+	// ends, or with an error if there is no source to watch.
 	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
 }
 
-// Options of a [Client]. All fields are required, unless they say otherwise.
+// Options configure a [Client]. Every field is required unless its comment says otherwise.
 type Options struct {
 	ID ident.ID
-	// RegistrationAddrs and AgentAddrs are host:port; several are tried in turn.
+	// RegistrationAddrs and AgentAddrs are in host:port form. The client tries several addresses in turn.
 	RegistrationAddrs, AgentAddrs []string
 	Identity, Keys, Files         folder.Folder
-	// The modes of files in the three folders.
+	// IdentityMode, KeysMode, and FilesMode are the modes of files in the three folders.
 	IdentityMode, KeysMode, FilesMode fs.FileMode
-	// Extensions of received files that are accepted beside the usual ones. Optional.
+	// Extensions are accepted for received files in addition to the default ones. Optional.
 	Extensions []string
 	Machine    Machine
-	// Hook is called after a batch changed files, with their names, never twice at a time. Optional.
+	// Hook runs after a batch changed files and receives their names. Calls never overlap. Optional.
 	Hook func(ctx context.Context, changed []string) error
-	// Dial connects to host:port. Optional: TCP.
+	// Dial connects to host:port. Optional. The default is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Version of the agent, for reports. Optional.
+	// Version of the agent, used in reports. Optional.
 	Version string
 	Log     *slog.Logger
 }
 
-// Client is one agent. [Client.Run] may be called once; the other methods at any time, by any goroutine.
+// Client is one agent. Call [Client.Run] at most once. The other methods are safe for concurrent use at any time.
 type Client struct {
 	Options
 	identity *identity.Store
 	keys     *keypair.Store
 	files    *receiver.Receiver
 	cert     atomic.Pointer[identity.Certificate]
-	hooked   chan struct{} // there may be something for the hook
-	wake     chan struct{} // there is something to report
-	// reportInterval is the latest interval that a server asked for, a time.Duration; zero: unknown.
+	hooked   chan struct{} // signals that the hook may have work
+	wake     chan struct{} // signals that there is something to report
+	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.
 	reportInterval atomic.Int64
 
 	mu       sync.Mutex
@@ -89,17 +90,17 @@ type Client struct {
 	health   health
 }
 
-// standing is what every stream's first report repeats.
+// standing is the state that the first report of every stream repeats.
 type standing struct {
 	termination *nstancev1.TerminationNotice
-	stop        *announcement // nil: none
-	urgent      bool          // the notice or the announcement is news
-	changed     bool          // files or keys may have changed since they were last looked at
-	unwell      string        // why the agent is not well
-	remark      string        // what else people should know
+	stop        *announcement // nil: no announcement
+	urgent      bool          // the notice or the announcement is not reported yet
+	changed     bool          // files or keys may have changed since the last report of them
+	unwell      string        // why the agent is unhealthy; empty: healthy
+	remark      string        // reported as the message of a healthy agent
 }
 
-// New returns an agent that has done nothing yet.
+// New returns an agent that is not running yet.
 func New(o Options) *Client {
 	if o.Dial == nil {
 		o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
@@ -116,8 +117,7 @@ func New(o Options) *Client {
 	}
 }
 
-// Run registers the instance if that is still to be done, then keeps streams to the server until ctx ends. It returns
-// ctx's error.
+// Run registers the instance if necessary, then keeps streams to the server until ctx ends. It returns ctx's error.
 func (c *Client) Run(ctx context.Context) error {
 	c.files = receiver.Open(c.Files, receiver.Options{Mode: c.FilesMode, Extensions: c.Extensions,
 		Hooked: c.Hook != nil, Log: c.Log})
@@ -133,14 +133,15 @@ func (c *Client) Run(ctx context.Context) error {
 }
 
 const (
-	// settled is how long a session must have lasted for the next delay to be the shortest again. A server that accepts
-	// and drops us at once, or a second agent with our identity, is not asked four times a second for ever.
+	// settled is the length of a session after which the reconnect delay returns to its minimum. Without it, the agent
+	// would reconnect four times a second to a server that accepts and then drops it. The same would happen if a second
+	// agent used this agent's identity.
 	settled = 5 * time.Second
-	// offline is for how long the agent may be without a session and still call itself well.
+	// offline is the longest time without a session during which the agent still reports itself healthy.
 	offline = 2 * time.Minute
 )
 
-// stayConnected holds one session after the other until ctx ends.
+// stayConnected runs sessions one after another until ctx ends.
 func (c *Client) stayConnected(ctx context.Context) error {
 	servers := addresses{configured: c.AgentAddrs}
 	delays := newDelays()
@@ -163,24 +164,24 @@ func (c *Client) stayConnected(ctx context.Context) error {
 		delays.MaxInterval = reconnect.LongestPause(time.Duration(c.reportInterval.Load())) * 3 / 4
 		delay := delays.NextBackOff()
 		c.Log.Warn("No session with the server; trying again", "error", err, "duration", delay)
-		// A notice does not wait for the delay to end.
+		// A notice or an announcement ends the delay early.
 		if err := c.pause(ctx, delay, c.wake); err != nil {
 			return err
 		}
 	}
 }
 
-// newDelays returns jittered delays from 250 ms that grow to [reconnect.MaxPause].
+// newDelays returns jittered delays that start at 250 to 500 ms and grow to at most [reconnect.MaxPause].
 func newDelays() *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{
 		InitialInterval:     375 * time.Millisecond, // 250 to 500 ms
 		RandomizationFactor: 1.0 / 3,
 		Multiplier:          2,
-		MaxInterval:         reconnect.MaxPause * 3 / 4, // with jitter: half of the longest pause to all of it
+		MaxInterval:         reconnect.MaxPause * 3 / 4, // with jitter: from half of the longest pause to all of it
 	}
 }
 
-// pause waits for d, or less when early (which may be nil) says so. It returns ctx's error when that ends first.
+// pause waits for d, or until early receives. early may be nil. pause returns ctx's error if ctx ends first.
 func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct{}) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -193,13 +194,14 @@ func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct
 	return nil
 }
 
-// addresses are the servers to try in turn. Where a server says who the leader is, that one is tried next, and soon: an
-// agent that has long been without a session would else wait for up to half a minute more, and be taken for dead.
+// addresses are the servers to try in turn. If a server names the leader, the client tries the leader next and without
+// a long delay. Otherwise an agent that has long been without a session would wait up to half a minute more, and the
+// leader would count it as dead.
 type addresses struct {
 	configured []string
 	turn       int
 	hinted     string
-	followed   bool // the last one was a hint
+	followed   bool // the last address returned by next was a hint
 }
 
 func (a *addresses) next() string {
@@ -213,8 +215,8 @@ func (a *addresses) next() string {
 	return addr
 }
 
-// hint takes the leader's address from an error, if there is one in it. It reports whether that is news: two servers
-// that name each other are not asked without pause.
+// hint takes the leader's address from an error that contains one. It reports whether the hint deserves an immediate
+// retry. It does not after a followed hint, so that two servers that name each other are not called without pause.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	if leader := notleader.FromError(err); leader != nil {
 		a.hinted = of(leader)
@@ -222,8 +224,8 @@ func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news 
 	return a.hinted != "" && !a.followed
 }
 
-// runHook runs the hook whenever files have changed; also for what changed before a restart. A failure is reported, not
-// tried again: the next change runs it anew.
+// runHook runs the hook whenever files have changed, including changes from before a restart. It reports a failure but
+// does not retry it. The hook runs again at the next change.
 func (c *Client) runHook(ctx context.Context) error {
 	for {
 		if changed := c.files.Pending(); len(changed) > 0 {
@@ -253,7 +255,7 @@ func (c *Client) runHook(ctx context.Context) error {
 	}
 }
 
-// update changes what there is to report, and has it reported.
+// update changes the state to report and triggers a report.
 func (c *Client) update(change func(*standing)) {
 	c.mu.Lock()
 	change(&c.standing)
@@ -268,13 +270,14 @@ func nudge(ch chan<- struct{}) {
 	}
 }
 
-// health is what the health endpoint says.
+// health is the state behind the health endpoint.
 type health struct {
-	problem error     // nil: well
-	since   time.Time // when the session was lost; zero: the problem counts at once
+	problem error     // nil: healthy
+	since   time.Time // when the session was lost; zero: the problem counts immediately
 }
 
-// Health returns nil while the agent is well: registered, and with a session, or without one for less than two minutes.
+// Health returns nil while the agent is healthy. It is healthy when it is registered and has had a session within the
+// last two minutes.
 func (c *Client) Health() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -284,7 +287,7 @@ func (c *Client) Health() error {
 	return c.health.problem
 }
 
-// Connected reports whether there is a session: the server has let the agent in.
+// Connected reports whether the agent has a session that the server accepted.
 func (c *Client) Connected() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -297,7 +300,7 @@ func (c *Client) setHealth(problem error) {
 	c.health = health{problem: problem}
 }
 
-// setOffline keeps since when there has been no session.
+// setOffline records that there is no session, why, and since when.
 func (c *Client) setOffline(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,14 +16,14 @@ import (
 
 const (
 	callTimeout = 15 * time.Second
-	// renonce is how often a refused agent looks for another nonce.
+	// renonce is the time between two checks for a new nonce after the server refused one.
 	renonce = 30 * time.Second
 )
 
 // errRefused marks a nonce that the server will never accept.
 var errRefused = errors.New("refused for good")
 
-// enroll returns when the agent has a certificate, or ctx ends.
+// enroll returns nil when the agent has a certificate. It returns ctx's error when ctx ends first.
 func (c *Client) enroll(ctx context.Context) error {
 	servers := addresses{configured: c.RegistrationAddrs}
 	delays := newDelays()
@@ -53,7 +53,7 @@ func (c *Client) enroll(ctx context.Context) error {
 			}
 			delays.Reset()
 			continue
-		case err.Error() != said: // the delays are in the log when there is news
+		case err.Error() != said: // log at warning level only if the error is a new one
 			said = err.Error()
 			c.Log.Warn("Not registered yet; trying again", "error", err)
 		default:
@@ -65,8 +65,8 @@ func (c *Client) enroll(ctx context.Context) error {
 	}
 }
 
-// tryEnroll takes the next steps to a certificate: the one that is stored, or a registration. A certificate counts,
-// also beside an error.
+// tryEnroll obtains a certificate: the stored one, or a new one by registration. A returned certificate is valid even
+// if the error is not nil.
 func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.Certificate, identity.Nonce, error) {
 	key, err := c.identity.Key()
 	if err != nil {
@@ -78,7 +78,7 @@ func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.C
 	}
 	nonce, err := c.identity.Nonce()
 	if err != nil {
-		if cert != nil { // expired: its renewal may still be accepted
+		if cert != nil { // expired: the server may still renew it
 			return cert, "", nil
 		}
 		return nil, "", errors.Join(stored, err)
@@ -114,7 +114,7 @@ func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.P
 	return c.identity.Accept(key, answer.GetCertificate(), answer.GetCaBundle())
 }
 
-// forGood tells answers that stay the same however often one asks from those that pass.
+// forGood reports whether the server would give the same answer to every retry.
 func forGood(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
@@ -125,7 +125,7 @@ func forGood(err error) bool {
 	}
 }
 
-// awaitNonce waits quietly until the folder holds another nonce than the one that was refused.
+// awaitNonce waits until the folder holds a nonce other than the refused one.
 func (c *Client) awaitNonce(ctx context.Context, refused identity.Nonce) error {
 	for {
 		if err := c.pause(ctx, renonce, nil); err != nil {

@@ -13,12 +13,13 @@ import (
 )
 
 const (
-	maxHookOutput = 8 << 10         // bytes that go to the log
-	hookPipes     = 2 * time.Second // for what a killed hook's children still hold open
+	maxHookOutput = 8 << 10         // bytes that are logged
+	hookPipes     = 2 * time.Second // wait for output pipes that children of a killed hook keep open
 )
 
-// shellHook returns a hook that runs a shell command with the names of changed files in NSTANCE_CHANGED_FILES,
-// separated by spaces. A command that takes too long is killed with all its children. Its output goes to the log.
+// shellHook returns a hook that runs a shell command. NSTANCE_CHANGED_FILES holds the names of the changed files,
+// separated by spaces. After the timeout the command and all its children are killed. The output of the command is
+// logged.
 func shellHook(command string, timeout time.Duration, environ func() []string, log *slog.Logger) func(context.Context,
 	[]string) error {
 	return func(ctx context.Context, changed []string) error {
@@ -42,8 +43,8 @@ func shellHook(command string, timeout time.Duration, environ func() []string, l
 	}
 }
 
-// head keeps the beginning of what is written. It has no other method of bytes.Buffer, some of which would go around
-// the limit.
+// head keeps the beginning of the written bytes, up to limit. It does not embed bytes.Buffer, because some methods of
+// bytes.Buffer would bypass the limit.
 type head struct {
 	text  bytes.Buffer
 	limit int

@@ -24,21 +24,23 @@ const (
 	maxInterval     = time.Hour
 )
 
-// announcement is a stop that the server is to learn of. It ends when the server has it, or another takes its place.
+// announcement is a stop that the server must learn of. It ends when the server confirms it or another announcement
+// replaces it.
 type announcement struct {
 	reason nstancev1.StoppingReason
 	done   chan struct{}
-	heard  bool // guarded by Client.mu, like closing done
+	heard  bool // confirmed or replaced; guarded by Client.mu, like the closing of done
 }
 
-// Notice reports a termination notice at once, and again at the start of every stream. A nil notice withdraws it.
+// Notice reports a termination notice immediately, and again at the start of every stream. A nil notice withdraws it.
 func (c *Client) Notice(notice *nstancev1.TerminationNotice) {
 	c.update(func(s *standing) { s.termination, s.urgent = notice, true })
 }
 
-// Announce reports at once why the agent is about to go, and again at the start of every stream. It returns nil when
-// the server has confirmed it or another announcement took its place, ctx's error when that ends first, and an error at
-// once when the agent is not registered. STOPPING_REASON_UNSPECIFIED takes an announcement back.
+// Announce reports immediately why the agent is about to stop, and again at the start of every stream. It returns nil
+// when the server has confirmed the announcement or another one has replaced it. It returns ctx's error if ctx ends
+// first. It returns an error immediately if the agent is not registered. STOPPING_REASON_UNSPECIFIED withdraws an
+// announcement.
 func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) error {
 	stop := &announcement{reason: reason, done: make(chan struct{})}
 	c.update(func(s *standing) {
@@ -56,7 +58,7 @@ func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) 
 	}
 }
 
-// finish ends an announcement. Callers hold Client.mu.
+// finish ends an announcement. The caller must hold Client.mu.
 func (a *announcement) finish() {
 	if a != nil && !a.heard {
 		a.heard = true
@@ -68,17 +70,18 @@ func (a *announcement) finish() {
 type reporter struct {
 	*Client
 	api      nstancev1.AgentServiceClient
-	onAccept func() // called once, when the server has let us in
+	onAccept func() // called once, when the server has accepted the agent
 
 	facts   Facts
 	metrics *nstancev1.Metrics
 	uptime  time.Duration
-	// What the last complete report said.
+	// sentFiles and sentKeys are the states in the last complete report.
 	sentFiles []*nstancev1.FileState
 	sentKeys  []*nstancev1.KeyState
 }
 
-// run opens one stream after the other until one fails. A stream ends well when an announcement has been confirmed.
+// run opens one stream after another until one fails. A stream ends without an error when the server has confirmed an
+// announcement.
 func (r *reporter) run(ctx context.Context) error {
 	for {
 		if err := r.stream(ctx); err != nil {
@@ -97,7 +100,7 @@ func (r *reporter) stream(ctx context.Context) error {
 
 	interval, tick := defaultInterval, time.NewTimer(defaultInterval)
 	defer tick.Stop()
-	look := true // at files, keys and metrics, which a notice does not wait for
+	look := true // collect files, keys, and metrics; a notice does not wait for them
 	for sequence := uint64(1); ; sequence++ {
 		report, stop := r.next(ctx, sequence, look)
 		if err := stream.Send(report); err != nil && !errors.Is(err, io.EOF) {
@@ -110,8 +113,8 @@ func (r *reporter) stream(ctx context.Context) error {
 		case stop.reason == nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED:
 			r.confirm(stop)
 		default:
-			// The server answers a closed stream when it has read everything before: only that says that the report is
-			// not still in some buffer when the network goes.
+			// The server answers a closed stream only after it has read all reports. Without that answer, the report
+			// may still be in a buffer when the network goes down.
 			if err := stream.CloseSend(); err != nil {
 				return ended("reports", err)
 			}
@@ -133,7 +136,7 @@ func (r *reporter) stream(ctx context.Context) error {
 					r.onAccept()
 					r.onAccept = nil
 				}
-				// Agents that came back together do not report together.
+				// The random delay spreads the reports of agents that reconnected together.
 				tick.Reset(interval/2 + rand.N(interval/2))
 			case <-tick.C:
 				tick.Reset(interval)
@@ -145,10 +148,10 @@ func (r *reporter) stream(ctx context.Context) error {
 	}
 }
 
-// listen passes on the interval that the server's header tells, then how the stream ended.
+// listen sends the interval from the server's header to intervals, then the end of the stream to answer.
 func listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse],
 	intervals chan<- time.Duration, answer chan<- error) {
-	if header, err := stream.Header(); err == nil && header != nil { // nil: it ended without one
+	if header, err := stream.Header(); err == nil && header != nil { // nil: the stream ended without a header
 		interval := defaultInterval
 		if values := header.Get(intervalHeader); len(values) > 0 {
 			if parsed, err := time.ParseDuration(values[0]); err == nil {
@@ -160,7 +163,7 @@ func listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nst
 	answer <- stream.RecvMsg(&nstancev1.ReportHealthResponse{})
 }
 
-// await waits for the server's answer to a stream that we have closed.
+// await waits for the server's answer after the agent has closed the stream. It gives up after 15 s.
 func (r *reporter) await(ctx context.Context, answer <-chan error) error {
 	timeout := time.NewTimer(callTimeout)
 	defer timeout.Stop()
@@ -177,7 +180,8 @@ func (r *reporter) await(ctx context.Context, answer <-chan error) error {
 	}
 }
 
-// takeNews reports whether to look at files and keys now. Something urgent goes first, in a report of its own.
+// takeNews reports whether the next report must collect files and keys. An urgent notice or announcement goes first, in
+// a separate report.
 func (r *reporter) takeNews() (look bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -198,7 +202,7 @@ func (r *reporter) confirm(stop *announcement) {
 	stop.finish()
 }
 
-// next makes a report. The announcement is returned while the server has not confirmed it.
+// next makes a report. It returns the announcement as long as the server has not confirmed it.
 func (r *reporter) next(ctx context.Context, sequence uint64, look bool) (*nstancev1.ReportHealthRequest,
 	*announcement) {
 	report := &nstancev1.ReportHealthRequest{

@@ -24,11 +24,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/systemd"
 )
 
-// farewell is how long a process that was told to end tries to tell the server why.
+// farewell is the longest time that the agent, after a signal to end, tries to report the reason to the server.
 const farewell = 3 * time.Second
 
-// Run is the agent on this machine. It returns nil after it was told to end by a signal or by ctx, and an error when it
-// cannot start.
+// Run runs the agent of this machine. It returns nil after a signal or the end of ctx, and an error if it cannot start.
 func Run(ctx context.Context, s Settings, version string, log *slog.Logger) error {
 	log = log.With("instance", s.ID.String())
 	signals := make(chan os.Signal, 4)
@@ -53,7 +52,7 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return watchShutdown(ctx, client, log) })
 	group.Go(func() error {
-		// Health takes the lock that a hanging client would hold for ever.
+		// Health needs the lock that a hanging client would hold forever, so the watchdog notices the hang.
 		return systemd.Run(ctx, systemd.Daemon{Ready: client.Connected, Alive: func() bool {
 			_ = client.Health()
 			return true
@@ -97,7 +96,7 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 	})
 	var hook func(context.Context, []string) error
 	if s.Hook != "" {
-		// the hook runs beside the reports
+		// The hook runs concurrently with reports, so it needs a separate Host.
 		named := machine.NewHost(machine.HostOptions{Hostname: s.Hostname, Log: log})
 		environ := func() []string {
 			fqdn := s.FQDN
@@ -142,8 +141,8 @@ func (noNotices) Watch(ctx context.Context, _ func(*nstancev1.TerminationNotice)
 	return ctx.Err()
 }
 
-// noticeSource returns where the provider's notices come from. The variables that name another address of a metadata
-// service are those of the clouds' own libraries.
+// noticeSource returns the source of the provider's notices. The environment variables that override the address of a
+// metadata service are those of the clouds' own libraries.
 func noticeSource(s Settings, log *slog.Logger) NoticeSource {
 	provider := s.Provider
 	if provider == "" {
@@ -164,7 +163,7 @@ func noticeSource(s Settings, log *slog.Logger) NoticeSource {
 	return noNotices{}
 }
 
-// watchShutdown keeps a lock with logind for as long as there is one.
+// watchShutdown holds a shutdown inhibitor lock of logind and reconnects when logind is not available.
 func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error {
 	delays := newDelays()
 	for said := false; ; said = true {
@@ -187,7 +186,7 @@ func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error 
 	}
 }
 
-// sayGoodbye tells the server why this process ends, in bounded time. Another signal ends it at once.
+// sayGoodbye reports to the server why this process ends. It takes at most [farewell]. A second signal cancels it.
 func sayGoodbye(ctx context.Context, s Settings, client *Client, sig os.Signal, again <-chan os.Signal,
 	log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, farewell)
@@ -211,7 +210,7 @@ func sayGoodbye(ctx context.Context, s Settings, client *Client, sig os.Signal, 
 	log.Info("The server knows", "reason", reason.String(), "duration", time.Since(began))
 }
 
-// stoppingReason is what logind has announced, else what the service manager says.
+// stoppingReason returns the reason that logind has announced, or else the reason according to the service manager.
 func (c *Client) stoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	c.mu.Lock()
 	stop := c.standing.stop
@@ -222,7 +221,7 @@ func (c *Client) stoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	return machine.ThisSystem().StoppingReason(ctx)
 }
 
-// serveHealth answers GET /healthz until ctx ends: 200 "ok", or 503 and what is wrong.
+// serveHealth answers GET /healthz until ctx ends. The status is 200 with "ok", or 503 with the problem.
 func serveHealth(ctx context.Context, listener net.Listener, health func() error) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {

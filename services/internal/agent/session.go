@@ -22,20 +22,20 @@ import (
 )
 
 const (
-	// A server that has died without a word is noticed after 28 s at most.
+	// A server that died silently is detected after at most 28 s.
 	keepaliveTime    = 20 * time.Second
 	keepaliveTimeout = 8 * time.Second
 
 	connectTimeout = reconnect.AttemptTimeout
-	// Agents send a hundred bytes a minute, and servers have thousands of them.
+	// An agent sends about a hundred bytes a minute, and a server has thousands of agents.
 	bufferSize = 4 << 10
 )
 
-// errRenewed ends a session whose connection was made with an expired certificate.
+// errRenewed ends a session that used an expired certificate.
 var errRenewed = errors.New("the certificate was renewed")
 
-// connect prepares a connection to host:port, which is made when it is first used: TLS 1.3, the server's chain, host
-// name and role checked, our certificate shown if we have one.
+// connect prepares a connection to host:port, which is established at first use. It uses TLS 1.3, verifies the server's
+// chain, host name, and role, and presents the agent's certificate if there is one.
 func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -49,7 +49,7 @@ func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
 		MinVersion: tls.VersionTLS13,
 		RootCAs:    roots,
 		ServerName: host,
-		// Asked at every handshake, so that a renewed certificate needs no new configuration.
+		// TLS calls this at every handshake, so a renewed certificate needs no new configuration.
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			if cert := c.cert.Load(); cert != nil {
 				return &cert.TLS, nil
@@ -64,26 +64,27 @@ func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
 			return identity.VerifyServer(state.PeerCertificates[0], cluster)
 		},
 	}
-	return grpc.NewClient("passthrough:///"+addr, // the dialer resolves names anew each time
+	return grpc.NewClient("passthrough:///"+addr, // the dialer resolves names at every attempt
 		grpc.WithTransportCredentials(credentials.NewTLS(security)),
 		grpc.WithContextDialer(c.Dial),
 		grpc.WithNoProxy(),
 		grpc.WithUserAgent("nstance-agent/"+c.Version),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
-		// A connection that fails ends its session, which makes no other. (The delay is also the least time-out.)
+		// A failed connection ends its session, and the session does not reconnect. BaseDelay is also the minimum of
+		// the connect timeout.
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout,
 			Backoff: backoff.Config{BaseDelay: connectTimeout, MaxDelay: connectTimeout}}),
 		grpc.WithReadBufferSize(bufferSize),
 		grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithSharedWriteBuffer(true),
-		grpc.WithDisableRetry(), // ours are above; its buffers are kept per stream
+		grpc.WithDisableRetry(), // the client retries itself; gRPC's retry buffers cost memory per stream
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
 	)
 }
 
-// session holds one connection to a server with its streams until one of them ends. accepted says that the server had
-// let us in.
+// session holds one connection to a server with its streams until one of them ends. accepted reports whether the server
+// accepted the agent.
 func (c *Client) session(ctx context.Context, addr string) (accepted bool, err error) {
 	conn, err := c.connect(addr)
 	if err != nil {
@@ -92,7 +93,7 @@ func (c *Client) session(ctx context.Context, addr string) (accepted bool, err e
 	defer conn.Close()
 	api := nstancev1.NewAgentServiceClient(conn)
 	if c.cert.Load().Expired(time.Now()) {
-		// With this connection only RenewCertificate is allowed.
+		// An expired certificate permits only RenewCertificate.
 		if err := c.renew(ctx, api); err != nil {
 			return false, fmt.Errorf("renew the expired certificate: %w", err)
 		}
@@ -115,7 +116,7 @@ func (c *Client) session(ctx context.Context, addr string) (accepted bool, err e
 	return accepted, err
 }
 
-// ended is the error of a stream that the server ended, also when it did so without an error.
+// ended returns the error of a stream that the server ended, also if it ended without an error.
 func ended(stream string, err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: the server ended the stream", stream)
@@ -123,7 +124,7 @@ func ended(stream string, err error) error {
 	return fmt.Errorf("%s: %w", stream, err)
 }
 
-// keepKeys makes the keys that the server asks for and hands in their public halves.
+// keepKeys generates the keys that the server requests and submits their public keys.
 func (c *Client) keepKeys(ctx context.Context, api nstancev1.AgentServiceClient) error {
 	stream, err := api.KeyGenRequests(ctx, &nstancev1.KeyGenRequestsRequest{InstanceId: c.ID.String()})
 	if err != nil {
@@ -153,7 +154,8 @@ func (c *Client) keepKeys(ctx context.Context, api nstancev1.AgentServiceClient)
 	}
 }
 
-// submit hands in public keys, as often as it takes. A refusal is logged: the server asks again for keys that it lacks.
+// submit submits public keys and retries temporary errors. It only logs a refusal, because the server requests missing
+// keys again.
 func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, keys []*nstancev1.PublicKey) error {
 	for delays := newDelays(); ; {
 		call, cancel := context.WithTimeout(ctx, callTimeout)
@@ -207,18 +209,18 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 	}
 }
 
-// keepRenewed renews the certificate at two thirds of its life. The session goes on: the new one is shown at the next
-// handshake.
+// keepRenewed renews the certificate after two thirds of its life. The session continues. The agent presents the new
+// certificate at the next handshake.
 func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClient) error {
 	delays := newDelays()
-	delays.InitialInterval *= 60 // there is a third of a life left for this
+	delays.InitialInterval *= 60 // a third of the certificate's life is left for retries
 	delays.MaxInterval *= 60
 	for {
 		cert := c.cert.Load()
-		// Agents that were started together do not renew together.
+		// The random delay spreads the renewals of agents that started together.
 		due := cert.RenewAt().Add(rand.N(cert.Life()/50 + 1))
 		for time.Until(due) > 0 {
-			// Timers stand still while a machine sleeps; the time of day does not.
+			// Timers stop while a machine sleeps, but the wall clock does not.
 			if err := c.pause(ctx, min(time.Until(due), 10*time.Minute), nil); err != nil {
 				return err
 			}
@@ -226,7 +228,7 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 		err := c.renew(ctx, api)
 		if err == nil {
 			delays.Reset()
-			// At the end of a CA's life certificates get short.
+			// Near the end of a CA's life, certificates are short-lived. This pause limits the rate of renewals.
 			if err := c.pause(ctx, time.Second, nil); err != nil {
 				return err
 			}

@@ -16,14 +16,14 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Prefix is what the names of all environment variables of the agent begin with.
+// Prefix starts the names of all environment variables of the agent.
 const Prefix = "NSTANCE_"
 
-// Settings are what the environment says. Facts about the machine that are empty are detected.
+// Settings are the agent's configuration from the environment. Empty facts about the machine are detected.
 type Settings struct {
 	RegistrationAddrs, AgentAddrs []string
 	ID                            ident.ID
-	Kind                          string // the ID's prefix
+	Kind                          string // the prefix of the ID
 	Hostname, FQDN, IPv4, IPv6    string
 
 	IdentityDir, KeysDir, RecvDir    string
@@ -33,25 +33,24 @@ type Settings struct {
 	Hook        string
 	HookTimeout time.Duration
 
-	Provider         string // "": detected
+	Provider         string // empty: detected
 	SpotPollInterval time.Duration
 	MetricsInterface string
-	HealthAddr       string // "": off
+	HealthAddr       string // empty: no health endpoint
 
 	PowerOffOnSIGTERM bool
 	Debug             bool
 }
 
-// variable is a row of the table from which parsing, help and documentation come.
+// variable describes one environment variable. Parsing, help, and documentation all use it.
 type variable struct {
 	name     string // without the prefix
 	required bool
-	standard string // the default, parsed like a value; "": the zero value
+	standard string // the default, parsed like a value; empty: the zero value
 	help     string
 	set      func(s *Settings, value string) error
 }
 
-// variables is the table.
 func variables() []variable {
 	return []variable{
 		{"SERVER_REGISTRATION_ADDR", true, "",
@@ -109,8 +108,8 @@ func variables() []variable {
 	}
 }
 
-// ParseSettings reads an environment of NAME=value strings. An empty value counts as none. The error joins everything
-// that is wrong; unknown are the variables with our prefix that the table does not have, which are probably misspelt.
+// ParseSettings reads an environment of NAME=value strings. An empty value counts as unset. The error joins all
+// problems. unknown lists the variables with [Prefix] that the agent does not know, which are probably misspelt.
 func ParseSettings(environ []string) (s Settings, unknown []string, err error) {
 	values := map[string]string{}
 	for _, entry := range environ {
@@ -207,7 +206,7 @@ func parseIP(value string, family func(netip.Addr) bool) (string, error) {
 	return addr.String(), nil
 }
 
-// checkHost accepts what RFC 1123, section 2.1, calls a host name, and underscores, which occur.
+// checkHost accepts host names according to RFC 1123, section 2.1, and also underscores, which occur in practice.
 func checkHost(value string) error {
 	if len(value) > 253 {
 		return fmt.Errorf("a host name has at most 253 characters, this one %d", len(value))

@@ -12,16 +12,16 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// tempName is the directory inside a [Disk] where files are written before they are renamed.
+// tempName is the directory inside a [Disk] in which files are written before they are renamed.
 const tempName = ".tmp"
 
-// Disk is a [Folder] on a file system. One process at a time may use a directory.
+// Disk is a [Folder] on a file system. Only one process at a time may use a directory.
 type Disk struct {
 	path string
 }
 
-// Open returns the folder at path, creating it with the given mode (its parents with 0755) where it is missing, and
-// clears what a crash left of unfinished writes.
+// Open returns the folder at path and removes the unfinished writes of an earlier crash. If the directory is missing,
+// Open creates it with the given mode, and its parents with mode 0755.
 func Open(path string, mode fs.FileMode) (*Disk, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("create directory: %w", err)
@@ -43,12 +43,12 @@ func Open(path string, mode fs.FileMode) (*Disk, error) {
 	return d, nil
 }
 
-// Path returns the directory.
+// Path returns the path of the directory.
 func (d *Disk) Path() string { return d.path }
 
 func (d *Disk) join(name string) string { return filepath.Join(d.path, name) }
 
-// check refuses names that would leave the directory, whatever the caller has checked.
+// check rejects names that would leave the directory, even if the caller has already checked them.
 func check(op, name string) error {
 	if name == "" || name == "." || name == ".." || name == tempName || filepath.Base(name) != name {
 		return &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
@@ -61,7 +61,7 @@ func (d *Disk) Read(name string) ([]byte, error) {
 	if err := check("read", name); err != nil {
 		return nil, err
 	}
-	// O_NONBLOCK: opening a pipe would wait for its writer.
+	// Without O_NONBLOCK, opening a pipe would wait for its writer.
 	file, err := os.OpenFile(d.join(name), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {
 		return nil, &fs.PathError{Op: "read", Path: name, Err: ErrIrregular}
@@ -80,7 +80,7 @@ func (d *Disk) Read(name string) ([]byte, error) {
 	return io.ReadAll(file)
 }
 
-// Write implements [Folder]. The file gets exactly this mode, whatever the umask.
+// Write implements [Folder]. The file gets exactly this mode, independent of the umask.
 func (d *Disk) Write(name string, content []byte, mode fs.FileMode) error {
 	if _, err := d.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -136,7 +136,7 @@ func (d *Disk) Stat(name string) (Stamp, error) {
 
 // List implements [Folder].
 func (d *Disk) List() ([]string, error) {
-	entries, err := os.ReadDir(d.path) // sorted
+	entries, err := os.ReadDir(d.path) // ReadDir sorts by name
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (d *Disk) List() ([]string, error) {
 	return names, nil
 }
 
-// sync makes renames and removals durable: they are changes of the directory, not of the file.
+// sync makes renames and removals durable. They change the directory, not the file.
 func (d *Disk) sync() error {
 	dir, err := os.Open(d.path)
 	if err != nil {

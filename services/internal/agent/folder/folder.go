@@ -1,7 +1,7 @@
-// Package folder owns how the agent keeps small files: flat directories in which every write is atomic and durable.
+// Package folder stores the agent's small files in flat directories. Every write is atomic and durable.
 //
-// Invariant: a reader sees the whole of the old content or the whole of the new, also after a crash, and what a call
-// has confirmed is still there after one. Symbolic links and other irregular files are neither followed nor replaced.
+// Invariant: a reader sees either all of the old content or all of the new content, also after a crash. A confirmed
+// write or removal survives a crash. The package neither follows nor replaces symbolic links and other irregular files.
 package folder
 
 import (
@@ -11,38 +11,38 @@ import (
 	"strings"
 )
 
-// ErrIrregular is the error of a name that is taken by something else than a regular file.
+// ErrIrregular is returned for a name that belongs to something other than a regular file.
 var ErrIrregular = errors.New("not a regular file")
 
-// Folder is a flat directory. Names are base names. Implementations are safe for concurrent use; two writers of one
-// name leave the content of one of them.
+// Folder is a flat directory. Names are base names. Implementations are safe for concurrent use. If two goroutines
+// write the same name, the file has the content of one of them.
 type Folder interface {
-	// Read returns the content of a file. The error is [fs.ErrNotExist] if there is none, [ErrIrregular] if it is no
-	// regular file.
+	// Read returns the content of a file. The error wraps [fs.ErrNotExist] if the file does not exist, and
+	// [ErrIrregular] if it is not a regular file.
 	Read(name string) ([]byte, error)
-	// Write creates or replaces a file. It is durable when Write returns nil; after an error the old content or the new
-	// is there.
+	// Write creates or replaces a file. The file is durable when Write returns nil. After an error the file has either
+	// the old content or the new content.
 	Write(name string, content []byte, mode fs.FileMode) error
-	// Remove removes a file durably. Removing what is not there is no error.
+	// Remove removes a file durably. Removing a missing file is not an error.
 	Remove(name string) error
-	// Stat is a cheap look at a file; its errors are those of Read.
+	// Stat returns the stamp of a file without reading its content. Its errors are those of Read.
 	Stat(name string) (Stamp, error)
-	// List returns the names of the regular files in order. Names that start with a dot are left out.
+	// List returns the names of the regular files in sorted order. It omits names that start with a dot.
 	List() ([]string, error)
 }
 
-// Stamp changes whenever a file's content may have changed. It is comparable.
+// Stamp changes whenever the content of a file may have changed. Stamps are comparable.
 type Stamp struct {
 	Size     int64
-	Modified int64 // nanoseconds, or a counter
+	Modified int64 // in nanoseconds, or a counter
 	Inode    uint64
 }
 
-// maxName leaves room for what a temporary file's name adds, in the 255 bytes that file systems allow.
+// maxName leaves room for the suffix of a temporary file's name within the 255 bytes that file systems allow.
 const maxName = 200
 
-// ValidateName checks that a name is a base name that is safe everywhere: ASCII letters, digits and "._-@+", not
-// starting with a dot or a dash, at most 200 characters.
+// ValidateName checks that a name is a base name that is safe everywhere. It may have at most 200 characters: ASCII
+// letters, digits, and "._-@+". It must not start with a dot or a dash.
 func ValidateName(name string) error {
 	switch {
 	case name == "":
@@ -64,7 +64,7 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// What a server takes in reports, in bytes.
+// MaxReportedName and MaxReportedText are the limits of a server for reports, in bytes.
 const (
 	MaxReportedName = 255
 	MaxReportedText = 1024
@@ -75,5 +75,5 @@ func Clip(s string, limit int) string {
 	return strings.ToValidUTF8(s[:min(len(s), limit)], "")
 }
 
-// hidden reports whether a name is left out of listings.
+// hidden reports whether listings omit a name.
 func hidden(name string) bool { return strings.HasPrefix(name, ".") }

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// Memory is a [Folder] that lives as long as the process: for tests and for load generators. The zero value is empty
-// and ready.
+// Memory is a [Folder] in memory, for tests and load generators. The zero value is an empty folder that is ready for
+// use.
 type Memory struct {
 	mu    sync.Mutex
 	files map[string]memoryFile
@@ -32,7 +32,7 @@ func (m *Memory) Read(name string) ([]byte, error) {
 	return bytes.Clone(file.content), nil
 }
 
-// Write implements [Folder]; the mode is ignored.
+// Write implements [Folder]. It ignores the mode.
 func (m *Memory) Write(name string, content []byte, _ fs.FileMode) error {
 	if err := check("write", name); err != nil {
 		return err

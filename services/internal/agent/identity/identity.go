@@ -1,9 +1,9 @@
-// Package identity owns who the agent is: its key, its certificate, the CA bundle it trusts and, until it is spent, its
-// nonce.
+// Package identity stores the agent's identity: its key, its certificate, the CA bundle that it trusts, and its nonce
+// until the nonce is consumed.
 //
-// Invariant: the key is made once and durable before anything is signed for it, and the nonce is removed only after the
-// certificate is durable. A crash between any two writes therefore leaves a state from which the same registration goes
-// on: the server gives the same key presenting the same nonce its certificate again.
+// Invariant: the key is generated once and is durable before any certificate is issued for it. The nonce is removed
+// only after the certificate is durable. After a crash between any two writes, the agent can therefore continue the
+// same registration. The server issues a certificate again to the same key with the same nonce.
 package identity
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
 )
 
-// Files of the identity folder. The first two are left there by the VM's userdata.
+// Files of the identity folder. The VM's userdata writes the first two.
 const (
 	CAFile          = "ca.crt"
 	NonceFile       = "nonce.jwt"
@@ -33,57 +33,59 @@ const (
 	CertificateFile = "identity.crt"
 )
 
-// ErrIncomplete means that a file which is not the agent's to make is missing: userdata may still write it.
+// ErrIncomplete means that a file is missing which the agent does not create itself. Userdata may still write it.
 var ErrIncomplete = errors.New("identity is incomplete")
 
-// Nonce is a registration nonce, a secret: it prints as a placeholder.
+// Nonce is a registration nonce. It is a secret, so it prints as a placeholder.
 type Nonce string
 
 const redacted = "[redacted]"
 
 func (Nonce) String() string { return redacted }
 
-// GoString redacts %#v.
+// GoString redacts the nonce for %#v.
 func (Nonce) GoString() string { return redacted }
 
-// LogValue redacts log records.
+// LogValue redacts the nonce in log records.
 func (Nonce) LogValue() slog.Value { return slog.StringValue(redacted) }
 
-// MarshalJSON redacts JSON.
+// MarshalJSON redacts the nonce in JSON.
 func (Nonce) MarshalJSON() ([]byte, error) { return []byte(`"` + redacted + `"`), nil }
 
-// Certificate is the agent's client certificate with its key, ready for TLS.
+// Certificate is the agent's client certificate with its key, ready for use in TLS.
 type Certificate struct {
 	TLS  tls.Certificate
 	Leaf *x509.Certificate
-	// Cluster is the cluster that the agent belongs to, as its certificate says.
+	// Cluster is the agent's cluster according to the certificate.
 	Cluster string
 }
 
-// Expired reports whether the certificate may no longer be used, except for its own renewal.
+// Expired reports whether the certificate has expired. An expired certificate is only good for its own renewal.
 func (c *Certificate) Expired(now time.Time) bool { return !now.Before(c.Leaf.NotAfter) }
 
-// Life is the time from the certificate's issue to its end, which is shorter than its validity.
+// Life returns the time from the issue of the certificate to its expiry. It is shorter than the validity period,
+// because the CA backdates NotBefore by [authority.Skew].
 func (c *Certificate) Life() time.Duration {
 	return max(c.Leaf.NotAfter.Sub(c.Leaf.NotBefore)-authority.Skew, 0)
 }
 
-// RenewAt is when to renew: at two thirds of the certificate's life.
+// RenewAt returns the time of renewal, which is after two thirds of the certificate's life.
 func (c *Certificate) RenewAt() time.Time { return c.Leaf.NotAfter.Add(-c.Life() / 3) }
 
-// Store keeps one instance's identity in a folder. Its methods may not run concurrently.
+// Store keeps one instance's identity in a folder. Its methods are not safe for concurrent use.
 type Store struct {
 	dir  folder.Folder
 	id   ident.ID
 	mode fs.FileMode
 }
 
-// NewStore returns the store of an instance. Files get the given mode; the key's is without the rights of others.
+// NewStore returns the store of an instance. Files get the given mode. The key file gets the same mode without access
+// for others.
 func NewStore(dir folder.Folder, id ident.ID, mode fs.FileMode) *Store {
 	return &Store{dir: dir, id: id, mode: mode}
 }
 
-// Key returns the identity key, making it the first time.
+// Key returns the identity key. The first call generates it.
 func (s *Store) Key() (ed25519.PrivateKey, error) {
 	text, err := s.dir.Read(KeyFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -118,8 +120,8 @@ func (s *Store) makeKey() (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// Certificate returns the stored certificate, which may have expired. It is nil, without error, when there is none; the
-// error says why one that is there is not this agent's.
+// Certificate returns the stored certificate, which may have expired. It returns nil without an error if there is no
+// certificate. The error says why the stored certificate does not belong to this agent.
 func (s *Store) Certificate(key ed25519.PrivateKey) (*Certificate, error) {
 	text, err := s.dir.Read(CertificateFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -135,7 +137,7 @@ func (s *Store) Certificate(key ed25519.PrivateKey) (*Certificate, error) {
 	return cert, nil
 }
 
-// Roots returns the CA bundle. The error wraps [ErrIncomplete] when there is none yet.
+// Roots returns the CA bundle. The error wraps [ErrIncomplete] if there is no bundle yet.
 func (s *Store) Roots() (*x509.CertPool, error) {
 	text, err := s.dir.Read(CAFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,7 +153,7 @@ func (s *Store) Roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Nonce returns the registration nonce. The error wraps [ErrIncomplete] when there is none.
+// Nonce returns the registration nonce. The error wraps [ErrIncomplete] if there is no nonce.
 func (s *Store) Nonce() (Nonce, error) {
 	text, err := s.dir.Read(NonceFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -170,8 +172,9 @@ func (s *Store) Nonce() (Nonce, error) {
 	return Nonce(text), nil
 }
 
-// Accept checks and stores what a server answered to a registration or a renewal: the certificate, and the CA bundle
-// unless it is empty. Afterwards the nonce is spent and removed. Everything is durable when Accept returns.
+// Accept checks and stores the server's answer to a registration or a renewal: the certificate, and the CA bundle
+// unless it is empty. It then removes the nonce, which is consumed. Everything is durable when Accept returns. A
+// returned certificate is stored and valid even if the error is not nil.
 func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
 	cert, err := s.parse(key, certificate)
 	if err != nil {
@@ -190,7 +193,7 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	}
 	if _, err := cert.Leaf.Verify(x509.VerifyOptions{
 		Roots:       pool,
-		CurrentTime: cert.Leaf.NotBefore, // our clock need not agree with the server's
+		CurrentTime: cert.Leaf.NotBefore, // the agent's clock may differ from the server's
 		KeyUsages:   []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}); err != nil {
 		return nil, fmt.Errorf("the server's certificate for us: %w", err)
@@ -206,7 +209,7 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	return cert, s.Spend()
 }
 
-// Spend removes the nonce, which a stored certificate makes useless.
+// Spend removes the nonce. A stored certificate makes the nonce useless.
 func (s *Store) Spend() error {
 	if err := s.dir.Remove(NonceFile); err != nil {
 		return fmt.Errorf("remove %s: %w", NonceFile, err)
@@ -214,7 +217,7 @@ func (s *Store) Spend() error {
 	return nil
 }
 
-// parse reads one PEM certificate and checks that it is for this key and instance.
+// parse reads one PEM certificate and checks that it belongs to this key and this instance.
 func (s *Store) parse(key ed25519.PrivateKey, text []byte) (*Certificate, error) {
 	block, rest := pem.Decode(text)
 	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 ||
@@ -242,8 +245,9 @@ func (s *Store) parse(key ed25519.PrivateKey, text []byte) (*Certificate, error)
 	}, nil
 }
 
-// VerifyServer checks that a certificate, whose chain and host name TLS has verified, belongs to a server of the
-// cluster. Agents and operators have certificates of the same CA. An empty cluster accepts any.
+// VerifyServer checks that a certificate belongs to a server of the cluster. TLS has already verified its chain and
+// host name, but agents and operators have certificates of the same CA. An empty cluster accepts a server of any
+// cluster.
 func VerifyServer(leaf *x509.Certificate, cluster string) error {
 	who, err := authority.ParseIdentity(leaf)
 	switch {

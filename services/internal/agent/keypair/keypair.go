@@ -1,8 +1,7 @@
-// Package keypair owns the key pairs that the agent makes for the certificates of its instance.
+// Package keypair generates and stores the key pairs for the certificates of the agent's instance.
 //
-// Invariant: a private key never leaves its folder. It is made once and kept: asking again for the same name and
-// algorithm gives the same public key, across restarts. The private file is the truth; the public one beside it is
-// derived from it.
+// Invariant: a private key never leaves its folder. It is generated once and kept. Requests for the same name and
+// algorithm return the same public key, also across restarts. The public file is always derived from the private file.
 package keypair
 
 import (
@@ -30,11 +29,11 @@ import (
 const (
 	privateExt = ".key"
 	publicExt  = ".pub"
-	// maxKeys is how many keys a server takes in a report.
+	// maxKeys is the largest number of keys that a server accepts in a report.
 	maxKeys = 128
 )
 
-// Private takes away every right of others: a private key is not for them, whatever the folder's mode.
+// Private removes all rights of others from a mode. A private key never gets them, even if the folder's mode has them.
 func Private(mode fs.FileMode) fs.FileMode { return mode &^ 0o007 }
 
 // Store keeps key pairs in a folder: "x.key" (PKCS#8 PEM) and "x.pub" (PKIX PEM). It is safe for concurrent use.
@@ -43,8 +42,8 @@ type Store struct {
 	mode fs.FileMode
 
 	mu     sync.Mutex
-	pairs  map[string]pair  // by the name of the public file
-	failed map[string]error // of requests, by the name that was asked for
+	pairs  map[string]pair  // by name of the public file
+	failed map[string]error // errors of failed requests, by requested name
 }
 
 type pair struct {
@@ -52,15 +51,15 @@ type pair struct {
 	sum   string       // hex SHA-256 of the PKIX public key
 }
 
-// NewStore returns the store in a folder. Public files get the given mode, private ones the same without the rights of
-// others.
+// NewStore returns the store in a folder. Public files get the given mode. Private files get the same mode without the
+// rights of others.
 func NewStore(dir folder.Folder, mode fs.FileMode) *Store {
 	return &Store{dir: dir, mode: mode, pairs: map[string]pair{}, failed: map[string]error{}}
 }
 
-// Ensure returns the public key (PKIX, DER) of the named pair, making the pair when there is none yet, or one of
-// another algorithm. The name is that of the public file and ends in ".pub". An unspecified algorithm is what is there
-// already, else Ed25519.
+// Ensure returns the public key (PKIX, DER) of the named pair. It generates a pair if there is none, or if the existing
+// pair has another algorithm. The name is that of the public file and ends in ".pub". For an unspecified algorithm,
+// Ensure keeps an existing pair and generates an Ed25519 pair if there is none.
 func (s *Store) Ensure(name string, algorithm nstancev1.KeyAlgorithm) (pkix []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +88,7 @@ func (s *Store) ensure(name string, algorithm nstancev1.KeyAlgorithm) ([]byte, e
 	}
 	var key crypto.Signer
 	if err == nil {
-		// A damaged key is left for a person: it may be in use.
+		// A damaged key may be in use, so a person must decide.
 		if key, err = ParsePrivate(text); err != nil {
 			return nil, err
 		}
@@ -109,7 +108,7 @@ func (s *Store) ensure(name string, algorithm nstancev1.KeyAlgorithm) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	// After a crash between the two writes the public file is missing or that of an older key.
+	// After a crash between the two writes, the public file is missing or belongs to an older key.
 	if stored, err := s.dir.Read(name); err != nil || !bytes.Equal(stored, text) {
 		if err := s.dir.Write(name, text, s.mode); err != nil {
 			return nil, fmt.Errorf("write public key: %w", err)
@@ -153,8 +152,8 @@ func sum(content []byte) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// States returns what is there, by name: every pair in the folder, and what became of requests that failed; 128 at
-// most.
+// States returns the state of every pair in the folder and the error of every failed request. The result is sorted by
+// name and has at most 128 entries.
 func (s *Store) States() []*nstancev1.KeyState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +181,7 @@ func (s *Store) States() []*nstancev1.KeyState {
 	return sorted[:min(len(sorted), maxKeys)]
 }
 
-// look returns the state of one pair, reading the key only when its file has changed.
+// look returns the state of one pair. It reads the key only if its file has changed.
 func (s *Store) look(name, private string) *nstancev1.KeyState {
 	state := &nstancev1.KeyState{Name: name}
 	stamp, err := s.dir.Stat(private)

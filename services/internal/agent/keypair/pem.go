@@ -23,7 +23,7 @@ func EncodePrivate(key crypto.Signer) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: privateType, Bytes: der}), nil
 }
 
-// ParsePrivate reads what [EncodePrivate] wrote: one PEM block without headers, and nothing else. Errors do not quote
+// ParsePrivate reads the output of [EncodePrivate]: one PEM block without headers and nothing else. Errors do not quote
 // the input.
 func ParsePrivate(text []byte) (crypto.Signer, error) {
 	block, rest := pem.Decode(text)

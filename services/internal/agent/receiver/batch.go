@@ -16,14 +16,14 @@ const (
 	maxFiles = 512
 )
 
-// DefaultExtensions are the extensions that every receiver accepts.
+// DefaultExtensions returns the extensions that every receiver accepts.
 func DefaultExtensions() []string { return []string{".crt", ".key", ".pub", ".json", ".env"} }
 
-// Batch collects the files of one stream until their commit. The zero value is not usable; see [Receiver.NewBatch].
+// Batch collects the files of one stream until their commit. The zero value is not usable. See [Receiver.NewBatch].
 type Batch struct {
 	extensions []string
 	files      map[string][]byte
-	refused    map[string]string // why, by name
+	refused    map[string]string // reasons of refusals, by name
 	size       int
 }
 
@@ -32,8 +32,8 @@ func (r *Receiver) NewBatch() *Batch {
 	return &Batch{extensions: r.extensions, files: map[string][]byte{}, refused: map[string]string{}}
 }
 
-// Add checks a file and takes it into the batch; a file that is refused is remembered with the reason. Of two files
-// with the same name the last one counts.
+// Add checks a file and adds it to the batch. It records the reason if it refuses the file. Of two files with the same
+// name, the last one counts.
 func (b *Batch) Add(file *nstancev1.File) {
 	name := file.GetName()
 	b.size -= len(b.files[name])

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// The kinds of files, as the shard configuration names them.
+// The kinds of files, as in the shard configuration.
 const (
 	kindCertificate = "certificate"
 	kindSecret      = "secret"
@@ -24,9 +24,9 @@ const (
 	kindString      = "string"
 )
 
-// checkContent checks content for its kind. The kinds that have no form of their own (secret, storage, string) are
-// checked for what the extension promises to those who read the file. Errors do not quote the content: it may be
-// secret.
+// checkContent checks the content of a file against its kind. The kinds secret, storage, and string have no format.
+// Their content is checked against the format that the file's extension implies. Errors do not quote the content,
+// because it may be secret.
 func checkContent(name, kind string, content []byte) error {
 	switch kind {
 	case kindCertificate:
@@ -50,7 +50,7 @@ func checkContent(name, kind string, content []byte) error {
 	return nil
 }
 
-// checkCertificates accepts one or more PEM certificates and nothing else but white space.
+// checkCertificates accepts one or more PEM certificates, separated by nothing but white space.
 func checkCertificates(content []byte) error {
 	count := 0
 	for rest := bytes.TrimSpace(content); len(rest) > 0; rest = bytes.TrimSpace(rest) {
@@ -59,7 +59,7 @@ func checkCertificates(content []byte) error {
 			return fmt.Errorf("block %d is not a PEM certificate", count)
 		}
 		block, after := pem.Decode(rest)
-		// The decoder skips a block that it cannot read and returns the next.
+		// pem.Decode skips an unreadable block and returns the next one.
 		if block == nil || block.Type != "CERTIFICATE" || len(block.Headers) > 0 ||
 			bytes.Count(rest[:len(rest)-len(after)], []byte("-----BEGIN")) != 1 {
 			return fmt.Errorf("block %d is not a PEM certificate", count)
@@ -75,7 +75,7 @@ func checkCertificates(content []byte) error {
 	return nil
 }
 
-// validity returns the validity of the first certificate in a PEM text.
+// validity returns the validity period of the first certificate in a PEM text.
 func validity(content []byte) (notBefore, notAfter time.Time, ok bool) {
 	block, _ := pem.Decode(content)
 	if block == nil || block.Type != "CERTIFICATE" {
@@ -88,7 +88,7 @@ func validity(content []byte) (notBefore, notAfter time.Time, ok bool) {
 	return cert.NotBefore, cert.NotAfter, true
 }
 
-// checkJSON accepts one JSON value.
+// checkJSON accepts exactly one JSON value.
 func checkJSON(content []byte) error {
 	decoder := json.NewDecoder(bytes.NewReader(content))
 	var value json.RawMessage
@@ -101,7 +101,7 @@ func checkJSON(content []byte) error {
 	return nil
 }
 
-// position keeps of a JSON error what does not quote the input.
+// position reduces a JSON error to the part that does not quote the input.
 func position(err error) error {
 	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
 		return fmt.Errorf("syntax error at byte %d", syntax.Offset)
@@ -112,8 +112,8 @@ func position(err error) error {
 	return errors.New("syntax error")
 }
 
-// checkEnv accepts what systemd's EnvironmentFile= reads (systemd.exec(5)) and what a shell reads as assignments: empty
-// lines, comments, and NAME=value, where the value may have quoted parts, which may go over line ends.
+// checkEnv accepts the common format of systemd's EnvironmentFile= (systemd.exec(5)) and of shell assignments: empty
+// lines, comments, and NAME=value. The value may have quoted parts, and a quoted part may span several lines.
 func checkEnv(content []byte) error {
 	if bytes.IndexByte(content, 0) >= 0 {
 		return errors.New("it contains a zero byte")
@@ -166,8 +166,8 @@ func envName(text []byte) (int, bool) {
 	return 0, false
 }
 
-// envValue returns what follows the value and its line end. Single quotes take everything as it is; elsewhere a
-// backslash takes the next character.
+// envValue returns the text after the value and its line end. Within single quotes every character is literal.
+// Elsewhere a backslash escapes the next character.
 func envValue(text []byte) ([]byte, bool) {
 	var quote byte
 	for i := 0; i < len(text); i++ {

@@ -1,9 +1,15 @@
-// Package receiver owns the files that the server sends to an instance.
+// Package receiver stores the files that the server sends to an instance.
 //
-// Invariant: after a crash and the next start the folder holds the whole old set with the old hash, or the whole new
-// set with the new one. A batch is first written whole to a journal, whose durable write is the commit; then the files
-// are written, obsolete ones removed, the state (hash and names) written, and the journal removed. Opening the folder
-// plays a journal again.
+// Invariant: after a crash and the next start, the folder holds either the whole old set of files with the old hash, or
+// the whole new set with the new hash. A batch is applied in these steps:
+//
+//  1. Write the whole batch to a journal. This durable write is the commit.
+//  2. Write the files.
+//  3. Remove obsolete files.
+//  4. Write the state: the hash and the names.
+//  5. Remove the journal.
+//
+// Opening the folder replays a journal that is still there.
 package receiver
 
 import (
@@ -33,18 +39,18 @@ const (
 	private     = 0o600
 )
 
-// state is what the folder knows about itself: the hash of the configuration that its files are of, and which files are
-// ours.
+// state is the stored state of the folder: the configuration hash of its files, and the names of the files that the
+// receiver owns.
 type state struct {
 	Version     int    `json:"version"`
 	RuntimeHash string `json:"runtime_hash"`
-	// Files are the names of the files that the server sent: only these are ever removed.
+	// Files are the names of the files that the server sent. The receiver never removes others.
 	Files []string `json:"files"`
 	// Pending are the files that changed since the hook last ran.
 	Pending []string `json:"pending,omitempty"`
 }
 
-// journal is a batch that is about to be carried out.
+// journal is a committed batch that is about to be applied.
 type journal struct {
 	Version int               `json:"version"`
 	Write   map[string][]byte `json:"write,omitempty"`
@@ -54,41 +60,41 @@ type journal struct {
 
 const version = 1
 
-// Receiver stores batches of files. One goroutine may apply batches while others ask for states.
+// Receiver stores batches of files. One goroutine may apply batches while another one calls [Receiver.States].
 type Receiver struct {
 	dir        folder.Folder
 	mode       fs.FileMode
 	extensions []string
 	hooked     bool
 
-	apply sync.Mutex // held while a batch is carried out
+	apply sync.Mutex // held while a batch is applied
 
-	mu      sync.Mutex // guards what follows; never held during disk access
+	mu      sync.Mutex // guards the fields below; never held during disk access
 	state   state
-	refused map[string]string // why, by name
+	refused map[string]string // reasons of refusals, by name
 
-	seen map[string]look // of States alone
+	seen map[string]look // used by States alone
 }
 
-// look is what was found at the last look at a file.
+// look is the result of the last check of a file.
 type look struct {
 	stamp folder.Stamp
 	state *nstancev1.FileState
 }
 
-// Options of [Open].
+// Options configure [Open].
 type Options struct {
-	// Mode of received files.
+	// Mode is the mode of received files.
 	Mode fs.FileMode
-	// Extensions are accepted beside [DefaultExtensions]; each starts with a dot.
+	// Extensions are accepted in addition to [DefaultExtensions]. Each starts with a dot.
 	Extensions []string
-	// Hooked keeps account of what changed until [Receiver.Done] is called.
+	// Hooked keeps the names of changed files until [Receiver.Done] is called.
 	Hooked bool
 	Log    *slog.Logger
 }
 
-// Open returns the receiver in a folder, after finishing what a crash interrupted. Documents of its own that it cannot
-// read are taken for absent: the hash is then unknown, and the server sends everything again.
+// Open returns the receiver in a folder, after completing an interrupted batch. It treats an unreadable state or
+// journal as missing. The hash is then unknown, and the server sends all files again.
 func Open(dir folder.Folder, o Options) *Receiver {
 	r := &Receiver{
 		dir: dir, mode: o.Mode, extensions: append(DefaultExtensions(), o.Extensions...), hooked: o.Hooked,
@@ -112,7 +118,7 @@ func Open(dir folder.Folder, o Options) *Receiver {
 	return r
 }
 
-// readDocument reads one of our own documents, strictly.
+// readDocument reads the state or the journal, and rejects unknown fields and versions.
 func readDocument(dir folder.Folder, name string, into any) error {
 	text, err := dir.Read(name)
 	if err != nil {
@@ -154,16 +160,17 @@ func (r *Receiver) writeDocument(name string, document any) error {
 	return nil
 }
 
-// Apply carries out a batch: its files replace the stored ones, files that we stored earlier and that the commit does
-// not name are removed, then the hash is stored. It returns the names of files that changed or went. A file that cannot
-// be stored is reported in [Receiver.States] and leaves the others alone, but then the set is neither the old nor the
-// new: its hash is empty. The error says that nothing of the batch was done.
+// Apply applies a batch in this order. It stores the files of the batch, removes files of earlier batches that the
+// commit does not name, and stores the hash. It returns the names of files that changed or were removed.
+//
+// If one file cannot be stored, the others still are, and [Receiver.States] reports the failure. The set is then
+// neither the old nor the new one, so its hash is empty. An error means that nothing of the batch was applied.
 func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []string, err error) {
 	r.apply.Lock()
 	defer r.apply.Unlock()
 	r.mu.Lock()
 	old := r.state
-	// What was refused before stays so until it is sent again or no longer belongs to the instance.
+	// A refusal stays until the file is sent again or no longer belongs to the instance.
 	refused := maps.Clone(r.refused)
 	r.mu.Unlock()
 	maps.DeleteFunc(refused, func(name, _ string) bool {
@@ -207,7 +214,7 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 		Pending: old.Pending}
 	if len(refused) > 0 {
 		plan.After.RuntimeHash = ""
-		if len(changed) == 0 { // the whole old set
+		if len(changed) == 0 { // the set is still the whole old one
 			plan.After.RuntimeHash = old.RuntimeHash
 		}
 	}
@@ -229,9 +236,9 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 	return r.play(plan, changed...), nil
 }
 
-// play carries out a journal whose write is durable, as often as it takes, and removes it. It returns those of the
-// given names whose change succeeded. What fails is reported by name and costs the hash; the journal is removed all the
-// same, so that an old one never undoes a newer batch.
+// play applies a durable journal and removes it. Applying a journal twice has the same result. play returns those of
+// the given names that changed successfully. A failure is recorded by name and makes the hash empty. The journal is
+// removed even then, so that an old journal never undoes a newer batch.
 func (r *Receiver) play(plan journal, names ...string) (changed []string) {
 	after, failed := plan.After, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(plan.Write)) {
@@ -269,8 +276,8 @@ func union(a, b []string) []string {
 	return slices.Compact(all)
 }
 
-// Hash returns the runtime configuration hash that the stored files are of; empty when there is none, or when some are
-// of another.
+// Hash returns the runtime configuration hash of the stored files. It is empty if there is none, or if some files
+// belong to another hash.
 func (r *Receiver) Hash() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -284,7 +291,7 @@ func (r *Receiver) Pending() []string {
 	return slices.Clone(r.state.Pending)
 }
 
-// Done says that the hook ran for these files. What changed meanwhile stays pending.
+// Done records that the hook ran for these files. Files that changed meanwhile stay pending.
 func (r *Receiver) Done(names []string) error {
 	r.apply.Lock()
 	defer r.apply.Unlock()
@@ -303,9 +310,9 @@ func (r *Receiver) Done(names []string) error {
 	return nil
 }
 
-// States returns the state of every file that belongs to the instance, as it is on disk now, in the order of their
-// names; 512 at most, which is what a server takes. Files are read only when they have changed. Only one goroutine at a
-// time may call it.
+// States returns the current state on disk of every file that belongs to the instance, sorted by name. The result has
+// at most 512 entries, which is the limit of a server. A file is read only if it has changed. States is not safe for
+// concurrent calls.
 func (r *Receiver) States() []*nstancev1.FileState {
 	r.mu.Lock()
 	names, refused := slices.Clone(r.state.Files), maps.Clone(r.refused)
