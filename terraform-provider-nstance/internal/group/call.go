@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// look asks for one group; nil if there is none.
+// look returns the status of one group from the leader, or nil if the group does not exist.
 func (r *Resource) look(ctx context.Context, k key) (*nstancev1.GroupStatus, error) {
 	var found *nstancev1.GroupStatus
 	err := r.servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
@@ -45,14 +45,15 @@ func (r *Resource) upsert(ctx context.Context, k key, req *nstancev1.UpsertGroup
 	return group, err
 }
 
-// specOf reads what a group says by itself.
+// specOf returns the group's own fields, without values that come from its template. It returns an error if the server
+// is too old to report them or reports invalid JSON.
 func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
 	text := group.GetSpecJson()
 	if text == "" {
 		return config.GroupSpec{},
 			errors.New("the server does not tell what the group says by itself: it is older than this provider")
 	}
-	if !json.Valid([]byte(text)) { // by itself, and not only between what is put around it
+	if !json.Valid([]byte(text)) { // the text must be valid without the wrapper below
 		return config.GroupSpec{}, errors.New("the server's answer: spec_json is not JSON")
 	}
 	const before, after = `{"t": {"g": `, `}}`
@@ -63,7 +64,8 @@ func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
 	return groups.Tenants["t"]["g"], nil
 }
 
-// request asks for a group as wanted, and clears what it had and should not have any more. Both are valid.
+// request returns a call that makes the group equal to want. The call clears each optional field that have sets and
+// want does not. Both specs must be valid.
 func request(name string, want, have config.GroupSpec) *nstancev1.UpsertGroupRequest {
 	req := &nstancev1.UpsertGroupRequest{
 		Group: name, Template: want.Template, InstanceType: want.InstanceType,
@@ -90,7 +92,7 @@ func request(name string, want, have config.GroupSpec) *nstancev1.UpsertGroupReq
 	if len(want.Args) > 0 {
 		text, err := json.Marshal(want.Args)
 		if err != nil {
-			panic("group: " + err.Error()) // they came from JSON
+			panic("group: " + err.Error()) // not reached: the arguments were decoded from JSON
 		}
 		req.ArgsJson = string(text)
 	}
@@ -117,18 +119,18 @@ func computed(k key, group *nstancev1.GroupStatus) map[string]tftypes.Value {
 	}
 }
 
-// attributesOf takes the whole value of a plan, state or configuration apart.
+// attributesOf returns the attributes of a plan, state or configuration by name. It returns nil for a null value.
 func attributesOf(raw tftypes.Value) map[string]tftypes.Value {
 	var out map[string]tftypes.Value
 	if raw.IsKnown() && !raw.IsNull() {
 		if err := raw.As(&out); err != nil {
-			panic("group: " + err.Error()) // a resource is an object
+			panic("group: " + err.Error()) // not reached: a resource is an object
 		}
 	}
 	return out
 }
 
-// replaced returns an object with some of its attributes replaced.
+// replaced returns a copy of the object raw in which the attributes of with are replaced.
 func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
 	out := attributesOf(raw)
 	for name, v := range with {

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// full is a group that says everything.
+// full returns a group in which every field is set.
 func full() config.GroupSpec {
 	size, surge, drain := 3, 2, config.Duration(90e9)
 	return config.GroupSpec{
@@ -23,7 +23,8 @@ func full() config.GroupSpec {
 	}
 }
 
-// Each field of a group is asked for, and taken back, by its own name: a new one cannot be forgotten.
+// TestRequestHasEveryField checks that request sets and clears each field of a group by its name. It fails if a new
+// field is not handled.
 func TestRequestHasEveryField(t *testing.T) {
 	whole := request("fleet", full(), config.GroupSpec{})
 	if len(whole.GetClearFields()) > 0 || whole.GetGroup() != "fleet" {
@@ -33,7 +34,7 @@ func TestRequestHasEveryField(t *testing.T) {
 	for i := range typ.NumField() {
 		name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
 		if name == "template" || name == "deleted" {
-			continue // required; the server's own mark
+			continue // template is required, and deleted is set by the server only
 		}
 		want := full()
 		if reflect.ValueOf(want).Field(i).IsZero() {

@@ -24,11 +24,11 @@ func TestMain(m *testing.M) { acctest.Main(m) }
 
 const address = "nstance_group.test"
 
-// world is a bucket with a server, and operators of two tenants.
+// world is a bucket with a server and an operator of the tenant default.
 type world struct {
 	acctest.Bucket
 	server   *acctest.Server
-	operator string // the block
+	operator string // the provider's operator block in HCL
 }
 
 func newWorld(t *testing.T) world {
@@ -60,7 +60,7 @@ const (
 `
 )
 
-// spec is what the bucket says of a group; nil if there is no such group.
+// spec returns the group's spec in the bucket, or nil if the group does not exist.
 func (w world) spec(t *testing.T, tenant, name string) *config.GroupSpec {
 	t.Helper()
 	groups, _, _, err := w.State(t).ReadGroups(context.Background())
@@ -129,28 +129,28 @@ func TestAccGroup(t *testing.T) {
 				ExpectError: regexp.MustCompile(`want shard/tenant/group`)},
 			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/default/nosuch",
 				ExpectError: regexp.MustCompile(`non-existent remote object`)},
-			// A JSON text that is written otherwise, and empty values, say the same.
+			// JSON in another format and empty values are no change.
 			{Config: w.group(strings.Replace(whole, "jsonencode({ Deep = { B = [1, true, null] } })",
 				`"{\"Deep\": {\"B\": [1, true, null]}}"`, 1)), Check: w.says(t, all)},
-			// What is taken away goes back to what the template says.
+			// A removed attribute takes the template's value again.
 			{Config: w.group(small), ConfigPlanChecks: updates, Check: w.says(t, config.GroupSpec{Template: "worker"})},
 			{Config: w.group(small + "\n vars = {}\n instance_types = []"),
 				Check: w.says(t, config.GroupSpec{Template: "worker"})},
 			{Config: w.group(small + "\n vars = {}\n instance_types = []"), ConfigPlanChecks: empty},
 			{Config: w.group(whole), Check: w.says(t, all)},
-			// Drift is shown, and undone.
+			// Drift is shown, and the apply reverts it.
 			{PreConfig: edit(func(s *config.GroupSpec) {
 				s.MaxSurge, s.Vars = ptr(3), map[string]string{"role": "other"}
 			}), Config: w.group(whole), ConfigPlanChecks: updates, Check: w.says(t, all)},
-			// Deleted by somebody else, it is made again.
+			// The apply creates a group that another client deleted.
 			{PreConfig: edit(nil), Config: w.group(whole), ConfigPlanChecks: creates, Check: w.says(t, all)},
-			// A new template of the shard's changes hashes and ETag, and nothing of the group itself.
+			// A change of the shard's template changes the group's hashes and ETag, but not its own fields.
 			{
 				PreConfig: func() { w.server.Reconfigure(strings.NewReplacer(`"Deep": {"A": 1}`, `"Deep": {"A": 2}`)) },
 				Config:    w.group(whole), ConfigPlanChecks: empty,
 			},
 			{Config: w.group(small), Check: w.says(t, config.GroupSpec{Template: "worker"})},
-			// Renamed, it is another.
+			// A new name replaces the group.
 			{
 				Config: w.group(strings.Replace(small, "fleet", "herd", 1)),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
@@ -166,7 +166,7 @@ func TestAccGroup(t *testing.T) {
 	})
 }
 
-// edit changes the group behind Terraform's back through the operator API; nil deletes it.
+// edit changes the group through the operator API, outside Terraform. A nil change deletes the group.
 func (w world) edit(t *testing.T, change func(*config.GroupSpec)) {
 	t.Helper()
 	if err := w.call(t, change); err != nil {
@@ -200,7 +200,7 @@ func TestAccGroupRefusals(t *testing.T) {
 	}
 }
 
-// names are those of the dynamic groups.
+// names returns the names of the dynamic groups in the bucket.
 func (w world) names(t *testing.T) []string {
 	t.Helper()
 	groups, _, _, err := w.State(t).ReadGroups(t.Context())

@@ -19,7 +19,7 @@ func TestParseKeySaysWhich(t *testing.T) {
 	}
 }
 
-// What is accepted is what it was written as.
+// FuzzParseKey checks that an accepted text equals the key's String.
 func FuzzParseKey(f *testing.F) {
 	for _, seed := range []string{"dev-1/default/workers", "dev-1/default", "//", "a/b/c/d", "A/b/c", "a/b--c/d"} {
 		f.Add(seed)

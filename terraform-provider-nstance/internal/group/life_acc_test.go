@@ -12,13 +12,13 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// squeeze undoes what the CLIs do to long lines.
+// squeeze removes the frame and the line wrapping that the CLIs add to messages.
 func squeeze(s string) string {
 	return strings.Join(strings.Fields(regexp.MustCompile(`[│╷╵]`).ReplaceAllString(s, " ")), " ")
 }
 
-// With VMs: an apply waits until they are well, a plan says that they will be replaced, a destroy waits until they are
-// gone.
+// TestAccGroupOfVMs checks a group with VMs. An apply waits until they are healthy, a plan warns that they will be
+// replaced, and a destroy waits until they are deleted.
 func TestAccGroupOfVMs(t *testing.T) {
 	acctest.Acceptance(t)
 	w := newWorld(t)
@@ -58,7 +58,7 @@ func TestAccGroupOfVMs(t *testing.T) {
 		t.Errorf("the apply did not wait for the replacement: %v", second)
 	}
 
-	// A plan that somebody else's change has made obsolete is refused.
+	// An apply fails if another client changed the group after the plan was made.
 	cli.Write(t, "main.tf", w.group(small+"\n size = 0\n instance_type = \"large\""))
 	cli.Run(t, "plan", "-out=plan")
 	w.edit(t, func(s *config.GroupSpec) { s.MaxSurge = ptr(4) })
@@ -79,7 +79,7 @@ func TestAccGroupOfVMs(t *testing.T) {
 	}
 }
 
-// While the shard is scaled to zero, plans go on.
+// TestAccGroupWithoutServer checks that plans succeed while the shard is scaled to zero.
 func TestAccGroupWithoutServer(t *testing.T) {
 	acctest.Acceptance(t)
 	w := newWorld(t)
@@ -98,7 +98,7 @@ func TestAccGroupWithoutServer(t *testing.T) {
 	}
 }
 
-// A group of a shard, and an operator, that the same apply makes known.
+// TestAccGroupUnknownAtPlan checks a group with a shard and an operator that become known during the apply.
 func TestAccGroupUnknownAtPlan(t *testing.T) {
 	acctest.Acceptance(t)
 	w := newWorld(t)
@@ -118,7 +118,7 @@ func TestAccGroupUnknownAtPlan(t *testing.T) {
 	}
 }
 
-// Who cannot speak to servers is told what to do.
+// TestAccGroupNoOperator checks the advice in errors about a missing or unusable operator identity.
 func TestAccGroupNoOperator(t *testing.T) {
 	acctest.Acceptance(t)
 	w := newWorld(t)
@@ -143,7 +143,8 @@ func TestAccGroupNoOperator(t *testing.T) {
 	}
 }
 
-// Where nothing else is said, the variables of nstance-admin hold.
+// TestAccGroupOperatorFromEnvironment checks that the provider reads the environment variables of nstance-admin if it
+// has no operator block.
 func TestAccGroupOperatorFromEnvironment(t *testing.T) {
 	acctest.Acceptance(t)
 	w := newWorld(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// call changes the group as somebody else does, such as the operator; nil deletes it.
+// call changes the group as another client does, such as the operator. A nil change deletes the group.
 func (w world) call(t *testing.T, change func(*config.GroupSpec)) error {
 	t.Helper()
 	return w.server.Client(t, "default").Call(context.Background(), "dev-1",
@@ -24,7 +24,7 @@ func (w world) call(t *testing.T, change func(*config.GroupSpec)) error {
 				}
 				for ctx.Err() == nil {
 					answer, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
-					if err != nil || len(answer.GetGroups()) == 1 { // the static one
+					if err != nil || len(answer.GetGroups()) == 1 { // only the static group remains
 						return err
 					}
 					select {

@@ -18,7 +18,7 @@ func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfig
 	resp.Diagnostics.Append(diagnostic.OfGroup(typedconfig.ReadGroup(attributesOf(req.Config.Raw)).Problems())...)
 }
 
-// ModifyPlan implements resource.ResourceWithModifyPlan. It needs no server: what it compares are plan and state.
+// ModifyPlan implements resource.ResourceWithModifyPlan. It compares plan and state only, and does not call a server.
 func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() || req.Plan.Raw.Equal(req.State.Raw) {
 		return
@@ -26,10 +26,10 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	attributes, state := attributesOf(req.Plan.Raw), attributesOf(req.State.Raw)
 	after, before := typedconfig.ReadGroup(attributes), typedconfig.ReadGroup(state)
 	if !after.Known() || len(after.Problems()) > 0 {
-		return // applying it checks it again
+		return // the apply validates again
 	}
 	if same(after.Spec, before.Spec) {
-		// Only what the resource itself does has changed, such as a time-out.
+		// Only attributes of the resource itself changed, such as a timeout. The group stays the same.
 		keep := map[string]tftypes.Value{}
 		for _, name := range []string{"etag", "infra_hash", "runtime_hash"} {
 			keep[name] = state[name]
@@ -44,7 +44,7 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	}
 }
 
-// rolls reports whether a change of the group itself changes what its instances are made from.
+// rolls reports whether a change of the group's own fields changes the infrastructure configuration of its instances.
 func rolls(before, after config.GroupSpec) bool {
 	return before.Template != after.Template || before.InstanceType != after.InstanceType ||
 		before.SubnetPool != after.SubnetPool ||

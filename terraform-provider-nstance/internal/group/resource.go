@@ -30,7 +30,7 @@ const (
 	defaultDelete = 15 * time.Minute
 )
 
-// Resource is nstance_group.
+// Resource implements the Terraform resource nstance_group.
 type Resource struct{ servers *servers.Connection }
 
 // New returns the resource, not yet configured.
@@ -53,12 +53,12 @@ func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _
 	r.servers = servers.Of(req.ProviderData)
 }
 
-// key names one group.
+// key identifies a group.
 type key struct{ shard, tenant, name string }
 
 func (k key) String() string { return k.shard + "/" + k.tenant + "/" + k.name }
 
-// parseKey reads what [key.String] writes. All three are valid, or there is an error that names which is not.
+// parseKey parses the output of [key.String]. It returns an error that names the part that is not valid.
 func parseKey(text string) (key, error) {
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 {
@@ -86,7 +86,8 @@ func failure(what string, k key, err error) diag.Diagnostic {
 		Do: servers.Advice(err)}.Error()
 }
 
-// tenant returns the tenant that calls are made as, which is the group's if that is said.
+// tenant returns the tenant of the operator identity, which all calls use. It returns a diagnostic if the identity
+// cannot be read, or if k names another tenant.
 func (r *Resource) tenant(k key) (string, diag.Diagnostic) {
 	identity, err := r.servers.Identity()
 	if err != nil {
@@ -129,12 +130,12 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	}
 	resp.State.Raw = replaced(req.Plan.Raw, computed(k, group))
 	if diagnose := r.wait(ctx, req.Plan.GetAttribute, k, timeouts.Value.Create); diagnose != nil {
-		// An error would make Terraform destroy the group with the next apply.
+		// This is a warning because an error would mark the group as tainted, and the next apply would destroy it.
 		resp.Diagnostics.AddWarning(diagnose.Summary(), diagnose.Detail())
 	}
 }
 
-// exists tells why a group cannot be created that is there already.
+// exists returns the diagnostic for a create call that failed because the group exists.
 func (r *Resource) exists(ctx context.Context, k key, err error) diag.Diagnostic {
 	group, lerr := r.look(ctx, k)
 	if lerr == nil && group.GetIsStatic() {
@@ -173,8 +174,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		resp.Diagnostics.Append(failure("Cannot update", k, err))
 		return
 	}
-	// The group's ETag changes with its template too, which the same apply may have changed; what the group says by
-	// itself may not have.
+	// The group's ETag also changes with its template, which the same apply may change. So compare the group's own
+	// fields with the state instead of the ETag.
 	now, err := specOf(group)
 	if err == nil && !same(now, have.Spec) {
 		err = status.Error(codes.Aborted, "it is not what the plan was made from")
@@ -202,13 +203,13 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	}
 }
 
-// Read implements resource.Resource. What somebody else made of the group shows as drift.
+// Read implements resource.Resource. Changes that other clients made to the group are shown as drift.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	attributes := attributesOf(req.State.Raw)
 	k := keyOf(attributes)
 	imported := attributes["etag"].IsNull()
 	if !r.servers.Known(k.shard) && !imported {
-		return // a plan never needs a server
+		return // planning must work without a server
 	}
 	if _, diagnose := r.tenant(k); diagnose != nil {
 		resp.Diagnostics.Append(diagnose)
@@ -217,7 +218,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	group, err := r.look(ctx, k)
 	switch {
 	case errors.Is(err, servers.ErrNoAddress) && errors.Is(err, objstore.ErrNotFound):
-		resp.State.RemoveResource(ctx) // nobody has led the shard, or it is destroyed
+		resp.State.RemoveResource(ctx) // the shard never had a leader, or it was destroyed
 		return
 	case (errors.Is(err, servers.ErrUnreachable) || errors.Is(err, servers.ErrNoAddress)) && !imported:
 		resp.Diagnostics.Append(diagnostic.Failure{
@@ -292,7 +293,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// ImportState implements resource.ResourceWithImportState. The ID is shard/tenant/name.
+// ImportState implements resource.ResourceWithImportState. The import ID is shard/tenant/name.
 func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
 	resp *resource.ImportStateResponse) {
 	k, err := parseKey(req.ID)
@@ -309,7 +310,7 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	}
 }
 
-// same reports whether two groups say the same by themselves, however it is written.
+// same reports whether two specs are equal after both are brought into the same form.
 func same(a, b config.GroupSpec) bool {
 	return reflect.DeepEqual(canonical(a), canonical(b))
 }

@@ -1,8 +1,10 @@
-// Package group owns the resource nstance_group: a dynamic group of a shard, which the shard's servers keep.
+// Package group implements the resource nstance_group, which manages a dynamic group of a shard through the shard's
+// servers.
 //
-// Invariant: what the resource says of a group is exactly what the group says by itself, without what it takes from its
-// template; a group that is changed is the one that the plan was made from; and a static group, which belongs to the
-// shard's configuration, is left alone.
+// Invariants:
+//   - The attributes hold exactly the group's own fields, without values that come from its template.
+//   - An update changes a group only if its fields still equal those that the plan was made from.
+//   - The resource never changes a static group, because that belongs to the configuration of the shard.
 package group
 
 import (

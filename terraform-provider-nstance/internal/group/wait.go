@@ -30,7 +30,8 @@ func limit(ctx context.Context, get getter, of func(timeouts.Value, context.Cont
 	return of(value, ctx, fallback)
 }
 
-// wait does what `wait_for_instances` says.
+// wait implements `wait_for_instances`. It polls until the group is complete. It returns nil if the attribute is not
+// set.
 func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts.Value, context.Context,
 	time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
 	var wanted types.Bool
@@ -70,7 +71,7 @@ func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts
 	}.Error()
 }
 
-// fleet is how far a group's instances are.
+// fleet is the status of a group's instances. A nil group means that the group does not exist.
 type fleet struct {
 	group   *nstancev1.GroupStatus
 	drifted int
@@ -116,7 +117,7 @@ func (f fleet) String() string {
 	return text
 }
 
-// awaitGone waits until a deleted group is forgotten, which is when its last instance is gone.
+// awaitGone waits until the server forgets a deleted group, which happens when its last instance is deleted.
 func (r *Resource) awaitGone(ctx context.Context, get getter, k key) diag.Diagnostic {
 	patience, diags := limit(ctx, get, timeouts.Value.Delete, defaultDelete)
 	if diags.HasError() {
@@ -131,7 +132,7 @@ func (r *Resource) awaitGone(ctx context.Context, get getter, k key) diag.Diagno
 			return false, err
 		}
 		left = len(group.GetInstanceIds())
-		return group == nil || !group.GetDeleting(), nil // not deleting: somebody else made it anew
+		return group == nil || !group.GetDeleting(), nil // if it is not deleting, another client created it again
 	})
 	switch {
 	case err == nil:

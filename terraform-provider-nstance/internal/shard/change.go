@@ -9,15 +9,15 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// change is what a new configuration does to the instances of a shard.
+// change describes the effects of a new configuration on the instances of a shard.
 type change struct {
-	roll, push, empty []string // groups, as tenant/name, sorted
-	rollTemplates     []string // templates of which dynamic groups roll
+	roll, push, empty []string // names of static groups as tenant/name, sorted
+	rollTemplates     []string // templates whose dynamic groups roll
 	pushTemplates     []string
 	terminates        bool
 }
 
-// changeOf compares two valid configurations.
+// changeOf compares two configurations, which must be valid.
 func changeOf(before, after *config.Shard) change {
 	out := change{terminates: after.Terminating && !before.Terminating}
 	from, _ := before.Merged(config.Groups{})
@@ -50,7 +50,7 @@ func changeOf(before, after *config.Shard) change {
 	return out
 }
 
-// ofTemplates returns what a dynamic group that says nothing of its own has of each template.
+// ofTemplates returns, by template name, the effective group of a dynamic group that overrides nothing.
 func ofTemplates(s *config.Shard) map[string]config.Group {
 	sample := *s
 	groups := map[string]config.GroupSpec{}
@@ -66,7 +66,8 @@ func ofTemplates(s *config.Shard) map[string]config.Group {
 	return out
 }
 
-// warning says what the change does to instances that run; "" for nothing.
+// warning returns the text of a plan warning about the effects on running instances. Both results are "" if there are
+// none.
 func (c change) warning() (summary, detail string) {
 	var lines []string
 	say := func(format, rest string, names, templates []string) {

@@ -10,16 +10,16 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
-// document is the configuration that attributes describe.
+// document is the shard configuration that a plan, a state or a configuration describes.
 type document struct {
-	// shard is what is known of it; nil if nothing is, or if it is not valid.
+	// shard holds the known part of the configuration. It is nil if nothing is known or the configuration is not valid.
 	shard *config.Shard
-	// body is what is written; nil if it is not all known, or not valid.
+	// body is the text to write to the bucket. It is nil if a value is unknown or the configuration is not valid.
 	body  []byte
 	diags diag.Diagnostics
 }
 
-// cluster and name are "" if they are not known.
+// cluster returns the name of the cluster, or "" if it is not known.
 func (d document) cluster() string {
 	if d.shard == nil {
 		return ""
@@ -34,18 +34,18 @@ func (d document) name() string {
 	return d.shard.Server.Shard
 }
 
-// attributesOf takes the whole value of a plan, state or configuration apart; nil for null.
+// attributesOf returns the attributes of a plan, state or configuration by name. It returns nil for a null value.
 func attributesOf(raw tftypes.Value) map[string]tftypes.Value {
 	var out map[string]tftypes.Value
 	if raw.IsKnown() && !raw.IsNull() {
 		if err := raw.As(&out); err != nil {
-			panic("shard: " + err.Error()) // a resource is an object
+			panic("shard: " + err.Error()) // not reached: a resource is an object
 		}
 	}
 	return out
 }
 
-// read checks what attributes describe, as far as it is known.
+// read parses and validates the known part of the configuration that raw describes. The diagnostics are in the result.
 func read(raw tftypes.Value) document {
 	attributes := attributesOf(raw)
 	jsonc := attributes["config_jsonc"]
@@ -59,7 +59,7 @@ func read(raw tftypes.Value) document {
 	case !jsonc.IsNull():
 		var text string
 		if err := jsonc.As(&text); err != nil {
-			panic("shard: " + err.Error()) // the schema says that it is a text
+			panic("shard: " + err.Error()) // not reached: the schema makes it a string
 		}
 		s, problems := config.Parse("config_jsonc", []byte(text))
 		d.diags = diagnostic.OfDocument(problems, path.Root("config_jsonc"))
@@ -85,7 +85,7 @@ func read(raw tftypes.Value) document {
 	return d
 }
 
-// isTyped reports whether any attribute of the configuration is set.
+// isTyped reports whether any attribute of the configuration is set. An unknown value counts as set.
 func isTyped(attributes map[string]tftypes.Value) bool {
 	for _, name := range typedconfig.Names() {
 		if v := attributes[name]; !v.IsKnown() || !v.IsNull() {
@@ -95,7 +95,7 @@ func isTyped(attributes map[string]tftypes.Value) bool {
 	return false
 }
 
-// groupHashes is the value of `group_hashes`.
+// groupHashes returns the value of the attribute `group_hashes`.
 func groupHashes(s *config.Shard) tftypes.Value {
 	typ := hashesType()
 	merged, _ := s.Merged(config.Groups{})
@@ -109,7 +109,7 @@ func groupHashes(s *config.Shard) tftypes.Value {
 	return tftypes.NewValue(typ, out)
 }
 
-// replaced returns an object with some of its attributes replaced.
+// replaced returns a copy of the object raw in which the attributes of with are replaced.
 func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
 	out := attributesOf(raw)
 	for name, v := range with {

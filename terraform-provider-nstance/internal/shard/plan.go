@@ -9,20 +9,21 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 )
 
-// ValidateConfig implements resource.ResourceWithValidateConfig: the server's own rules, at plan time.
+// ValidateConfig implements resource.ResourceWithValidateConfig. It applies the server's own rules at plan time.
 func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest,
 	resp *resource.ValidateConfigResponse) {
 	resp.Diagnostics.Append(read(req.Config.Raw).diags...)
 }
 
-// ModifyPlan implements resource.ResourceWithModifyPlan. It needs no bucket: what it compares are plan and state.
+// ModifyPlan implements resource.ResourceWithModifyPlan. It compares plan and state only, and does not access the
+// bucket.
 func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() || req.Plan.Raw.Equal(req.State.Raw) {
 		return
 	}
 	after := read(req.Plan.Raw)
 	if after.diags.HasError() {
-		resp.Diagnostics.Append(after.diags...) // what was unknown when the configuration was checked
+		resp.Diagnostics.Append(after.diags...) // errors in values that were unknown to ValidateConfig
 		return
 	}
 	planned := map[string]tftypes.Value{}
@@ -58,14 +59,14 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	resp.Plan.Raw = replaced(req.Plan.Raw, planned)
 }
 
-// rolling is `rolling_groups` after a change of what the state says. Where the configuration is the same, they are
-// those of its last change.
+// rolling returns the value of `rolling_groups` after a change from before to after. If the configuration is unchanged,
+// it returns the value in state, which describes the last change.
 func rolling(before, after document, state map[string]tftypes.Value) tftypes.Value {
 	switch {
 	case before.body != nil && bytes.Equal(before.body, after.body):
 		return state["rolling_groups"]
 	case before.shard == nil || after.shard == nil:
-		return rollingGroups(nil) // what was there was not valid
+		return rollingGroups(nil) // the previous configuration was not valid
 	}
 	return rollingGroups(changeOf(before.shard, after.shard).roll)
 }

@@ -23,10 +23,11 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/poll"
 )
 
-// parallel is how many objects are read or deleted at a time.
+// parallel is the maximum number of objects that are read or deleted at the same time.
 const parallel = 32
 
-// Delete implements resource.Resource: it lets the leader empty the shard, and then removes what is left of it.
+// Delete implements resource.Resource. It marks the shard as terminating, waits until the leader has deleted all
+// instances, and then deletes the remaining objects of the shard.
 func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
 	attributes := attributesOf(req.State.Raw)
 	name := textOf(attributes["shard"])
@@ -46,7 +47,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(failed)
 		return
 	}
-	// From here on the state says what is in the bucket, also if the rest fails.
+	// Store the new version in the state now, so that the state matches the bucket even if a later step fails.
 	if terminating != nil {
 		resp.Diagnostics.Append(r.refresh(&resp.State, name, terminating, token)...)
 	}
@@ -87,8 +88,9 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// terminate marks the configuration as terminating and returns that version. One that is gone is written again: who
-// leads may still have it.
+// terminate marks the configuration as terminating and returns the new version with its text. It writes a missing
+// configuration again, because a leader may still hold it in memory. It returns a diagnostic if the version in the
+// bucket differs from seen, or if the configuration is not valid.
 func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, have document, name string,
 	seen objstore.Token) (objstore.Token, []byte, diag.Diagnostic) {
 	what := "Cannot mark shard " + name + " as terminating"
@@ -129,10 +131,10 @@ func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, hav
 	return token, want, nil
 }
 
-// contents is what a shard still has.
+// contents holds the instances that a shard still has. It is not safe for concurrent use.
 type contents struct {
 	state *clusterstate.State
-	gone  map[ident.ID]bool // tombstones, which never change
+	gone  map[ident.ID]bool // tombstones, which never change and need no second read
 	left  []record.Instance
 }
 
@@ -188,8 +190,9 @@ func (c *contents) String() string {
 	return fmt.Sprintf("%d instances are left: %s", len(c.left), strings.Join(names, ", "))
 }
 
-// remove deletes everything of an empty shard, the configuration last: until then Terraform knows that there is
-// something to destroy. The lock of servers that run stays, because they would make it again.
+// remove deletes all objects of an empty shard. It deletes the configuration last: if an earlier step fails, the
+// resource still exists and can be destroyed again. It keeps the election lock unless leaderless is true, because
+// running servers would write the lock again.
 func (r *Resource) remove(ctx context.Context, name string, leaderless bool) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {

@@ -29,7 +29,7 @@ const (
 	defaultDelete = 10 * time.Minute
 )
 
-// Resource is nstance_shard.
+// Resource implements the Terraform resource nstance_shard.
 type Resource struct{ bucket *bucket.Connection }
 
 // New returns the resource, not yet configured.
@@ -73,7 +73,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	values["rolling_groups"] = rollingGroups(nil)
 	resp.State.Raw = replaced(req.Plan.Raw, values)
 	if diag := r.wait(ctx, req.Plan, want, token, timeouts.Value.Create); diag != nil {
-		// An error would make Terraform destroy the shard with the next apply.
+		// This is a warning because an error would mark the shard as tainted, and the next apply would destroy it.
 		resp.Diagnostics.AddWarning(diag.Summary(), diag.Detail())
 	}
 }
@@ -123,8 +123,8 @@ func computed(d document, token objstore.Token) map[string]tftypes.Value {
 	}
 }
 
-// write stores the configuration over the version that token names, or as a new one for "". What is there already is
-// not written again.
+// write stores the configuration in the bucket and returns its version. It replaces only the version token, or creates
+// the configuration if token is "". If the bucket already holds the same text, write returns the version there.
 func (r *Resource) write(ctx context.Context, want document, token objstore.Token) (objstore.Token, diag.Diagnostics) {
 	name := want.name()
 	fail := func(err error) (objstore.Token, diag.Diagnostics) {
@@ -147,7 +147,7 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	case rerr != nil && !missing:
 		return fail(fmt.Errorf("%w; and what is there cannot be read: %w", err, rerr))
 	case rerr == nil && bytes.Equal(have, want.body):
-		return haveToken, nil // an apply that broke off had written it
+		return haveToken, nil // an interrupted apply wrote it
 	}
 	conflict := diagnostic.Failure{Where: r.bucket.Place(keys.Config(name))}
 	switch {
@@ -172,10 +172,11 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	return "", diag.Diagnostics{conflict.Error()}
 }
 
-// Read implements resource.Resource. A version other than the one in the state shows as what it changes.
+// Read implements resource.Resource. If the bucket holds another version than the state, Read loads it, and the plan
+// shows the differences.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
-		return // a plan never needs the bucket
+		return // planning must work without the bucket
 	}
 	attributes := attributesOf(req.State.Raw)
 	name, seen := textOf(attributes["shard"]), textOf(attributes["etag"])
@@ -198,8 +199,9 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)
 }
 
-// refresh puts a configuration that was read into the state: into the attributes, if it was written from attributes, or
-// else into config_jsonc.
+// refresh stores a configuration that was read from the bucket in the state. It fills the typed attributes if the state
+// uses them, and config_jsonc otherwise. After an import it uses the typed attributes only if they reproduce body
+// exactly.
 func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token objstore.Token) diag.Diagnostics {
 	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
 	imported := attributes["etag"].IsNull()
@@ -223,7 +225,7 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 	case !typed:
 		update["config_jsonc"] = textValue(strings.ToValidUTF8(string(body), "\uFFFD"))
 	case s != nil && before.body != nil && bytes.Equal(config.Encode(s), before.body):
-		update = map[string]tftypes.Value{} // written another way, it says the same
+		update = map[string]tftypes.Value{} // the same content in another format
 	case s != nil:
 		update = typedconfig.Write(s, types)
 	}
@@ -239,7 +241,7 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 	return diags
 }
 
-// ImportState implements resource.ResourceWithImportState. The ID is the shard's name.
+// ImportState implements resource.ResourceWithImportState. The import ID is the name of the shard.
 func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
 	resp *resource.ImportStateResponse) {
 	if err := ident.ValidateName(req.ID); err != nil {
@@ -252,7 +254,7 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	resource.ImportStatePassthroughID(ctx, path.Root("shard"), req, resp)
 }
 
-// timeout reads one of the resource's time-outs.
+// timeout returns the time limit that of selects from the attribute `timeouts`, or fallback if it is not set.
 func timeout(ctx context.Context, get func(context.Context, path.Path, any) diag.Diagnostics,
 	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics),
 	fallback time.Duration) (time.Duration, diag.Diagnostics) {

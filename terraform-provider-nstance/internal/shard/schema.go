@@ -1,7 +1,10 @@
-// Package shard owns the resource nstance_shard: the configuration of one shard, `config/{shard}.jsonc`.
+// Package shard implements the resource nstance_shard, which manages the configuration of one shard,
+// `config/{shard}.jsonc`.
 //
-// Invariant: the configuration is written only if it is valid by the server's own rules, and only over the version that
-// the plan was made from; and it is removed only when the shard has no instances and nobody can make new ones.
+// Invariants:
+//   - The resource writes only a configuration that the server's own rules accept.
+//   - A write replaces only the version that the plan was made from.
+//   - The resource deletes the configuration only when the shard has no instances and no server can create new ones.
 package shard
 
 import (
@@ -86,7 +89,7 @@ func hashesType() tftypes.Map {
 		"runtime": tftypes.String}}}
 }
 
-// rollingGroups is the value of `rolling_groups`.
+// rollingGroups returns the value of the attribute `rolling_groups`.
 func rollingGroups(groups []string) tftypes.Value {
 	out := make([]tftypes.Value, len(groups))
 	for i, name := range groups {

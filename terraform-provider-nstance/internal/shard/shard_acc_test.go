@@ -27,12 +27,12 @@ func TestMain(m *testing.M) { acctest.Main(m) }
 
 const address = "nstance_shard.test"
 
-// options of the shard that most tests apply.
+// options sets values in the shard configuration that most tests apply.
 type options struct {
 	size    int
 	message string
 	script  string
-	extra   string // attributes
+	extra   string // further attributes in HCL
 }
 
 func typed(b acctest.Bucket, o options) string {
@@ -92,7 +92,7 @@ func mustRead(t testing.TB, b acctest.Bucket) (*config.Shard, objstore.Token) {
 	return s, token
 }
 
-// left checks what is in the bucket after everything was destroyed.
+// left returns a check that the bucket holds exactly the keys want after everything was destroyed.
 func left(t *testing.T, b acctest.Bucket, want ...string) func(*terraform.State) error {
 	return func(*terraform.State) error {
 		if got := b.Keys(t); !slices.Equal(got, want) {
@@ -105,7 +105,7 @@ func left(t *testing.T, b acctest.Bucket, want ...string) func(*terraform.State)
 func lifecycle(t *testing.T, b acctest.Bucket) {
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
-		CheckDestroy:             left(t, b, keys.Leader(acctest.Shard)), // of the leader that still runs
+		CheckDestroy:             left(t, b, keys.Leader(acctest.Shard)), // the leader still runs
 
 		Steps: []resource.TestStep{
 			{
@@ -138,10 +138,10 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 			{
 				ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true,
 				ImportStateVerifyIdentifierAttribute: "shard",
-				// 1m0s is read back as 1m
+				// The durations are written as 1m0s and imported as 1m.
 				ImportStateVerifyIgnore: []string{"server.request_timeout", "server.default_drain_timeout"},
 			},
-			{ // An apply that waits is seen to arrive.
+			{ // With wait_for_leader, the apply succeeds after the leader has applied the configuration.
 				PreConfig: func() { acctest.Lead(t, b, false) },
 				Config:    typed(b, options{size: 3, message: "changed", extra: "wait_for_leader = true"}),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
@@ -155,7 +155,7 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 					return nil
 				},
 			},
-			{ // Somebody changes the configuration behind our back: the plan undoes it.
+			{ // A change outside Terraform is shown as drift, and the next apply reverts it.
 				PreConfig: func() {
 					shard, token := mustRead(t, b)
 					five := 5
@@ -222,7 +222,7 @@ func TestAccDocument(t *testing.T) {
 			{Config: jsonc(b, fmt.Sprintf(document, "dev-1")), PlanOnly: true},
 			{ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true,
 				ImportStateVerifyIdentifierAttribute: "shard"},
-			{ // Another name is another shard.
+			{ // A new name replaces the shard.
 				Config: jsonc(b, fmt.Sprintf(document, "dev-2")),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
 					plancheck.ExpectResourceAction(address, plancheck.ResourceActionDestroyBeforeCreate),
@@ -234,7 +234,7 @@ func TestAccDocument(t *testing.T) {
 					return nil
 				},
 			},
-			{ // What is not valid any more is shown as drift, and replaced.
+			{ // A configuration that has become invalid in the bucket is shown as drift and replaced.
 				PreConfig: func() {
 					if _, err := b.Put(context.Background(), keys.Config("dev-2"), []byte("{"),
 						objstore.Always()); err != nil {
@@ -250,7 +250,7 @@ func TestAccDocument(t *testing.T) {
 	})
 }
 
-// Ten mistakes in a document are ten errors of the plan, each with a line and a column.
+// TestAccTenMistakes checks that a document with ten mistakes yields ten plan errors, each with a line and a column.
 func TestAccTenMistakes(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -283,12 +283,13 @@ func TestAccTenMistakes(t *testing.T) {
 	}
 }
 
-// squeeze undoes the CLI's wrapping of lines.
+// squeeze removes the frame and the line wrapping that the CLI adds to messages.
 func squeeze(s string) string {
 	return strings.Join(strings.Fields(strings.NewReplacer("│", " ", "╷", " ", "╵", " ").Replace(s)), " ")
 }
 
-// Mistakes in attributes are reported at the nearest attribute that the CLI can show, with their path.
+// TestAccMistakesInAttributes checks that a mistake in an attribute is reported with its path, at the nearest attribute
+// that the CLI can show.
 func TestAccMistakesInAttributes(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -348,7 +349,7 @@ func TestAccEitherAttributesOrDocument(t *testing.T) {
 	})
 }
 
-// All of the provider's settings, and anything in the resource, may be unknown until apply, and the plan works.
+// TestAccUnknownAtPlan checks that a plan succeeds while provider settings and resource attributes are unknown.
 func TestAccUnknownAtPlan(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -376,7 +377,7 @@ resource "terraform_data" "known_later" {
 				Check: resource.TestCheckResourceAttr(address, "templates.worker.subnet_pool", "local"),
 			},
 			{Config: main, PlanOnly: true},
-			{ // Known at last, the value is wrong: nothing is written.
+			{ // The value becomes known during the apply and is not valid, so nothing is written.
 				Config:      strings.Replace(main, "size = 0, message", "size = -1, message", 1),
 				ExpectError: regexp.MustCompile(`cannot be negative`),
 			},
@@ -385,7 +386,7 @@ resource "terraform_data" "known_later" {
 	})
 }
 
-// A plan, and a refresh of nothing, do without the bucket.
+// TestAccPlanNeedsNoBucket checks that a plan, and a refresh of an empty state, do not access the bucket.
 func TestAccPlanNeedsNoBucket(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -435,7 +436,7 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	}
 }
 
-// rolling is what a plan's JSON says of `rolling_groups`: automation sees no warnings.
+// rolling returns `rolling_groups` from the JSON form of a plan. Automation reads it because it does not see warnings.
 func rolling(t *testing.T, cli *acctest.CLI) []string {
 	t.Helper()
 	cli.Run(t, "plan", "-out=json.plan")
@@ -461,14 +462,14 @@ func rolling(t *testing.T, cli *acctest.CLI) []string {
 	return nil
 }
 
-// Two people apply from two states.
+// TestAccTwoApplies checks that two applies from separate states cannot overwrite each other.
 func TestAccTwoApplies(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)
 	first := acctest.NewCLI(t, typed(b, options{size: 0}))
 	first.Run(t, "apply", "-auto-approve")
 
-	// Who does not know of the shard cannot overwrite it.
+	// A state without the shard cannot overwrite it.
 	second := acctest.NewCLI(t, typed(b, options{size: 1}))
 	out, err := second.Try("apply", "-auto-approve", "-no-color")
 	if err == nil || !strings.Contains(out, "Shard dev-1 has a configuration already") ||
@@ -476,7 +477,7 @@ func TestAccTwoApplies(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 
-	// Both plan, both apply: the second is told.
+	// Both states plan and then apply. The second apply fails with an error.
 	second.Run(t, "import", "-no-color", address, "dev-1")
 	second.Run(t, "plan", "-out=plan")
 	first.Write(t, "main.tf", typed(b, options{size: 2}))
@@ -509,7 +510,8 @@ func TestAccTwoApplies(t *testing.T) {
 	}
 }
 
-// A destroy that runs out of time says what is left, loses nothing, and can be repeated.
+// TestAccDestroyTimesOut checks that a destroy that times out reports the remaining instances, loses nothing, and can
+// be repeated.
 func TestAccDestroyTimesOut(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -528,16 +530,17 @@ func TestAccDestroyTimesOut(t *testing.T) {
 	if shard, _ := mustRead(t, b); !shard.Terminating {
 		t.Error("the shard is not terminating")
 	}
-	// The leader dies, and another comes.
+	// The leader stops, and another server takes over.
 	stuck.Kill()
 	acctest.Lead(t, b, false)
 	out = cli.Run(t, "destroy", "-auto-approve", "-no-color", "-refresh=false")
-	if diff := cmp.Diff([]string{keys.Leader(acctest.Shard)}, b.Keys(t)); diff != "" { // of the leader that runs
+	if diff := cmp.Diff([]string{keys.Leader(acctest.Shard)}, b.Keys(t)); diff != "" { // the leader still runs
 		t.Errorf("left in the bucket (-want +got):\n%s\n%s", diff, out)
 	}
 }
 
-// With nobody there and nothing to empty, nothing is waited for; a leader that died is waited out.
+// TestAccDestroyWithoutLeader checks that destroying an empty shard does not wait if the shard never had a leader. If
+// the leader was killed, the destroy waits until the lock has expired.
 func TestAccDestroyWithoutLeader(t *testing.T) {
 	acctest.Acceptance(t)
 	for _, died := range []bool{false, true} {
@@ -586,7 +589,7 @@ func TestAccWaitTimesOut(t *testing.T) {
 
 func path(name string) tfjsonpath.Path { return tfjsonpath.New(name) }
 
-// A state from before there was `rolling_groups` is no reason to change anything.
+// TestAccOlderState checks that a state without `rolling_groups`, from an earlier provider version, needs no change.
 func TestAccOlderState(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

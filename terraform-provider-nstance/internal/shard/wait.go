@@ -21,7 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/poll"
 )
 
-// wait does what `wait_for_leader` says: it waits until the lock says that the leader has applied the version.
+// wait implements `wait_for_leader`. It polls the election lock until the lock names token as the applied version. It
+// returns nil if the attribute is not set.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token,
 	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
 	var wanted types.Bool
@@ -69,14 +70,14 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	}.Error()
 }
 
-// leaderWatch is what the election lock showed over time.
+// leaderWatch follows the election lock of one shard. It is not safe for concurrent use.
 type leaderWatch struct {
 	state *clusterstate.State
 	shard string
 
 	lock  record.Lock
 	there bool
-	since time.Time // the lock's version has not changed since then
+	since time.Time // when this process first read the current version of the lock
 }
 
 func (w *leaderWatch) look(ctx context.Context) error {
@@ -99,8 +100,9 @@ func (w *leaderWatch) applied(token objstore.Token) bool {
 	return w.there && w.lock.AppliedETag == string(token)
 }
 
-// leaderless reports whether it is certain that nobody leads: there is no lock, or it was released, or it was not
-// renewed for as long as it holds, as we saw ourselves: other machines' clocks do not count.
+// leaderless reports whether the shard certainly has no leader. That holds in three cases: there is no lock, the leader
+// released it, or the lock has not changed for its lease plus one renewal interval. The elapsed time is measured on
+// this machine, because the clocks of other machines may differ.
 func (w *leaderWatch) leaderless() bool {
 	return !w.there || w.lock.Released || time.Since(w.since) > w.lock.Lease()+w.lock.Renew()
 }
