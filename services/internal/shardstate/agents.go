@@ -7,16 +7,16 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Report is what an agent said of its machine.
+// Report is what an agent last reported about its VM.
 type Report struct {
 	Healthy     bool
 	Message     string
 	Version     string
 	RuntimeHash string
-	// Files and Keys are nil when unchanged since the report before.
+	// Files and Keys are nil if they did not change since the previous report.
 	Files []FileState
 	Keys  []KeyState
-	// Notice is the cloud's word that the VM will be taken away; NoticeDeadline may be zero.
+	// Notice is true if the cloud announced that it will take the VM away. NoticeDeadline may be zero.
 	Notice         bool
 	NoticeDeadline time.Time
 	Stopping       plan.Stopping
@@ -25,16 +25,16 @@ type Report struct {
 	Hostname       string
 }
 
-// FileState is one file as it is on an instance.
+// FileState is the state of one file on an instance.
 type FileState struct {
 	Name, SHA256, Error string
-	NotBefore, NotAfter time.Time // of certificates
+	NotBefore, NotAfter time.Time // for certificates only
 }
 
-// KeyState is one key pair as it is on an instance.
+// KeyState is the state of one key pair on an instance.
 type KeyState struct{ Name, SHA256, Error string }
 
-// Metrics of a machine. Negative rates and limits are unknown.
+// Metrics are measurements of a VM. A negative rate or limit means unknown.
 type Metrics struct {
 	CPU                            float32
 	MemoryUsed, MemoryTotal        uint64
@@ -42,8 +42,8 @@ type Metrics struct {
 	ConntrackEntries, ConntrackMax int64
 }
 
-// Connected notes that an agent's health stream opened and returns the number of the stream; ok is false for an
-// instance that is not (or no longer) ours to hear. A newer stream replaces an older one.
+// Connected records that an agent opened a health stream, and returns the number of the stream. A newer stream replaces
+// an older one. Connected returns false if the instance does not exist in this State.
 func (w *State) Connected(id ident.ID) (stream uint64, ok bool) {
 	w.mu.Lock()
 	inst := w.instances[id]
@@ -66,7 +66,7 @@ func (w *State) Connected(id ident.ID) (stream uint64, ok bool) {
 	return stream, true
 }
 
-// Disconnected notes that a health stream closed. A stream that was replaced does not count.
+// Disconnected records that a health stream closed. It ignores a stream that a newer one replaced.
 func (w *State) Disconnected(id ident.ID, stream uint64, reason string) {
 	w.mu.Lock()
 	inst := w.instances[id]
@@ -85,10 +85,12 @@ func (w *State) Disconnected(id ident.ID, stream uint64, reason string) {
 	w.emit(events)
 }
 
-// Repeated folds one report into the picture if it says what the one before said, apart from the machine's metrics and
-// addresses: then nothing is to be decided. It answers false, and does nothing, if the report says anything else or the
-// stream does not speak for the instance: that is for [State.Reported]. It allocates nothing and needs little stack,
-// which thousands of goroutines that wait for reports keep.
+// Repeated records a report that equals the previous one apart from metrics and addresses, and returns true. Such a
+// report needs no decision. For any other report, and for a stream that was replaced, Repeated changes nothing and
+// returns false; call [State.Reported] then.
+//
+// Repeated allocates nothing and needs little stack. Thousands of goroutines wait for reports, and each one keeps the
+// stack that it once needed.
 func (w *State) Repeated(id ident.ID, stream uint64, report *Report) bool {
 	now := w.opts.Now()
 	w.mu.Lock()
@@ -111,8 +113,8 @@ func (w *State) Repeated(id ident.ID, stream uint64, report *Report) bool {
 	return true
 }
 
-// Reported folds one report into the picture. It answers false for a stream that was replaced or an instance that is
-// gone. A report that changes nothing touches no group and costs no write.
+// Reported records one report. It returns false for a stream that was replaced and for an instance that is gone. A
+// report that changes nothing marks no group as dirty and costs no write.
 func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	if w.Repeated(id, stream, &report) {
 		return true
@@ -180,7 +182,7 @@ func anyFailed(files []FileState) bool {
 	return false
 }
 
-// LastReport returns what an instance's agent last said.
+// LastReport returns the last report of an instance's agent. It returns false if there is none.
 func (w *State) LastReport(id ident.ID) (Report, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -15,40 +15,40 @@ import (
 )
 
 const (
-	// askWindow is how long questions are collected before the provider is asked: a thousand streams do not close in
-	// one instant.
+	// askWindow is how long the Asker collects questions before it asks the provider. Streams that break together do
+	// not all close in the same instant.
 	askWindow = 2 * time.Millisecond
-	// askSingly is up to how many questions are asked one by one; more are one list.
+	// askSingly is the largest number of questions that are sent as single calls. More questions become one list call.
 	askSingly = 10
-	// askAtOnce is how many single questions are under way at most.
+	// askAtOnce is the maximum number of single calls that run at the same time.
 	askAtOnce = 20
-	// listPause is the least time between two lists that questions lead to.
+	// listPause is the minimum time between two lists that answer questions.
 	listPause = 250 * time.Millisecond
 )
 
-// Asker shares questions to the provider between those who ask: a few are single calls, side by side, so that a slow
-// one does not hold up the others; many are one list. While a list is under way many further questions wait for the
-// next, which begins no sooner than listPause after it, since an answer only covers what happened before it was asked
-// for.
+// Asker batches questions about VMs to the provider. A few questions become single calls in parallel, so that a slow
+// call does not delay the others. Many questions become one list call. An answer covers only what happened before its
+// call started, so questions that arrive during a list wait for the next list. That list starts at least listPause
+// after the first one ended.
 type Asker struct {
 	World    *State
 	Provider infra.Provider
 	Owner    infra.Owner
 	Env      tasks.Env
-	// Failed is told of a provider that does not answer, Answer of one that does. Both may be called by several at
-	// once.
+	// Failed is called with the error when the provider does not answer. Answer is called when it does. Both may be
+	// called concurrently.
 	Failed func(error)
 	Answer func()
 
 	mu      sync.Mutex
 	waiting map[ident.ID]struct{}
-	running bool // the task that sends questions
-	singles int  // questions under way
+	running bool // true while a task sends questions
+	singles int  // single calls that are running
 	listing bool
-	lastEnd time.Time // of a list
+	lastEnd time.Time // end of the last list
 }
 
-// Ask asks the provider about an instance, soon. It does not block.
+// Ask queues a question about an instance. It does not block.
 func (a *Asker) Ask(ctx context.Context, id ident.ID) {
 	a.mu.Lock()
 	if a.waiting == nil {
@@ -59,7 +59,7 @@ func (a *Asker) Ask(ctx context.Context, id ident.ID) {
 	a.kick(ctx)
 }
 
-// kick starts sending, if there is something to send and nobody does.
+// kick starts the sending task if questions wait and the task does not run.
 func (a *Asker) kick(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,14 +69,15 @@ func (a *Asker) kick(ctx context.Context) {
 	}
 }
 
-// send sends what is waiting, until nothing is or a list has to end first: its end goes on.
+// send sends the waiting questions. It returns when none is left, or when a running list must end first: the end of the
+// list calls kick.
 func (a *Asker) send(ctx context.Context) {
 	for pause := askWindow; pause > 0; pause = a.next(ctx) {
 		_ = a.Env.Sleep(ctx, pause)
 	}
 }
 
-// next sends what can be sent now and returns when to look again, zero for never.
+// next sends the questions that can be sent now. It returns the time until the next attempt, or zero if send can stop.
 func (a *Asker) next(ctx context.Context) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -105,7 +106,7 @@ func (a *Asker) next(ctx context.Context) time.Duration {
 	return 0
 }
 
-// take empties the queue, in order. Call with mu held.
+// take empties the queue and returns its IDs in order. Call with mu held.
 func (a *Asker) take() []ident.ID {
 	ids := slices.SortedFunc(maps.Keys(a.waiting), ident.ID.Compare)
 	clear(a.waiting)
@@ -128,8 +129,7 @@ func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
 	a.kick(ctx)
 }
 
-// told notes that questions have been answered, or were not: then the planner asks again after its back-off instead of
-// at once.
+// told records the results of questions. After an error, the planner asks again only after its backoff.
 func (a *Asker) told(ctx context.Context, err error, ids ...ident.ID) {
 	for _, id := range ids {
 		a.World.change(id, func(i *instance) {
@@ -145,7 +145,7 @@ func (a *Asker) told(ctx context.Context, err error, ids ...ident.ID) {
 	}
 }
 
-// List asks for everything and folds it in.
+// List asks the provider for all VMs of the shard and records them.
 func (a *Asker) List(ctx context.Context) error {
 	asked := a.Env.Now()
 	vms, err := a.Provider.List(ctx, a.Owner)

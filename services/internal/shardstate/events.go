@@ -10,32 +10,32 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Events receives what happens in a shard, for the watch streams. Implementations must not block and must not call back
-// into the State synchronously.
+// Events receives the events of a shard for the watch streams. Its methods must not block, and must not call the State
+// synchronously.
 type Events interface {
 	Instance(InstanceEvent)
-	// Group says that a group's definition or counts may have changed.
+	// Group reports that a group's definition or counts may have changed.
 	Group(config.GroupKey)
 	Error(ErrorEvent)
 }
 
-// InstanceEventType is what happened to an instance.
+// InstanceEventType is the kind of an InstanceEvent.
 type InstanceEventType string
 
 const (
-	EventCreating        InstanceEventType = "creating" // the provider's create call is about to be entered
+	EventCreating        InstanceEventType = "creating" // the provider's create call is about to start
 	EventCreated         InstanceEventType = "created"
 	EventRegistered      InstanceEventType = "registered"
 	EventHealthy         InstanceEventType = "healthy"
 	EventUnhealthy       InstanceEventType = "unhealthy"
-	EventLost            InstanceEventType = "lost" // stream closed, or the provider says gone
+	EventLost            InstanceEventType = "lost" // the health stream closed, or the provider reports that the VM is gone
 	EventNotice          InstanceEventType = "notice"
 	EventPendingDeletion InstanceEventType = "pending_deletion"
 	EventDeleted         InstanceEventType = "deleted"
 	EventFilesPushed     InstanceEventType = "files_pushed"
 )
 
-// InstanceEvent is one step in an instance's life.
+// InstanceEvent is one step in the life of an instance.
 type InstanceEvent struct {
 	Type     InstanceEventType
 	Tenant   string
@@ -48,7 +48,7 @@ type InstanceEvent struct {
 	Drain    bool
 }
 
-// ErrorKey names what an error is about; a standing error is replaced or resolved by its key.
+// ErrorKey identifies a standing error. A new error with the same key replaces it, and Resolve ends it.
 type ErrorKey struct {
 	Kind     plan.AlertKind
 	Tenant   string
@@ -56,7 +56,7 @@ type ErrorKey struct {
 	Instance ident.ID
 }
 
-// ErrorEvent is a fault that people should see.
+// ErrorEvent is a fault that a person should see.
 type ErrorEvent struct {
 	ErrorKey
 	Message  string
@@ -70,8 +70,8 @@ func (noEvents) Instance(InstanceEvent) {}
 func (noEvents) Group(config.GroupKey)  {}
 func (noEvents) Error(ErrorEvent)       {}
 
-// Raise publishes a standing error. Raising the same message again is silent. What is raised about an
-// instance or a group ends with it; who raises it makes sure that it is still there.
+// Raise publishes a standing error. Raising the same message again publishes nothing. An error about an instance or a
+// group ends when that instance or group ends. The caller makes sure that the instance or group still exists.
 func (w *State) Raise(key ErrorKey, message string) {
 	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
 	w.mu.Lock()
@@ -84,7 +84,7 @@ func (w *State) Raise(key ErrorKey, message string) {
 	w.opts.Events.Error(event)
 }
 
-// Resolve ends a standing error, if there is one.
+// Resolve ends a standing error. It does nothing if there is none.
 func (w *State) Resolve(key ErrorKey) {
 	w.mu.Lock()
 	event, ok := w.standing[key]
@@ -96,7 +96,8 @@ func (w *State) Resolve(key ErrorKey) {
 	}
 }
 
-// settle ends the standing errors that match and returns their ends, in order, to be published. Call with mu held.
+// settle resolves the standing errors that match. It returns the resolving events, sorted by kind, for the caller to
+// publish. Call with mu held.
 func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	var over []ErrorEvent
 	for key, event := range w.standing {
@@ -110,7 +111,7 @@ func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	return over
 }
 
-// Standing returns the errors that hold now, of one tenant and of the shard as a whole.
+// Standing returns the current errors of one tenant and those of the shard as a whole, in no order.
 func (w *State) Standing(tenant string) []ErrorEvent {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -123,7 +124,8 @@ func (w *State) Standing(tenant string) []ErrorEvent {
 	return events
 }
 
-// Publish forwards an instance event with its time filled in.
+// Publish sends an instance event. It sets the event's time if that is zero. It also reports a change of the event's
+// group.
 func (w *State) Publish(event InstanceEvent) {
 	if event.At.IsZero() {
 		event.At = w.opts.Now()

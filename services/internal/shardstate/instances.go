@@ -10,7 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// PutRecord takes a record as it now is in the bucket. An older revision than the one known is ignored.
+// PutRecord stores the current record of an instance as read from the bucket. It ignores a revision that is older than
+// the known one.
 func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 	w.mu.Lock()
 	inst := w.instances[rec.ID]
@@ -27,7 +28,7 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 		w.tombstones[rec.ID] = tombstone{record: rec, token: token}
 		w.settled(rec.ID)
 	case rec.Group == "":
-		// An unused reservation; the pool or the left-overs hold it.
+		// This is an unused reservation. A pool or the leftovers hold it.
 	case w.tombstoned(rec.ID):
 	default:
 		if inst == nil {
@@ -51,8 +52,8 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 	w.opts.Wake()
 }
 
-// settled drops a reservation of an earlier term, and asks for a look at the group that its VM counted for. Call with
-// mu held.
+// settled drops the leftover reservation of an instance ID. It marks the group that counted the leftover's VM as dirty.
+// Call with mu held.
 func (w *State) settled(id ident.ID) {
 	if _, left := w.leftovers[id]; !left {
 		return
@@ -78,7 +79,8 @@ func (g *group) insert(inst *instance) {
 	g.instances = slices.Insert(g.instances, at, inst)
 }
 
-// drop takes an instance out of its group and returns the errors that end with it, to be published. Call with mu held.
+// drop removes an instance from its group. It returns the resolving events of the instance's errors, for the caller to
+// publish. Call with mu held.
 func (w *State) drop(inst *instance) []ErrorEvent {
 	delete(w.instances, inst.plan.ID)
 	g := inst.group
@@ -89,8 +91,8 @@ func (w *State) drop(inst *instance) []ErrorEvent {
 	return w.settle(func(key ErrorKey) bool { return key.Instance == inst.plan.ID })
 }
 
-// Record returns an instance's record and token as last seen; ok is false for what this World does not hold as a live
-// instance.
+// Record returns the last known record and token of an instance. It returns ok false if the State holds no live
+// instance with this ID.
 func (w *State) Record(id ident.ID) (rec record.Instance, token objstore.Token, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -100,8 +102,8 @@ func (w *State) Record(id ident.ID) (rec record.Instance, token objstore.Token, 
 	return record.Instance{}, "", false
 }
 
-// Seen reports whether token names the version of an instance's record that this World holds, as instance, tombstone or
-// reservation.
+// Seen reports whether token is the version of the instance's record that the State holds. It searches instances,
+// tombstones and reservations.
 func (w *State) Seen(id ident.ID, token objstore.Token) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -122,7 +124,7 @@ func (w *State) Seen(id ident.ID, token objstore.Token) bool {
 	return false
 }
 
-// Tombstone returns the record of a deleted instance that is still remembered.
+// Tombstone returns the record of a deleted instance. It returns false if the State holds no tombstone for it.
 func (w *State) Tombstone(id ident.ID) (record.Instance, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,15 +132,15 @@ func (w *State) Tombstone(id ident.ID) (record.Instance, bool) {
 	return t.record, ok
 }
 
-// RemoveTombstone forgets a tombstone whose object was deleted from the bucket.
+// RemoveTombstone removes a tombstone from the State. The caller has deleted its object from the bucket.
 func (w *State) RemoveTombstone(id ident.ID) {
 	w.mu.Lock()
 	delete(w.tombstones, id)
 	w.mu.Unlock()
 }
 
-// Begin marks the work that starts for an instance, so that the next plan does not ask for it again. It answers false,
-// and changes nothing, if the instance is gone or other work is under way.
+// Begin marks work on an instance as started, so that the next plan does not ask for it again. It changes nothing and
+// returns false if the instance is gone or other work is running.
 func (w *State) Begin(id ident.ID, work plan.Work) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -150,7 +152,7 @@ func (w *State) Begin(id ident.ID, work plan.Work) bool {
 	return true
 }
 
-// End marks the end of an instance's work; err counts towards its back-off.
+// End marks the end of an instance's work. A non-nil err counts towards the instance's backoff.
 func (w *State) End(id ident.ID, err error) {
 	w.mu.Lock()
 	if inst := w.instances[id]; inst != nil {
@@ -161,23 +163,23 @@ func (w *State) End(id ident.ID, err error) {
 	w.opts.Wake()
 }
 
-// Announced notes that a drain was announced by this leader.
+// Announced records that this leader announced a drain.
 func (w *State) Announced(id ident.ID) { w.change(id, func(i *instance) { i.plan.Announced = true }) }
 
-// Drained notes an operator's word that the node is drained.
+// Drained records that an operator reported the node as drained.
 func (w *State) Drained(id ident.ID) { w.change(id, func(i *instance) { i.plan.Drained = true }) }
 
-// TerminateRequested notes that the provider accepted the delete.
+// TerminateRequested records that the provider accepted the delete call.
 func (w *State) TerminateRequested(id ident.ID) {
 	w.change(id, func(i *instance) { i.plan.TerminateRequested = w.opts.Now() })
 }
 
-// Balanced notes that the instance is registered with every load balancer of its group.
+// Balanced records whether the instance is registered with every load balancer of its group.
 func (w *State) Balanced(id ident.ID, in bool) {
 	w.change(id, func(i *instance) { i.plan.InLoadBalancers = in })
 }
 
-// FilesSent notes which runtime configuration was last sent in full.
+// FilesSent records the hash of the runtime configuration that was last sent in full.
 func (w *State) FilesSent(id ident.ID, hash string) {
 	w.change(id, func(i *instance) { i.plan.FilesSent = hash })
 }
@@ -195,7 +197,7 @@ func (w *State) change(id ident.ID, fn func(*instance)) {
 	}
 }
 
-// ExpectCreates adjusts the number of creates of a group that are under way but have no ID yet.
+// ExpectCreates adds delta to the number of running creates of a group that have no ID yet.
 func (w *State) ExpectCreates(key config.GroupKey, delta int) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {

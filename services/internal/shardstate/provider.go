@@ -10,13 +10,14 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Listed takes a complete provider list that was asked for at the given time. Instances that are not in it are gone,
-// once they are older than the provider's consistency window; VMs without a record are strays.
+// Listed records a complete list from the provider. asked is the time at which the list call started. An instance that
+// is missing from the list is gone once it is older than the provider's consistency window. A VM without a record
+// becomes a stray. Listed ignores a list that was asked for before the newest known one.
 func (w *State) Listed(vms []infra.VM, asked time.Time) {
 	var events []InstanceEvent
 	w.mu.Lock()
 	if asked.Before(w.listed) {
-		w.mu.Unlock() // overtaken by a list that was asked for later
+		w.mu.Unlock() // a list that was asked for later has arrived first
 		return
 	}
 	seen := make(map[ident.ID]struct{}, len(vms))
@@ -57,7 +58,8 @@ func (w *State) Listed(vms []infra.VM, asked time.Time) {
 	w.opts.Wake()
 }
 
-// Gone reports whether nothing is left of an instance's VM, as far as the provider has told.
+// Gone reports whether nothing is left of an instance's VM, according to the provider's last answer. It also returns
+// true for an unknown instance.
 func (w *State) Gone(id ident.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,7 +67,7 @@ func (w *State) Gone(id ident.ID) bool {
 	return inst == nil || inst.plan.Provider.Value == plan.ProviderGone && inst.plan.Provider.Complete
 }
 
-// Answered takes what the provider said of one VM, asked for at the given time.
+// Answered records the provider's description of one VM. asked is the time at which the call started.
 func (w *State) Answered(id ident.ID, vm infra.VM, asked time.Time) {
 	w.mu.Lock()
 	var events []InstanceEvent
@@ -77,7 +79,7 @@ func (w *State) Answered(id ident.ID, vm infra.VM, asked time.Time) {
 	w.opts.Wake()
 }
 
-// NotFound takes a provider's answer that it knows no such VM.
+// NotFound records the provider's answer that it does not know the instance's VM.
 func (w *State) NotFound(id ident.ID, asked time.Time) {
 	w.mu.Lock()
 	var events []InstanceEvent
@@ -127,7 +129,7 @@ func (w *State) emit(events []InstanceEvent) {
 	}
 }
 
-// providerState maps a VM's state to the planner's; a state that it does not know is unknown.
+// providerState maps a VM's state to the planner's state. A state that is not listed here becomes unknown.
 func providerState(state infra.State) plan.ProviderState {
 	switch state {
 	case infra.Pending:
@@ -145,12 +147,12 @@ func providerState(state infra.State) plan.ProviderState {
 	}
 }
 
-// ReadMissing notes a direct read of a stray's record key that found nothing.
+// ReadMissing records a direct read of a stray's record key that found nothing.
 func (w *State) ReadMissing(providerID string, at time.Time) {
 	w.changeStray(providerID, func(s *stray) { s.reads, s.busy = append(s.reads, at), false })
 }
 
-// BeginStray marks work on a stray; false if it is unknown or busy.
+// BeginStray marks work on a stray as started. It returns false if the stray is unknown or busy.
 func (w *State) BeginStray(providerID string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -162,7 +164,7 @@ func (w *State) BeginStray(providerID string) bool {
 	return true
 }
 
-// EndStray marks the end of work on a stray; gone drops it.
+// EndStray marks the end of work on a stray. If gone is true, it removes the stray.
 func (w *State) EndStray(providerID string, gone bool) {
 	w.mu.Lock()
 	if s := w.strays[providerID]; s != nil {
@@ -174,7 +176,7 @@ func (w *State) EndStray(providerID string, gone bool) {
 	w.mu.Unlock()
 }
 
-// Stray returns a VM that has our tags but no record.
+// Stray returns a VM that has the shard's tags but no record.
 func (w *State) Stray(providerID string) (infra.VM, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -184,8 +186,7 @@ func (w *State) Stray(providerID string) (infra.VM, bool) {
 	return infra.VM{}, false
 }
 
-// Orphans returns the strays that run and of whose record nothing is known: neither a live one, nor a tombstone, nor a
-// reservation.
+// Orphans returns the strays with an instance ID that have no live record, no tombstone and no reservation.
 func (w *State) Orphans() []infra.VM {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,8 +214,9 @@ func (w *State) changeStray(providerID string, fn func(*stray)) {
 	w.mu.Unlock()
 }
 
-// ConfirmOrphans notes a person's word that the orphans that stopped the sweep may be terminated, however many they
-// are, and returns them. Those that turn up later need another word. While no sweep is stopped nothing is noted.
+// ConfirmOrphans allows garbage collection to terminate all current orphans, and returns them. A person calls it after
+// the orphan alert stopped garbage collection. Orphans that appear later need another confirmation. Without that alert,
+// ConfirmOrphans changes nothing.
 func (w *State) ConfirmOrphans() []infra.VM {
 	w.mu.Lock()
 	var vms []infra.VM
@@ -230,7 +232,7 @@ func (w *State) ConfirmOrphans() []infra.VM {
 	return vms
 }
 
-// VM returns what the provider last said of an instance.
+// VM returns the provider's last description of an instance's VM.
 func (w *State) VM(id ident.ID) (infra.VM, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -244,7 +246,7 @@ func (w *State) VM(id ident.ID) (infra.VM, bool) {
 	return infra.VM{}, false
 }
 
-// sortedStrays returns the strays in order of their provider IDs. Call with mu held.
+// sortedStrays returns the strays in the order of their provider IDs. Call with mu held.
 func (w *State) sortedStrays() []*stray {
 	out := make([]*stray, 0, len(w.strays))
 	for _, s := range w.strays {

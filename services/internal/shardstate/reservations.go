@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Pool names a set of interchangeable reservations.
+// Pool identifies a set of interchangeable reservations.
 type Pool struct{ Tenant, Kind string }
 
 // Reservation is a durable record in state reserved that no instance uses yet.
@@ -19,8 +19,8 @@ type Reservation struct {
 	Token  objstore.Token
 }
 
-// AddReservation puts a fresh reservation of this term into its pool. In a shard that is being emptied it is left over
-// at once.
+// AddReservation puts a new reservation of this term into its pool. In a shard that is being terminated, the
+// reservation becomes a leftover immediately.
 func (w *State) AddReservation(r Reservation) {
 	w.mu.Lock()
 	if w.settings.Terminating {
@@ -33,8 +33,8 @@ func (w *State) AddReservation(r Reservation) {
 	w.reserved[pool] = append(w.reserved[pool], r)
 }
 
-// abandonReservations makes leftovers of all reservations: whoever waits for the shard to be empty cannot tell one that
-// was never used from one whose VM is being created. Call with mu held.
+// abandonReservations turns all reservations into leftovers. A client that waits for the shard to be empty cannot
+// distinguish an unused reservation from one with a VM that is being created. Call with mu held.
 func (w *State) abandonReservations() {
 	for _, reservations := range w.reserved {
 		for _, r := range reservations {
@@ -45,7 +45,7 @@ func (w *State) abandonReservations() {
 	clear(w.reserved)
 }
 
-// TakeReservation takes the oldest reservation of a pool. left is how many remain.
+// TakeReservation takes the oldest reservation of a pool. left is the number of reservations that remain.
 func (w *State) TakeReservation(pool Pool) (r Reservation, left int, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -58,14 +58,14 @@ func (w *State) TakeReservation(pool Pool) (r Reservation, left int, ok bool) {
 	return r, len(have) - 1, true
 }
 
-// ReservationsLeft counts what a pool holds.
+// ReservationsLeft returns the number of reservations in a pool.
 func (w *State) ReservationsLeft(pool Pool) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.reserved[pool])
 }
 
-// Pools returns every pool that some live group draws from, sorted: none in a shard that is being emptied.
+// Pools returns the pools that live groups use, sorted. It returns none in a shard that is being terminated.
 func (w *State) Pools() []Pool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +94,7 @@ func (w *State) Pools() []Pool {
 	return pools
 }
 
-// Subnets returns, sorted, the subnets of all live groups that have a choice of them.
+// Subnets returns the subnets of all live groups that have more than one, sorted.
 func (w *State) Subnets() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,7 +109,8 @@ func (w *State) Subnets() []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// AddLeftover notes a reservation, of an earlier term or not wanted any more, that collection has to settle.
+// AddLeftover adds a reservation that garbage collection has to settle. It is from an earlier term, or no longer
+// wanted.
 func (w *State) AddLeftover(r Reservation) {
 	w.mu.Lock()
 	w.leftovers[r.Record.ID] = r
@@ -118,7 +119,7 @@ func (w *State) AddLeftover(r Reservation) {
 	w.opts.Wake()
 }
 
-// Leftover returns such a reservation, if it is still unsettled.
+// Leftover returns an unsettled leftover reservation.
 func (w *State) Leftover(id ident.ID) (Reservation, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -126,9 +127,9 @@ func (w *State) Leftover(id ident.ID) (Reservation, bool) {
 	return r, ok
 }
 
-// Use turns a reservation into an instance of a group that is being created: rec is the reservation's record with group
-// and parameters filled in. The record in the bucket still is the bare reservation; its token stays the one to compare
-// with.
+// Use turns a reservation into an instance of a group and marks it as being created. rec is the reservation's record
+// with group and parameters filled in. The bucket still holds the bare reservation, so token stays the version for the
+// next conditional write.
 func (w *State) Use(rec record.Instance, token objstore.Token) {
 	w.mu.Lock()
 	inst := &instance{record: rec, token: token}
@@ -140,7 +141,7 @@ func (w *State) Use(rec record.Instance, token objstore.Token) {
 	w.mu.Unlock()
 }
 
-// Discard drops an instance whose creation was definitely refused: it never lived.
+// Discard drops an instance that never had a VM: the provider definitely refused to create it.
 func (w *State) Discard(id ident.ID) {
 	w.mu.Lock()
 	if inst := w.instances[id]; inst != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Snapshot takes what planning one group may look at. instances is reused for the copy when it is large enough. ok is
-// false for a group that is gone.
+// Snapshot returns everything that planning one group may use. It reuses the array of instances for the copy if that is
+// large enough. It returns ok false for a group that is gone.
 func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan.Snapshot, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -42,8 +42,8 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 	}, true
 }
 
-// unsettled counts the VMs of a group that reservations of earlier terms left and that are about to be adopted. Call
-// with mu held.
+// unsettled counts the VMs of a group that belong to reservations of earlier terms and will be adopted. Call with mu
+// held.
 func (w *State) unsettled(key config.GroupKey) (n int) {
 	if len(w.leftovers) == 0 {
 		return 0
@@ -58,7 +58,7 @@ func (w *State) unsettled(key config.GroupKey) (n int) {
 	return n
 }
 
-// ShardSnapshot takes what collection may look at.
+// ShardSnapshot returns everything that planning garbage collection may use.
 func (w *State) ShardSnapshot() plan.ShardSnapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,7 +98,8 @@ func sortedIDs[V any](m map[ident.ID]V) []ident.ID {
 	return ids
 }
 
-// BeginCollect marks an action of a sweep as under way for an instance ID; false if one is already.
+// BeginCollect marks a garbage collection action for an instance ID as started. It returns false if one is already
+// running for that ID.
 func (w *State) BeginCollect(id ident.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,8 +110,8 @@ func (w *State) BeginCollect(id ident.ID) bool {
 	return true
 }
 
-// EndCollect marks its end. After a success there may be more to collect at once; a failure waits for the sweep's next
-// time.
+// EndCollect marks the end of that action. A success makes garbage collection due again, because more may have become
+// collectable. A failure waits for the next scheduled garbage collection.
 func (w *State) EndCollect(id ident.ID, ok bool) {
 	w.mu.Lock()
 	delete(w.collecting, id)
@@ -121,7 +122,7 @@ func (w *State) EndCollect(id ident.ID, ok bool) {
 	}
 }
 
-// Health counts the shard's running instances and those of them that are silent, for the unhealthy guard.
+// Health counts the shard's running instances and how many of them are silent, for the unhealthy guard.
 func (w *State) Health(now time.Time) plan.ShardHealth {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -138,7 +139,7 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 	return health
 }
 
-// Blocked notes why a group is not at its size, for people; empty when it is or is on the way.
+// Blocked records why a group does not reach its size, for display. why is empty if nothing blocks the group.
 func (w *State) Blocked(key config.GroupKey, why string) {
 	w.mu.Lock()
 	g := w.groups[key]
@@ -152,8 +153,8 @@ func (w *State) Blocked(key config.GroupKey, why string) {
 	}
 }
 
-// Plan starts what was planned for an instance, so that the next snapshot shows it. It answers false if the instance is
-// gone or busy.
+// Plan marks a planned action as started, so that the next snapshot shows it. It returns false if the instance is gone
+// or busy.
 func (w *State) Plan(action plan.Action, work plan.Work) bool {
 	if action.Kind == plan.Ask {
 		w.mu.Lock()
@@ -168,8 +169,8 @@ func (w *State) Plan(action plan.Action, work plan.Work) bool {
 	return w.Begin(action.Instance, work)
 }
 
-// Postpone returns when to plan a group instead of now, if its schedule only had to check for overdue reports and all
-// of them have come.
+// Postpone returns a later schedule if this schedule only had to check for overdue reports and all of them have
+// arrived.
 func (w *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

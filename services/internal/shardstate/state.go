@@ -1,8 +1,8 @@
-// Package shardstate owns what a shard's leader knows: bucket, provider and agents folded into one picture from which
-// the planner's snapshots are taken.
+// Package shardstate holds the leader's view of its shard. It merges the bucket, the provider and the agents into one
+// State, and the planner's snapshots are copies of parts of it.
 //
-// Invariant: a State belongs to one term of one leader and is thrown away with it. It performs no writes and decides
-// nothing; every change of it marks the group concerned as dirty and wakes the reconciler.
+// Invariant: a State belongs to one term of one leader and is discarded with it. It performs no writes and makes no
+// decisions. Every change marks the affected group as dirty and wakes the reconciler.
 package shardstate
 
 import (
@@ -20,68 +20,68 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Options of a State.
+// Options configures a State.
 type Options struct {
 	Cluster, Shard string
 	Term           uint64
 	Now            func() time.Time
-	// Wake is called, outside any lock, whenever there may be something to plan. It must not block.
+	// Wake is called without any lock held, whenever there may be something to plan. It must not block.
 	Wake func()
-	// Events receives what happens; nil drops it.
+	// Events receives the shard's events. If it is nil, they are dropped.
 	Events Events
 	Log    *slog.Logger
 }
 
-// State is the leader's picture of its shard. All methods are safe for concurrent use and none of them blocks.
+// State is the leader's view of its shard. All methods are safe for concurrent use and do not block.
 type State struct {
 	opts Options
 
 	mu       sync.Mutex
 	settings plan.Settings
 	defaults groupDefaults
-	// silenceFrom is when silence began to count: the first agent had connected to this leader.
+	// silenceFrom is the time from which silence counts: when the first agent connected to this leader.
 	silenceFrom time.Time
 	groups      map[config.GroupKey]*group
 	instances   map[ident.ID]*instance
 	tombstones  map[ident.ID]tombstone
 	reserved    map[Pool][]Reservation
-	// leftovers are reservations of earlier terms, or not wanted any more, to be settled.
+	// leftovers are reservations that garbage collection has to settle: those of earlier terms and unwanted ones.
 	leftovers  map[ident.ID]Reservation
-	strays     map[string]*stray // VMs with our tags but no record, by provider ID
-	collecting map[ident.ID]bool // instance IDs that a sweep's action is about
-	listedVMs  int               // VMs in that list that have not ended
+	strays     map[string]*stray // VMs with the shard's tags but no record, by provider ID
+	collecting map[ident.ID]bool // instance IDs with a running garbage collection action
+	listedVMs  int               // VMs in the last complete list that are not deleted
 	listed     time.Time         // when the last complete provider list was asked for
 	dirty      map[config.GroupKey]struct{}
 	sweep      bool
 	standing   map[ErrorKey]ErrorEvent
-	since      time.Time // when this picture began
+	since      time.Time // when this State was created
 }
 
-// groupDefaults are for groups of which nothing but their instances is left.
+// groupDefaults apply to groups that exist only through their instances.
 type groupDefaults struct {
 	drain     time.Duration
-	balancers []string // whichever they were in, it is one of these
+	balancers []string // all load balancers of the shard, because the group's own are unknown
 }
 
 type group struct {
 	config.Group
-	instances []*instance // sorted by ID, no tombstones
+	instances []*instance // sorted by ID, without tombstones
 	pending   int         // creates that have no ID yet
 	backoff   plan.Backoff
 	blocked   string
 	forgotten bool
 }
 
-// instance is one instance of a group: the durable record as last seen, what the provider and the agent say, and the
-// work under way.
+// instance is one instance of a group: the last known record, the last information from the provider and the agent, and
+// the running work.
 type instance struct {
 	record record.Instance
 	token  objstore.Token
-	plan   plan.Instance // the planner's view, kept current
+	plan   plan.Instance // the planner's view, always current
 	vm     infra.VM
 	report Report
 	group  *group
-	stream uint64 // number of the stream that speaks for it; 0 when none
+	stream uint64 // number of the current health stream; 0 for none
 }
 
 type tombstone struct {
@@ -92,13 +92,12 @@ type tombstone struct {
 type stray struct {
 	vm    infra.VM
 	since time.Time
-	reads []time.Time // direct reads of the record's key that found nothing
+	reads []time.Time // times of direct reads of the record's key that found nothing
 	busy  bool
-	// confirmed: a person said that it may go although there are many like it.
+	// confirmed is true if a person allowed the termination although there are many orphans.
 	confirmed bool
 }
 
-// New returns an empty State.
 func New(opts Options) *State {
 	if opts.Events == nil {
 		opts.Events = noEvents{}
@@ -118,12 +117,11 @@ func New(opts Options) *State {
 	}
 }
 
-// Term is the term of the leader that this picture belongs to.
+// Term returns the term of the leader that the State belongs to.
 func (w *State) Term() uint64 { return w.opts.Term }
 
-// Configure takes the shard's settings and its merged groups. Groups that are gone from the configuration but still
-// have instances stay, as deleted ones, until the last is gone. A changed group starts afresh where it had been backing
-// off.
+// Configure sets the shard's settings and its merged groups. A group that is gone from the configuration but still has
+// instances stays, marked as deleted, until its last instance is gone. A change of a group may reset its backoff.
 func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	w.mu.Lock()
 	w.settings = SettingsOf(shard)
@@ -143,8 +141,8 @@ func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	w.publishGroups(keys, over)
 }
 
-// ConfigureGroups is Configure for a change of some groups alone: changed names them. Those of them that are not in
-// groups are gone from the configuration.
+// ConfigureGroups is Configure for a change of some groups only. changed lists them. A listed group that is missing
+// from groups is gone from the configuration.
 func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	w.mu.Lock()
 	over := w.setGroups(groups, changed)
@@ -152,8 +150,8 @@ func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed
 	w.publishGroups(changed, over)
 }
 
-// setGroups takes the groups that keys name, and marks them as dirty. It returns the errors that end with groups that
-// are dropped. Call with mu held.
+// setGroups stores the groups in keys and marks them as dirty. It returns the resolving events for the errors of
+// dropped groups. Call with mu held.
 func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
 	for _, key := range keys {
 		w.dirty[key] = struct{}{}
@@ -185,7 +183,7 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 	return over
 }
 
-// publishGroups tells of changed groups, and of errors that ended with them, and wakes the planning.
+// publishGroups publishes the resolved errors and the changed groups, and wakes the planner.
 func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
 	for _, event := range over {
 		w.opts.Events.Error(event)
@@ -196,7 +194,7 @@ func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
 	w.opts.Wake()
 }
 
-// SettingsOf picks out of a shard configuration with defaults filled in what planning needs.
+// SettingsOf returns the planner's settings from a shard configuration with defaults filled in.
 func SettingsOf(shard *config.Shard) plan.Settings {
 	s := &shard.Server
 	return plan.Settings{
@@ -228,8 +226,8 @@ func compareKeys(a, b config.GroupKey) int {
 	return 0
 }
 
-// groupOf returns the group of a record, making a deleted one for instances whose group nobody knows any more. Call
-// with mu held.
+// groupOf returns the group of a record. It creates a deleted group for an instance with an unknown group. Call with mu
+// held.
 func (w *State) groupOf(rec *record.Instance) *group {
 	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
 	g := w.groups[key]
@@ -241,10 +239,10 @@ func (w *State) groupOf(rec *record.Instance) *group {
 	return g
 }
 
-// touch marks the instance's group as dirty. Call with mu held; call Wake after unlocking.
+// touch marks a group as dirty. Call with mu held, and call Wake after unlocking.
 func (w *State) touch(g *group) { w.dirty[g.GroupKey] = struct{}{} }
 
-// TouchGroup asks for a look at one group.
+// TouchGroup marks one group as dirty and wakes the planner.
 func (w *State) TouchGroup(key config.GroupKey) {
 	w.mu.Lock()
 	if _, ok := w.groups[key]; ok {
@@ -254,7 +252,7 @@ func (w *State) TouchGroup(key config.GroupKey) {
 	w.opts.Wake()
 }
 
-// TouchAll asks for a look at every group.
+// TouchAll marks every group as dirty and wakes the planner.
 func (w *State) TouchAll() {
 	w.mu.Lock()
 	for key := range w.groups {
@@ -264,7 +262,7 @@ func (w *State) TouchAll() {
 	w.opts.Wake()
 }
 
-// Mark marks one group as dirty without waking anybody: for the reconciler itself.
+// Mark marks one group as dirty without waking the planner. The reconciler itself uses it.
 func (w *State) Mark(key config.GroupKey) {
 	w.mu.Lock()
 	if _, ok := w.groups[key]; ok {
@@ -273,7 +271,7 @@ func (w *State) Mark(key config.GroupKey) {
 	w.mu.Unlock()
 }
 
-// SweepDue reports whether something changed that collection looks at, and clears the mark.
+// SweepDue reports whether something changed that matters to garbage collection, and clears the mark.
 func (w *State) SweepDue() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -282,7 +280,7 @@ func (w *State) SweepDue() bool {
 	return due
 }
 
-// TakeDirty returns the groups to look at, sorted, and clears the marks.
+// TakeDirty returns the dirty groups, sorted, and clears the marks.
 func (w *State) TakeDirty() []config.GroupKey {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -295,7 +293,7 @@ func (w *State) TakeDirty() []config.GroupKey {
 	return keys
 }
 
-// Group returns the merged configuration of a group, and whether there is one.
+// Group returns the merged configuration of a group, and whether it exists.
 func (w *State) Group(key config.GroupKey) (config.Group, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -306,7 +304,7 @@ func (w *State) Group(key config.GroupKey) (config.Group, bool) {
 	return g.Group, true
 }
 
-// ForgetGroup drops a deleted group that has nothing left.
+// ForgetGroup drops a deleted group that has no instances and no running creates.
 func (w *State) ForgetGroup(key config.GroupKey) {
 	var over []ErrorEvent
 	w.mu.Lock()
@@ -320,14 +318,15 @@ func (w *State) ForgetGroup(key config.GroupKey) {
 	w.opts.Events.Group(key)
 }
 
-// dropGroup forgets a group and returns the errors that end with it, to be published. Call with mu held.
+// dropGroup removes a group. It returns the resolving events of its errors, for the caller to publish. Call with mu
+// held.
 func (w *State) dropGroup(key config.GroupKey) []ErrorEvent {
 	delete(w.groups, key)
 	delete(w.dirty, key)
 	return w.settle(func(about ErrorKey) bool { return about.Tenant == key.Tenant && about.Group == key.Group })
 }
 
-// CreateFailed counts a failed creation towards the group's backoff; those that ran side by side count once.
+// CreateFailed counts a failed create towards the group's backoff. Failures of creates that ran in parallel count once.
 func (w *State) CreateFailed(key config.GroupKey, reason string) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {

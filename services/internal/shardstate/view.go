@@ -11,19 +11,20 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// InstanceView is everything that is known of one instance, for showing.
+// InstanceView is all information about one instance, for display.
 type InstanceView struct {
 	Record   record.Instance
 	Plan     plan.Instance
 	VM       infra.VM
 	Report   Report
 	Settings plan.Settings
-	// InfraDrift: made from another infra configuration than the group's. RuntimeDrift: files not those of the group's.
+	// InfraDrift is true if the instance was made from another infrastructure configuration than its group has now.
+	// RuntimeDrift is true if its files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
 }
 
-// GroupView is everything that is known of one group, for showing. Actual counts managed instances that are not on
-// their way out; Healthy those of them that report healthy.
+// GroupView is all information about one group, for display. Actual counts managed instances that are not being
+// deleted. Healthy counts those of them that report healthy.
 type GroupView struct {
 	config.Group
 	Actual, Healthy int
@@ -33,7 +34,7 @@ type GroupView struct {
 	Backoff         plan.Backoff
 }
 
-// Instance returns one instance, deleted ones included for as long as they are remembered.
+// Instance returns one instance. It includes deleted instances while the State keeps their tombstones.
 func (w *State) Instance(id ident.ID) (InstanceView, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,7 +47,8 @@ func (w *State) Instance(id ident.ID) (InstanceView, bool) {
 	return InstanceView{}, false
 }
 
-// Instances returns a tenant's live instances, of one group or (group "") of all, sorted by ID.
+// Instances returns the live instances of one group of a tenant, or of all its groups if group is "". They are sorted
+// by ID.
 func (w *State) Instances(tenant, group string) []InstanceView {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,7 +73,6 @@ func (w *State) view(inst *instance) InstanceView {
 	return v
 }
 
-// GroupView returns one group.
 func (w *State) GroupView(key config.GroupKey) (GroupView, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -82,7 +83,7 @@ func (w *State) GroupView(key config.GroupKey) (GroupView, bool) {
 	return w.groupView(g), true
 }
 
-// GroupViews returns a tenant's groups, sorted by name.
+// GroupViews returns the groups of a tenant, sorted by name.
 func (w *State) GroupViews(tenant string) []GroupView {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -116,7 +117,7 @@ func (w *State) groupView(g *group) GroupView {
 	return v
 }
 
-// Settings returns the shard-wide settings in force.
+// Settings returns the current settings of the shard.
 func (w *State) Settings() plan.Settings {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -133,7 +134,7 @@ func (w *State) DrainTimeout(key config.GroupKey) time.Duration {
 	return w.defaults.drain
 }
 
-// Numbers counts what the shard has, for metrics.
+// Numbers returns counts of the shard's objects, for metrics.
 func (w *State) Numbers() (groups, instances, connected, reserved, tombstones int, silenceFrom time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
