@@ -12,26 +12,25 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Check is one question that a call asked of the caller's policies. Calls of the account itself are asked and recorded,
-// too.
+// Check is one permission check that a call made. Calls of the account itself are checked and recorded, too.
 type Check struct {
 	Action   string // ec2:RunInstances
 	Resource string // ARN, or *
 	Allowed  bool
-	Reason   string // of a denial, in AWS's words
+	Reason   string // reason of a denial, in AWS's words
 }
 
-// unasked are the operations that need no permission at all.
+// unasked holds the operations that need no permission.
 var unasked = map[string]bool{"sts:GetCallerIdentity": true}
 
-// authorize evaluates with the lock held.
+// authorize evaluates one check. The caller holds the lock.
 func (c *Cloud) authorize(call *wire.Call, r *http.Request, action, resource string, conditions policy.Context) Check {
 	p := call.Principal
 	caller := policy.Caller{ARN: p.ARN, Account: p.Account}
 	policies := policy.Policies{Resource: call.ResourcePolicy}
 	var role iam.Role
 	if p.Role != "" {
-		role, _ = c.iam.Role(p.Role) // one that is gone has no policies
+		role, _ = c.iam.Role(p.Role) // a deleted role has no policies
 		caller.RoleARN = role.ARN
 		policies.Identity = role.Identity
 	}
@@ -46,9 +45,9 @@ func (c *Cloud) authorize(call *wire.Call, r *http.Request, action, resource str
 	return check
 }
 
-// globals are the condition keys that every request has. The cloud stands for AWS's HTTPS endpoints, so
-// aws:SecureTransport is true, over plain HTTP as well. Source:
-// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
+// globals returns the condition keys that every request has. The cloud replaces AWS's HTTPS endpoints, so
+// aws:SecureTransport is true even over plain HTTP.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
 func (c *Cloud) globals(call *wire.Call, r *http.Request, role iam.Role) policy.Context {
 	ctx := policy.Context{
 		"aws:CurrentTime":      {call.Now.UTC().Format("2006-01-02T15:04:05Z")},
@@ -78,7 +77,7 @@ func (c *Cloud) globals(call *wire.Call, r *http.Request, role iam.Role) policy.
 	return ctx
 }
 
-// denial is how each service says no.
+// denial returns each service's own error for a denied check.
 func denial(call *wire.Call, check Check) error {
 	switch call.Service {
 	case "ec2":
@@ -90,8 +89,8 @@ func denial(call *wire.Call, check Check) error {
 	return wire.Errorf(http.StatusForbidden, "AccessDenied", "%s", check.Reason)
 }
 
-// forgotten is the error of a handler that answered a role without permission: a fault of the fake, and never to be
-// mistaken for an answer of AWS.
+// forgotten returns an error if a handler answered a role without permission. That is a fault of the fake, so the error
+// must not look like an answer of AWS.
 func forgotten(call *wire.Call, checks []Check) error {
 	switch {
 	case call.Principal.Role == "" || unasked[call.Service+":"+call.Action]:

@@ -58,7 +58,7 @@ func (c *Cloud) compose() error {
 
 func (c *Cloud) add(s wire.Service) { c.handlers[s.Name()] = s.Operations() }
 
-// identity is IAM as EC2 sees it.
+// identity adapts IAM to EC2's interface.
 type identity struct{ c *Cloud }
 
 func (i identity) InstanceProfile(nameOrARN string) (ec2.Profile, bool) {
@@ -71,7 +71,7 @@ func (i identity) RoleCredentials(role, session string) ec2.Credentials {
 	return i.c.profileCredentials(role, session)
 }
 
-// network is EC2 as load balancers see it.
+// network adapts EC2 to the load balancers' interface.
 type network struct{ *ec2.Service }
 
 func (n network) Subnet(id string) (elbv2.Subnet, bool) {
@@ -103,10 +103,10 @@ func (n network) CreateInterface(i elbv2.Interface) (string, error) {
 	return made.ID(), nil
 }
 
-// targets are target groups as Auto Scaling sees them.
+// targets adapts target groups to Auto Scaling's interface.
 type targets struct{ *elbv2.Service }
 
-// Deregister: a group or a target that is gone is deregistered.
+// Deregister removes a target. A group or a target that does not exist is not an error.
 func (t targets) Deregister(groupARN, instanceID string) {
 	_ = t.Service.Deregister(groupARN, instanceID)
 }

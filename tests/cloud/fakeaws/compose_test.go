@@ -35,7 +35,7 @@ func must[T any](out T, err error) func(t *testing.T) T {
 	}
 }
 
-// until polls for at most ten seconds.
+// until polls reached for at most 10 s.
 func until(t *testing.T, what string, reached func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
@@ -50,7 +50,7 @@ func until(t *testing.T, what string, reached func() bool) {
 	}
 }
 
-// profile makes an instance profile of a role that allow made, both of the same name.
+// profile makes an instance profile for a role that allow made. Both have the same name.
 func (w *world) profile(t *testing.T, role string) {
 	t.Helper()
 	client := iam.NewFromConfig(w.root())
@@ -71,7 +71,7 @@ func (w *world) subnet(t *testing.T) (vpc, subnet string) {
 
 func TestInstanceProfile(t *testing.T) {
 	w := newWorld(t)
-	// The role may tag nothing but its own instance.
+	// The role may tag only its own instance.
 	w.allow(t, "server",
 		`{"Effect":"Allow","Action":"ec2:CreateTags","Resource":"*","Condition":{"ArnEquals":{"ec2:SourceInstanceARN":"arn:aws:ec2:us-west-2:123456789012:instance/*"}}}`,
 		`{"Effect":"Allow","Action":"ec2:DescribeInstances","Resource":"*"}`)
@@ -122,7 +122,7 @@ func TestInstanceProfile(t *testing.T) {
 		nil))(t)
 }
 
-// TestScalingBehindBalancer has Auto Scaling launch an instance that a load balancer finds.
+// TestScalingBehindBalancer checks that a load balancer finds an instance that Auto Scaling launched.
 func TestScalingBehindBalancer(t *testing.T) {
 	w := newWorld(t)
 	vpc, subnet := w.subnet(t)

@@ -14,7 +14,7 @@ import (
 // sessionLength is the lifetime of a role's credentials.
 const sessionLength = 6 * time.Hour
 
-// renewal is the time before the end of a session from which the metadata service returns new credentials.
+// renewal is the remaining lifetime of credentials at which the metadata service returns new ones.
 const renewal = 15 * time.Minute
 
 // issued is an access key and its principal.

@@ -1,8 +1,8 @@
-// Package fakeaws is a cloud of one account and one region for the real AWS SDK and the real Terraform provider: the
-// composition of its services, who may call them, a record of what was called, and what is made to go wrong.
+// Package fakeaws is a fake AWS cloud with one account and one region, for the real AWS SDK and the real Terraform
+// provider. It composes the services, authorizes and records calls, and injects faults.
 //
-// Invariant: a call is answered only with a valid signature, and, when a role made it, only after the role's policies
-// were asked. All state lies under one lock and one call is done at a time; S3 alone streams beside it.
+// Invariant: a call is answered only with a valid signature. A role's call is answered only after the role's policies
+// were evaluated. One lock protects all state, and one call runs at a time. Only S3 streams concurrently.
 package fakeaws
 
 import (
@@ -22,40 +22,40 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Account is the account that all of it belongs to.
+// Account is the account that owns all resources.
 const Account = "123456789012"
 
-// Config is what a Cloud is made of. The zero value is a cloud in us-west-2 whose instances are records and whose
-// targets are healthy, without S3.
+// Config configures a Cloud. The zero value is a cloud in us-west-2 without S3. Its instances are records only, and its
+// targets are healthy.
 type Config struct {
 	Region string   // "": us-west-2
 	Zones  []string // nil: a, b and c of the region
 	Log    *slog.Logger
 	Now    func() time.Time // nil: time.Now
 
-	// Machines makes what runs instances; api is the cloud, as machines reach it. nil: instances are records. The
-	// caller closes what he made, after Close.
+	// Machines creates the machines that run instances. api is the cloud's API for these machines. Nil means that
+	// instances are records only. The caller closes the machines after Close.
 	Machines func(api http.Handler) (ec2.Machines, error)
-	// S3 is the server behind the buckets. nil: there is no S3.
+	// S3 is the server behind the buckets. Nil means that there is no S3.
 	S3 *s3.Backend
-	// Probe answers the health checks of load balancers, one round each HealthEvery (0: a second). nil: instances that
-	// run are healthy.
+	// Probe answers the health checks of load balancers, one round every HealthEvery (0: 1 s). Nil means that running
+	// instances are healthy.
 	Probe       elbv2.Probe
 	HealthEvery time.Duration
-	// ScalingEvery is how often Auto Scaling looks at its groups. 0: its own default.
+	// ScalingEvery is the time between two checks of Auto Scaling's groups. 0 means Auto Scaling's own default.
 	ScalingEvery time.Duration
 }
 
-// Cloud is the whole. Its methods may be called concurrently, and never by a handler.
+// Cloud is the fake cloud. Its methods may be called concurrently, but never by a handler.
 type Cloud struct {
 	cfg Config
 
-	mu       sync.Mutex // all state of all services
+	mu       sync.Mutex // protects all state of all services
 	calls    []Call
 	keys     keyring
 	handlers map[string]map[string]wire.Handler // by service and action
 	streams  map[string]wire.Streamer           // by service
-	faults   fault.Set                          // has a lock of its own
+	faults   fault.Set                          // has its own lock
 
 	iam         *iam.Service
 	ec2         *ec2.Service
@@ -67,7 +67,7 @@ type Cloud struct {
 	running sync.WaitGroup
 }
 
-// New makes a cloud with nothing in it. It runs until Close.
+// New makes an empty cloud. It runs until Close.
 func New(cfg Config) (*Cloud, error) {
 	if cfg.Region == "" {
 		cfg.Region = "us-west-2"
@@ -98,7 +98,7 @@ func New(cfg Config) (*Cloud, error) {
 	return c, nil
 }
 
-// Close ends what runs by itself. It does not end instances: who made the machines does.
+// Close ends the cloud's background work. It does not end instances: the creator of the machines closes them.
 func (c *Cloud) Close() error {
 	c.stop()
 	c.running.Wait()
@@ -108,23 +108,23 @@ func (c *Cloud) Close() error {
 	return nil
 }
 
-// Faults is where tests make calls fail.
+// Faults returns the set of injected faults. Tests add faults to it.
 func (c *Cloud) Faults() *fault.Set { return &c.faults }
 
-// Region is the region's name.
+// Region returns the region's name.
 func (c *Cloud) Region() string { return c.cfg.Region }
 
-// EC2 is for its levers. Those that want the cloud's lock are called inside Locked.
+// EC2 returns the fake EC2 for its test controls. Call the methods that need the cloud's lock inside Locked.
 func (c *Cloud) EC2() *ec2.Service { return c.ec2 }
 
-// Locked runs f while nothing else happens in the cloud.
+// Locked runs f with the cloud's lock held.
 func (c *Cloud) Locked(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f()
 }
 
-// Calls are all calls so far, in the order in which they were done.
+// Calls returns all calls so far, in the order of their execution.
 func (c *Cloud) Calls() []Call {
 	c.mu.Lock()
 	defer c.mu.Unlock()

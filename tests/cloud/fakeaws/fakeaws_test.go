@@ -60,12 +60,12 @@ func (w *world) config(access, secret, token string) aws.Config {
 	return aws.Config{
 		Region: w.Region(), BaseEndpoint: aws.String(w.url), RetryMaxAttempts: 1,
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, token),
-		// a reused connection that breaks is tried again below the SDK
+		// net/http retries a broken reused connection without the SDK's knowledge
 		HTTPClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 }
 
-// root is a client's configuration as Terraform has it, role one for a session of a role.
+// root returns a client configuration for the account, as Terraform uses it. role returns one for a session of a role.
 func (w *world) root() aws.Config {
 	access, secret := w.Credentials()
 	return w.config(access, secret, "")
@@ -77,7 +77,7 @@ func (w *world) role(name, session string) aws.Config {
 
 const trustEC2 = `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}]}`
 
-// allow makes a role whose one inline policy has the statements.
+// allow makes a role with one inline policy of the statements.
 func (w *world) allow(t *testing.T, role string, statements ...string) {
 	t.Helper()
 	client := iam.NewFromConfig(w.root())
@@ -125,7 +125,7 @@ func TestPrincipals(t *testing.T) {
 	}
 
 	w.clock.Store(int64(6*time.Hour + time.Minute))
-	// The client's clock is no longer ours: its signature is too old before its session is.
+	// The client's clock no longer matches the cloud's clock: its signature is too old before its session ends.
 	_, err := sts.NewFromConfig(session).GetCallerIdentity(t.Context(), nil)
 	wantCode(t, err, "SignatureDoesNotMatch")
 	w.clock.Store(0)
@@ -215,7 +215,7 @@ func TestFaults(t *testing.T) {
 	_, err = root.GetRole(t.Context(), get)
 	wantCode(t, err, "Odd")
 
-	// A lost answer: the role was made all the same.
+	// A lost answer: the role was made nevertheless.
 	w.Faults().LoseAnswer(fault.Match{Action: "CreateRole"}, 1)
 	_, err = server.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: aws.String("made"),
 		AssumeRolePolicyDocument: aws.String(trustEC2)})

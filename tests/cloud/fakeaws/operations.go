@@ -14,8 +14,8 @@ import (
 const (
 	CallerStacks   = "stacks"   // the AWS provider or a server, while tests/stacks runs
 	CallerTests    = "tests"    // another test of this repository
-	CallerProvider = "provider" // the AWS provider, for settings of the modules that tests/stacks leaves alone
-	CallerPlanned  = "planned"  // nothing yet: launch lifecycle hooks, health reports and checks of zones will
+	CallerProvider = "provider" // the AWS provider, for settings of the modules that tests/stacks does not use
+	CallerPlanned  = "planned"  // no caller yet: planned for launch lifecycle hooks, health reports and checks of zones
 )
 
 //go:embed operations.txt

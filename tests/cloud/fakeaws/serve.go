@@ -18,13 +18,13 @@ type Call struct {
 	Principal wire.Principal
 	Service   string // signing name
 	Action    string
-	Checks    []Check // in the order in which they were asked
-	Code      string  // of the error that it was answered with, "" for success
-	Lost      bool    // the answer never left
+	Checks    []Check // in the order of evaluation
+	Code      string  // error code of the answer, "" for success
+	Lost      bool    // the answer was not sent
 }
 
-// ServeHTTP answers a request to any of the services: the credential scope of its signature says which. A request
-// without one is for S3.
+// ServeHTTP answers a request to any of the services. The credential scope of the signature names the service. A
+// request without a signature is for S3.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	call, err := c.admit(w, r)
 	if err != nil {
@@ -50,7 +50,7 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := c.do(call, r, effect.Lost)
 	switch {
 	case effect.Lost:
-		panic(http.ErrAbortHandler) // cuts the connection
+		panic(http.ErrAbortHandler) // closes the connection
 	case err != nil:
 		wire.WriteError(w, call.Service, call.RequestID, err)
 	default:
@@ -58,7 +58,8 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// admit finds out who asks for what. The call is never nil: an error is answered in its service's shape.
+// admit identifies the caller and the operation. The call is never nil, because an error is answered in its service's
+// shape.
 func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error) {
 	call := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r,
 		Region: c.cfg.Region, Now: c.cfg.Now()}
@@ -95,7 +96,7 @@ func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error
 	return parsed, nil
 }
 
-// anonymous is a request without a signature: S3 alone takes some.
+// anonymous admits a request without a signature. Only S3 accepts some of them.
 func (c *Cloud) anonymous(call *wire.Call, r *http.Request) (*wire.Call, error) {
 	stream, ok := c.streams["s3"]
 	if !ok {
@@ -130,7 +131,7 @@ func (c *Cloud) authenticate(signature *auth.Signature, r *http.Request, body []
 	return p, nil
 }
 
-// do runs a handler, and renders and records what came out, all under the lock.
+// do runs a handler, then renders and records the answer. It holds the lock throughout.
 func (c *Cloud) do(call *wire.Call, r *http.Request, lost bool) (body []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +159,7 @@ func (c *Cloud) do(call *wire.Call, r *http.Request, lost bool) (body []byte, er
 	return wire.Encode(call, answer)
 }
 
-// stream serves S3, which takes the lock only to ask and to tell.
+// stream serves S3. It takes the lock only to authorize and to record.
 func (c *Cloud) stream(w http.ResponseWriter, r *http.Request, stream wire.Streamer, call *wire.Call, lost bool) {
 	var checks []Check
 	call.Authorize = func(action, resource string, conditions policy.Context) error {
@@ -187,7 +188,7 @@ func (c *Cloud) stream(w http.ResponseWriter, r *http.Request, stream wire.Strea
 	}
 }
 
-// refuse answers a call that was never begun.
+// refuse answers a call that did not reach its handler.
 func (c *Cloud) refuse(w http.ResponseWriter, call *wire.Call, err error) {
 	c.mu.Lock()
 	c.record(call, nil, err, false)
@@ -195,7 +196,7 @@ func (c *Cloud) refuse(w http.ResponseWriter, call *wire.Call, err error) {
 	wire.WriteError(w, call.Service, call.RequestID, err)
 }
 
-// record is called with the lock held.
+// record records a call. The caller holds the lock.
 func (c *Cloud) record(call *wire.Call, checks []Check, err error, lost bool) {
 	entry := Call{
 		Time: call.Now, RequestID: call.RequestID, Principal: call.Principal, Service: call.Service,
@@ -213,7 +214,7 @@ func (c *Cloud) record(call *wire.Call, checks []Check, err error, lost bool) {
 	c.calls = append(c.calls, entry)
 }
 
-// void is an answer that nobody will see.
+// void is a response writer that discards the answer.
 type void struct{ header http.Header }
 
 func (v *void) Header() http.Header         { return v.header }

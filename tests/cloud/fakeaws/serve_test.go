@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// careless is a service whose handlers ask for permission in wrong ways, or not at all.
+// careless is a service with handlers that ask for permission in wrong ways, or not at all.
 type careless struct{}
 
 func (careless) Name() string { return "autoscaling" }
@@ -38,7 +38,7 @@ func (careless) Operations() map[string]wire.Handler {
 	}
 }
 
-// echo is a streaming service that answers with the body that it got.
+// echo is a streaming service that answers with the request's body.
 type echo struct{}
 
 func (echo) Name() string                  { return "s3" }
@@ -74,7 +74,7 @@ func testCloud(t *testing.T) (*Cloud, *httptest.Server) {
 	return c, server
 }
 
-// send signs a request and returns status and body of the answer.
+// send signs a request and returns the answer's status and body.
 func send(t *testing.T, url, service, method, body string, key aws.Credentials) (int, string, error) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
@@ -164,7 +164,7 @@ func TestStreams(t *testing.T) {
 		status != 200 || body != "got text" {
 		t.Errorf("%d %s %v", status, body, err)
 	}
-	// Nobody in particular is not the account.
+	// A request without a signature does not have the account's permissions.
 	if status, body, err := send(t, server.URL+"/b/k", "", http.MethodPut, "text", aws.Credentials{}); err != nil ||
 		status != 403 || !strings.Contains(body, "<Code>AccessDenied</Code>") {
 		t.Errorf("%d %s %v", status, body, err)

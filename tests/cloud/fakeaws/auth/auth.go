@@ -1,9 +1,9 @@
-// Package auth owns the verification of AWS Signature Version 4: it signs the request again with the SDK's own signer
-// and compares.
+// Package auth owns the verification of AWS Signature Version 4. It signs each request again with the SDK's own signer
+// and compares the two signatures.
 //
-// Invariant: a request is told apart from another one in every part that its signature covers, and a session's key is
-// no good without its token or after its end. Source:
-// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html
+// Invariant: a request that differs in any part that the signature covers is refused. A session's key is refused
+// without its token, and after the session ends.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html
 package auth
 
 import (
@@ -27,24 +27,24 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// MaxSkew is how far a signature's time may be from the server's.
+// MaxSkew is the largest accepted difference between a signature's time and the server's time.
 const MaxSkew = 15 * time.Minute
 
 // Key is a secret access key as the server knows it.
 type Key struct {
 	Secret  string
 	Token   string    // of a session; "" for the account's own key
-	Expires time.Time // of a session; zero for ever
+	Expires time.Time // end of the session; zero means never
 }
 
-// Signature is what a request says about its own.
+// Signature is the signature information in a request.
 type Signature struct {
 	Access  string // key ID
 	Service string // from the credential scope
 	Region  string
 
 	time    time.Time
-	headers map[string]bool // signed ones, in lower case
+	headers map[string]bool // names of the signed headers, in lower case
 	value   string
 	expires time.Duration // of a presigned URL
 }
@@ -58,8 +58,8 @@ var (
 	errUnknown = errors.New("unknown key")
 )
 
-// Read finds the signature in the Authorization header or, for a presigned URL, in the query. Nil without an error
-// means that there is none.
+// Read finds the signature in the Authorization header or, for a presigned URL, in the query. It returns nil without an
+// error if the request has no signature.
 func Read(r *http.Request) (*Signature, error) {
 	query := r.URL.Query()
 	var credential, signed, date string
@@ -105,9 +105,9 @@ func incomplete(what string) error {
 	return wire.Errorf(http.StatusForbidden, "IncompleteSignature", "%s", what)
 }
 
-// Verify checks the signature with the key that lookup knows for its ID. body is what was read of the request; it is
-// nil for S3, where the body is still to be read and an attached hash of it is checked on the way. The chunk signatures
-// of streamed uploads are not checked. Errors are the service's own.
+// Verify checks the signature with the key that lookup returns for its ID. body is the request's body. It is nil for
+// S3: S3 reads the body later, and Verify wraps it to check its signed hash at the end. Verify does not check the chunk
+// signatures of streamed uploads. Errors are the service's own.
 func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access string) (Key, bool), now time.Time) error {
 	key, ok := lookup(s.Access)
 	if !ok {
@@ -127,7 +127,7 @@ func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access stri
 	if subtle.ConstantTimeCompare([]byte(again), []byte(s.value)) != 1 {
 		return s.failure(errMismatch)
 	}
-	// What follows tells only those who know the secret.
+	// The following errors are returned only to callers that know the secret.
 	switch age := now.Sub(s.time); {
 	case s.expires > 0 && age > s.expires:
 		return wire.Errorf(http.StatusForbidden, "AccessDenied", "Request has expired")
@@ -140,7 +140,7 @@ func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access stri
 	return checkBody(r, body)
 }
 
-// payloadHash is what the client signed for the body: S3's clients say it in a header, the others leave it to be
+// payloadHash returns the body hash that the client signed. S3's clients send it in a header. For other services it is
 // computed.
 func payloadHash(r *http.Request, service string, body []byte) string {
 	if said := r.Header.Get("X-Amz-Content-Sha256"); said != "" {
@@ -153,8 +153,8 @@ func payloadHash(r *http.Request, service string, body []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sign makes the signature of the same request anew. The signer covers all headers that it finds, so the copy has those
-// that the client signed.
+// sign computes the signature of the same request. The signer covers all headers that it finds, so the copy has only
+// the headers that the client signed.
 func (s *Signature) sign(r *http.Request, key Key, payload string) (string, error) {
 	again := &http.Request{Method: r.Method, Host: r.Host, Header: http.Header{}, URL: new(url.URL)}
 	*again.URL = *r.URL
@@ -168,7 +168,7 @@ func (s *Signature) sign(r *http.Request, key Key, payload string) (string, erro
 	if s.headers["content-length"] {
 		again.ContentLength = r.ContentLength
 	}
-	// S3 alone signs paths as they are.
+	// Only S3 signs paths without a second escaping.
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = s.Service == "s3" })
 	credentials := aws.Credentials{AccessKeyID: s.Access, SecretAccessKey: key.Secret, SessionToken: key.Token}
 	if s.expires == 0 {
@@ -193,7 +193,7 @@ func (s *Signature) sign(r *http.Request, key Key, payload string) (string, erro
 	return u.Query().Get("X-Amz-Signature"), nil
 }
 
-// checkBody compares the body with the hash that was signed for it.
+// checkBody compares the body with its signed hash.
 func checkBody(r *http.Request, body []byte) error {
 	said := r.Header.Get("X-Amz-Content-Sha256")
 	if !hashForm.MatchString(said) {
@@ -212,7 +212,7 @@ func checkBody(r *http.Request, body []byte) error {
 var errBody = wire.Errorf(http.StatusBadRequest, "XAmzContentSHA256Mismatch",
 	"The provided 'x-amz-content-sha256' header does not match what was computed.")
 
-// hashedBody fails at the end of a body that is not the one that was signed.
+// hashedBody returns an error at the end of a body that does not match the signed hash.
 type hashedBody struct {
 	io.ReadCloser
 	sum  hash.Hash

@@ -22,13 +22,13 @@ import (
 
 const access, secret, token = "ASIAEXAMPLE", "wJalrXUtnFEMI/K7MDENG", "session/token+=="
 
-// captured is a request as a server got it.
+// captured is a request as a server received it.
 type captured struct {
 	request *http.Request
 	body    string
 }
 
-// capture returns a client's configuration, and the last request that the server got.
+// capture returns a client's configuration and the last request that its server received.
 func capture(t *testing.T, token string) (aws.Config, *captured) {
 	t.Helper()
 	got := &captured{}
@@ -69,7 +69,7 @@ func (c *captured) verify(t *testing.T, key auth.Key, now time.Time) error {
 	return err
 }
 
-// calls send one signed request each. They fail: what matters is what arrived.
+// calls send one signed request each. The calls fail, because only the received request matters.
 var calls = map[string]func(t *testing.T, c aws.Config){
 	"ec2": func(t *testing.T, c aws.Config) {
 		if _, err := ec2.NewFromConfig(c).DescribeVpcs(t.Context(), &ec2.DescribeVpcsInput{
@@ -103,7 +103,7 @@ var calls = map[string]func(t *testing.T, c aws.Config){
 }
 
 func TestSigned(t *testing.T) {
-	codes := map[string][4]string{ // mismatch, unknown, skewed, expired
+	codes := map[string][4]string{ // codes for mismatch, unknown, skewed, expired
 		"ec2": {"AuthFailure", "AuthFailure", "RequestExpired", "RequestExpired"},
 		"iam": {"SignatureDoesNotMatch", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken"},
 		"ssm": {"InvalidSignatureException", "UnrecognizedClientException", "InvalidSignatureException",

@@ -18,8 +18,10 @@ type answer struct {
 	code, message string
 }
 
-// answers are how the services say the same, each in its own words. Those of the query protocol are under "".
-// Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html,
+// answers maps the errors of this package to each service's own codes and messages. The entry "" is for the query
+// protocol. Sources:
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+// https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 // https://docs.aws.amazon.com/IAM/latest/APIReference/CommonErrors.html
 var answers = map[string]map[error]answer{
 	"": {
@@ -71,5 +73,5 @@ func (s *Signature) failure(err error) error {
 	return wire.Errorf(a.status, a.code, "%s", a.message)
 }
 
-// Unknown is the service's answer to a key that does not exist any more: its role is gone.
+// Unknown returns the service's error for a key that no longer exists because its role was deleted.
 func (s *Signature) Unknown() error { return s.failure(errUnknown) }

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// operator is one condition operator. Negated ones are the negation of another, and true when the key is absent.
+// operator is one condition operator. A negated operator inverts another one and is true when the key is absent.
 type operator struct {
 	negated bool
-	kind    string // for check: which form the policy's values have
+	kind    string // for check: the form that the policy's values must have
 	fits    func(want pattern, wanted, have string) bool
 	wild    bool // the policy's values may have wildcards
 }
@@ -29,7 +29,7 @@ var operators = map[string]operator{
 	"StringLike":                {fits: like, wild: true},
 	"StringNotLike":             {fits: like, wild: true, negated: true},
 
-	// ArnEquals and ArnLike behave alike, says AWS.
+	// AWS documents that ArnEquals and ArnLike behave alike.
 	"ArnEquals":    {fits: likeARN, wild: true},
 	"ArnLike":      {fits: likeARN, wild: true},
 	"ArnNotEquals": {fits: likeARN, wild: true, negated: true},
@@ -56,7 +56,7 @@ var operators = map[string]operator{
 	"BinaryEquals": {kind: "binary", fits: exact},
 }
 
-// check refuses values of a policy that are not of the operator's kind.
+// check refuses policy values that are not of the operator's kind.
 func (o operator) check(values []string) error {
 	for _, v := range values {
 		var err error
@@ -81,9 +81,10 @@ func (o operator) check(values []string) error {
 	return nil
 }
 
-// holds evaluates one condition. ctx has lower-case keys. The second result is false when a policy variable has no
-// value. Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
-// and
+// holds evaluates one condition. The keys of ctx are in lower case. resolved is false when a policy variable has no
+// value.
+// Sources:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html
 func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
 	values := ctx[strings.ToLower(c.Key)]
@@ -101,7 +102,7 @@ func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
 	}
 	wants := make([]pattern, 0, len(c.Values))
 	for _, v := range c.Values {
-		// Variables work in strings and ARNs; elsewhere the values have been checked to be something else.
+		// Variables work only in strings and ARNs. For other operators, check has already refused them.
 		p, ok := compile(v, op.wild, vars && op.kind == "", ctx)
 		if !ok {
 			return false, false
@@ -117,7 +118,7 @@ func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
 		}
 		return true, true
 	}
-	if c.Set == "" && op.negated { // of a key with several values none may fit
+	if c.Set == "" && op.negated { // no value of a multivalued key may fit
 		for _, have := range values {
 			if !one(have) {
 				return false, true
@@ -133,7 +134,7 @@ func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
 	return false, true
 }
 
-// fits says whether a value of the request is one of those the policy names.
+// fits reports whether a value of the request equals one of the policy's values.
 func (c *Condition) fits(op operator, wants []pattern, have string) bool {
 	for i, want := range wants {
 		if op.fits(want, c.Values[i], have) {
@@ -170,7 +171,7 @@ func dates(compare func(int) bool) func(pattern, string, string) bool {
 	}
 }
 
-// parseDate reads the forms of ISO 8601 that AWS names, and seconds since 1970.
+// parseDate reads the ISO 8601 forms that AWS documents, and seconds since 1970.
 func parseDate(s string) (time.Time, error) {
 	if seconds, err := strconv.ParseInt(s, 10, 64); err == nil && len(s) > 4 {
 		return time.Unix(seconds, 0), nil
@@ -194,7 +195,7 @@ func inNetwork(_ pattern, want, have string) bool {
 	return err == nil && network.Contains(address.Unmap())
 }
 
-// parseNetwork reads a CIDR block; a lone address is the block of itself.
+// parseNetwork reads a CIDR block. A single address is a block of one address.
 func parseNetwork(s string) (netip.Prefix, error) {
 	if address, err := netip.ParseAddr(s); err == nil {
 		return netip.PrefixFrom(address, address.BitLen()), nil

@@ -7,7 +7,7 @@ type Document struct {
 	Statements []Statement
 }
 
-// Statement is one of its rules. Of each pair (Actions, NotActions) at most one is set.
+// Statement is one statement of a policy. In each pair (such as Actions and NotActions) at most one field is set.
 type Statement struct {
 	SID                     string
 	Deny                    bool
@@ -17,14 +17,14 @@ type Statement struct {
 	Conditions              []Condition
 }
 
-// Principals are those a resource's policy speaks of.
+// Principals lists the principals of a statement in a resource's policy.
 type Principals struct {
 	Any      bool     // "*"
 	AWS      []string // ARNs and account numbers
 	Services []string // ec2.amazonaws.com
 }
 
-// Condition is one key under one operator: all of a statement's must hold.
+// Condition is one key under one operator. All conditions of a statement must hold.
 type Condition struct {
 	Operator string // StringEquals, without prefix and suffix
 	Set      string // ForAllValues, ForAnyValue or ""

@@ -5,11 +5,15 @@ import (
 	"strings"
 )
 
-// Evaluate decides a request within one account. An explicit Deny anywhere wins. A resource's policy that names the
-// session allows by itself; one that names the role, or everybody, allows what the boundary allows; one that names the
-// account leaves it to the identity's policies, as does none. The account itself may do whatever no resource's policy
-// denies. Source:
-// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic_policy-eval-basics.html
+// Evaluate decides a request within one account:
+//
+// - An explicit Deny in any policy wins.
+// - A resource policy that names the session allows the request by itself.
+// - A resource policy that names the role, or all principals, allows what the boundary allows.
+// - If the resource policy names the account, or there is none, the identity's policies decide.
+// - The account itself may do everything that no resource policy denies.
+//
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic_policy-eval-basics.html
 func Evaluate(p Policies, r Request) Decision {
 	r.Context = lowered(r.Context)
 	for _, doc := range p.Identity {
@@ -38,8 +42,9 @@ func Evaluate(p Policies, r Request) Decision {
 	return denied(r, false, "because no identity-based policy allows the "+r.Action+" action")
 }
 
-// EvaluateTrust decides whether the caller may assume a role: the role's trust policy must allow it, and where that
-// speaks of the account as a whole, the caller's own policies too. Services need the trust policy alone.
+// EvaluateTrust decides whether the caller may assume a role. The role's trust policy must allow it. If the trust
+// policy names the account as a whole, the caller's own policies must allow it too. Services need only the trust
+// policy.
 func EvaluateTrust(p Policies, r Request) Decision {
 	r.Context = lowered(r.Context)
 	if p.Resource == nil || p.Resource.grants(r, false) == none {
@@ -54,7 +59,7 @@ func EvaluateTrust(p Policies, r Request) Decision {
 	return Evaluate(p, r)
 }
 
-// denied is worded like AWS's errors.
+// denied builds a denial in the wording of AWS's errors.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot_access-denied.html
 func denied(r Request, explicit bool, why string) Decision {
 	return Decision{Explicit: explicit, Reason: "User: " + r.Caller.ARN + " is not authorized to perform: " + r.Action +
@@ -69,22 +74,22 @@ func lowered(ctx Context) Context {
 	return out
 }
 
-// any says whether a statement of the effect matches, whoever asks.
+// any reports whether a statement with the effect matches the request, regardless of the caller.
 func (d *Document) any(r Request, deny bool) bool {
 	return slices.ContainsFunc(d.Statements, func(s Statement) bool { return s.Deny == deny && s.matches(d.vars(), r) })
 }
 
-// grant is how directly a statement names the caller.
+// grant says how directly a statement names the caller.
 type grant int
 
 const (
 	none      grant = iota
-	toAccount       // leaves it to the account's own policies
+	toAccount       // delegates to the account's own policies
 	toRole
 	toSession
 )
 
-// grants is the most direct grant, or denial, of the statements that match.
+// grants returns the most direct grant (or denial, if deny) among the matching statements.
 func (d *Document) grants(r Request, deny bool) grant {
 	best := none
 	for _, s := range d.Statements {
@@ -114,7 +119,7 @@ func (p *Principals) names(c Caller) grant {
 	return none
 }
 
-// vars: the older version of the language has no variables.
+// vars reports whether the document supports policy variables. The older version of the policy language has none.
 func (d *Document) vars() bool { return d.Version == "2012-10-17" }
 
 func (s *Statement) matches(vars bool, r Request) bool {

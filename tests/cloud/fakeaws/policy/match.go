@@ -5,18 +5,18 @@ import (
 	"unicode/utf8"
 )
 
-// anyRun and anyOne are the wildcards in a compiled pattern: no rune of a text has these values.
+// anyRun and anyOne are the wildcards in a compiled pattern. No rune of a text has these values.
 const (
 	anyRun rune = -1 // *
 	anyOne rune = -2 // ?
 )
 
-// pattern is a text with wildcards. What a policy variable brought in is literal, whatever it contains.
+// pattern is a text with wildcards. Characters that come from a policy variable are literal, even * and ?.
 type pattern []rune
 
-// compile reads * and ? as wildcards, if wild, and policy variables, if vars. It fails on a variable that has no value:
-// such a statement matches nothing. Source:
-// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
+// compile reads * and ? as wildcards if wild, and policy variables if vars. It returns false if a variable has no
+// value: a statement with such a variable matches nothing.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
 func compile(s string, wild, vars bool, ctx Context) (pattern, bool) {
 	var out pattern
 	for s != "" {
@@ -42,8 +42,8 @@ func compile(s string, wild, vars bool, ctx Context) (pattern, bool) {
 	return out, true
 }
 
-// variable is the value of ${name}, ${name, 'default'}, ${*}, ${?} or ${$}. A key with several values has none as a
-// variable.
+// variable returns the value of ${name}, ${name, 'default'}, ${*}, ${?} or ${$}. A key with several values has no value
+// as a variable.
 func variable(name string, ctx Context) (string, bool) {
 	switch name {
 	case "*", "?", "$":
@@ -60,11 +60,11 @@ func variable(name string, ctx Context) (string, bool) {
 	return "", false
 }
 
-// match says whether the whole text fits, in time proportional to the product of the lengths.
+// match reports whether the pattern matches the whole text. Its time is proportional to the product of the two lengths.
 func (p pattern) match(s string) bool {
 	text := []rune(s)
 	i, j := 0, 0
-	star, mark := -1, 0 // the last * seen, and how much of the text it has taken
+	star, mark := -1, 0 // position of the last *, and of the text after its match
 	for j < len(text) {
 		switch {
 		case i < len(p) && p[i] == anyRun:
@@ -86,9 +86,9 @@ func (p pattern) match(s string) bool {
 	return i == len(p)
 }
 
-// matchARN compares ARNs part by part: of the six parts only the last may contain colons, and no wildcard reaches
-// across one of the five others. A pattern with fewer parts stands for any value in the missing ones. Source:
-// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_resource.html
+// matchARN compares ARNs part by part. Of the six parts, only the last may contain colons, and a wildcard in one of the
+// other five stays within it. A pattern with fewer parts matches any value in the missing ones.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_resource.html
 func (p pattern) matchARN(arn string) bool {
 	if len(p) == 1 && p[0] == anyRun {
 		return true

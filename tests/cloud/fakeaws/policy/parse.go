@@ -13,14 +13,14 @@ import (
 	"strings"
 )
 
-// Kind is where a document is used, which decides the elements it must and must not have.
+// Kind is the use of a document. It decides which elements the document must and must not have.
 type Kind int
 
 // Kinds of documents.
 const (
-	Identity Kind = iota // of a role; also a permissions boundary: no Principal
-	Resource             // of a bucket, of a secret: Principal and Resource
-	Trust                // of a role, who may assume it: Principal, no Resource
+	Identity Kind = iota // of a role, or a permissions boundary: no Principal
+	Resource             // of a bucket or a secret: Principal and Resource
+	Trust                // who may assume a role: Principal, no Resource
 )
 
 var (
@@ -30,10 +30,10 @@ var (
 	account    = regexp.MustCompile(`^[0-9]{12}$`)
 )
 
-// maxNesting is deeper than any policy: documents are at most Statement → Condition → operator → key → list.
+// maxNesting exceeds the depth of any policy: the deepest path is Statement → Condition → operator → key → list.
 const maxNesting = 8
 
-// Parse reads a policy document. Errors are worded for IAM's MalformedPolicyDocument and name the statement.
+// Parse reads a policy document. Errors have the wording of IAM's MalformedPolicyDocument and name the statement.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_grammar.html
 func Parse(kind Kind, text string) (*Document, error) {
 	root, err := readObject(text)
@@ -131,7 +131,7 @@ func statement(kind Kind, object map[string]any) (Statement, error) {
 	return s, s.check(kind, object)
 }
 
-// check is for what must be there, and what must not.
+// check refuses missing elements, and elements that the kind does not allow.
 func (s *Statement) check(kind Kind, object map[string]any) error {
 	if _, ok := object["Effect"]; !ok {
 		return errors.New("missing required field Effect")
@@ -165,7 +165,7 @@ func text(value any) (string, error) {
 	return s, nil
 }
 
-// texts reads one string or a list of them.
+// texts reads a string or a list of strings.
 func texts(value any) ([]string, error) {
 	list, ok := value.([]any)
 	if !ok {
@@ -236,7 +236,7 @@ func principals(value any) (*Principals, error) {
 			}
 		case "Service":
 			p.Services = append(p.Services, list...)
-		case "Federated", "CanonicalUser": // nobody here is one
+		case "Federated", "CanonicalUser": // no principal of these kinds exists here
 		default:
 			return nil, fmt.Errorf("unknown kind of principal %q", kind)
 		}
@@ -291,7 +291,7 @@ func parseOperator(name string) (Condition, error) {
 	return c, nil
 }
 
-// conditionValues reads strings, and numbers and booleans as the strings they are written as.
+// conditionValues reads strings. Numbers and booleans become the strings of their JSON text.
 func conditionValues(value any) ([]string, error) {
 	list, ok := value.([]any)
 	if !ok {
@@ -316,7 +316,7 @@ func conditionValues(value any) ([]string, error) {
 	return out, nil
 }
 
-// readObject reads one JSON object, without duplicate names: encoding/json alone would take the last.
+// readObject reads one JSON object and refuses duplicate names. encoding/json alone would use the last one.
 func readObject(s string) (map[string]any, error) {
 	dec := json.NewDecoder(bytes.NewReader([]byte(s)))
 	dec.UseNumber()
@@ -361,7 +361,7 @@ func readValue(dec *json.Decoder, depth int) (any, error) {
 			if err != nil {
 				return nil, err
 			}
-			key := name.(string) // the decoder lets nothing else stand here
+			key := name.(string) // the decoder allows only strings as names
 			if _, twice := object[key]; twice {
 				return nil, fmt.Errorf("%q appears twice", key)
 			}

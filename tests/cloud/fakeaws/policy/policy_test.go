@@ -33,7 +33,7 @@ func doc(statements ...string) string {
 	return `{"Version":"2012-10-17","Statement":[` + strings.Join(statements, ",") + `]}`
 }
 
-// TestEvaluationLogic plays the decisions of AWS's page on evaluation logic within an account.
+// TestEvaluationLogic checks the decisions on AWS's page about evaluation logic within an account.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic_policy-eval-basics.html
 func TestEvaluationLogic(t *testing.T) {
 	const (
@@ -54,7 +54,7 @@ func TestEvaluationLogic(t *testing.T) {
 	for name, c := range map[string]struct {
 		identity, resource []string
 		root               bool
-		want               string // "" is allowed
+		want               string // "" means allowed
 	}{
 		"nothing allows":                  {want: noIdentity},
 		"allowed":                         {identity: []string{allow}},
@@ -98,8 +98,9 @@ func TestEvaluationLogic(t *testing.T) {
 	}
 }
 
-// TestStatements matches one Allow statement with one request.
-// Sources: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_action.html, …_notaction.html, …_resource.html, …_notresource.html.
+// TestStatements matches one Allow statement with one request. Sources:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_action.html, …_notaction.html,
+// …_resource.html, …_notresource.html
 func TestStatements(t *testing.T) {
 	const vm = "arn:aws:ec2:us-west-2:123456789012:instance/i-1"
 	for _, c := range []struct {
@@ -174,9 +175,9 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// TestConditions follows AWS's tables of condition operators, one condition each.
-// Sources: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html,
-// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-logic-multiple-context-keys-or-values.html,
+// TestConditions follows AWS's tables of condition operators, with one condition each. Sources:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-logic-multiple-context-keys-or-values.html
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html
 func TestConditions(t *testing.T) {
 	keys := policy.Context{
@@ -278,7 +279,7 @@ func TestConditions(t *testing.T) {
 			}}
 			action := "x:y"
 			if effect == "Deny" {
-				action = "x:Deny" // which the other document allows
+				action = "x:Deny" // the other document allows it
 			}
 			d := policy.Evaluate(p, policy.Request{Action: action, Resource: "*", Caller: session, Context: keys})
 			if matched := d.Allowed == (effect == "Allow"); matched != want {
@@ -288,7 +289,8 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestTrust plays AssumeRole. Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_principal.html
+// TestTrust checks AssumeRole.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_principal.html
 func TestTrust(t *testing.T) {
 	may := doc(`{"Effect":"Allow","Action":"sts:AssumeRole","Resource":"arn:aws:iam::123456789012:role/agent"}`)
 	root := policy.Caller{ARN: "arn:aws:iam::123456789012:root", Account: "123456789012"}

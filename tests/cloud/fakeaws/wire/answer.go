@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// Time is a moment as AWS writes it: ISO 8601 with milliseconds in XML, seconds since 1970 in JSON.
+// Time is a time in AWS's encoding: ISO 8601 with milliseconds in XML, seconds since 1970 in JSON.
 type Time struct{ time.Time }
 
-// MarshalText is for XML.
+// MarshalText encodes the time for XML.
 func (t Time) MarshalText() ([]byte, error) {
 	return []byte(t.UTC().Format("2006-01-02T15:04:05.000Z")), nil
 }
 
-// MarshalJSON is for the JSON protocols.
+// MarshalJSON encodes the time for the JSON protocols.
 func (t Time) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, float64(t.UnixMilli())/1000, 'f', 3, 64), nil
 }
 
-// Encode renders what a handler returned. The cloud does it while it is locked: answers may point into its state.
+// Encode renders a handler's answer. The cloud calls it with its lock held, because answers may point into its state.
 func Encode(c *Call, answer any) ([]byte, error) {
 	body, err := protocols[c.Service].encode(c, answer)
 	if err != nil {
@@ -33,7 +33,7 @@ func Encode(c *Call, answer any) ([]byte, error) {
 	return body, nil
 }
 
-// Write sends an encoded answer.
+// Write sends an encoded answer with HTTP status 200.
 func Write(w http.ResponseWriter, c *Call, body []byte) {
 	write(w, protocols[c.Service], c.RequestID, http.StatusOK, body)
 }
@@ -59,14 +59,14 @@ func (p protocol) encode(c *Call, answer any) ([]byte, error) {
 		c.Action, p.namespace, c.RequestID, inner), nil
 }
 
-// elements is the value's content without the element around it.
+// elements returns the XML content of a value, without the enclosing element.
 func elements(answer any) ([]byte, error) {
 	if answer == nil {
 		return nil, nil
 	}
 	var out bytes.Buffer
 	encoder := xml.NewEncoder(&out)
-	// A name of its own, as anonymous structs have none.
+	// Anonymous structs have no name, so the element is named here.
 	if err := encoder.EncodeElement(answer, xml.StartElement{Name: xml.Name{Local: "answer"}}); err != nil {
 		return nil, err
 	}
@@ -78,15 +78,15 @@ func elements(answer any) ([]byte, error) {
 	return inner, nil
 }
 
-// WriteError writes an error in the shape of the service's protocol. An error that is not an *Error is an
-// InternalFailure, 500.
+// WriteError writes an error in the shape of the service's protocol. An error that is not an *Error becomes
+// InternalFailure with HTTP status 500.
 func WriteError(w http.ResponseWriter, service, requestID string, err error) {
 	e := AsError(err)
 	p := protocols[service]
 	write(w, p, requestID, e.Status, p.encodeError(e, requestID))
 }
 
-// AsError is the error as AWS would say it, with status and fault filled in.
+// AsError converts an error to AWS's form, with status and fault filled in.
 func AsError(err error) *Error {
 	e := &Error{Code: "InternalFailure", Message: "fakeaws: " + err.Error(), Status: http.StatusInternalServerError}
 	var known *Error
@@ -118,7 +118,7 @@ func (p protocol) encodeError(e *Error, requestID string) []byte {
 	case kindJSON:
 		out, err := json.Marshal(map[string]string{"__type": e.Code, "message": e.Message})
 		if err != nil {
-			panic(err) // two strings always encode
+			panic(err) // encoding two strings never fails
 		}
 		return out
 	case kindEC2:
@@ -167,5 +167,5 @@ func write(w http.ResponseWriter, p protocol, requestID string, status int, body
 	h.Set("X-Amzn-Requestid", requestID)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // a client that went away needs no answer
+	_, _ = w.Write(body) // the client may be gone and then needs no answer
 }

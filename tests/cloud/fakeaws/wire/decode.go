@@ -16,15 +16,16 @@ import (
 	"time"
 )
 
-// maxDepth bounds a parameter's name: none of AWS's has as many parts.
+// maxDepth bounds the number of parts of a parameter's name. No AWS parameter has that many.
 const maxDepth = 24
 
 // Decode fills the struct that into points to from query parameters. A field's parameter is its name, or its tag
-// `query:"Name"`; embedded structs are read in place. Lists are read in EC2's form (X.1, X.1.Y) and in the query
-// protocol's (X.member.1.Y), maps as X.entry.1.key and .value. Fields may be strings, integers, floats, bools,
-// time.Time, []byte (base64), structs, slices, map[string]string, and pointers to them, which stay nil when absent.
+// `query:"Name"`. Embedded structs are read in place. Lists are read in EC2's form (X.1, X.1.Y) and in the query
+// protocol's form (X.member.1.Y). Maps are read as X.entry.1.key and .value. Fields may be strings, integers, floats,
+// bools, time.Time, []byte (base64), structs, slices, map[string]string, and pointers to them. Pointers stay nil when
+// the parameter is absent.
 //
-// A parameter that no field takes is UnknownParameter, one that does not parse InvalidParameterValue.
+// A parameter without a field is UnknownParameter. A parameter that does not parse is InvalidParameterValue.
 // Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html
 func Decode(form url.Values, into any) error {
 	root := &node{}
@@ -44,7 +45,7 @@ func Decode(form url.Values, into any) error {
 	return root.decode("", v.Elem())
 }
 
-// node is a parameter's name, taken apart at the dots.
+// node is a part of a parameter's name, split at the dots, with the parts below it.
 type node struct {
 	value *string
 	sub   map[string]*node
@@ -107,7 +108,7 @@ func (n *node) structure(name string, v reflect.Value) error {
 	return nil
 }
 
-// fill takes what v's fields want out of left.
+// fill sets v's fields from left and removes the parameters that it used.
 func fill(name string, v reflect.Value, left map[string]*node) error {
 	for i := range v.NumField() {
 		field := v.Type().Field(i)
@@ -136,8 +137,8 @@ func fill(name string, v reflect.Value, left map[string]*node) error {
 	return nil
 }
 
-// items are a list's members in the order of their numbers. An empty value is an empty list: clients of the query
-// protocol say it so.
+// items returns a list's members in the order of their numbers. An empty value is an empty list: clients of the query
+// protocol encode it that way.
 func (n *node) items(name, wrapper string) ([]*node, error) {
 	if n.value != nil {
 		if *n.value == "" && len(n.sub) == 0 {
@@ -251,7 +252,7 @@ func setBasic(v reflect.Value, text string) error {
 	return nil
 }
 
-// decodeJSON reads one JSON object and nothing after it.
+// decodeJSON reads one JSON object. Anything after it is an error.
 func decodeJSON(body []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(body))
 	dec.DisallowUnknownFields()

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Only tokens that Page made are taken, and each leads to where it says.
+// FuzzPage checks that Page accepts only tokens that it made, and that each token leads to its position.
 func FuzzPage(f *testing.F) {
 	for _, seed := range []string{"", tokenOf(2), tokenOf(5), tokenOf(6), "x", "cGFnZToy\n", "cGFnZTowMg==",
 		"cGFnZTotMQ==", "cGFnZTo5OTk5OTk5OTk5OTk="} {
@@ -38,7 +38,7 @@ func FuzzPage(f *testing.F) {
 	})
 }
 
-// What is no request is SerializationException, and what is one says the same again.
+// FuzzDecodeJSON checks that invalid input is SerializationException, and that decoded values survive a round trip.
 func FuzzDecodeJSON(f *testing.F) {
 	type request struct {
 		Name       string

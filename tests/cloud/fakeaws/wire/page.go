@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Page cuts a list into pages. It returns at most max items (0: all) from where token points ("" is the beginning) and
-// the token of the next page, "" after the last. Tokens are opaque to clients; one that Page did not make is
-// InvalidNextToken.
+// Page cuts a list into pages. It returns at most max items (0: all), starting at token ("": the beginning). It also
+// returns the token of the next page, "" after the last one. Tokens are opaque to clients. A token that Page did not
+// make is InvalidNextToken.
 func Page[T any](items []T, max int, token string) (page []T, next string, err error) {
 	start := 0
 	if token != "" {
@@ -42,7 +42,7 @@ func offset(token string) (int, error) {
 		return 0, strconv.ErrSyntax
 	}
 	n, err := strconv.ParseUint(digits, 10, 31)
-	if err == nil && tokenOf(int(n)) != token { // line breaks, padding bits, zeros in front
+	if err == nil && tokenOf(int(n)) != token { // line breaks, padding bits, leading zeros
 		err = strconv.ErrSyntax
 	}
 	return int(n), err

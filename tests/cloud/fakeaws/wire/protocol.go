@@ -16,7 +16,7 @@ import (
 type kind int
 
 const (
-	kindQuery kind = iota // AWS query: also how errors look for services that nobody knows
+	kindQuery kind = iota // AWS query, also the shape of errors for unknown services
 	kindEC2
 	kindJSON
 	kindS3
@@ -25,11 +25,11 @@ const (
 type protocol struct {
 	kind      kind
 	namespace string // XML
-	version   string // the Version parameter of the query protocols
+	version   string // Version parameter of the query protocols
 	target    string // prefix of X-Amz-Target
 }
 
-// protocols is how each service talks, by signing name. Source: the services' API references.
+// protocols holds the protocol of each service, by signing name. Source: the services' API references.
 var protocols = map[string]protocol{
 	"ec2": {kind: kindEC2, namespace: "http://ec2.amazonaws.com/doc/2016-11-15/",
 		version: "2016-11-15"},
@@ -46,8 +46,8 @@ var protocols = map[string]protocol{
 	"s3":             {kind: kindS3},
 }
 
-// Parse reads the action and the parameters of a request to a service. The body was read already, for its signature.
-// What it leaves to the caller: the principal, the region, Authorize.
+// Parse reads the action and the parameters of a request to a service. The caller has already read the body to verify
+// the signature. The caller sets the principal, the region and Authorize.
 func Parse(service string, r *http.Request, body []byte) (*Call, error) {
 	c := &Call{Context: r.Context(), Service: service, RequestID: uuid.NewString()}
 	p, ok := protocols[service]
@@ -91,7 +91,7 @@ func Parse(service string, r *http.Request, body []byte) (*Call, error) {
 	return c, nil
 }
 
-// Unknown is the error of a service that has no such operation.
+// Unknown returns the service's error for an unknown operation.
 func Unknown(c *Call) error {
 	if protocols[c.Service].kind == kindJSON {
 		return Errorf(http.StatusBadRequest, "UnknownOperationException", "%s has no operation %s here", c.Service,
@@ -100,8 +100,8 @@ func Unknown(c *Call) error {
 	return Errorf(http.StatusBadRequest, "InvalidAction", "The action %s is not valid for this web service", c.Action)
 }
 
-// Handle serves one service alone, without signatures: everybody is the account and may do anything. It is for tests of
-// the service by itself.
+// Handle serves one service alone, without signatures. Every caller is the account and may do everything. It is meant
+// for tests of a single service.
 func Handle(s Service, account, region string, lock sync.Locker) http.Handler {
 	operations := s.Operations()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -141,7 +141,7 @@ func serve(c *Call, operations map[string]Handler, lock sync.Locker) ([]byte, er
 	return Encode(c, answer)
 }
 
-// maxBody is more than any request of the services whose bodies are read whole: S3 alone streams.
+// maxBody exceeds every request of the services that read whole bodies. Only S3 streams.
 const maxBody = 1 << 20
 
 // ReadBody reads a request's body, at most 1 MiB.
@@ -156,7 +156,7 @@ func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// distance is how far away AWS is. The SDK closes a request's body as soon as it has the answer; when net/http's own
-// goroutine has not seen the body's end by then, it breaks the connection under the answer. Only a server on the same
-// machine is ever that fast, and callers without retries would see it.
+// distance is the simulated network latency to AWS. The SDK closes a request's body as soon as it has the answer. If
+// net/http's background goroutine has not seen the end of the body by then, it breaks the connection before the answer
+// is complete. Only a server on the same machine is that fast, and callers without retries would see the failure.
 const distance = 2 * time.Millisecond

@@ -1,8 +1,8 @@
-// Package wire owns the AWS protocols as a server sees them: what a request asks for, strict reading of its parameters,
-// and the shape of answers and errors (EC2 query, query, JSON 1.1; S3 errors).
+// Package wire owns the server side of the AWS protocols: parsing requests, strict decoding of parameters, and the
+// shape of answers and errors. The protocols are EC2 query, query and JSON 1.1; for S3, wire only shapes errors.
 //
-// Invariant: a parameter that the handler does not read is an error, so that nothing a caller asked for is silently
-// ignored. It knows how each service talks, and nothing of what any of them does.
+// Invariant: a parameter that the handler does not read is an error, so nothing in a request is silently ignored. The
+// package knows each service's protocol, and nothing about what the services do.
 package wire
 
 import (
@@ -15,16 +15,16 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 )
 
-// Principal is who signed a call.
+// Principal is the identity that signed a call.
 type Principal struct {
 	ARN     string            // arn:aws:iam::123456789012:root, or arn:aws:sts::123456789012:assumed-role/ROLE/SESSION
 	Account string            // twelve digits
-	Role    string            // name of the role; "" for the account itself, which may do anything
-	Session string            // name of the session: the instance's ID for an instance profile
+	Role    string            // name of the role; "" for the account, which may do everything
+	Session string            // name of the session; the instance ID for an instance profile
 	UserID  string            // aws:userid: the account, or ROLE_ID:SESSION
-	Tags    map[string]string // of the role: aws:PrincipalTag/KEY
-	// SourceInstance is the ARN of the instance whose profile gave the credentials, "" for others:
-	// ec2:SourceInstanceARN, aws:Ec2InstanceSourceVpc…
+	Tags    map[string]string // tags of the role: aws:PrincipalTag/KEY
+	// SourceInstance is the ARN of the instance that got the credentials from its profile, "" for other credentials.
+	// Condition keys such as ec2:SourceInstanceARN and aws:Ec2InstanceSourceVpc are derived from it.
 	SourceInstance string
 }
 
@@ -41,12 +41,12 @@ type Call struct {
 	Request   *http.Request // S3 only
 	Now       time.Time
 
-	// Authorize evaluates the caller's policies for one IAM action ("ec2:RunInstances") on one resource ("*" where AWS
-	// has no resource level), with the condition keys that are not global (ec2:…, aws:RequestTag/…, aws:ResourceTag/…).
-	// Nil is allowed; the error is the service's own denial, worded like AWS's. Every handler calls it at least once
-	// before it changes or tells anything: a call of a role that was answered without is failed loudly.
+	// Authorize evaluates the caller's policies for one IAM action ("ec2:RunInstances") on one resource ("*" if AWS has
+	// no resource level). conditions holds the keys that are not global (ec2:…, aws:RequestTag/…, aws:ResourceTag/…).
+	// Nil means allowed. An error is the service's own denial in AWS's wording. Every handler calls Authorize at least
+	// once before it changes or returns anything. The cloud fails a role's call that was answered without it.
 	Authorize func(action, resource string, conditions policy.Context) error
-	// ResourcePolicy is the resource's own policy, where it has one: a handler sets it before it calls Authorize.
+	// ResourcePolicy is the policy of the resource, if it has one. A handler sets it before it calls Authorize.
 	ResourcePolicy *policy.Document
 }
 
@@ -58,9 +58,9 @@ func (c *Call) Decode(into any) error {
 	return Decode(c.Form, into)
 }
 
-// Handler does one operation. It runs with the cloud locked, so handlers are plain code over plain maps. The answer is
-// a value for encoding/xml (query protocols: the elements inside {Action}Result, or inside {Action}Response for EC2) or
-// encoding/json; nil is an empty answer.
+// Handler performs one operation. It runs with the cloud locked, so handlers use plain maps without further locking.
+// The answer is a value for encoding/xml or encoding/json. For the query protocols it holds the elements inside
+// {Action}Result, or inside {Action}Response for EC2. Nil is an empty answer.
 type Handler func(c *Call) (any, error)
 
 // Service is one AWS API.
@@ -69,20 +69,20 @@ type Service interface {
 	Operations() map[string]Handler
 }
 
-// Streamer is a service whose bodies are not values: S3. Serve is called without the cloud's lock. It writes the whole
-// answer, or nothing and returns an error, which is written in the service's shape.
+// Streamer is a service that streams its bodies: S3. Serve is called without the cloud's lock. It either writes the
+// whole answer, or writes nothing and returns an error, which the cloud writes in the service's shape.
 type Streamer interface {
 	Name() string
-	Action(r *http.Request) string // PutObject, for the record and for faults
+	Action(r *http.Request) string // such as PutObject, for the record of calls and for faults
 	Serve(w http.ResponseWriter, c *Call) error
 }
 
-// Error is an answer of AWS that says no.
+// Error is an error answer of AWS.
 type Error struct {
 	Code    string
 	Message string
-	Status  int    // HTTP; 0 is 400
-	Fault   string // Sender or Receiver; "" follows the status
+	Status  int    // HTTP status; 0 means 400
+	Fault   string // Sender or Receiver; "" derives it from the status
 }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Message }

@@ -32,7 +32,7 @@ type service struct {
 func (s service) Name() string                        { return s.name }
 func (s service) Operations() map[string]wire.Handler { return s.operations }
 
-// serve starts a server of one operation and returns what a client needs to know.
+// serve starts a server with one operation and returns a client configuration for it.
 func serve(t *testing.T, name, action string, h wire.Handler) aws.Config {
 	t.Helper()
 	server := httptest.NewServer(wire.Handle(service{name, map[string]wire.Handler{action: h}}, "123456789012",
