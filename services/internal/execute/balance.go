@@ -11,12 +11,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// balance registers an instance with every load balancer of its group.
 func (x *Executor) balance(ctx context.Context, action plan.Action) error {
 	return x.eachBalancer(ctx, action.Instance, true)
 }
 
-// unbalance takes an instance out of every load balancer of its group.
+// unbalance removes an instance from every load balancer of its group.
 func (x *Executor) unbalance(ctx context.Context, id ident.ID) error {
 	return x.eachBalancer(ctx, id, false)
 }
@@ -31,13 +30,13 @@ func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error
 		return nil
 	}
 	if in && group.Deleted {
-		x.World.Balanced(id, true) // it is about to go: there is nothing to register it with
+		x.World.Balanced(id, true) // the group is being deleted, so there is no need to register the instance
 		return nil
 	}
 	balancers, ok := infra.Capability[infra.LoadBalancers](x.Provider)
 	switch {
 	case !ok && !in:
-		return nil // it never was in any
+		return nil // the provider has no load balancers, so it is in none
 	case !ok:
 		return infra.Errorf(infra.Invalid, "register "+id.String(),
 			"the shard's provider has no load balancers, group %s names %d", group.GroupKey,

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Collect performs one action of a sweep and says whether that went well. It blocks until it is done.
+// Collect performs one garbage collection action and reports whether it succeeded. It blocks until the action ends.
 func (x *Executor) Collect(ctx context.Context, action plan.Action) bool {
 	var err error
 	switch action.Kind {
@@ -35,7 +35,7 @@ func (x *Executor) Collect(ctx context.Context, action plan.Action) bool {
 	return err == nil
 }
 
-// confirmOrphan reads the record's key directly: a VM without record may only be one whose record we have not seen.
+// confirmOrphan reads the record of a VM directly, because the State may not have seen the record yet.
 func (x *Executor) confirmOrphan(ctx context.Context, action plan.Action) error {
 	vm, ok := x.World.Stray(action.ProviderID)
 	if !ok || !x.World.BeginStray(action.ProviderID) {
@@ -61,7 +61,7 @@ func (x *Executor) confirmOrphan(ctx context.Context, action plan.Action) error 
 	}
 }
 
-// terminateStray ends a VM that has no live record. Its ID is made dead first: a tombstone is the durable intent.
+// terminateStray terminates a VM that has no live record. It writes a tombstone first: that is the durable intent.
 func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error {
 	vm, ok := x.World.Stray(action.ProviderID)
 	if !ok || !x.World.BeginStray(action.ProviderID) {
@@ -78,7 +78,7 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 		token, err := x.Store.PutInstance(ctx, rec, "")
 		var superseded *clusterstate.SupersededError
 		if errors.As(err, &superseded) {
-			gone = true // it has a record after all
+			gone = true // the VM has a record after all
 			x.World.PutRecord(superseded.Record, superseded.Token)
 			return nil
 		}
@@ -97,11 +97,11 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 	if err := x.Provider.Delete(ctx, action.ProviderID); err != nil && !errors.Is(err, infra.NotFound) {
 		return err
 	}
-	gone = true // until a list shows that it is not
+	gone = true // until a list shows the VM again
 	return nil
 }
 
-// settle ends the uncertainty of a reservation that is left over: its VM exists and is adopted, or it becomes a
+// settle resolves a leftover reservation. If its VM exists, the VM is adopted. Otherwise the reservation becomes a
 // tombstone.
 func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	left, ok := x.World.Leftover(action.Instance)
@@ -144,8 +144,7 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	return nil
 }
 
-// settleUsed ends the uncertainty of an instance whose create call of this term ended without an answer that could be
-// recorded.
+// settleUsed resolves an instance with a create call of this term that ended without a result that could be recorded.
 func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	asked := x.Env.Now()
 	vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
@@ -173,7 +172,7 @@ func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action
 	return nil
 }
 
-// adopt completes the record of a reservation whose VM exists from the VM's tags.
+// adopt completes the record of a reservation from the tags of its VM.
 func adopt(rec *record.Instance, vm infra.VM) {
 	rec.State = record.Created
 	rec.Group, rec.Template, rec.OnDemand = vm.Tags.Group, vm.Tags.Template, vm.Tags.OnDemand

@@ -18,13 +18,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// ErrNoCapacity means that every placement of an instance was refused for want of capacity.
+// ErrNoCapacity means that the provider refused every placement of an instance for lack of capacity.
 var ErrNoCapacity = errors.New("no capacity left")
 
-// placement is one combination of instance type and subnet that a VM may be asked for.
+// placement is one combination of instance type and subnet for a create call.
 type placement struct{ instanceType, subnet string }
 
-// create makes one managed instance of a group.
+// create creates one managed instance of a group.
 func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.Action) {
 	pending := true
 	settlePending := func() {
@@ -61,10 +61,11 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	}
 }
 
-// CreateOnDemand makes one on-demand instance under the given ID, which the caller chose or had made and which has no
-// record yet (*clusterstate.SupersededError if it has one). It returns once the VM is asked for and recorded, or
-// definitely refused: then the ID is dead. While no placement is worth a try (ErrNoCapacity) nothing is written, and
-// the same ID will do later. ctx is the leader's own: who asked may go away in the middle.
+// CreateOnDemand creates one on-demand instance under the given ID. The ID must not have a record yet, otherwise
+// CreateOnDemand fails with *clusterstate.SupersededError. It returns when the VM is requested and recorded, or when
+// the provider definitely refused it. After a refusal the ID cannot be used again. If no placement is worth a try,
+// CreateOnDemand writes nothing and returns ErrNoCapacity, and the caller may use the same ID later. ctx is the
+// leader's context, because the client may disconnect during the call.
 func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string,
 	vars map[string]string) error {
 	if instanceType == "" {
@@ -82,29 +83,30 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 		return fmt.Errorf("reserve %s: %w", id, err)
 	}
 	reservation, used := shardstate.Reservation{Record: rec, Token: token}, false
-	// One try: its ID is the caller's, there is no second one to try another placement with.
+	// There is one try only: the caller fixed the ID, and another placement would need another one.
 	err = x.attempt(ctx, group, places[:1], refused, order{onDemand: &reservation,
 		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() {
 			used = true
 		}, refused: func() {}, begun: x.Env.Now()})
 	if !used {
-		x.World.AddLeftover(reservation) // nothing was asked for under it: collection makes it a tombstone
+		x.World.AddLeftover(reservation) // nothing was requested with it, so garbage collection makes it a tombstone
 	}
 	return err
 }
 
-// order is one instance to make.
+// order describes one instance to create.
 type order struct {
 	action   plan.Action
-	onDemand *shardstate.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
+	onDemand *shardstate.Reservation // fixes the ID; if nil, every placement takes another reservation
 	known    func()                  // called once the instance is in the State
-	// called before one is forgotten for want of capacity: until the next placement's is known it must count still
+	// refused is called before an instance is dropped for lack of capacity. The instance must count as pending until
+	// the next placement's instance is in the State.
 	refused func()
 	begun   time.Time
 }
 
-// attempt tries placements in order until one is not refused for want of capacity. A refusal burns the ID: another
-// placement is other parameters, and those need another token.
+// attempt tries placements in order until one is not refused for lack of capacity. A refusal makes the ID unusable:
+// another placement means other parameters, and other parameters need another idempotency key.
 func (x *Executor) attempt(ctx context.Context, group config.Group, places []placement, refused []string,
 	o order) error {
 	for _, place := range places {
@@ -122,7 +124,8 @@ func noCapacity(refused []string) error {
 	return fmt.Errorf("%w: %s", ErrNoCapacity, strings.Join(refused, "; "))
 }
 
-// placements returns the combinations of type and subnet that are worth a try, in order, and why the others are not.
+// placements returns the combinations of type and subnet that are worth a try, in order. refused says why the others
+// are not.
 func (x *Executor) placements(group config.Group, first string) (places []placement, refused []string) {
 	now := x.Env.Now()
 	for _, t := range append([]string{first}, group.InstanceTypes...) {
@@ -140,7 +143,7 @@ func (x *Executor) placements(group config.Group, first string) (places []placem
 	return places, refused
 }
 
-// place asks for one VM at one placement under a reservation of its own.
+// place requests one VM at one placement, under a separate reservation.
 func (x *Executor) place(ctx context.Context, group config.Group, place placement, o order) error {
 	reservation, err := x.take(ctx, group, o)
 	if err != nil {
@@ -176,13 +179,14 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		x.Entered(entered.Sub(o.begun))
 	}
 	vm, err := x.ask(ctx, request)
-	// Told after the call was entered, so that telling is not on the way; the time is that of the call.
+	// The event is published after the call, so that publishing does not delay the call. Its time is the start of the
+	// call.
 	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreating, Tenant: rec.Tenant, Group: rec.Group,
 		Instance: rec.ID, At: entered,
 		Reason: o.action.Reason, Replaces: o.action.Replaces})
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err() // the next leader settles it
+		return ctx.Err() // the next leader resolves the result
 	case errors.Is(err, errWithdrawn):
 		x.World.End(rec.ID, nil)
 		return err
@@ -207,7 +211,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	return nil
 }
 
-// created folds into a record what the provider answered; the agent may have registered before.
+// created adds the provider's answer to a record. The agent may have registered first.
 func created(r *record.Instance, want record.Instance, vm infra.VM) {
 	if r.State == record.Reserved {
 		r.State = record.Created
@@ -227,8 +231,7 @@ func created(r *record.Instance, want record.Instance, vm infra.VM) {
 	}
 }
 
-// address returns an address in canonical form, or nothing for what is none: a provider's spelling must not spoil a
-// record.
+// address returns an address in canonical form, or "" if s is not an address. Records accept canonical addresses only.
 func address(s string) string {
 	addr, err := netip.ParseAddr(s)
 	if err != nil {
@@ -237,10 +240,12 @@ func address(s string) string {
 	return addr.Unmap().WithZone("").String()
 }
 
-// ask calls the provider until its answer is definite. An ambiguous answer is met with exactly the same bytes; so is
-// throttling, more slowly. A conflict means that this ID was asked for before, and a refusal after an ambiguous answer
-// tells nothing about the calls before it: the VM is looked up by its tag. Not even that it is not found then tells
-// anything once its agent has registered: the call landed later.
+// ask calls the provider until the answer is definite. It repeats the identical request after an indeterminate answer
+// and after throttling.
+//
+// A conflict means that an earlier call used this ID. A refusal after an indeterminate answer says nothing about the
+// calls before it. In both cases ask looks the VM up by its tag. If the VM is not found but its agent has registered,
+// an earlier call has succeeded late, so ask continues until the VM is found or known to be gone.
 func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.VM, error) {
 	ambiguous := false
 	for delay := 250 * time.Millisecond; ; delay = min(2*delay, 30*time.Second) {
@@ -250,7 +255,7 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		}
 		switch class := infra.ClassOf(err); {
 		case class == infra.Indeterminate || class == infra.Throttled:
-			ambiguous = true // a client that was throttled may have tried before, and been heard
+			ambiguous = true // the provider's client may have retried, and an earlier try may have succeeded
 			x.World.Raise(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: request.Tags.Tenant,
 				Group: request.Tags.Group},
 				fmt.Sprintf("create: %v", err))
@@ -265,7 +270,7 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 					return infra.VM{}, err
 				}
 				if x.World.NotFound(request.Tags.Instance, asked); x.World.Gone(request.Tags.Instance) {
-					return infra.VM{}, errWithdrawn // it was there, and is lost like any other
+					return infra.VM{}, errWithdrawn // the VM existed and is lost
 				}
 			}
 		default:
@@ -283,12 +288,12 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 	}
 }
 
-// errWithdrawn means that the instance was to be deleted, or was lost, before the provider had answered. What came of
-// the calls is looked up by its deletion.
+// errWithdrawn means that the instance was marked for deletion, or was lost, before the provider answered. Its deletion
+// looks up the result of the calls.
 var errWithdrawn = errors.New("deleted while it was being created")
 
-// burn ends an ID whose creation was definitely refused: its tombstone keeps it from ever living. If its agent
-// registers before that is durable there is a VM all the same, of a call that landed late, and the instance lives.
+// burn makes the ID of a definitely refused create unusable with a tombstone. If its agent registers before the
+// tombstone is durable, a call succeeded late and there is a VM. The instance then stays.
 func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
 	x.Env.Go("burn a refused reservation", func() {
 		now := x.Env.Now()
@@ -309,7 +314,7 @@ func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
 	})
 }
 
-// take gets the reservation for one placement, from the pool if it has one left.
+// take returns the reservation for one placement, from the pool if it has one left.
 func (x *Executor) take(ctx context.Context, group config.Group, o order) (shardstate.Reservation, error) {
 	if o.onDemand != nil {
 		return *o.onDemand, nil
@@ -331,7 +336,7 @@ func (x *Executor) putBack(o order, reservation shardstate.Reservation) {
 	}
 }
 
-// reserve writes one fresh reservation.
+// reserve writes one new reservation.
 func (x *Executor) reserve(ctx context.Context, pool shardstate.Pool) (shardstate.Reservation, error) {
 	id, err := ident.NewID(pool.Kind, x.Env.Now(), x.Env.Rand)
 	if err != nil {
@@ -353,13 +358,13 @@ func (x *Executor) reservation(id ident.ID, tenant string) record.Instance {
 	return rec
 }
 
-// refills keeps at most one refill of a pool under way.
+// refills allows at most one running refill per pool.
 type refills struct {
 	mu   sync.Mutex
 	busy map[shardstate.Pool]bool
 }
 
-// Refill brings a pool back to ReservePool reservations in the background, in parallel. It does not block.
+// Refill fills a pool up to ReservePool reservations in the background, with parallel writes. It does not block.
 func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	x.refills.mu.Lock()
 	defer x.refills.mu.Unlock()
@@ -401,8 +406,8 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	})
 }
 
-// LookForRoom asks the provider which subnets are full, for the creates to come: they do not wait for it. A provider
-// that cannot say, or does not answer, has room.
+// LookForRoom asks the provider which subnets are full, so that later creates do not wait for the answer. If the
+// provider has no such call or does not answer, no subnet counts as full.
 func (x *Executor) LookForRoom(ctx context.Context) {
 	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
 	subnets := x.World.Subnets()
@@ -413,7 +418,7 @@ func (x *Executor) LookForRoom(ctx context.Context) {
 	x.capacity.learn(subnets, room, err)
 }
 
-// capacity remembers which subnets are full and which placements were refused for want of capacity.
+// capacity remembers which subnets are full, and which placements were refused for lack of capacity.
 type capacity struct {
 	mu      sync.Mutex
 	refused map[placement]time.Time

@@ -1,8 +1,10 @@
-// Package execute performs the planner's actions, one at a time each: it writes the intent, checks that this leader may
-// still act, calls the provider, records the result.
+// Package execute performs the planner's actions. For each action, it writes the intent, checks that this leader may
+// still act, calls the provider, and records the result.
 //
-// Invariants: no VM is asked for before its record is durable; no running VM is terminated before its deletion is;
-// every mutation is made under the leader's authority, destructive ones after a fresh confirmation of it.
+// Invariants:
+//   - A VM is requested only after its record is durable.
+//   - A running VM is terminated only after its deletion is durable.
+//   - Every mutation is made under the leader's authority. Destructive ones need a fresh confirmation of it.
 package execute
 
 import (
@@ -22,64 +24,65 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// Authority is the leader's right to act.
+// Authority is the leader's permission to act in its term.
 type Authority interface {
-	// Term of the leader.
+	// Term returns the leader's term.
 	Term() uint64
-	// Remaining is how long this leader may act from now on without a further confirmation.
+	// Remaining returns how long this leader may act without another confirmation.
 	Remaining() time.Duration
-	// Confirm proves afresh, by a question asked after the call, that this leader still leads.
+	// Confirm proves that this leader still leads, with a request that starts after the call.
 	Confirm(ctx context.Context) error
-	// Refuse ends the authority: a higher term was met.
+	// Refuse ends the authority because a higher term was found.
 	Refuse(term uint64)
 }
 
-// Store is the durable side of instances.
+// Store is the durable store of instances.
 type Store interface {
-	// PutInstance writes a record under the token last seen ("" for absent) and settles an unknown result. A failed
-	// condition is a *clusterstate.SupersededError.
+	// PutInstance writes a record if token is still its version, and resolves an unknown result. token "" means that
+	// the record must not exist. It fails with *clusterstate.SupersededError if the version differs.
 	PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error)
-	// GetInstance reads one record; objstore.ErrNotFound if there is none.
+	// GetInstance reads one record. It fails with objstore.ErrNotFound if there is none.
 	GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error)
 	// DeleteInstance removes a tombstone.
 	DeleteInstance(ctx context.Context, tenant string, id ident.ID) error
 }
 
-// Machine is what a provider is to be asked for, rendered.
+// Machine holds the rendered parameters of a create call.
 type Machine struct {
 	Args     map[string]any
-	Userdata []byte // holds the nonce
+	Userdata []byte // contains the nonce
 	Hostname string
 	Image    string
 }
 
-// Renderer makes a Machine of a group's configuration for one instance.
+// Renderer renders the Machine for one instance from its group's configuration.
 type Renderer interface {
 	Render(ctx context.Context, group config.Group, rec record.Instance) (Machine, error)
 }
 
-// Files sends an instance its files.
+// Files sends files to instances.
 type Files interface {
-	// Push asks for the files of an instance to be made and sent on its open stream. It does not wait for the agent.
+	// Push starts the generation of an instance's files and sends them on its open stream. It does not wait for the
+	// agent.
 	Push(ctx context.Context, id ident.ID) error
 }
 
-// Groups is the durable side of dynamic groups.
+// Groups is the durable store of dynamic groups.
 type Groups interface {
-	// Forget removes a deleted group from the bucket; it is no error if there is none.
+	// Forget removes a deleted group from the bucket. It succeeds if there is none.
 	Forget(ctx context.Context, key config.GroupKey) error
 }
 
 const (
-	// ReservePool is how many reservations are kept ready per tenant and kind.
+	// ReservePool is the number of reservations kept ready per tenant and kind.
 	ReservePool = 8
-	// margin is the least authority left with which a provider call is begun.
+	// margin is the minimum remaining authority for starting a provider call.
 	margin = 500 * time.Millisecond
-	// capacityMemory is how long an insufficient-capacity answer is remembered.
+	// capacityMemory is how long a placement counts as lacking capacity after a refusal.
 	capacityMemory = 3 * time.Minute
 )
 
-// Executor performs actions for one leader. All methods are safe for concurrent use.
+// Executor performs the actions of one leader. All methods are safe for concurrent use.
 type Executor struct {
 	World     *shardstate.State
 	Store     Store
@@ -91,19 +94,20 @@ type Executor struct {
 	Env       tasks.Env
 	Log       *slog.Logger
 	Owner     infra.Owner
-	// Incarnation of this server: part of every record, so that no two writers' bytes are the same.
+	// Incarnation identifies this run of the server. It is part of every record, so that two writers never write
+	// identical bytes.
 	Incarnation string
-	// Entered, if set, is told how long after an attempt at a create was begun the provider's call was entered.
+	// Entered, if set, is called when a create call starts, with the time since the create action began.
 	Entered func(time.Duration)
 
 	capacity capacity
 	refills  refills
 }
 
-// ErrNoAuthority means that this leader may not act (any more), or not for long enough.
+// ErrNoAuthority means that this leader may no longer act, or not for long enough.
 var ErrNoAuthority = errors.New("no authority left to act")
 
-// Do performs one action of a group's plan and reports its result to the State. It blocks until that is done.
+// Do performs one action of a group's plan and reports its result to the State. It blocks until the action ends.
 func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Action) {
 	var err error
 	switch action.Kind {
@@ -144,7 +148,7 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 	x.World.End(action.Instance, err)
 }
 
-// Work is what an action makes an instance busy with.
+// Work returns the work that an instance is busy with during an action.
 func Work(kind plan.Kind) plan.Work {
 	switch kind {
 	case plan.Mark:
@@ -172,7 +176,7 @@ func faultKind(err error) plan.AlertKind {
 	return plan.AlertStorage
 }
 
-// Permit checks that the leader may begin a provider call.
+// Permit checks that the leader may start a provider call.
 func (x *Executor) Permit(ctx context.Context) error { return x.permit(ctx) }
 
 func (x *Executor) permit(ctx context.Context) error {
@@ -185,7 +189,7 @@ func (x *Executor) permit(ctx context.Context) error {
 	return nil
 }
 
-// await waits until the leader may begin a provider call. The error is ctx's.
+// await waits until the leader may start a provider call. It fails with ctx's error.
 func (x *Executor) await(ctx context.Context) error {
 	for {
 		err := x.permit(ctx)
@@ -198,9 +202,9 @@ func (x *Executor) await(ctx context.Context) error {
 	}
 }
 
-// mark makes the intent to delete durable. Where another has changed the record since the plan saw it nothing is
-// marked, and the plan looks again: with an heir a leader goes on for longer than a minute without the bucket, in which
-// others of the group may have gone.
+// mark makes the intent to delete durable. If the record has changed since the plan saw it, mark changes nothing, and
+// the group is planned again. With an heir, a leader can act for more than a minute without the bucket. Other instances
+// of the group may be gone by then.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	deletion := plan.Deletion{Reason: action.Reason, Cause: action.Cause, Deadline: action.Deadline}
@@ -224,8 +228,8 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	return nil
 }
 
-// drain takes the instance out of its load balancers and announces that its node is to be drained. A load balancer that
-// does not answer does not keep the node from draining: terminate asks it again.
+// drain removes the instance from its load balancers and announces that its node must be drained. A load balancer that
+// does not answer does not prevent the drain, because terminate asks it again.
 func (x *Executor) drain(ctx context.Context, action plan.Action) error {
 	rec, _, ok := x.World.Record(action.Instance)
 	if !ok {
@@ -239,7 +243,7 @@ func (x *Executor) drain(ctx context.Context, action plan.Action) error {
 	return err
 }
 
-// terminate asks the provider to end a VM whose deletion is durable.
+// terminate asks the provider to delete a VM that has a durable deletion.
 func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 	rec, _, ok := x.World.Record(action.Instance)
 	if !ok {
@@ -282,8 +286,9 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 	return nil
 }
 
-// forget replaces the record of an instance whose VM is known to be gone by a tombstone. Before that it leaves its load
-// balancers: after it nobody knows that it was in any. Only a definite refusal of theirs does not keep it.
+// forget replaces the record of an instance with a tombstone, once its VM is known to be gone. It first removes the
+// instance from its load balancers, because the tombstone does not say in which it was. Throttling and an indeterminate
+// answer from a load balancer stop forget. Other errors do not.
 func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	now := x.Env.Now()
 	switch err := x.unbalance(ctx, action.Instance); infra.ClassOf(err) {
@@ -310,7 +315,7 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	return nil
 }
 
-// ForgetGroup drops a deleted group that has nothing left, durably where it is a dynamic one.
+// ForgetGroup drops a deleted group that has no instances. A dynamic group is also removed from the bucket.
 func (x *Executor) ForgetGroup(ctx context.Context, key config.GroupKey) {
 	if err := x.Groups.Forget(ctx, key); err != nil {
 		if ctx.Err() == nil {

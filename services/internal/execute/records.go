@@ -13,17 +13,18 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// errGone means that the instance is not (or no longer) in the picture: there is nothing left to do for it.
+// errGone means that the State no longer holds the instance, so there is nothing left to do for it.
 var errGone = errors.New("instance is gone")
 
-// errNotYet means that an action has to wait for something that comes by itself. It is tried again like a failure, and
-// is none.
+// errNotYet means that an action must wait for a condition that will come true without it. The action is tried again
+// like a failed one, but is not reported as a failure.
 var errNotYet = errors.New("not yet")
 
-// Update changes an instance's record by compare and swap: change is applied to the newest version known, again if
-// another write came first, and must therefore be idempotent. A change that changes nothing writes nothing. It fails
-// with a *clusterstate.SupersededError when a leader of a higher term wrote, which also ends this leader's authority,
-// and with an error that matches objstore.ErrNotFound for an instance that is gone.
+// Update changes an instance's record by compare and swap. It applies change to the newest known version, and applies
+// it again if another write came first, so change must be idempotent. If change alters nothing, Update writes nothing.
+//
+// Update fails with *clusterstate.SupersededError if a leader of a higher term wrote the record, which also ends this
+// leader's authority. For an instance that is gone, it fails with an error that matches objstore.ErrNotFound.
 func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error) {
 	return x.update(ctx, id, change)
 }
@@ -58,7 +59,8 @@ func (x *Executor) update(ctx context.Context, id ident.ID, change func(*record.
 			return record.Instance{}, err
 		}
 		if superseded.Token == "" || superseded.Token == token || superseded.Record.Revision < have.Revision {
-			// absent, refused for no reason, or an older version than was seen before: somebody else's doing
+			// The record is absent, the store refused a matching version, or the version is older than the known one.
+			// Another program changed the bucket.
 			return record.Instance{}, err
 		}
 		x.World.PutRecord(superseded.Record, superseded.Token)
@@ -71,8 +73,8 @@ func (x *Executor) stamp(rec *record.Instance) {
 	rec.Writer = x.Incarnation
 }
 
-// insist repeats a write until it is settled, refused for good or the authority ends: what has already happened at the
-// provider must be recorded.
+// insist repeats a write until it succeeds, is definitely refused, or the authority ends. It is for results of provider
+// calls, which must be recorded.
 func (x *Executor) insist(ctx context.Context, write func() error) error {
 	for delay := 100 * time.Millisecond; ; delay = min(2*delay, 10*time.Second) {
 		err := write()

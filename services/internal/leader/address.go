@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// addressCheck is how often the leader makes sure that the shard's address is still its own.
+	// addressCheck is the interval at which the leader checks that it still holds the shard's address.
 	addressCheck = time.Minute
-	// addressRelease bounds giving it up, which the ending leadership does not wait for longer.
+	// addressRelease is the timeout for releasing the address when leadership ends.
 	addressRelease = 5 * time.Second
 )
 
-// HoldAddress makes the shard's fixed address this machine's own, looks after it every minute, and releases it when ctx
-// ends. Nobody waits for it: who plans needs no address.
+// HoldAddress acquires the shard's fixed address for this machine, checks it every minute, and releases it when ctx
+// ends. The rest of the leader does not wait for it, because planning needs no address.
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string) {
 	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
 	began, held := l.parts.Env.Now(), false

@@ -16,17 +16,17 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// Records is the durable side of a shard's instances.
+// Records is the durable store of a shard's instances.
 type Records interface {
 	execute.Store
 	// LoadInstances reads every instance record of the shard, in parallel, and hands each to take, one at a time.
 	LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error
-	// LoadUnseen does the same with those of which seen does not know the listed version.
+	// LoadUnseen does the same for the records with a listed version that seen does not know.
 	LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 		take func(record.Instance, objstore.Token)) error
 }
 
-// Parts are what a leader is made of.
+// Parts are the dependencies of a Leader.
 type Parts struct {
 	Owner       infra.Owner
 	Incarnation string
@@ -39,11 +39,11 @@ type Parts struct {
 	Env         tasks.Env
 	Events      shardstate.Events
 	Log         *slog.Logger
-	// Wake is called whenever there may be something to plan: it makes Loop.Pass run soon.
+	// Wake is called whenever there may be something to plan. It makes Loop.Pass run soon.
 	Wake func()
 }
 
-// Leader is one term's picture of the shard and everything that acts on it.
+// Leader holds one term's view of the shard and everything that acts on it.
 type Leader struct {
 	World    *shardstate.State
 	Executor *execute.Executor
@@ -51,11 +51,11 @@ type Leader struct {
 	Loop     *Loop
 
 	parts Parts
-	// listed is when TakeOver asked the provider for everything; zero if it got no answer.
+	// listed is the time at which TakeOver asked the provider for its list. It is zero if the provider did not answer.
 	listed time.Time
 }
 
-// NewLeader wires a leader of the authority's term. It does nothing yet.
+// NewLeader returns a leader for the authority's term. It starts nothing.
 func NewLeader(p Parts) *Leader {
 	world := shardstate.New(shardstate.Options{Cluster: p.Owner.Cluster, Shard: p.Owner.Shard, Term: p.Authority.Term(),
 		Now: p.Env.Now, Wake: p.Wake,

@@ -1,8 +1,7 @@
-// Package leader owns the leader's loop: whatever changed in the State is planned anew, and what the plan asks for is
-// started.
+// Package leader contains the leader's loop. The loop plans what changed in the State and starts the planned actions.
 //
-// Invariant: it decides nothing. A pass takes dirty groups, plans each from a fresh snapshot, marks every action as
-// under way before it starts it, and notes when to look again.
+// Invariant: the loop makes no decisions. A pass takes the dirty groups and plans each from a fresh snapshot. It marks
+// every action as running before it starts the action, and stores when to plan the group next.
 package leader
 
 import (
@@ -18,53 +17,54 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// Loop plans and starts actions for one leader.
+// Loop plans and starts the actions of one leader.
 type Loop struct {
 	World    *shardstate.State
 	Executor *execute.Executor
 	Asker    *shardstate.Asker
 	Env      tasks.Env
 	Log      *slog.Logger
-	// Planned, if set, is told how long planning one group took.
+	// Planned, if set, is called with the time that planning one group took.
 	Planned func(instances int, took time.Duration)
-	// CreateEvery, if set, is the least time between two creates; 0: no limit.
+	// CreateEvery, if set, returns the minimum time between two creates. 0 means no limit.
 	CreateEvery func() time.Duration
-	// Started, if set, is told of every action that is started.
+	// Started, if set, is called for every action that starts.
 	Started func(kind plan.Kind)
 
-	mu         sync.Mutex // one pass at a time
-	nextCreate time.Time  // with CreateEvery
+	mu         sync.Mutex // allows one pass at a time
+	nextCreate time.Time  // earliest next create, with CreateEvery
 	buffer     []plan.Instance
 	wake       map[config.GroupKey]plan.Schedule
 	sweep      time.Time
 
-	// health is the shard's, as counted at healthAt.
+	// health is the shard's health at healthAt.
 	health   plan.ShardHealth
 	healthAt time.Time
 
-	// Creates and other actions are bounded apart, so that creates find a free line. Groups that got fewer than they
-	// wanted are planned again when there is room.
+	// Creates have a limit separate from other actions, so that other actions cannot block them. A group that got fewer
+	// slots than it wanted is planned again when slots become free.
 	slotsMu  sync.Mutex
 	creates  int
-	held     map[config.GroupKey]struct{} // by maxCreates
+	held     map[config.GroupKey]struct{} // groups that maxCreates limited
 	others   int
-	deferred map[config.GroupKey]struct{} // by maxOthers
+	deferred map[config.GroupKey]struct{} // groups that maxOthers limited
 }
 
-// healthFresh is how old the shard's health may be when an event leads to planning.
+// healthFresh is the maximum age of the shard's health when an event leads to planning.
 const healthFresh = 50 * time.Millisecond
 
 const (
-	// maxCreates is how many creates are under way at most. Each holds a reservation and writes it twice: if thousands
-	// do at once, bucket and processor are busy for longer than a renewal of the lock may take, and the next leader
-	// begins with as many.
+	// maxCreates is the maximum number of concurrent creates. Each create holds a reservation and writes it twice.
+	// Thousands of creates at the same time would keep the bucket and the CPU busy for longer than a lock renewal may
+	// take. The leader would lose the lock, and the next leader would start with as many creates.
 	maxCreates = 128
-	// maxOthers is how many actions other than creates are under way at most.
+	// maxOthers is the maximum number of concurrent actions other than creates.
 	maxOthers = 64
 )
 
-// Pass plans every dirty group and every group whose time has come, starts what they ask for, and returns when to look
-// again even if nothing happens (zero: no need). The actions run under ctx, which is the leader's authority.
+// Pass plans every dirty group and every group with a due schedule, and starts the planned actions. It returns the time
+// of the next pass that is needed even without an event, or zero if none is. The actions run under ctx, which ends with
+// the leader's authority.
 func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,8 +87,8 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	}
 	dirty := l.World.TakeDirty()
 	if len(dirty) > 0 {
-		// Looking at every instance of the shard is not on the way of every event. What time alone changes is always
-		// looked at anew.
+		// Health visits every instance of the shard, which is too slow for every event. A plan that is due by time
+		// always gets a fresh value.
 		if timed || now.Sub(l.healthAt) >= healthFresh || now.Before(l.healthAt) {
 			l.health, l.healthAt = l.World.Health(now), now
 		}
@@ -156,7 +156,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 }
 
-// next plans one group, and tells how long that took.
+// next plans one group and reports the duration to Planned.
 func (l *Loop) next(snapshot plan.Snapshot) plan.Decision {
 	if l.Planned == nil {
 		return plan.Next(snapshot)
@@ -167,7 +167,7 @@ func (l *Loop) next(snapshot plan.Snapshot) plan.Decision {
 	return decision
 }
 
-// start begins one action of a group's plan.
+// start starts one action of a group's plan.
 func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Action) {
 	switch action.Kind {
 	case plan.Create:
@@ -212,14 +212,14 @@ func (l *Loop) count(kind plan.Kind) {
 	}
 }
 
-// freeCreates is how many creates may begin.
+// freeCreates returns the number of creates that may start now.
 func (l *Loop) freeCreates() int {
 	l.slotsMu.Lock()
 	defer l.slotsMu.Unlock()
 	return maxCreates - l.creates
 }
 
-// beginCreates takes a group's creates. used says that there is no room for more, so that the group may want to be
+// beginCreates takes the slots for n creates of a group. used means that no slot is left, so the group may have to be
 // planned again.
 func (l *Loop) beginCreates(key config.GroupKey, n int, used bool) {
 	l.slotsMu.Lock()
@@ -230,18 +230,18 @@ func (l *Loop) beginCreates(key config.GroupKey, n int, used bool) {
 		}
 		l.held[key] = struct{}{}
 	}
-	l.releaseHeld() // places may have become free since they were counted
+	l.releaseHeld() // slots may have become free since they were counted
 }
 
-// endCreate gives a place back.
+// endCreate frees the slot of one create.
 func (l *Loop) endCreate() {
 	l.slotsMu.Lock()
 	l.creates--
 	l.releaseHeld()
 }
 
-// releaseHeld has the groups that were held back planned anew when there are places enough: not for every single one.
-// It releases slotsMu.
+// releaseHeld marks the groups that maxCreates limited as dirty once an eighth of the slots is free. It does not do so
+// for every single slot. It releases slotsMu.
 func (l *Loop) releaseHeld() {
 	var held map[config.GroupKey]struct{}
 	if l.creates <= maxCreates*7/8 {
@@ -253,8 +253,8 @@ func (l *Loop) releaseHeld() {
 	}
 }
 
-// acquire takes a slot for an action that is no create. Where there is none, the group is planned again as soon as one
-// is free.
+// acquire takes a slot for an action other than a create. If none is free, it returns false, and the group is planned
+// again when a slot becomes free.
 func (l *Loop) acquire(key config.GroupKey) bool {
 	l.slotsMu.Lock()
 	defer l.slotsMu.Unlock()
@@ -298,7 +298,7 @@ func (l *Loop) collect(ctx context.Context, action plan.Action) {
 	}
 }
 
-// Run passes whenever woken and whenever a time has come, until ctx ends.
+// Run runs a pass whenever wake fires and whenever a scheduled time has come, until ctx ends.
 func (l *Loop) Run(ctx context.Context, wake <-chan struct{}) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

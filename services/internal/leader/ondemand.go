@@ -14,11 +14,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// CreateInstance makes an on-demand instance of a group and returns when its VM is asked for and recorded. The ID may
-// be the client's; repeated with the same ID, also with a later leader, it returns the same instance. ctx is the
-// leader's: who asked may go away in the middle. Errors match ErrNoGroup, ErrDead or ErrKind where the request itself
-// is wrong, execute.ErrNoCapacity, or *clusterstate.SupersededError while it is not settled what came of an earlier
-// attempt.
+// CreateInstance creates an on-demand instance of a group. It returns when the VM is requested from the provider and
+// recorded. The client may choose the ID. A repeated call with the same ID returns the same instance, also from a later
+// leader. ctx is the leader's context, because the client may disconnect during the call.
+//
+// CreateInstance fails with ErrNoGroup, ErrDead or ErrKind if the request is invalid, and with execute.ErrNoCapacity if
+// there is no capacity. It fails with *clusterstate.SupersededError while the result of an earlier attempt is unknown.
 func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ident.ID, instanceType string,
 	vars map[string]string) (ident.ID, error) {
 	group, ok := l.World.Group(key)
@@ -60,8 +61,8 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 	return id, err
 }
 
-// DeleteInstance records the intent to delete an instance; it is durable when this returns. Deleting what is already on
-// its way out changes nothing.
+// DeleteInstance records the intent to delete an instance. The intent is durable when it returns. For an instance that
+// is already being deleted or is deleted, it changes nothing.
 func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string) error {
 	now := l.parts.Env.Now()
 	rec, _, ok := l.World.Record(id)
@@ -87,12 +88,12 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 }
 
 var (
-	// ErrNoGroup: there is no such group.
+	// ErrNoGroup means that the group does not exist.
 	ErrNoGroup = errors.New("no such group")
-	// ErrNoInstance: there is no such instance, and no memory of one.
+	// ErrNoInstance means that there is neither such an instance nor a tombstone of it.
 	ErrNoInstance = errors.New("no such instance")
-	// ErrDead: this instance ID had its life, or may have had it.
+	// ErrDead means that the instance ID was used, or may have been used, and cannot be used again.
 	ErrDead = errors.New("instance ID cannot be used (again)")
-	// ErrKind: the instance ID's prefix is not the group's kind.
+	// ErrKind means that the prefix of the instance ID is not the group's kind.
 	ErrKind = errors.New("instance ID has the wrong prefix")
 )

@@ -10,17 +10,18 @@ import (
 )
 
 const (
-	// recheckFirst is when most of what an earlier leader had sent when its lease ended has landed or never will:
-	// clients give up sooner.
+	// recheckFirst is the delay of the first check. By then, almost all writes that an earlier leader had sent when its
+	// lease ended have succeeded or failed, because clients time out sooner.
 	recheckFirst = time.Minute
-	// recheckEvery bounds for how long the picture may lack what is in the bucket; it costs a request for a thousand
-	// records.
+	// recheckEvery is the interval of later checks, and so bounds how long the State may lack a record. A check costs
+	// one request per thousand records.
 	recheckEvery = 10 * time.Minute
 )
 
-// Recheck looks for records that somebody else wrote after TakeOver had read them: a write of an earlier leader whose
-// process stood still between its last look at the lease and its request is fenced by the record's version only, and a
-// leader that does not write this record would never know. It returns when ctx ends.
+// Recheck looks for records that an earlier leader wrote after TakeOver had read them. Such a write happens if the
+// earlier leader's process was suspended between its last check of the lease and its request. Only the record's version
+// fences that write, so a leader that does not write the same record would not notice it. Recheck returns when ctx
+// ends.
 func (l *Leader) Recheck(ctx context.Context) {
 	for wait := recheckFirst; l.parts.Env.Sleep(ctx, wait) == nil; wait = recheckEvery {
 		err := l.parts.Records.LoadUnseen(ctx, l.World.Seen, func(rec record.Instance, token objstore.Token) {
@@ -36,7 +37,7 @@ func (l *Leader) Recheck(ctx context.Context) {
 	}
 }
 
-// found takes a record that this leader did not know of. What it has learnt since the record was read is newer.
+// found stores a record that this leader did not know. It keeps newer information that the leader already has.
 func (l *Leader) found(rec record.Instance, token objstore.Token) {
 	_, _, lives := l.World.Record(rec.ID)
 	_, dead := l.World.Tombstone(rec.ID)

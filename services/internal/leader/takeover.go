@@ -12,9 +12,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the State first. It
-// fails only if the bucket cannot be read, or holds a record of a higher term, which ends the authority; a provider
-// that does not answer a few times is asked again by Collect, and until then nothing counts as gone.
+// TakeOver rebuilds the State from the bucket and the provider, which it reads in parallel. The caller configures the
+// State first. TakeOver fails only if the bucket cannot be read or holds a record of a higher term, which ends the
+// authority. If the provider does not answer after a few tries, Collect asks it again. Until then no instance counts as
+// gone.
 func (l *Leader) TakeOver(ctx context.Context) error {
 	asked := l.parts.Env.Now()
 	var vms []infra.VM
@@ -53,12 +54,12 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 const (
 	listTries = 3
 	listPause = 250 * time.Millisecond
-	// listPatience is after how long a provider that does not answer is not asked again at once: planning does not wait
-	// for it.
+	// listPatience is the time after which a slow provider is not asked again immediately, so that planning can start.
 	listPatience = 2 * time.Second
 )
 
-// list asks the provider for everything. A moment's throttling should not leave a new leader in the dark.
+// list returns the provider's list. It retries, because a short throttling must not leave a new leader without
+// information.
 func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
 	began := l.parts.Env.Now()
 	for try := 1; ; try++ {
@@ -72,11 +73,11 @@ func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
 	}
 }
 
-// readParallel is how many records of strays are read at a time.
+// readParallel is the number of stray records that are read in parallel.
 const readParallel = 16
 
-// readStrays reads the records of VMs that the bucket's list did not show. Most have none; but one that was written
-// just before may be missing from a list, and its group would get a VM too many.
+// readStrays reads the records of VMs that the bucket's list did not contain. Most of them have no record. A record
+// that was written just before may be missing from the list, and its group would then get a VM too many.
 func (l *Leader) readStrays(ctx context.Context) error {
 	strays := l.World.Orphans()
 	return l.parts.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {
@@ -93,9 +94,9 @@ func (l *Leader) readStrays(ctx context.Context) error {
 	})
 }
 
-// Collect lists the provider's VMs and asks for room in its subnets every collection interval, sooner while that fails,
-// and keeps the reservations filled, until ctx ends. The list that TakeOver got counts as the first: thousands of VMs
-// twice in a row would only hold up what is to be done about the first.
+// Collect lists the provider's VMs and checks its subnets for capacity at every collection interval, or sooner after a
+// failure. It also keeps the reservations filled. It returns when ctx ends. The list from TakeOver counts as the first,
+// because a second list of thousands of VMs would delay the work that the first one caused.
 func (l *Leader) Collect(ctx context.Context) {
 	list := func() error {
 		if !l.listed.IsZero() {
