@@ -19,7 +19,7 @@ import (
 // Records is the durable store of a shard's instances.
 type Records interface {
 	execute.Store
-	// LoadInstances reads every instance record of the shard, in parallel, and hands each to take, one at a time.
+	// LoadInstances reads every instance record of the shard in parallel. It calls take for each, one call at a time.
 	LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error
 	// LoadUnseen does the same for the records with a listed version that seen does not know.
 	LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,

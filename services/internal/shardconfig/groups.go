@@ -12,16 +12,16 @@ import (
 )
 
 var (
-	// ErrNoGroup means that there is no such group (any more).
+	// ErrNoGroup means that the group does not exist.
 	ErrNoGroup = errors.New("no such group")
-	// ErrGroupChanged means that the group is no longer what the caller expected.
+	// ErrGroupChanged means that the group differs from what the caller expected.
 	ErrGroupChanged = errors.New("group has changed")
-	// ErrStaticGroup means that a static group cannot be removed through the API.
+	// ErrStaticGroup means that the API cannot remove a group of the shard's configuration.
 	ErrStaticGroup = errors.New("group is static: remove it from the shard's configuration")
 )
 
-// SupersededError means that a leader of a higher term wrote the dynamic groups: this one leads no more. It matches
-// objstore.ErrConflict.
+// SupersededError means that a leader of a higher term wrote the dynamic groups, so this server no longer leads. It
+// matches objstore.ErrConflict.
 type SupersededError struct{ Term uint64 }
 
 func (e *SupersededError) Error() string {
@@ -31,8 +31,8 @@ func (e *SupersededError) Error() string {
 // Unwrap returns objstore.ErrConflict.
 func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
 
-// maxGroups is the largest document of dynamic groups that is written, in bytes: one that could not be read again would
-// stop the shard.
+// maxGroups is the maximum size in bytes of the dynamic groups' document that is written. A document too large to be
+// read again would stop the shard.
 const maxGroups = config.MaxSize / 2
 
 // A RefusedError says which fields of a group are not acceptable, and why.
@@ -41,17 +41,19 @@ type RefusedError struct{ Err error }
 func (e *RefusedError) Error() string { return e.Err.Error() }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Override returns the group's entry in the dynamic groups, if it has one.
+// Override returns the group's entry in the dynamic groups, and whether it has one.
 func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.groups.Get(key)
 }
 
-// Upsert creates or changes a group. change is given the group's own entry (the zero GroupSpec if it has none) and
-// whether the group exists; it must only alter what it is given, since it is called again when another write came
-// first, and give it new maps and lists instead of changing those there are. The result is the merged group, durable
-// and in force. expected, unless empty, is the GroupETag that the group must have.
+// Upsert creates or changes a group, and returns the merged group when it is durable and in force. If expected is not
+// empty, it must be the group's current GroupETag.
+//
+// Upsert calls change with the group's dynamic entry, which is zero if there is none, and with whether the group
+// exists. change may be called again when another write came first. It must change nothing but its spec, and must
+// assign new maps and lists instead of changing the existing ones.
 func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string,
 	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()
@@ -69,10 +71,11 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 		spec := entry
 		switch _, static := shard.Groups[key.Tenant][key.Group]; {
 		case static && !spec.Deleted:
-			// What else there is comes from when it was no static group; it is ignored, and ends here.
+			// The other fields are from a time when the group was not static. They are ignored, and this write drops
+			// them.
 			spec = config.GroupSpec{Size: spec.Size, InstanceType: spec.InstanceType, Vars: spec.Vars}
 		case spec.Deleted:
-			// It is on its way out: what comes now is a new definition.
+			// The group is being deleted. The call starts a new definition.
 			spec = config.GroupSpec{}
 		}
 		if err := change(&spec, exists); err != nil {
@@ -97,8 +100,8 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 	}
 }
 
-// Delete removes a dynamic group (it is scaled to zero and then forgotten) or the override of a static one, whose
-// static values then hold again (restored).
+// Delete removes a dynamic group or the override of a static group. A dynamic group is scaled to zero and then dropped.
+// A static group gets its static values back, and restored is true. expected is as for Upsert.
 func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected string) (restored bool, err error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -136,7 +139,7 @@ func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected stri
 	}
 }
 
-// Forget removes a deleted dynamic group for good; no error if there is none.
+// Forget removes the entry of a deleted dynamic group. It succeeds if there is none.
 func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -155,8 +158,8 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 	}
 }
 
-// write stores the groups and puts them in force. ok is false when another write came first: the groups were read anew,
-// try again.
+// write stores the groups and puts them in force. It returns ok false if another write came first. It has then read the
+// groups again, and the caller must retry.
 func (m *Manager) write(ctx context.Context, groups config.Groups, token objstore.Token) (ok bool, err error) {
 	m.mu.Lock()
 	term := m.term
@@ -191,7 +194,7 @@ func (m *Manager) write(ctx context.Context, groups config.Groups, token objstor
 	return false, nil
 }
 
-// takeGroups puts dynamic groups in force.
+// takeGroups puts dynamic groups in force and passes the changed ones to the applier.
 func (m *Manager) takeGroups(d dynamic) {
 	m.mu.Lock()
 	shard := m.shard
@@ -210,7 +213,7 @@ func (m *Manager) takeGroups(d dynamic) {
 	}
 }
 
-// changedGroups returns the keys of the groups that only one of two sets has, or that differ in them.
+// changedGroups returns the keys of the groups that were added, removed or changed.
 func changedGroups(before, after map[config.GroupKey]config.Group) []config.GroupKey {
 	var changed []config.GroupKey
 	for key, group := range after {
@@ -226,7 +229,7 @@ func changedGroups(before, after map[config.GroupKey]config.Group) []config.Grou
 	return changed
 }
 
-// with returns a copy of groups in which key's entry is spec, or gone where spec is nil.
+// with returns a copy of groups with key's entry set to spec. A nil spec removes the entry.
 func with(groups config.Groups, key config.GroupKey, spec *config.GroupSpec) config.Groups {
 	groups.Tenants = maps.Clone(groups.Tenants)
 	if groups.Tenants == nil {

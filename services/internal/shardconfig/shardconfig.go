@@ -1,8 +1,8 @@
-// Package shardconfig owns the configuration that is in force on a shard: it fetches what the bucket holds, refuses
-// what is wrong, hands on what is right, and is the only writer of the dynamic groups.
+// Package shardconfig manages the configuration that is in force on a shard. It reads the bucket, refuses an invalid
+// configuration, and passes a valid one to the leader. It is the only writer of the dynamic groups.
 //
-// Invariant: what is in force once passed validation, and no leader acts on a configuration older than one that an
-// earlier leader applied.
+// Invariant: a configuration in force has passed validation, and no leader acts on a configuration older than one that
+// an earlier leader applied.
 package shardconfig
 
 import (
@@ -21,81 +21,82 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// Document is a configuration as it is in the bucket.
+// Document is a configuration as stored in the bucket.
 type Document struct {
 	Body     []byte
 	Token    objstore.Token
 	Modified time.Time
 }
 
-// Applied is the last configuration that a leader accepted: its source, the token it had, and who applied it.
+// Applied is the last configuration that a leader accepted. Source is the token of its document, and Term is the term
+// of the leader that applied it.
 type Applied struct {
 	Body   []byte
 	Source objstore.Token
 	Term   uint64
 }
 
-// Store is the bucket side of a shard's configuration. Missing documents are objstore.ErrNotFound.
+// Store reads and writes a shard's configuration in the bucket. A missing document is objstore.ErrNotFound.
 type Store interface {
 	Config(ctx context.Context) (Document, error)
 	Groups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error)
-	// PutGroups writes under the token last seen ("" for absent); objstore.ErrConflict when somebody else wrote.
+	// PutGroups writes the groups if token is still their version. token "" means that the document must not exist. It
+	// fails with objstore.ErrConflict if the version differs.
 	PutGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error)
 	Applied(ctx context.Context) (Applied, error)
 	PutApplied(ctx context.Context, applied Applied) error
 }
 
-// Result of looking for a newer configuration.
+// Result is the result of a check for a newer configuration.
 type Result uint8
 
 const (
 	Unchanged Result = iota
 	Updated
 	Invalid
-	// Restart: the new configuration is valid but cannot be applied in place.
+	// Restart means that the new configuration is valid but needs a restart of the server.
 	Restart
 )
 
-// ErrRestart means that the configuration now in the bucket differs from the one before in what only a new process can
-// take.
+// ErrRestart means that the configuration in the bucket has changes that only a new process can apply.
 var ErrRestart = errors.New("the configuration needs a restart of the server")
 
-// Status tells what is in force and what was refused.
+// Status describes the configuration in force and the refused one.
 type Status struct {
 	ETag       string
 	Modified   time.Time
 	Size       int
 	Generation uint64
-	// RestartETag is of a newer document that is valid and waits for a new process.
+	// RestartETag is the ETag of a newer, valid document that needs a new process.
 	RestartETag string
-	// RefusedETag and Problems are of a newer document that is not in force.
+	// RefusedETag and Problems describe a newer document that was refused.
 	RefusedETag string
 	Problems    config.Problems
 	Shard       *config.Shard
 }
 
 // Applier puts configurations in force on a leader. The Manager calls one method at a time. The methods must not call a
-// method of the Manager that changes anything, and must not change the maps.
+// Manager method that changes anything, and must not modify the maps.
 type Applier interface {
 	// ApplyConfig puts a configuration in force, with all its merged groups.
 	ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group)
-	// ApplyGroups puts changed groups in force: groups are all merged groups, changed names those that differ from the
-	// last call. A changed group that is not in groups is gone. It runs within the call of an operator: nothing in it
-	// may wait for the network.
+	// ApplyGroups puts changed groups in force. groups holds all merged groups, and changed lists those that differ
+	// from the last call. A changed group that is missing from groups is gone. ApplyGroups runs within an operator's
+	// call and must not wait for the network.
 	ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey)
 }
 
-// Manager holds the configuration in force. Safe for concurrent use; changes of groups are made one at a time.
+// Manager holds the configuration in force. It is safe for concurrent use, and changes groups one at a time.
 type Manager struct {
 	store Store
 	log   *slog.Logger
 	trial Trial
 
-	changing sync.Mutex // held over a read-modify-write of the bucket's documents; never while mu is wanted by readers
+	changing sync.Mutex // held for a read-modify-write of the bucket's documents; readers need only mu
 
 	mu          sync.Mutex
 	current     Document
-	shard       *config.Shard // defaults filled in
+	shard       *config.Shard // with defaults filled in
 	groups      config.Groups
 	groupsToken objstore.Token
 	merged      map[config.GroupKey]config.Group
@@ -107,21 +108,22 @@ type Manager struct {
 	term        uint64
 }
 
-// Trial opens what a configuration names and this server does not use yet, without using it: the provider, the
-// cluster's bucket, the secrets store, the encryption keys. Its error says why this server cannot run with the
-// configuration. applied: a leader has run with it, so that only what this server itself lacks speaks against it. The
-// defaults are filled in.
+// Trial opens, without using it, everything that a configuration names and this server does not use yet: the provider,
+// the cluster's bucket, the secrets store, the encryption keys. Its error says why this server cannot run with the
+// configuration. shard has its defaults filled in. applied means that a leader has run with the configuration. Then
+// only what this server itself lacks is an error.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
-// SetTrial has every configuration tried out before it is put in force or recorded as applied. Call it before anything
-// else.
+// SetTrial sets the trial that every configuration must pass before it is put in force or recorded as applied. Call it
+// before any other method.
 func (m *Manager) SetTrial(trial Trial) { m.trial = trial }
 
-// New returns a Manager with nothing in force.
+// New returns a Manager without a configuration in force.
 func New(store Store, log *slog.Logger) *Manager { return &Manager{store: store, log: log} }
 
-// Load fetches and validates what the bucket holds now, for a server that does not lead: nothing is written. An invalid
-// configuration is refused in favour of the last that was applied; where there is none, its problems are the error.
+// Load reads and validates the configuration in the bucket, for a server that does not lead. It writes nothing. If the
+// configuration is invalid, Load puts the last applied one in force. Without an applied one, it returns the problems as
+// its error.
 func (m *Manager) Load(ctx context.Context) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -129,9 +131,9 @@ func (m *Manager) Load(ctx context.Context) error {
 	return err
 }
 
-// Lead reads configuration and groups again for a leader of the given term, and hands them and every later change to
-// applier. A configuration that is refused gives way to the one that was applied last. ErrRestart: the configuration
-// cannot take the place of the one that was loaded before.
+// Lead reads configuration and groups again for a leader of the given term. It passes them and every later change to
+// applier. If the configuration is refused, Lead uses the last applied one. It returns ErrRestart if the configuration
+// cannot replace the loaded one in place.
 func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -143,7 +145,7 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	if err != nil {
 		return err
 	}
-	// Recorded only once this process runs with it: the recorded configuration is what a server falls back to.
+	// The configuration is recorded only once this process runs with it, because servers fall back to the recorded one.
 	if before != nil && !InPlace(before, m.Shard()) {
 		return ErrRestart
 	}
@@ -162,8 +164,8 @@ type candidate struct {
 	doc    Document
 	shard  *config.Shard
 	groups dynamic
-	// parseErr, trialErr and broken say what is wrong with it: it is no valid configuration; this server cannot run
-	// it; some groups cannot be made from it.
+	// parseErr means that the configuration is invalid. trialErr means that this server cannot run it. broken lists the
+	// groups that cannot be made from it.
 	parseErr, trialErr error
 	broken             config.Problems
 }
@@ -180,7 +182,8 @@ func (m *Manager) parse(doc Document, groups dynamic) candidate {
 	return c
 }
 
-// try runs the trial of a valid configuration that is not in force already. applied: a leader has run with it.
+// try runs the trial of a valid configuration that is not in force already. applied means that a leader has run with
+// it.
 func (m *Manager) try(ctx context.Context, c *candidate, applied bool) {
 	m.mu.Lock()
 	inForce := m.current.Token != "" && m.current.Token == c.doc.Token
@@ -190,10 +193,10 @@ func (m *Manager) try(ctx context.Context, c *candidate, applied bool) {
 	}
 }
 
-// err is why the configuration cannot be put in force at all; nil if only some of its groups are broken.
+// err returns why the configuration cannot be put in force. It is nil if only some of its groups are broken.
 func (c *candidate) err() error { return cmp.Or(c.parseErr, c.trialErr) }
 
-// problems lists everything that is wrong with the configuration.
+// problems returns everything that is wrong with the configuration.
 func (c *candidate) problems() config.Problems {
 	if err := c.err(); err != nil {
 		return problemsOf(err)
@@ -201,14 +204,14 @@ func (c *candidate) problems() config.Problems {
 	return c.broken
 }
 
-// begin puts in force the configuration in the bucket, or, where that is refused, the one that was applied last.
+// begin puts the configuration in the bucket in force, or the last applied one if that is refused.
 func (m *Manager) begin(ctx context.Context) (Document, error) {
 	doc, err := m.store.Config(ctx)
 	if err != nil {
 		return Document{}, fmt.Errorf("read the shard's configuration: %w", err)
 	}
 	m.mu.Lock()
-	m.groups, m.groupsToken = config.Groups{}, "" // of an earlier term: they do not count
+	m.groups, m.groupsToken = config.Groups{}, "" // groups of an earlier term do not count
 	m.mu.Unlock()
 	groups, err := m.readGroups(ctx)
 	if err != nil {
@@ -229,7 +232,7 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 	if err == nil && !isApplied {
 		before := m.parse(Document{Body: applied.Body, Token: applied.Source}, groups)
 		better := newest.err() != nil || len(before.broken) < len(newest.broken)
-		if better { // the last trial that passes is that of the configuration in force
+		if better { // the last trial that passes must be that of the configuration in force
 			m.try(ctx, &before, true)
 		}
 		switch {
@@ -248,7 +251,7 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 	if err := newest.err(); err != nil {
 		return Document{}, err
 	}
-	// Nothing better was ever applied. The groups that can be made are served all the same.
+	// No better configuration was ever applied. The groups that can be made are served.
 	for _, problem := range newest.broken {
 		m.log.Warn("some groups cannot be made", "problem", problem.String())
 	}
@@ -257,21 +260,21 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 	return doc, nil
 }
 
-// Follow ends leading: changes are no longer handed on.
+// Follow ends leading. The Manager no longer passes changes on.
 func (m *Manager) Follow() {
 	m.mu.Lock()
 	m.applier = nil
 	m.mu.Unlock()
 }
 
-// dynamic is the groups' document as it was read.
+// dynamic is the document of the dynamic groups as read from the bucket.
 type dynamic struct {
 	groups config.Groups
 	token  objstore.Token
 }
 
-// readGroups reads the dynamic groups. That there are none any more although there were in this term is somebody's
-// mistake, not the end of all their instances.
+// readGroups reads the dynamic groups. If the document existed in this term and is now missing, that is a mistake, and
+// the known groups stay in force. Otherwise all their instances would be deleted.
 func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	groups, token, warnings, err := m.store.Groups(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
@@ -293,7 +296,7 @@ func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	return dynamic{groups, token}, nil
 }
 
-// broken returns what keeps groups from being made from a configuration that is valid by itself.
+// broken returns the problems that prevent groups from being made from an otherwise valid configuration.
 func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
 	_, problems := shard.Merged(d.groups)
 	for i := range problems {
@@ -316,8 +319,8 @@ func (m *Manager) adopt(c candidate) {
 	m.generation++
 }
 
-// record keeps the configuration that is now in force for the next leader, once in every term: it is the first that a
-// leader writes, so that its term is known although the lock may be removed before it has made anything else.
+// record stores the configuration in force for the next leader, once per term. It is the first write of a leader, so
+// the term stays known even if the lock is removed before any other write.
 func (m *Manager) record(ctx context.Context, doc Document) error {
 	m.mu.Lock()
 	term := m.term
@@ -338,10 +341,11 @@ func (m *Manager) refuse(doc Document, problems config.Problems) {
 	m.refused, m.problems = doc, problems
 }
 
-// Refresh looks for a newer configuration and newer groups, and applies them in place. Problems come with Invalid; an
-// error means that the bucket could not be read (or the applied copy not written) and nothing changed. A configuration
-// is refused also when this server cannot run it, and when a dynamic group that could be made before could not be made
-// from it.
+// Refresh reads the configuration and the groups again, and applies newer ones in place. Problems come with Invalid. An
+// error means that nothing changed, because the bucket could not be read or the applied copy could not be written.
+//
+// Refresh also refuses a configuration that this server cannot run, and one that breaks a dynamic group that could be
+// made before.
 func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -371,7 +375,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		problems = m.newlyBroken(shard, next.shard, groups)
 	}
 	if ctx.Err() != nil {
-		return Unchanged, nil, ctx.Err() // the trial was interrupted: it proves nothing
+		return Unchanged, nil, ctx.Err() // an interrupted trial proves nothing
 	}
 	if len(problems) > 0 {
 		problems = problems.Errors()
@@ -385,8 +389,8 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		m.mu.Unlock()
 		return Restart, nil, nil
 	}
-	// Recorded before it is acted on, so that the next leader starts from it even if the bucket's copy breaks
-	// meanwhile.
+	// The configuration is recorded before it is applied, so that the next leader starts from it even if the bucket's
+	// copy becomes invalid.
 	if err := m.record(ctx, doc); err != nil {
 		return Unchanged, nil, err
 	}
@@ -405,7 +409,7 @@ func problemsOf(err error) config.Problems {
 	return config.Problems{{File: "config", Message: err.Error()}}
 }
 
-// newlyBroken returns what is wrong with dynamic groups under the next configuration and was not under the one before.
+// newlyBroken returns the problems of dynamic groups that the next configuration adds.
 func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Problems {
 	problems := m.broken(next, d)
 	if len(problems) == 0 {
@@ -424,8 +428,8 @@ func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Probl
 	return out
 }
 
-// InPlace reports whether configuration b can take the place of a without a restart of the server. Cluster, provider,
-// shard, addresses, leader network and election must be the same. Both have their defaults filled in.
+// InPlace reports whether configuration b can replace a without a restart of the server. Cluster, provider, shard,
+// addresses, leader network and election must be equal. Both must have their defaults filled in.
 func InPlace(a, b *config.Shard) bool {
 	return reflect.DeepEqual(a.Cluster, b.Cluster) && reflect.DeepEqual(a.Server.Provider, b.Server.Provider) &&
 		a.Server.Bind == b.Server.Bind && a.Server.Advertise == b.Server.Advertise &&
@@ -434,7 +438,7 @@ func InPlace(a, b *config.Shard) bool {
 		reflect.DeepEqual(a.Server.LeaderElection, b.Server.LeaderElection)
 }
 
-// applyConfig hands the configuration in force to the leader, if this server leads.
+// applyConfig passes the configuration in force to the applier, if this server leads.
 func (m *Manager) applyConfig() {
 	m.mu.Lock()
 	applier, shard, merged := m.applier, m.shard, m.merged
@@ -444,7 +448,7 @@ func (m *Manager) applyConfig() {
 	}
 }
 
-// Status tells what is in force.
+// Status returns the state of the configuration.
 func (m *Manager) Status() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -454,22 +458,21 @@ func (m *Manager) Status() Status {
 		Shard: m.shard}
 }
 
-// Shard returns the configuration in force, defaults filled in; nil before Load. It must not be changed.
+// Shard returns the configuration in force with defaults filled in, or nil before Load. The caller must not change it.
 func (m *Manager) Shard() *config.Shard {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.shard
 }
 
-// Groups returns the merged groups in force. The map must not be changed.
+// Groups returns the merged groups in force. The caller must not change the map.
 func (m *Manager) Groups() map[config.GroupKey]config.Group {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.merged
 }
 
-// GroupETag identifies a group's definition: it changes whenever the merged group does. "" for a group that does not
-// exist.
+// GroupETag returns an identifier of a group's definition. It changes whenever the merged group changes.
 func GroupETag(g config.Group) string {
 	digest := sha256.New()
 	fmt.Fprintf(digest, "%s\x00%t\x00%t\x00%s\x00%d\x00%s\x00%q\x00%s\x00%q\x00%v\x00%d\x00%s\x00%s\x00%s", g.GroupKey,

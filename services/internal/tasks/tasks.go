@@ -1,9 +1,8 @@
-// Package tasks owns the edge between straight-line code and whatever runs it: the clock, sleeping, starting work,
-// randomness.
+// Package tasks separates code from the environment that runs it: clock, sleeping, starting tasks, randomness.
 //
-// Code written against [Env] runs unchanged on goroutines and the machine's clock, or as coroutines in a simulator's
-// single-threaded, seeded world. For that it must start work only through Env, hold no lock across a call that may
-// block, and take its time-outs from Env as well.
+// Code that uses [Env] runs unchanged in two environments: on goroutines and the system clock, or as coroutines in a
+// single-threaded, seeded simulator. For that, the code must start tasks only through Env, must not hold a lock across
+// a call that may block, and must take its timeouts from Env.
 package tasks
 
 import (
@@ -18,23 +17,23 @@ import (
 
 // Env runs tasks. All functions are safe for concurrent use.
 type Env struct {
-	// Now is the wall clock, for ages and deadlines; leases have a clock of their own.
+	// Now returns the wall clock time, for ages and deadlines. Leases use another clock.
 	Now func() time.Time
-	// Sleep waits for d or until ctx ends, whose error it then returns.
+	// Sleep waits for d, or until ctx ends. In the latter case it returns ctx's error.
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Go starts fn. The name is for people.
+	// Go starts fn. The name is for display only.
 	Go func(name string, fn func())
-	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all that were started
-	// have ended.
+	// ForEach calls fn for 0 to n-1, with at most limit calls at a time. It returns the first error after all started
+	// calls have ended.
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
-	// Rand yields unpredictable bytes.
+	// Rand is a source of cryptographically secure random bytes.
 	Rand io.Reader
 }
 
-// Real runs tasks on goroutines and the machine's clock. Wait blocks until no task started through the Env runs; one
-// that is started while it waits, by somebody who has not heard of the end yet, is waited for as well.
+// Real returns an Env that runs tasks on goroutines and the system clock. wait blocks until no task of that Env runs.
+// It also waits for tasks that start while it waits.
 func Real() (env Env, wait func()) {
-	var mu sync.Mutex // not a WaitGroup: that one forbids a start while it waits
+	var mu sync.Mutex // not a WaitGroup, which forbids Add while Wait runs with a zero counter
 	ended := sync.NewCond(&mu)
 	running := 0
 	return Env{
@@ -94,8 +93,8 @@ func forEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i i
 	return ctx.Err()
 }
 
-// Run runs daemons side by side until ctx ends or one of them returns; the first error ends the rest and is returned. A
-// daemon that returns nil before ctx ends ends the others too: a daemon has no business returning.
+// Run runs daemons in parallel until ctx ends or one of them returns. Then it ends the others and returns the first
+// error. A daemon should not return before ctx ends, so a nil error ends the others too.
 func Run(ctx context.Context, daemons ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

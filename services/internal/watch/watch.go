@@ -1,9 +1,9 @@
-// Package watch owns fan-out of events to watch streams: bounded queues, coalesced per key, that never make the
-// publisher wait.
+// Package watch distributes events to watch streams. It queues events per subscriber in bounded queues, coalesces them
+// per key, and never blocks the publisher.
 //
-// Invariant: a subscriber sees, for every key, the newest event published since it subscribed, in order of the keys'
-// first unread event, or is told that it was too slow and must list again. Nothing grows with a reader that does not
-// read.
+// Invariant: for every key, a subscriber gets the newest event published since it subscribed. Keys come in the order of
+// their first unread event. A subscriber that is too slow gets ErrSlow instead, and must list again. Memory does not
+// grow with a reader that does not read.
 package watch
 
 import (
@@ -12,20 +12,20 @@ import (
 	"sync"
 )
 
-// ErrSlow ends a subscription whose reader fell behind by more keys than its queue holds.
+// ErrSlow ends a subscription if its reader fell behind by more keys than the queue holds.
 var ErrSlow = errors.New("watcher is too slow: list again and watch anew")
 
-// ErrClosed ends a subscription whose hub was closed.
+// ErrClosed ends a subscription when its hub or the subscription itself is closed.
 var ErrClosed = errors.New("watch has ended")
 
-// Hub fans out events of one sort. The zero value is ready to use. Safe for concurrent use.
+// Hub distributes events of one type. The zero value is ready to use. It is safe for concurrent use.
 type Hub[K comparable, V any] struct {
 	mu     sync.Mutex
 	subs   map[*Subscription[K, V]]struct{}
 	closed bool
 }
 
-// Subscription is one reader's queue.
+// Subscription is the queue of one reader.
 type Subscription[K comparable, V any] struct {
 	hub   *Hub[K, V]
 	want  func(K) bool
@@ -36,10 +36,11 @@ type Subscription[K comparable, V any] struct {
 	pending map[K]V
 	err     error
 	signal  chan struct{} // capacity 1
-	slow    chan struct{} // closed with ErrSlow
+	slow    chan struct{} // closed when the subscription ends with ErrSlow
 }
 
-// Subscribe starts a queue of at most limit distinct keys, of those keys that want accepts (nil: all).
+// Subscribe returns a new queue for the keys that want accepts. A nil want accepts all keys. The queue holds at most
+// limit distinct keys.
 func (h *Hub[K, V]) Subscribe(limit int, want func(K) bool) *Subscription[K, V] {
 	s := &Subscription[K, V]{hub: h, want: want, limit: limit, pending: map[K]V{}, signal: make(chan struct{}, 1),
 		slow: make(chan struct{})}
@@ -56,7 +57,7 @@ func (h *Hub[K, V]) Subscribe(limit int, want func(K) bool) *Subscription[K, V] 
 	return s
 }
 
-// Publish hands an event to every subscriber that wants its key. It does not block.
+// Publish queues an event for every subscriber that wants its key. It does not block.
 func (h *Hub[K, V]) Publish(key K, value V) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -69,7 +70,7 @@ func (h *Hub[K, V]) Publish(key K, value V) {
 	}
 }
 
-// Close ends every subscription with ErrClosed after what it has queued; later ones end at once.
+// Close ends every subscription with ErrClosed once its queued events are read. A later subscription ends immediately.
 func (h *Hub[K, V]) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -117,10 +118,11 @@ func (s *Subscription[K, V]) wake() {
 	}
 }
 
-// Slow is closed once the reader has fallen behind: for a reader that is waiting for something else than Next.
+// Slow returns a channel that is closed once the reader has fallen behind. It is for a reader that waits for something
+// other than Next.
 func (s *Subscription[K, V]) Slow() <-chan struct{} { return s.slow }
 
-// Next returns the next event, waiting for one until ctx ends. One reader at a time.
+// Next returns the next event. It waits for one until ctx ends. Only one goroutine may call Next at a time.
 func (s *Subscription[K, V]) Next(ctx context.Context) (V, error) {
 	for {
 		s.mu.Lock()
@@ -146,7 +148,6 @@ func (s *Subscription[K, V]) Next(ctx context.Context) (V, error) {
 	}
 }
 
-// Close ends the subscription.
 func (s *Subscription[K, V]) Close() {
 	s.hub.mu.Lock()
 	delete(s.hub.subs, s)
