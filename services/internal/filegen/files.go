@@ -20,70 +20,71 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// MaxFile is the largest file that an agent takes, in bytes.
+// MaxFile is the largest file that an agent accepts, in bytes.
 const MaxFile = 1 << 20
 
-// Algorithms of key pairs, as the shard configuration names them.
+// The algorithms of key pairs, as in the shard configuration.
 const (
 	Ed25519   = "ed25519"
 	ECDSAP256 = "ecdsa-p256"
 )
 
-// KeyRequest names a key pair that the agent is to make, by the file of its public key.
+// KeyRequest asks the agent for a key pair. Name is the file name of the public key.
 type KeyRequest struct{ Name, Algorithm string }
 
-// Have is a file as it is on the instance.
+// Have is a file on the instance.
 type Have struct {
 	SHA256              string // hexadecimal
-	Error               string // why it is not there as it should be; "" if it is
+	Error               string // why the agent did not store the file; empty: it did
 	NotBefore, NotAfter time.Time
-	// Basis is the [File.Basis] with which this content was sent; "" if that is not known any more.
+	// Basis is the [File.Basis] with which this content was sent. It is empty if it is not known any more.
 	Basis string
 }
 
-// Input is one instance and what it has.
+// Input is one instance with its files and keys.
 type Input struct {
 	Group   config.Group
 	Record  record.Instance
 	Address Address
-	// Have are the files on the instance, RuntimeHash is that of the configuration that they are of, as its agent
-	// reported.
+	// Have are the files on the instance. RuntimeHash is the hash of their configuration. Both come from the agent's
+	// report.
 	Have        map[string]Have
 	RuntimeHash string
-	// Keys are the public keys that the agent handed in (PKIX, DER), by name.
+	// Keys are the public keys that the agent submitted (PKIX, DER), by name.
 	Keys map[string][]byte
-	// KeySums are the hexadecimal SHA-256 of the public keys that the agent reported; nil: not known.
+	// KeySums are the hexadecimal SHA-256 of the public keys that the agent reported, by name. Nil means unknown.
 	KeySums map[string]string
 }
 
-// File is one file to be sent.
+// File is one file to send.
 type File struct {
 	Name, Kind string
 	Content    []byte
 	SHA256     string // of Content, hexadecimal
-	// Basis identifies what a certificate was issued from: template, instance, key. "" for other kinds.
+	// Basis identifies the input of a certificate: template, instance, and key. It is empty for other kinds.
 	Basis string
-	// Of a certificate.
+	// NotBefore and NotAfter are set for certificates only.
 	NotBefore, NotAfter time.Time
 }
 
-// Result is what an instance lacks.
+// Result describes what an instance lacks.
 type Result struct {
-	// Files are to be sent, sorted by name: those that are missing, failed, or of other content than they should be.
+	// Files are the files to send, sorted by name. They are missing on the instance, failed there, or have other
+	// content.
 	Files []File
-	// Names are those of all files that belong to the instance, sorted.
+	// Names are the names of all files that belong to the instance, sorted.
 	Names []string
-	// Hash is the runtime hash that the instance has once it has taken Files; "" while something is missing.
+	// Hash is the runtime hash of the instance after it has stored Files. It is empty while some file is missing.
 	Hash string
 	// Missing are the keys without which certificates cannot be issued.
 	Missing []KeyRequest
-	// Issued are the certificates among Files, for the log.
+	// Issued describes the certificates among Files, for the certificate log.
 	Issued []record.Issued
-	// RenewAt is when the first certificate will be due; zero: never.
+	// RenewAt is the time at which the first certificate must be renewed. Zero means never.
 	RenewAt time.Time
 }
 
-// fileSet is a group's runtime configuration, compiled.
+// fileSet is a group's compiled runtime configuration.
 type fileSet struct {
 	files []compiledFile // sorted by name
 	names []string
@@ -98,12 +99,12 @@ type compiledFile struct {
 	key  KeyRequest
 }
 
-// certificate is a certificate template, compiled.
+// certificate is a compiled certificate template.
 type certificate struct {
 	kind string
 	ttl  time.Duration
 	cn   *render.Template
-	// In the order of texts.
+	// lists holds the templates of the name lists, in the order of compileCertificate.
 	lists [9][]*render.Template
 }
 
@@ -177,7 +178,7 @@ func compileCertificate(name string, template config.Certificate) (*certificate,
 	return c, nil
 }
 
-// spec renders a certificate template for an instance; the key is not in it.
+// spec renders a certificate template for an instance. It does not set the public key.
 func (c *certificate) spec(d render.Data) (authority.InstanceSpec, error) {
 	spec := authority.InstanceSpec{Kind: c.kind, TTL: c.ttl}
 	var err error
@@ -198,7 +199,8 @@ func (c *certificate) spec(d render.Data) (authority.InstanceSpec, error) {
 	return spec, nil
 }
 
-// Generate makes what an instance lacks. With an error, the Result holds what could be made all the same, without hash.
+// Generate generates what an instance lacks. If the error is not nil, the Result still holds the files that could be
+// generated, but no hash.
 func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	shard := g.shard.Load()
 	if shard == nil {
@@ -267,8 +269,12 @@ func (r *generation) file(ctx context.Context, file *compiledFile) error {
 	return nil
 }
 
-// certificate issues a certificate unless the instance has one that is still good: whole, in the first two thirds of
-// its life, for the key that the agent has, and from the same template and data.
+// certificate issues a certificate unless the instance already has a good one. A good certificate has these properties:
+//
+//   - The agent stored it without an error.
+//   - It is in the first two thirds of its life.
+//   - It is for the agent's current key.
+//   - It was issued from the same template and data.
 func (r *generation) certificate(file *compiledFile) error {
 	spec, err := file.cert.spec(r.data)
 	if err != nil {
@@ -323,8 +329,8 @@ func (r *generation) renewAt(due time.Time) {
 	}
 }
 
-// key returns the public key that the agent handed in, if it is of the right algorithm and the agent has not made
-// another since.
+// key returns the public key that the agent submitted. It returns nil if the algorithm is wrong, or if the agent has
+// generated another key since.
 func (r *generation) key(want KeyRequest) []byte {
 	pkix := r.in.Keys[want.Name]
 	if pkix == nil || CheckKey(pkix, want.Algorithm) != nil {
@@ -338,7 +344,7 @@ func (r *generation) key(want KeyRequest) []byte {
 	return pkix
 }
 
-// keyIsThere reports whether the agent has, as far as is known, the key pair of a name.
+// keyIsThere reports whether the agent has the named key pair. It returns true if that is not known.
 func (r *generation) keyIsThere(name string) bool {
 	if r.in.KeySums == nil {
 		return true
@@ -346,12 +352,12 @@ func (r *generation) keyIsThere(name string) bool {
 	return r.in.KeySums[name] != ""
 }
 
-// Due is when a certificate is to be renewed: at two thirds of its life.
+// Due returns the time to renew a certificate, which is after two thirds of its life.
 func Due(notBefore, notAfter time.Time) time.Time {
 	return notBefore.Add(notAfter.Sub(notBefore) / 3 * 2)
 }
 
-// CheckKey says what is wrong with a public key (PKIX, DER) that is to be of the given algorithm.
+// CheckKey checks that a public key (PKIX, DER) has the given algorithm.
 func CheckKey(pkix []byte, algorithm string) error {
 	key, err := authority.ParsePublicKey(pkix)
 	if err != nil {
@@ -370,12 +376,12 @@ func CheckKey(pkix []byte, algorithm string) error {
 	return nil
 }
 
-// basis identifies what a certificate is issued from.
+// basis identifies the input of a certificate.
 func basis(spec *authority.InstanceSpec, pkix []byte) string {
 	plain := *spec
 	plain.PublicKey = nil
 	text, err := json.Marshal(plain)
-	if err != nil { // texts and a number
+	if err != nil { // cannot happen: the value holds only texts and a number
 		return ""
 	}
 	sum := sha256.Sum256(bytes.Join([][]byte{text, pkix}, []byte{0}))

@@ -1,9 +1,9 @@
-// Package filegen owns what is made of a group's configuration for one instance: the files that its agent receives,
-// certificates included, and the arguments and boot script of its VM.
+// Package filegen generates, for one instance, the files that its agent receives, including certificates. It also
+// generates the arguments and the boot script of the instance's VM.
 //
-// Invariant: everything but certificates and nonces is a function of configuration and instance alone; a certificate is
-// issued only for a public key that the instance's agent handed in, under a certificate template that the instance's
-// group uses.
+// Invariant: everything except certificates and nonces depends only on the configuration and the instance. A
+// certificate is issued only for a public key that the instance's agent submitted, and only under a certificate
+// template that the instance's group uses.
 package filegen
 
 import (
@@ -25,10 +25,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// maxCompiled is how many configurations are kept compiled: more than a shard has at a time.
+// maxCompiled is the limit of compiled configurations in memory. A shard uses fewer at a time.
 const maxCompiled = 512
 
-// Shard is what the files and VMs of all groups have in common.
+// Shard is the part of the configuration that files and VMs of all groups share.
 type Shard struct {
 	Cluster  render.Cluster
 	Server   render.Server
@@ -36,24 +36,24 @@ type Shard struct {
 	// Image holds the resolved ID of each image of the configuration, by name.
 	Image        map[string]string
 	Certificates map[string]config.Certificate
-	// NonceTTL is how long an instance may take to register.
+	// NonceTTL is the time within which an instance must register.
 	NonceTTL time.Duration
 }
 
-// Options of a [Generator]. All but CacheTTL are required.
+// Options configure a [Generator]. All fields except CacheTTL are required.
 type Options struct {
 	CA       authority.CA
 	NonceKey authority.NonceKey
-	// Secrets answers for secret files. What it answered is remembered for CacheTTL; it needs no cache of its own.
+	// Secrets supplies the content of secret files. The generator remembers it for CacheTTL, so Secrets needs no cache.
 	Secrets secretstore.Store
-	// ReadFile reads an object of the bucket under files/, named without that prefix.
+	// ReadFile reads an object of the bucket under files/. The name omits that prefix.
 	ReadFile func(ctx context.Context, name string) ([]byte, error)
-	CacheTTL time.Duration // cluster.secrets.cache_ttl; 0: nothing is remembered
-	Rand     io.Reader     // crypto/rand.Reader except in tests; used concurrently
+	CacheTTL time.Duration // cluster.secrets.cache_ttl; 0: no caching
+	Rand     io.Reader     // crypto/rand.Reader except in tests; must be safe for concurrent use
 	Now      func() time.Time
 }
 
-// Generator makes files and machines. It is safe for concurrent use.
+// Generator generates files and machines. It is safe for concurrent use.
 type Generator struct {
 	options Options
 	shard   atomic.Pointer[Shard]
@@ -62,26 +62,27 @@ type Generator struct {
 	mu       sync.Mutex
 	files    map[string]*fileSet         // by runtime hash
 	machines map[string]*machine         // by infra hash
-	scripts  map[string]*render.Userdata // by text; boot scripts of the bucket
+	scripts  map[string]*render.Userdata // boot scripts of the bucket, by text
 }
 
-// New returns a Generator, which can make nothing before [Generator.Configure].
+// New returns a Generator. Its methods fail until [Generator.Configure] is called.
 func New(options Options) *Generator {
 	return &Generator{options: options, fetched: memory{ttl: options.CacheTTL, now: options.Now,
 		entries: map[string]*entry{}},
 		files: map[string]*fileSet{}, machines: map[string]*machine{}, scripts: map[string]*render.Userdata{}}
 }
 
-// Configure puts a shard's configuration, or newly resolved images, in force. It must not be changed afterwards.
+// Configure activates a shard's configuration, or newly resolved images. The caller must not change the argument
+// afterwards.
 func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
 
-// Warm compiles the templates of groups and reads those of their boot scripts in the bucket that were not read within
-// the last hour, so that creates of these groups wait for neither.
+// Warm compiles the templates of groups and reads their boot scripts in the bucket. It skips scripts that were read
+// within the last hour. Creating instances of these groups then waits for neither.
 func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.Group) error {
 	return g.warm(ctx, groups, age{stale: true})
 }
 
-// Reload is Warm, but reads every boot script in the bucket again, each of them once.
+// Reload is like Warm, but reads every boot script in the bucket again, each of them once.
 func (g *Generator) Reload(ctx context.Context, groups map[config.GroupKey]config.Group) error {
 	return g.warm(ctx, groups, age{stale: true, after: g.options.Now()})
 }
@@ -100,7 +101,8 @@ func (g *Generator) warm(ctx context.Context, groups map[config.GroupKey]config.
 		errs = append(errs, err)
 		m, err := g.machine(&group)
 		if err == nil && m.source != nil {
-			// With what a group's instances have in common; a key that names the instance is read when it is needed.
+			// The key is rendered with the values that all instances of the group share. A key that names the instance
+			// is read only when it is needed.
 			_, err = g.script(ctx, m, data(shard, &group, &record.Instance{Tenant: key.Tenant, Group: key.Group},
 				Address{}), allowed)
 		}
@@ -113,10 +115,10 @@ func (g *Generator) warm(ctx context.Context, groups map[config.GroupKey]config.
 
 var errUnconfigured = errors.New("no configuration is in force yet")
 
-// Address is how an instance is reached, as far as it is known.
+// Address is the known address of an instance.
 type Address struct{ IPv4, IPv6, Hostname string }
 
-// data is what templates can refer to.
+// data returns the values that templates can refer to.
 func data(shard *Shard, group *config.Group, rec *record.Instance, at Address) render.Data {
 	vars := group.Vars
 	if len(rec.Vars) > 0 {
@@ -136,7 +138,7 @@ func data(shard *Shard, group *config.Group, rec *record.Instance, at Address) r
 	}
 }
 
-// remembered returns the value of a key, making it the first time.
+// remembered returns the value of a key. The first call for the key makes the value.
 func remembered[V any](mu *sync.Mutex, in map[string]V, key string, make func() (V, error)) (V, error) {
 	mu.Lock()
 	have, ok := in[key]
@@ -157,7 +159,7 @@ func remembered[V any](mu *sync.Mutex, in map[string]V, key string, make func() 
 	return made, nil
 }
 
-// object reads an object of the bucket that a template named.
+// object reads an object of the bucket, named by a rendered template.
 func (g *Generator) object(ctx context.Context, key string, allowed age) ([]byte, error) {
 	if err := config.ValidateStorageSource(key); err != nil {
 		return nil, err

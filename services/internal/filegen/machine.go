@@ -17,23 +17,23 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// Machine is what a provider is to be asked for. Its fields are those of execute.Machine.
+// Machine is the request to the provider for one VM. Its fields are those of execute.Machine.
 type Machine struct {
 	Args     map[string]any
-	Userdata []byte // holds the nonce: never logged
+	Userdata []byte // holds the nonce: must not be logged
 	Hostname string
-	Image    string // the image of the configuration that the arguments name; "" if they name none
+	Image    string // the ID of the configured image that the arguments use; empty if they use none
 }
 
-// machine is a group's infra configuration, compiled.
+// machine is a group's compiled infrastructure configuration.
 type machine struct {
 	args     *tree
-	script   *render.Userdata // inline
-	source   *render.Template // of the key of an object
+	script   *render.Userdata // the inline script
+	source   *render.Template // renders the key of an object that holds the script
 	encoding string
 }
 
-// Machine renders the VM of an instance, with a fresh registration nonce in its boot script.
+// Machine renders the VM of an instance, with a new registration nonce in its boot script.
 func (g *Generator) Machine(ctx context.Context, group config.Group, rec record.Instance) (Machine, error) {
 	shard := g.shard.Load()
 	if shard == nil {
@@ -50,7 +50,7 @@ func (g *Generator) Machine(ctx context.Context, group config.Group, rec record.
 	return g.render(ctx, shard, &group, &rec, render.Nonce(nonce.Reveal()))
 }
 
-// render is Machine with a given nonce: the same arguments give the same bytes.
+// render is Machine with a given nonce. It is deterministic.
 func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Group, rec *record.Instance,
 	nonce render.Nonce) (Machine, error) {
 	m, err := g.machine(group)
@@ -120,8 +120,7 @@ func (g *Generator) script(ctx context.Context, m *machine, d render.Data, allow
 
 var gzipWriters = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
 
-// encode gives a boot script the form that its cloud wants. The same text gives the same bytes: a gzip header without
-// time.
+// encode encodes a boot script for its cloud. It is deterministic: the gzip header has no time.
 func encode(encoding, text string) ([]byte, error) {
 	content := []byte(text)
 	switch encoding {
@@ -146,9 +145,9 @@ func encode(encoding, text string) ([]byte, error) {
 	return base64.StdEncoding.AppendEncode(nil, content), nil
 }
 
-// tree is a JSON value whose texts are compiled templates.
+// tree is a JSON value with compiled templates in place of its texts.
 type tree struct {
-	fixed  any // nil, a bool or a number
+	fixed  any // nil, a bool, or a number
 	text   *render.Template
 	object map[string]*tree
 	names  []string // of object, sorted
@@ -188,15 +187,15 @@ func compileTree(name string, value any, depth int) (*tree, error) {
 	return t, err
 }
 
-// treeWriter is what rendering a tree knows and finds out.
+// treeWriter holds the input and the results of rendering a tree.
 type treeWriter struct {
 	data   *render.Data
 	images map[string]string
-	image  string // the first text that is an image's ID
-	left   int    // bytes
+	image  string // the first text that is the ID of an image
+	left   int    // bytes that may still be written
 }
 
-// render makes a value that shares no maps or slices with the tree.
+// render returns a value that shares no maps or slices with the tree.
 func (t *tree) render(w *treeWriter) (any, error) {
 	switch {
 	case t.text != nil:

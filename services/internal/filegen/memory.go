@@ -8,21 +8,21 @@ import (
 )
 
 const (
-	// maxMemory bounds what is remembered, in bytes.
+	// maxMemory is the limit of remembered content, in bytes.
 	maxMemory = 64 << 20
-	// maxStale is how old something may be for those who rather have an old version than wait.
+	// maxStale is the maximum age for callers that prefer an old version to waiting.
 	maxStale = time.Hour
 )
 
-// age says how old a remembered answer may be.
+// age limits the age of a remembered answer.
 type age struct {
-	// after, unless zero, is the time after which it must have been read.
+	// after, unless zero, excludes answers that were not read after this time.
 	after time.Time
-	// stale accepts an answer for maxStale instead of the time to live.
+	// stale accepts answers up to the age of maxStale, even if the time to live is shorter.
 	stale bool
 }
 
-// allows reports whether an answer that was read at the given time may be used.
+// allows reports whether an answer that was read at readAt may be used.
 func (a age) allows(readAt, now time.Time, ttl time.Duration) bool {
 	if !a.after.IsZero() && !readAt.After(a.after) {
 		return false
@@ -34,8 +34,8 @@ func (a age) allows(readAt, now time.Time, ttl time.Duration) bool {
 	return now.Sub(readAt) < limit
 }
 
-// memory shares reads between those who ask at the same time, and remembers their answers for a while. Errors are not
-// remembered.
+// memory shares reads among concurrent callers and remembers answers for a while. It does not remember errors. It is
+// safe for concurrent use.
 type memory struct {
 	ttl time.Duration
 	now func() time.Time
@@ -50,11 +50,11 @@ type entry struct {
 	done    chan struct{}
 	content []byte
 	err     error
-	at      time.Time // when it was asked for
+	at      time.Time // start of the read
 }
 
-// get returns the content of a key, a remembered one if its age is allowed. The result is shared and must not be
-// changed.
+// get returns the content of a key, which is a remembered one if its age is allowed. The result is shared, so callers
+// must not change it.
 func (m *memory) get(ctx context.Context, key string, allowed age,
 	read func(context.Context) ([]byte, error)) ([]byte, error) {
 	for {
@@ -82,7 +82,7 @@ func (m *memory) get(ctx context.Context, key string, allowed age,
 			return nil, ctx.Err()
 		case <-under.done:
 		}
-		// The one who read may have given up; that is not our answer.
+		// The reader's context may have ended, which does not concern this caller.
 		if errors.Is(under.err, context.Canceled) || errors.Is(under.err, context.DeadlineExceeded) {
 			continue
 		}
@@ -92,7 +92,7 @@ func (m *memory) get(ctx context.Context, key string, allowed age,
 
 func (m *memory) read(ctx context.Context, key string, under *entry, read func(context.Context) ([]byte, error)) (
 	[]byte, error) {
-	under.err = errors.New("reading did not end") // what the others see if it panics
+	under.err = errors.New("reading did not end") // returned to the other callers if read panics
 	defer close(under.done)
 	defer m.keep(key, under)
 	under.content, under.err = read(ctx)

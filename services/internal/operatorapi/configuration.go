@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// GetConfigStatus tells which configuration is in force and what was wrong with a newer one.
+// GetConfigStatus returns the active configuration and the problems of a newer one that was rejected.
 func (s *Service) GetConfigStatus(ctx context.Context, req *nstancev1.GetConfigStatusRequest) (
 	*nstancev1.GetConfigStatusResponse, error) {
 	return unary(s, ctx, "config status", req, (*call).configStatus)
@@ -18,7 +18,8 @@ func (s *Service) GetConfigStatus(ctx context.Context, req *nstancev1.GetConfigS
 
 func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetConfigStatusResponse, error) {
 	status := c.Config.Status()
-	// Last modified is worth one listing, but no failure: what is in force is known without the bucket.
+	// The time of the last modification costs one listing. An error of that listing is ignored, because the rest of the
+	// status does not need the bucket.
 	if status.Modified.IsZero() && status.RefusedETag == "" && c.ConfigModified != nil {
 		if at, err := c.ConfigModified(c); err == nil {
 			status.Modified = at
@@ -35,7 +36,7 @@ func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetCo
 	return answer, nil
 }
 
-// RefreshConfig fetches the configuration and applies it, if it is newer and valid.
+// RefreshConfig reads the configuration from the bucket and applies it if it is newer and valid.
 func (s *Service) RefreshConfig(ctx context.Context, req *nstancev1.RefreshConfigRequest) (
 	*nstancev1.RefreshConfigResponse, error) {
 	return unary(s, ctx, "refresh the configuration", req, (*call).refresh)

@@ -7,16 +7,16 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/watch"
 )
 
-// Events hands what happens in a shard on to the watch streams. It keeps nothing that no stream waits for, renders
-// nothing, and never blocks. One belongs to one leadership.
+// Events forwards the events of a shard to the watch streams. It keeps no events without a stream, does not render
+// events, and never blocks. Each leadership has a separate Events.
 type Events struct {
 	groups    watch.Hub[config.GroupKey, config.GroupKey]
 	instances watch.Hub[instanceKey, shardstate.InstanceEvent]
 	errors    watch.Hub[shardstate.ErrorKey, shardstate.ErrorEvent]
 }
 
-// instanceKey is what coalesces: of each sort of event the newest. An announced drain is a sort of its own, so that
-// nothing that is said of the same deletion afterwards takes its place.
+// instanceKey decides which events coalesce: of events with the same key, a stream keeps the newest. The start of a
+// drain has a separate key, so that later events of the same deletion do not replace it.
 type instanceKey struct {
 	tenant string
 	id     ident.ID

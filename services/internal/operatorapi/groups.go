@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// ListGroups lists the tenant's groups by name.
+// ListGroups lists the tenant's groups, sorted by name.
 func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse,
 	error) {
 	return unary(s, ctx, "list groups", req, func(c *call, _ *nstancev1.ListGroupsRequest) (
@@ -27,7 +27,7 @@ func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsReque
 	})
 }
 
-// UpsertGroup creates a group or changes those of its fields that the request sets.
+// UpsertGroup creates a group, or changes those fields of a group that the request sets.
 func (s *Service) UpsertGroup(ctx context.Context, req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
 	error) {
 	return unary(s, ctx, "write the group", req, (*call).upsertGroup)
@@ -68,7 +68,8 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 	return &nstancev1.UpsertGroupResponse{Group: c.groupStatus(view)}, nil
 }
 
-// DeleteGroup removes a dynamic group once its instances are gone, or the override of a static one at once.
+// DeleteGroup deletes a dynamic group as soon as its instances are gone. For a static group, it removes the override
+// immediately.
 func (s *Service) DeleteGroup(ctx context.Context, req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse,
 	error) {
 	return unary(s, ctx, "delete the group", req, (*call).deleteGroup)
@@ -91,7 +92,7 @@ func (c *call) deleteGroup(req *nstancev1.DeleteGroupRequest) (*nstancev1.Delete
 	return &nstancev1.DeleteGroupResponse{RestoredStatic: restored}, nil
 }
 
-// key names one of the tenant's groups.
+// key returns the key of one of the tenant's groups.
 func (c *call) key(group string) config.GroupKey {
 	return config.GroupKey{Tenant: c.tenant, Group: group}
 }
@@ -100,13 +101,13 @@ func errNoGroup(key config.GroupKey) error {
 	return status.Errorf(codes.NotFound, "group: there is no group %s", key.Group)
 }
 
-// groupFault gives the configuration's refusals their codes.
+// groupFault converts errors of the configuration to status errors.
 func (c *call) groupFault(key config.GroupKey, err error) error {
 	var refused *shardconfig.RefusedError
 	var superseded *shardconfig.SupersededError
 	switch {
 	case errors.As(err, &superseded):
-		c.Leader.Leader.Executor.Authority.Refuse(superseded.Term) // this call is answered with what follows from it
+		c.Leader.Leader.Executor.Authority.Refuse(superseded.Term) // a newer term exists: give up leadership, so that the client gets the error for its end
 	case errors.As(err, &refused):
 		return invalidGroup(refused)
 	case errors.Is(err, shardconfig.ErrNoGroup):
@@ -122,7 +123,7 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 	return err
 }
 
-// invalidGroup names every field of a group that is not acceptable, in the request's words.
+// invalidGroup lists every invalid field of a group, under the names that the request uses.
 func invalidGroup(err error) error {
 	var found config.Problems
 	if !errors.As(err, &found) {

@@ -21,13 +21,14 @@ import (
 )
 
 const (
-	// maxAhead is how far a client's clock may be ahead of this server's where it chooses an instance ID.
+	// maxAhead is the longest time that the clock of a client that chooses an instance ID may be ahead of this server's
+	// clock.
 	maxAhead = 5 * time.Minute
-	// maxCreating is how many on-demand creations may be under way.
+	// maxCreating is the limit of concurrent on-demand creations.
 	maxCreating = 4096
 )
 
-// ListInstances lists the tenant's live instances by age.
+// ListInstances lists the tenant's live instances, sorted by age.
 func (s *Service) ListInstances(ctx context.Context, req *nstancev1.ListInstancesRequest) (
 	*nstancev1.ListInstancesResponse, error) {
 	return unary(s, ctx, "list instances", req, (*call).listInstances)
@@ -49,7 +50,7 @@ func (c *call) listInstances(req *nstancev1.ListInstancesRequest) (*nstancev1.Li
 	return answer, nil
 }
 
-// GetInstanceStatus describes one instance, a deleted one for as long as its record is kept.
+// GetInstanceStatus returns the status of one instance. It finds a deleted instance as long as its record is kept.
 func (s *Service) GetInstanceStatus(ctx context.Context, req *nstancev1.GetInstanceStatusRequest) (
 	*nstancev1.GetInstanceStatusResponse, error) {
 	return unary(s, ctx, "instance status", req, func(c *call, req *nstancev1.GetInstanceStatusRequest) (
@@ -72,7 +73,7 @@ func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	if ok && view.Record.Tenant == c.tenant {
 		return view, nil
 	}
-	// Whoever is told that there is no such instance may forget it, while its VM is about to be adopted.
+	// NotFound would let the client forget an instance that the leader is about to adopt.
 	if left, unsettled := c.world().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
 		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable,
 			"instance_id: %s was reserved by an earlier leader, what became of it is being found out", id)
@@ -84,7 +85,8 @@ func errNoInstance(id ident.ID) error {
 	return status.Errorf(codes.NotFound, "instance_id: there is no instance %s", id)
 }
 
-// DeleteInstance answers once the intent to delete is durable. What is on its way out, or gone, stays as it is.
+// DeleteInstance returns when the intent to delete is durable. It does nothing for an instance that is being deleted or
+// is already deleted.
 func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
 	return unary(s, ctx, "delete the instance", req, (*call).deleteInstance)
@@ -108,7 +110,7 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 		case errors.Is(err, leader.ErrNoInstance):
 			return nil, errNoInstance(id)
 		case err != nil:
-			// It may have gone by itself meanwhile, which is what was asked for.
+			// The instance may have been deleted meanwhile for another reason, which also satisfies the request.
 			if now, ok := c.world().Instance(id); !ok || now.Record.State != record.Deleted {
 				return nil, err
 			}
@@ -120,7 +122,7 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 	return &nstancev1.DeleteInstanceResponse{Instance: c.instanceStatus(view)}, nil
 }
 
-// AcknowledgeDrained ends an instance's drain. What is gone already, or nobody knows, needs no end.
+// AcknowledgeDrained ends an instance's drain. It does nothing for an instance that is deleted or unknown.
 func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.AcknowledgeDrainedRequest) (
 	*nstancev1.AcknowledgeDrainedResponse, error) {
 	return unary(s, ctx, "acknowledge the drain", req, func(c *call, req *nstancev1.AcknowledgeDrainedRequest) (
@@ -141,15 +143,16 @@ func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.Acknowl
 	})
 }
 
-// creation is one on-demand instance being made. It goes on when the client that asked for it is gone; the same ID
-// asked for again joins it.
+// creation is one on-demand creation in progress. It continues when its client disconnects. Another request with the
+// same ID waits for the same creation.
 type creation struct {
 	done chan struct{}
 	id   ident.ID
 	err  error
 }
 
-// CreateInstance makes an on-demand instance and answers once its VM is asked for and recorded.
+// CreateInstance creates an on-demand instance. It returns when the provider has accepted the VM and the record is
+// durable.
 func (s *Service) CreateInstance(ctx context.Context, req *nstancev1.CreateInstanceRequest) (
 	*nstancev1.CreateInstanceResponse, error) {
 	return unary(s, ctx, "create the instance", req, (*call).createInstance)
@@ -176,7 +179,8 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 				ahead.Round(time.Second))
 		}
 	}
-	// An ID that lives is not asked what else the request says: it may have changed since.
+	// For an existing ID, the rest of the request is not checked, because the configuration may have changed since the
+	// first request.
 	if _, _, lives := c.world().Record(id); !lives {
 		if err := c.checkInstance(req); err != nil {
 			return nil, err
@@ -201,7 +205,7 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 	return &nstancev1.CreateInstanceResponse{Instance: c.instanceStatus(view)}, nil
 }
 
-// checkInstance checks what an instance's own type and variables would make of its group.
+// checkInstance validates the group's configuration with the request's instance type and variables.
 func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 	key := c.key(req.GetGroup())
 	group, ok := c.Config.Groups()[key]
@@ -228,8 +232,8 @@ func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 	return nil
 }
 
-// create begins to make an instance, or finds the one that is being made under the same ID. Not under the client's
-// context: what has been asked of the provider must be recorded, whoever waits for it.
+// create starts a creation, or returns the one in progress with the same ID. The creation does not use the client's
+// context. A request to the provider must be recorded, even if the client has disconnected.
 func (c *call) create(key config.GroupKey, id ident.ID, instanceType string, vars map[string]string) (*creation,
 	error) {
 	c.mu.Lock()
@@ -274,7 +278,7 @@ func (c *call) freshID(key config.GroupKey) (ident.ID, error) {
 	return ident.NewID(group.Kind, env.Now(), env.Rand)
 }
 
-// createFault gives the reasons why an instance was not made their codes.
+// createFault converts errors of a creation to status errors.
 func createFault(key config.GroupKey, made *creation) error {
 	err := made.err
 	var superseded *clusterstate.SupersededError

@@ -1,8 +1,8 @@
 // Package operatorapi serves the OperatorService to operators and nstance-admin.
 //
-// Invariant: a call sees and changes what belongs to the tenant in its client's certificate and nothing else; what
-// belongs to another tenant does not exist for it. Nothing a client sends is acted on before it was validated, and no
-// client can make the leader wait or grow.
+// Invariant: a call sees and changes only objects of the tenant in its client's certificate. Objects of other tenants
+// do not exist for the call. Every field of a request is validated before use. No client can block the leader or make
+// its memory grow without bound.
 package operatorapi
 
 import (
@@ -28,26 +28,26 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// Store is the durable side of operators; see clusterstate.State.
+// Store reads and writes the durable records of operators. See clusterstate.State.
 type Store interface {
 	GetOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token, error)
-	// PutOperator fails with an error that matches objstore.ErrConflict when another write came first.
+	// PutOperator fails with an error that matches objstore.ErrConflict if another write came first.
 	PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error)
 }
 
-// Leader is what a leader of one term needs to serve operators. All fields but ConfigModified are required; it must not
-// be copied once it is in use.
+// Leader holds the dependencies with which the leader of one term serves operators. All fields except ConfigModified
+// are required. A Leader must not be copied after first use.
 type Leader struct {
 	// Context ends with the leadership.
 	Context        context.Context
 	Cluster, Shard string
-	// ID is this server's; Incarnation is written into records.
+	// ID identifies this server. Incarnation is written into records.
 	ID, Incarnation string
 	Leader          *leader.Leader
 	Config          *shardconfig.Manager
-	// Refresh fetches the configuration and applies it; see shardconfig.Manager.Refresh.
+	// Refresh reads the configuration from the bucket and applies it. See shardconfig.Manager.Refresh.
 	Refresh func(context.Context) (shardconfig.Result, config.Problems, error)
-	// ConfigModified tells when the configuration in the bucket was written.
+	// ConfigModified returns the time at which the configuration in the bucket was written.
 	ConfigModified func(context.Context) (time.Time, error)
 	Events         *Events
 	Store          Store
@@ -65,22 +65,23 @@ func (l *Leader) world() *shardstate.State { return l.Leader.World }
 // Service implements nstancev1.OperatorServiceServer.
 type Service struct {
 	nstancev1.UnimplementedOperatorServiceServer
-	// leader returns the current leadership, or the status error that says who leads instead.
+	// leader returns the current leadership, or the status error that names the actual leader.
 	leader func() (*Leader, error)
 
-	// queue is how many events a watch stream may be behind.
+	// queue is the number of events that a watch stream may be behind.
 	queue int
-	// pace is the least time between two renderings of a group for one stream; resync is how often all are looked at
-	// whether or not somebody said that they changed: some of what they tell follows from the time alone.
+	// pace is the shortest time between two renderings of a group for one stream. resync is the time between two
+	// renderings of all groups, which happen even without an event, because parts of a status depend on the time alone.
 	pace, resync time.Duration
-	// recheck is how often the record of a stream's operator is looked at: one who was removed is not to listen for
-	// ever.
+	// recheck is the time between two reads of the record of a stream's operator. It ends the streams of removed
+	// operators.
 	recheck time.Duration
 }
 
 var _ nstancev1.OperatorServiceServer = (*Service)(nil)
 
-// New returns the service. leader is asked once a call; its error, if there is no leadership here, is the call's.
+// New returns the service. Every call invokes leader once. If leader returns an error, the call returns it to the
+// client.
 func New(leader func() (*Leader, error)) *Service {
 	return &Service{leader: leader, queue: 16384, pace: 100 * time.Millisecond, resync: 10 * time.Second,
 		recheck: 15 * time.Minute}
@@ -98,7 +99,7 @@ type call struct {
 	operator ident.ID
 }
 
-// begin finds out who calls and whether there is a leadership to serve the call. end must be called.
+// begin identifies the client and gets the leadership that serves the call. The caller must call end.
 func (s *Service) begin(ctx context.Context) (c *call, end func(), err error) {
 	peer, err := transport.PeerOf(ctx)
 	if err != nil {
@@ -144,8 +145,9 @@ func unary[Q, A any](s *Service, ctx context.Context, what string, req Q, handle
 	return answer, nil
 }
 
-// fault turns an error into the status that the client is to see. What failed because the leadership ended is told as
-// that, and what has no code of its own is something that may work later: storage, mostly.
+// fault converts an error to the status error that the client gets. After the end of the leadership, that is the error
+// of [call.lost]. An error without a status becomes Unavailable, because it mostly comes from storage and a retry may
+// succeed.
 func (c *call) fault(what string, err error) error {
 	if c.client.Err() == nil && c.Leader.Context.Err() != nil {
 		return c.lost()
@@ -161,8 +163,8 @@ func (c *call) fault(what string, err error) error {
 	return status.Errorf(codes.Unavailable, "%s: cannot be done now, try again: %v", what, err)
 }
 
-// lost is what a call gets whose leadership ended under it: whatever standbys answer, as soon as this server knows that
-// it is one.
+// lost returns the error for a call that was in progress when the leadership ended. It is the error that standbys
+// return, as soon as this server knows that it is a standby.
 func (c *call) lost() error {
 	if _, err := c.service.leader(); err != nil {
 		return err
@@ -171,7 +173,7 @@ func (c *call) lost() error {
 		&nstancev1.NotLeader{Shard: c.Shard})
 }
 
-// invalid names a field of the request and what is wrong with it.
+// invalid returns an error that names a field of the request and its problem.
 func invalid(field, format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, field+": "+format, args...)
 }

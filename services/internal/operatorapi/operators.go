@@ -18,22 +18,22 @@ import (
 )
 
 const (
-	// operatorMemory is for how long an operator's record is taken to be as it was read; refusalMemory is for those who
-	// were refused.
+	// operatorMemory is the time for which the result of reading an operator's record is reused. For a refusal the time
+	// is refusalMemory.
 	operatorMemory = 5 * time.Minute
 	refusalMemory  = 10 * time.Second
-	// maxOperators is how many are remembered. There are a few per tenant.
+	// maxOperators is the limit of remembered operators. A tenant has a few.
 	maxOperators = 4096
 )
 
-// checked is what was found when an operator's record was last read.
+// checked is the result of the last read of an operator's record.
 type checked struct {
 	at      time.Time
 	refused error
 }
 
-// admit checks that the operator was not removed. While the bucket cannot be read, an operator that was admitted before
-// still is.
+// admit checks that the operator is registered and not removed. If the bucket cannot be read, an operator that was
+// admitted before is admitted again.
 func (c *call) admit() error {
 	now := c.Now()
 	c.mu.Lock()
@@ -56,8 +56,8 @@ func (c *call) admit() error {
 	return err
 }
 
-// record reads the operator's record, and remembers what it says. An operator without one, or with a tombstone, is
-// refused.
+// record reads the operator's record and remembers the result. It refuses an operator without a record, with a
+// tombstone, or with another key.
 func (c *call) record() (record.Operator, objstore.Token, error) {
 	rec, token, err := c.Store.GetOperator(c, c.tenant, c.operator)
 	switch {
@@ -83,7 +83,8 @@ func (c *call) remember(refused error) {
 	c.operators[c.operator] = checked{at: c.Now(), refused: refused}
 }
 
-// RenewCertificate makes a new certificate for the same operator and key, for whoever shows one that is still valid.
+// RenewCertificate issues a new certificate for the same operator and key. The client must present a certificate that
+// is still valid.
 func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.OperatorServiceRenewCertificateRequest) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	return unary(s, ctx, "renew the certificate", req, (*call).renew)
@@ -98,8 +99,8 @@ func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
 		}
 		identity := authority.Identity{Role: authority.RoleOperator, Cluster: c.Cluster, Tenant: c.tenant,
 			ID: c.operator}
-		// A record that names another certificate than the one shown was renewed before, and the answer may have been
-		// lost.
+		// If the record names another certificate than the presented one, a renewal already happened. Its answer may
+		// have been lost, so the same certificate is issued again.
 		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) {
 			if cert, ok := c.Issuer.Reissue(identity, c.peer.PublicKey, rec.Certificate); ok &&
 				!cert.NotBefore.After(c.Now()) {

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// groupStatus tells what is known of a group.
+// groupStatus returns the status of a group.
 func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	spec, overridden := c.Config.Override(v.GroupKey)
 	out := &nstancev1.GroupStatus{
@@ -38,12 +38,12 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		out.InstanceIds = append(out.InstanceIds, id.String())
 	}
 	if len(v.Args) > 0 {
-		if text, err := json.Marshal(v.Args); err == nil { // they came from JSON
+		if text, err := json.Marshal(v.Args); err == nil { // cannot fail: the arguments came from JSON
 			out.ArgsJson = string(text)
 		}
 	}
 	if overridden {
-		spec.Deleted = false // said by Deleting
+		spec.Deleted = false // reported by the field Deleting
 		if text, err := json.Marshal(spec); err == nil {
 			out.SpecJson = string(text)
 		}
@@ -51,7 +51,7 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	return out
 }
 
-// instanceStatus tells what is known of an instance.
+// instanceStatus returns the status of an instance.
 func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStatus {
 	rec, p := &v.Record, &v.Plan
 	provider := c.Config.Shard().Server.Provider
@@ -81,21 +81,21 @@ func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStat
 	return out
 }
 
-// gone is all that can be told of an instance that nobody remembers.
+// gone returns the status of an instance that has no record any more.
 func gone(id ident.ID, group string) *nstancev1.InstanceStatus {
 	return &nstancev1.InstanceStatus{InstanceId: id.String(), Group: group, Kind: id.Prefix(),
 		State:         string(record.Deleted),
 		ProviderState: string(infra.Deleted), Health: healthUnknown}
 }
 
-// The words for an instance's health.
+// The values of an instance's health.
 const (
 	healthHealthy      = "healthy"
 	healthUnhealthy    = "unhealthy"
 	healthSilent       = "silent"       // it reported before, but its stream is gone or three reports are missing
-	healthUnregistered = "unregistered" // its agent has not come yet
-	healthUnknown      = "unknown"      // registered, but not heard of since this leader leads; or gone
-	healthStopping     = "stopping"     // its agent said that the machine goes down or restarts
+	healthUnregistered = "unregistered" // its agent has not registered yet
+	healthUnknown      = "unknown"      // registered, but without a report in this leadership; or deleted
+	healthStopping     = "stopping"     // its agent announced that the machine shuts down or restarts
 )
 
 func health(v shardstate.InstanceView, now time.Time) (word, message string) {
@@ -129,7 +129,7 @@ func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 	return healthUnhealthy, v.Report.Message
 }
 
-// providerState is what the provider says, in the provider's words where there are any.
+// providerState returns the state of the VM at the provider. It is the provider's own value if there is one.
 func providerState(v shardstate.InstanceView) infra.State {
 	switch {
 	case v.Record.State == record.Deleted, v.Plan.Provider.Value == plan.ProviderGone:

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Bounds of what a request may hold. They are wide: their purpose is that a mistake costs nothing.
+// Limits of a request. They are generous and only keep a mistaken request from doing harm.
 const (
 	maxSize     = 100_000 // instances of a group
 	maxList     = 64      // entries of a list
@@ -47,7 +47,7 @@ func instanceID(text string) (ident.ID, error) {
 	return id, nil
 }
 
-// word checks a text that some other system gives a meaning: printable, and of a bounded length.
+// word checks a text that another system interprets: printable UTF-8 of at most limit bytes.
 func word(field, text string, limit int) error {
 	switch {
 	case len(text) > limit:
@@ -94,8 +94,8 @@ func checkVars(vars map[string]string) error {
 	return nil
 }
 
-// parseArgs reads args_json with the reader of the groups' own document: the same numbers, no name twice. {} is nil:
-// nothing of its own.
+// parseArgs parses args_json like the document of the groups: with the same numbers, and without duplicate names. It
+// returns nil for {}, which means that the group has no arguments of its own.
 func parseArgs(text string) (map[string]any, error) {
 	const field = "args_json"
 	if len(text) > maxArgs {
@@ -124,7 +124,7 @@ func parseArgs(text string) (map[string]any, error) {
 	return args, nil
 }
 
-// deep returns how deep objects and lists are nested in what may be JSON.
+// deep returns the nesting depth of objects and lists in a text that may be JSON.
 func deep(src []byte) int {
 	most, depth := 0, 0
 	for i := 0; i < len(src); i++ {
@@ -145,14 +145,15 @@ func deep(src []byte) int {
 	return most
 }
 
-// upsert is what a valid UpsertGroupRequest asks for.
+// upsert is a valid UpsertGroupRequest with its parsed fields.
 type upsert struct {
 	req   *nstancev1.UpsertGroupRequest
 	args  map[string]any
 	drain *config.Duration
 }
 
-// clearable are the fields of a group that can go back to the template's or the shard's, and how.
+// clearable holds the fields that a request can reset to the value of the template or the shard, with the functions
+// that reset them.
 var clearable = map[string]func(*config.GroupSpec){
 	"size":           func(s *config.GroupSpec) { s.Size = nil },
 	"instance_type":  func(s *config.GroupSpec) { s.InstanceType = "" },
@@ -166,7 +167,7 @@ var clearable = map[string]func(*config.GroupSpec){
 	"max_unhealthy":  func(s *config.GroupSpec) { s.MaxUnhealthy = "" },
 }
 
-// parseUpsert checks a request as far as that can be done without the shard's configuration.
+// parseUpsert checks a request as far as possible without the shard's configuration.
 func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 	u := upsert{req: req}
 	if err := groupName("group", req.GetGroup()); err != nil {
@@ -232,7 +233,7 @@ func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 	return u, u.checkCleared()
 }
 
-// checkCleared refuses names of no field, and of fields that are set too.
+// checkCleared rejects names of unknown fields and of fields that the request also sets.
 func (u upsert) checkCleared() error {
 	const field = "clear_fields"
 	set := u.set()
@@ -251,7 +252,7 @@ func (u upsert) checkCleared() error {
 	return nil
 }
 
-// set says which fields of the group the request sets.
+// set returns the fields of the group that the request sets.
 func (u upsert) set() map[string]bool {
 	req := u.req
 	return map[string]bool{
@@ -264,7 +265,8 @@ func (u upsert) set() map[string]bool {
 	}
 }
 
-// restricted names the fields that the request sets although a static group does not let them be changed.
+// restricted returns the names of the fields that the request sets although a static group does not allow changing
+// them.
 func (u upsert) restricted() []string {
 	req := u.req
 	var names []string
@@ -285,7 +287,7 @@ func (u upsert) restricted() []string {
 	return names
 }
 
-// apply puts what the request sets into a group's own entry, and leaves the rest as it is.
+// apply writes the fields that the request sets into a group's override and keeps the other fields.
 func (u upsert) apply(spec *config.GroupSpec) {
 	req := u.req
 	for _, name := range req.GetClearFields() {

@@ -26,9 +26,9 @@ type stream[M any] interface {
 	Context() context.Context
 }
 
-// serve sends what next returns until the client leaves, falls behind, or is removed, or the leadership ends. A client
-// that does not read blocks only the sending goroutine, which ends with the stream (grpc cancels a blocked send when
-// the handler returns).
+// serve sends the results of next to the client. It returns when the client disconnects, falls behind, or is removed,
+// and when the leadership ends. A client that does not read blocks only the sending goroutine. That goroutine ends with
+// the stream, because grpc cancels a blocked send when the handler returns.
 func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context.Context) (*M, error)) error {
 	out, failed := make(chan *M), make(chan error, 1)
 	defer close(out)
@@ -60,7 +60,7 @@ func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context
 	}
 }
 
-// readmit looks from time to time whether the client of a stream may still be there.
+// readmit checks periodically that the client of a stream is still admitted, and calls refuse if it is not.
 func (c *call) readmit(ctx context.Context, refuse context.CancelCauseFunc) {
 	for pause(ctx, c.service.recheck) == nil {
 		if err := c.admit(); status.Code(err) == codes.PermissionDenied {
@@ -69,7 +69,7 @@ func (c *call) readmit(ctx context.Context, refuse context.CancelCauseFunc) {
 	}
 }
 
-// refusal is why readmit ended a stream; nil if it did not.
+// refusal returns the reason why readmit ended a stream. It returns nil if readmit did not end it.
 func refusal(ctx context.Context) error {
 	if cause := context.Cause(ctx); status.Code(cause) == codes.PermissionDenied {
 		return cause
@@ -77,7 +77,7 @@ func refusal(ctx context.Context) error {
 	return nil
 }
 
-// ended says why a stream is over.
+// ended converts the end of a stream to a status error.
 func (c *call) ended(err error) error {
 	if errors.Is(err, watch.ErrSlow) && c.Err() == nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
@@ -85,7 +85,7 @@ func (c *call) ended(err error) error {
 	return c.fault("watch", err)
 }
 
-// WatchErrors sends the errors that stand, then what is raised and resolved.
+// WatchErrors sends the unresolved errors, then every error that is raised or resolved.
 func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.OperatorService_WatchErrorsServer) error {
 	c, end, err := s.begin(to.Context())
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 	})
 }
 
-// WatchInstances sends what is being deleted now, a mark, and then what happens.
+// WatchInstances sends the deletions in progress, a marker for the end of the snapshot, and then all events.
 func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 	to nstancev1.OperatorService_WatchInstancesServer) error {
 	c, end, err := s.begin(to.Context())
@@ -142,7 +142,8 @@ func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 	})
 }
 
-// deletions are the tenant's instances on their way out, as events, and the end of the snapshot.
+// deletions returns an event for each of the tenant's instances that is being deleted, followed by the end of the
+// snapshot.
 func (c *call) deletions() []*nstancev1.InstanceEvent {
 	var out []*nstancev1.InstanceEvent
 	now := c.Now()
@@ -172,7 +173,7 @@ var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEven
 	shardstate.EventFilesPushed:     nstancev1.InstanceEvent_TYPE_FILES_PUSHED,
 }
 
-// instanceEvent renders an event, with the instance as it is now.
+// instanceEvent renders an event with the current status of the instance.
 func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.InstanceEvent {
 	out := &nstancev1.InstanceEvent{Type: instanceEventTypes[event.Type], Reason: event.Reason,
 		Deadline: timestamp(event.Deadline), At: timestamp(event.At),
@@ -189,14 +190,15 @@ func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.Instance
 	return out
 }
 
-// WatchGroups sends every group, a mark, and then each group that changed, as it is when it is sent.
+// WatchGroups sends every group, a marker for the end of the snapshot, and then each group that changed. The status is
+// that at the time of sending.
 func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.OperatorService_WatchGroupsServer) error {
 	c, end, err := s.begin(to.Context())
 	if err != nil {
 		return err
 	}
 	defer end()
-	// Subscribed before the snapshot is taken: what changes meanwhile is sent again, nothing is missed.
+	// The subscription starts before the snapshot is taken. A change meanwhile is sent twice, but none is missed.
 	sub := c.Events.groups.Subscribe(s.queue, func(key config.GroupKey) bool { return key.Tenant == c.tenant })
 	defer sub.Close()
 	w := &groupWatch{call: c, sub: sub, sent: map[string][sha256.Size]byte{}}
@@ -205,19 +207,19 @@ func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.Oper
 	return serve(c, to, sub.Slow(), w.next)
 }
 
-// groupWatch is one client's view of its groups.
+// groupWatch is the state of one client's watch.
 type groupWatch struct {
 	*call
 	sub   *watch.Subscription[config.GroupKey, config.GroupKey]
 	ready []*nstancev1.GroupEvent
-	// sent is a digest of what the client was last told of each group.
+	// sent holds a digest of the status that was last sent, by group.
 	sent map[string][sha256.Size]byte
-	// looked is when all groups were looked at, notBefore when the next may be.
+	// looked is the time of the last rendering of all groups. notBefore is the earliest time of the next rendering.
 	looked, notBefore time.Time
 }
 
-// next returns the next event. Groups that change are rendered a batch at a time with a pause after each, so that a
-// thousand changes of one group are few renderings.
+// next returns the next event. It renders changed groups in batches with a pause after each batch, so that a thousand
+// changes of one group need few renderings.
 func (w *groupWatch) next(ctx context.Context) (*nstancev1.WatchGroupsResponse, error) {
 	for len(w.ready) == 0 {
 		if err := w.wait(ctx); err != nil {
@@ -232,7 +234,7 @@ func (w *groupWatch) next(ctx context.Context) (*nstancev1.WatchGroupsResponse, 
 	return &nstancev1.WatchGroupsResponse{Event: event}, nil
 }
 
-// wait waits until there may be something new, and finds out what.
+// wait waits for changes or for the next resync, and renders the groups concerned.
 func (w *groupWatch) wait(ctx context.Context) error {
 	if err := pause(ctx, time.Until(w.notBefore)); err != nil {
 		return err
@@ -251,7 +253,7 @@ func (w *groupWatch) wait(ctx context.Context) error {
 		}
 		return err
 	}
-	// What was published together is looked at together.
+	// Changes that are already queued are rendered together.
 	over, stop := context.WithCancel(ctx)
 	stop()
 	for n := 0; err == nil && n < w.service.queue; n++ {
@@ -300,7 +302,7 @@ func (w *groupWatch) changed(group string) {
 	}
 }
 
-// tell sends a status unless the client has it.
+// tell queues a status unless the client already has it.
 func (w *groupWatch) tell(group *nstancev1.GroupStatus) {
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(group)
 	digest := sha256.Sum256(text)

@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// address is where an agent says that its machine is reached.
+// address is the address of a machine according to its agent.
 type address struct{ ipv4, ipv6, hostname string }
 
 func parseAddress(req *nstancev1.RegisterAgentRequest) (address, error) {
@@ -34,7 +34,7 @@ func parseAddress(req *nstancev1.RegisterAgentRequest) (address, error) {
 	return at, nil
 }
 
-// parseIP returns the canonical form of an address of one family; "" stays.
+// parseIP returns the canonical form of an address of one family. An empty text is valid and returned unchanged.
 func parseIP(text string, family func(netip.Addr) bool) (string, error) {
 	if text == "" {
 		return "", nil
@@ -49,8 +49,8 @@ func parseIP(text string, family func(netip.Addr) bool) (string, error) {
 	return addr.String(), nil
 }
 
-// ValidateHostname checks a host name as an agent reports it: labels of letters, digits, dashes and underscores. "" is
-// not known.
+// ValidateHostname checks a host name that an agent reports: labels of letters, digits, dashes, and underscores. An
+// empty name is valid and means unknown.
 func ValidateHostname(name string) error {
 	if name == "" {
 		return nil
@@ -101,7 +101,8 @@ func (c *call) agent(at address) (certificate, error) {
 	if err != nil {
 		return certificate{}, err
 	}
-	// The log comes first: what is in it and was never used does no harm, what was used and is not in it would.
+	// The log is written first. A logged certificate that is never used does no harm, but a used certificate must be in
+	// the log.
 	if err := c.leader.Store.AppendCertLog(c.ctx, record.CertLog{
 		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant,
 		Instance: id, Term: c.leader.Term,
@@ -111,7 +112,8 @@ func (c *call) agent(at address) (certificate, error) {
 		return certificate{}, c.failed("certificate log", err)
 	}
 
-	// Of two that come here at once one writes; the other's change is then applied to what the first wrote.
+	// Of two concurrent registrations, one writes first. The change of the other is then checked against the written
+	// record.
 	var refusal error
 	rec, err = c.leader.Records.Update(c.ctx, id, func(r *record.Instance) {
 		if spent, refusal = c.check(r); refusal != nil {
@@ -144,7 +146,7 @@ func (c *call) agent(at address) (certificate, error) {
 	return cert, nil
 }
 
-// check says whether the nonce may be spent on a record, or was spent by this very key (spent).
+// check reports whether the record allows a registration. spent is true if the same key has already consumed the nonce.
 func (c *call) check(r *record.Instance) (spent bool, err error) {
 	mine := r.NonceID == c.claims.JTI && bytes.Equal(r.PublicKey, c.key)
 	switch r.State {
@@ -169,8 +171,8 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 	}
 }
 
-// unknown answers for an instance that the leader does not hold. Before it is refused for good the bucket is asked:
-// what an earlier term left may not be settled yet.
+// unknown returns the error for an instance that the leader does not know. It reads the bucket before a permanent
+// refusal, because the leader may not have settled the records of an earlier term yet.
 func (c *call) unknown() error {
 	id := c.claims.ID
 	if _, dead := c.leader.World.Tombstone(id); dead {

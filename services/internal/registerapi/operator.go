@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// operator registers an operator: its nonce's jti is its ID, and the record under that ID, written if absent, spends
+// operator registers an operator. The jti of the nonce is the operator's ID. Creating the record under that ID consumes
 // the nonce.
 func (c *call) operator() (certificate, error) {
 	if !c.expired {
@@ -34,7 +34,7 @@ func (c *call) operator() (certificate, error) {
 	return c.operatorAgain()
 }
 
-// operatorAgain answers for a nonce that was spent before.
+// operatorAgain answers a registration with a consumed nonce, or with an expired one.
 func (c *call) operatorAgain() (certificate, error) {
 	for {
 		rec, token, err := c.leader.Store.GetOperator(c.ctx, c.claims.Tenant, c.claims.ID)

@@ -1,8 +1,9 @@
-// Package registerapi serves the RegistrationService: a nonce and a public key for a client certificate.
+// Package registerapi serves the RegistrationService. A client exchanges a nonce and a public key for a client
+// certificate.
 //
-// Invariant: a nonce is spent by one conditional write, and belongs from then on to the key that it was spent with: the
-// agent's by the write that makes its record registered, the operator's by the creation of its record. What is answered
-// was durable before.
+// Invariant: one conditional write consumes a nonce and binds it to the key of that registration. An agent's nonce is
+// consumed by the write that makes its record registered. An operator's nonce is consumed by the creation of its
+// record. Everything in an answer is durable before the answer is sent.
 package registerapi
 
 import (
@@ -26,21 +27,22 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// Records changes instance records by compare and swap; see execute.Executor.Update.
+// Records changes instance records by compare-and-swap. See execute.Executor.Update.
 type Records interface {
 	Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error)
 }
 
-// Store is the durable side of the cluster; see clusterstate.State.
+// Store reads and writes the durable records of the cluster. See clusterstate.State.
 type Store interface {
 	GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error)
 	GetOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token, error)
-	// PutOperator writes if absent for token "". A failed condition matches objstore.ErrConflict.
+	// PutOperator with an empty token writes only if there is no record yet. A failed condition matches
+	// objstore.ErrConflict.
 	PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error)
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
 }
 
-// Leader is what a leader of one term needs to register clients.
+// Leader holds the dependencies with which the leader of one term registers clients.
 type Leader struct {
 	// Context ends with the leadership.
 	Context        context.Context
@@ -57,17 +59,17 @@ type Leader struct {
 // Service implements nstancev1.RegistrationServiceServer.
 type Service struct {
 	nstancev1.UnimplementedRegistrationServiceServer
-	// Leader returns the current leadership, or the status error that says who leads instead.
+	// Leader returns the current leadership, or the status error that names the actual leader.
 	Leader func() (*Leader, error)
 	Now    func() time.Time
 	Log    *slog.Logger
-	// Metrics counts registrations by code; nil: nobody does.
+	// Metrics counts registrations by status code. Optional.
 	Metrics *metrics.Server
 }
 
 var _ nstancev1.RegistrationServiceServer = (*Service)(nil)
 
-// RegisterAgent implements page 7's rules for agents.
+// RegisterAgent issues a client certificate to an instance's agent.
 func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgentRequest) (
 	*nstancev1.RegisterAgentResponse, error) {
 	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleAgent,
@@ -85,7 +87,7 @@ func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgen
 		CaBundle: cert.bundle}, nil
 }
 
-// RegisterOperator implements page 7's rules for operators.
+// RegisterOperator issues a client certificate to an operator.
 func (s *Service) RegisterOperator(ctx context.Context, req *nstancev1.RegisterOperatorRequest) (
 	*nstancev1.RegisterOperatorResponse, error) {
 	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleOperator, (*call).operator)
@@ -97,7 +99,7 @@ func (s *Service) RegisterOperator(ctx context.Context, req *nstancev1.RegisterO
 		OperatorId: cert.id.String()}, nil
 }
 
-// certificate is what a client is answered.
+// certificate is the answer to a client.
 type certificate struct {
 	pem, bundle []byte
 	notAfter    time.Time
@@ -111,12 +113,12 @@ type call struct {
 	leader *Leader
 	key    ed25519.PublicKey
 	claims authority.NonceClaims
-	// expired: only the key that has spent the nonce may still present it.
+	// expired means that the nonce has expired. Then only the key that consumed the nonce may present it.
 	expired bool
 	now     time.Time
 }
 
-// serve checks what all registrations have in common. What goes wrong because the leadership ended is told as that.
+// serve runs a registration and counts its status code.
 func (s *Service) serve(ctx context.Context, nonce string, key []byte, role authority.Role,
 	register func(*call) (certificate, error)) (certificate, error) {
 	cert, err := s.try(ctx, nonce, key, role, register)
@@ -162,7 +164,8 @@ func (s *Service) try(ctx context.Context, nonce string, key []byte, role author
 	return cert, err
 }
 
-// nonceError gives a nonce's fault its code. Only a clock's fault passes by itself.
+// nonceError converts an error of a nonce to a status error. Only a nonce from the future is worth a retry, because the
+// clocks may differ.
 func nonceError(err error) error {
 	code := codes.InvalidArgument
 	switch {
@@ -180,7 +183,7 @@ func (c *call) errExpired() error {
 	return status.Errorf(codes.Unauthenticated, "nonce: expired at %s", c.claims.ExpiresAt.Format(time.RFC3339))
 }
 
-// failed logs why a registration could not be made durable and tells the client to come again.
+// failed logs why a registration could not be made durable, and returns an error that asks the client to retry.
 func (c *call) failed(what string, err error) error {
 	if c.ctx.Err() == nil {
 		c.Log.Warn("registration failed", "tenant", c.claims.Tenant, "client", c.claims.ID.String(), "step", what,
@@ -193,8 +196,8 @@ func (c *call) identity() authority.Identity {
 	return authority.Identity{Role: c.claims.Role, Cluster: c.leader.Cluster, Tenant: c.claims.Tenant, ID: c.claims.ID}
 }
 
-// again answers a client whose first answer was lost. The record names the certificate; nothing is written. ok is false
-// if it is time for a new one.
+// again returns the certificate that the record names, for a client that did not get the first answer. It writes
+// nothing. ok is false if the client needs a new certificate.
 func (c *call) again(ref record.CertificateRef) (certificate, bool) {
 	cert, ok := c.leader.Issuer.Reissue(c.identity(), c.key, ref)
 	if !ok {
@@ -204,7 +207,7 @@ func (c *call) again(ref record.CertificateRef) (certificate, bool) {
 		id: c.claims.ID}, true
 }
 
-// issue makes a new certificate, which is nobody's before its record is durable.
+// issue issues a new certificate. The certificate must not be sent before its record is durable.
 func (c *call) issue() (certificate, record.CertificateRef, error) {
 	cert, ref, err := c.leader.Issuer.Issue(c.identity(), c.key)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package leadertest gives tests of handlers the leader of a shard: a World, an executor and typed state over an object
-// store in memory.
+// Package leadertest provides the leader of a shard for tests of handlers: a shardstate.State, an executor, and typed
+// state over an object store in memory.
 package leadertest
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// Incarnation of the server under test.
+// Incarnation is the incarnation of the server under test.
 const Incarnation = "incarnation-1"
 
 // Leader is a leader of shard "a" in term 3.
@@ -35,7 +35,7 @@ type Leader struct {
 	State    *clusterstate.State
 	World    *shardstate.State
 	Executor *execute.Executor
-	// Context ends with the leadership, which Lose ends.
+	// Context ends with the leadership. Lose ends the leadership.
 	Context context.Context
 	Lose    context.CancelFunc
 
@@ -45,10 +45,10 @@ type Leader struct {
 	wake   chan struct{}
 }
 
-// Group is the group that instances are of.
+// Group is the group of all instances.
 var Group = config.GroupKey{Tenant: "prod", Group: "workers"}
 
-// New makes a leader. group is in force from the start.
+// New returns a leader whose active configuration has the group.
 func New(t testing.TB, group config.Group) *Leader {
 	t.Helper()
 	l := &Leader{Cluster: transporttest.New(t), wake: make(chan struct{}, 1)}
@@ -77,13 +77,13 @@ func New(t testing.TB, group config.Group) *Leader {
 	return l
 }
 
-// Configure puts another configuration of the group in force.
+// Configure activates another configuration of the group.
 func (l *Leader) Configure(group config.Group) {
 	group.GroupKey = Group
 	l.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{Group: group})
 }
 
-// Fault decides what happens to requests to the store from now on; nil: nothing.
+// Fault sets the function that injects faults into requests to the store. A nil function injects none.
 func (l *Leader) Fault(fault func(mem.Request) mem.Fault) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,10 +99,10 @@ func (*Leader) Remaining() time.Duration { return time.Minute }
 // Confirm implements execute.Authority.
 func (*Leader) Confirm(context.Context) error { return nil }
 
-// Refuse implements execute.Authority: a higher term was met.
+// Refuse implements execute.Authority. It ends the leadership, because a higher term exists.
 func (l *Leader) Refuse(uint64) { l.Lose() }
 
-// Current is nil, or the error that says that another server leads.
+// Current returns nil during the leadership. Afterwards it returns the error that names another server as the leader.
 func (l *Leader) Current() error {
 	if l.Context.Err() == nil {
 		return nil
@@ -125,7 +125,7 @@ func (s sink) Instance(event shardstate.InstanceEvent) {
 func (sink) Group(config.GroupKey)       {}
 func (sink) Error(shardstate.ErrorEvent) {}
 
-// Events returns how many events of a type an instance had.
+// Events returns the number of events of a type for an instance.
 func (l *Leader) Events(id ident.ID, typ shardstate.InstanceEventType) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,7 +137,7 @@ func (l *Leader) Events(id ident.ID, typ shardstate.InstanceEventType) (n int) {
 	return n
 }
 
-// AwaitEvent waits until an instance has had n events of a type. One waiter at a time.
+// AwaitEvent waits up to 10 s until an instance has had n events of a type. Calls must not overlap.
 func (l *Leader) AwaitEvent(t testing.TB, id ident.ID, typ shardstate.InstanceEventType, n int) {
 	t.Helper()
 	timeout := time.After(10 * time.Second)
@@ -150,7 +150,7 @@ func (l *Leader) AwaitEvent(t testing.TB, id ident.ID, typ shardstate.InstanceEv
 	}
 }
 
-// reserved is the record of a fresh instance.
+// reserved returns the record of a new instance.
 func (l *Leader) reserved(t testing.TB) record.Instance {
 	id := l.NewID(t, "knd")
 	return record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: l.Term(),
@@ -158,7 +158,7 @@ func (l *Leader) reserved(t testing.TB) record.Instance {
 		Cluster: l.Name, Shard: "a", Tenant: Group.Tenant, Kind: "knd", CreatedAt: l.Clock.Now()}
 }
 
-// Put writes a record as a leader of this term would, and shows it to the World.
+// Put writes a record like a leader of this term, and adds it to World.
 func (l *Leader) Put(t testing.TB, rec record.Instance, token objstore.Token) {
 	t.Helper()
 	token, err := l.State.PutInstance(context.Background(), rec, token)
@@ -168,8 +168,8 @@ func (l *Leader) Put(t testing.TB, rec record.Instance, token objstore.Token) {
 	l.World.PutRecord(rec, token)
 }
 
-// Reserved makes an instance that is being created: its record is reserved, the provider has not answered. Leftover,
-// the World does not know it at all.
+// Reserved creates an instance that is being created: its record is reserved, and the provider has not answered. If
+// leftover is set, World does not know the instance.
 func (l *Leader) Reserved(t testing.TB, leftover bool) ident.ID {
 	t.Helper()
 	rec := l.reserved(t)
@@ -184,13 +184,13 @@ func (l *Leader) Reserved(t testing.TB, leftover bool) ident.ID {
 	return rec.ID
 }
 
-// Answer has the provider say that an instance's VM runs.
+// Answer makes the provider report that an instance's VM is running.
 func (l *Leader) Answer(id ident.ID) {
 	l.World.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: infra.Running, IPv4: "10.1.2.3",
 		LaunchedAt: l.Clock.Now()}, l.Clock.Now())
 }
 
-// Created makes an instance whose agent has not registered.
+// Created creates an instance with a VM and an agent that has not registered.
 func (l *Leader) Created(t testing.TB) ident.ID {
 	t.Helper()
 	rec := l.reserved(t)
@@ -202,7 +202,7 @@ func (l *Leader) Created(t testing.TB) ident.ID {
 	return rec.ID
 }
 
-// Change writes a change of an instance's record.
+// Change changes an instance's record and returns the new record.
 func (l *Leader) Change(t testing.TB, id ident.ID, change func(*record.Instance)) record.Instance {
 	t.Helper()
 	rec, err := l.Executor.Update(context.Background(), id, change)
@@ -212,7 +212,7 @@ func (l *Leader) Change(t testing.TB, id ident.ID, change func(*record.Instance)
 	return rec
 }
 
-// Delete makes an instance's record one that is being deleted, or (dead) a tombstone.
+// Delete marks an instance for deletion. If dead is set, it then makes the record a tombstone.
 func (l *Leader) Delete(t testing.TB, id ident.ID, dead bool) {
 	t.Helper()
 	l.Change(t, id, func(r *record.Instance) {
@@ -223,7 +223,7 @@ func (l *Leader) Delete(t testing.TB, id ident.ID, dead bool) {
 	}
 }
 
-// Stored reads an instance's record from the bucket.
+// Stored returns an instance's record from the bucket.
 func (l *Leader) Stored(t testing.TB, id ident.ID) record.Instance {
 	t.Helper()
 	rec, _, err := l.State.GetInstance(context.Background(), Group.Tenant, id)
@@ -233,7 +233,7 @@ func (l *Leader) Stored(t testing.TB, id ident.ID) record.Instance {
 	return rec
 }
 
-// Agent is the identity of an instance's agent.
+// Agent returns the identity of an instance's agent.
 func (l *Leader) Agent(id ident.ID) authority.Identity {
 	return authority.Identity{Role: authority.RoleAgent, Cluster: l.Name, Tenant: Group.Tenant, ID: id}
 }
