@@ -1,9 +1,10 @@
-// Package iam is a fake of AWS Identity and Access Management: roles with their policies, managed policies and instance
-// profiles, at the level of its query API.
+// Package iam is a fake of AWS Identity and Access Management at the level of its query API. It has roles with their
+// policies, and instance profiles.
 //
-// Invariant: every policy document in it has been parsed, so what a role may do is known exactly. All state lies under
-// the cloud's lock: handlers and methods are called with it held. Nothing is eventually consistent here. Source:
-// https://docs.aws.amazon.com/IAM/latest/APIReference/
+// Invariant: every policy document was parsed before it was stored, so a role's permissions are known exactly. All
+// state is protected by the cloud's lock: handlers and methods are called with it held. Nothing is eventually
+// consistent here.
+// Source: https://docs.aws.amazon.com/IAM/latest/APIReference/
 package iam
 
 import (
@@ -21,30 +22,30 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Quotas of an account that asked for no others. Source:
-// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+// Default quotas of an account.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 const (
-	maxTrust  = 2048  // characters of a trust policy, not counting white space
-	maxInline = 10240 // characters of all inline policies of a role together, not counting white space
+	maxTrust  = 2048  // characters of a trust policy, without white space
+	maxInline = 10240 // characters of all inline policies of a role together, without white space
 	maxTags   = 50
 )
 
-// Service is the fake.
+// Service is the fake IAM service.
 type Service struct {
 	account  string
 	roles    map[string]*role    // by name
 	profiles map[string]*profile // by name
 }
 
-// New makes an account without anything in it.
+// New makes an empty account.
 func New(account string) *Service {
 	return &Service{account: account, roles: map[string]*role{}, profiles: map[string]*profile{}}
 }
 
-// Name is the signing name.
+// Name returns the service's signing name.
 func (s *Service) Name() string { return "iam" }
 
-// Operations are all that this fake can do.
+// Operations returns the handlers of all implemented operations.
 func (s *Service) Operations() map[string]wire.Handler {
 	all := map[string]wire.Handler{}
 	maps.Copy(all, s.roleOperations())
@@ -58,7 +59,7 @@ var (
 	pathForm = regexp.MustCompile(`^/([!-~]+/)?$`)
 )
 
-// entity is what roles, managed policies and instance profiles have in common.
+// entity holds the common fields of roles and instance profiles.
 type entity struct {
 	name, path, id, arn string
 	created             time.Time
@@ -83,7 +84,7 @@ func (s *Service) entity(c *wire.Call, kind, prefix, name, path string, tags []t
 
 const idAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
-// newID makes a unique ID like AWS's: a prefix for the kind and 17 characters.
+// newID makes a unique ID in AWS's form: a prefix for the kind and 17 characters.
 func newID(prefix string) string {
 	var b [17]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -98,7 +99,7 @@ type tag struct {
 	Value string
 }
 
-// tag sets tags. Keys that differ in case only are the same key.
+// tag sets tags. Keys that differ only in case are the same key.
 func (e *entity) tag(tags []tag) error {
 	for _, t := range tags {
 		if t.Key == "" || len(t.Key) > 128 || len(t.Value) > 256 || strings.HasPrefix(strings.ToLower(t.Key), "aws:") {
@@ -125,7 +126,7 @@ func (e *entity) tagList() []tag {
 	return out
 }
 
-// keys are the condition keys of a resource that exists.
+// keys returns the condition keys of an existing resource.
 func (e *entity) keys() policy.Context {
 	ctx := policy.Context{}
 	for k, v := range e.tags {
@@ -135,7 +136,7 @@ func (e *entity) keys() policy.Context {
 	return ctx
 }
 
-// tagKeys are the condition keys of tags in a request.
+// tagKeys returns the condition keys of tags in a request.
 func tagKeys(tags []tag) policy.Context {
 	ctx := policy.Context{}
 	for _, t := range tags {
@@ -145,7 +146,7 @@ func tagKeys(tags []tag) policy.Context {
 	return ctx
 }
 
-// create asks for permission to create a resource, and to tag it if it is to have tags.
+// create asks for permission to create a resource, and to tag it if tags is not empty.
 func (e *entity) create(c *wire.Call, kind string, tags []tag) error {
 	all := tagKeys(tags)
 	if err := c.Authorize("iam:Create"+kind, e.arn, all); err != nil || len(tags) == 0 {
@@ -154,7 +155,7 @@ func (e *entity) create(c *wire.Call, kind string, tags []tag) error {
 	return c.Authorize("iam:Tag"+kind, e.arn, all)
 }
 
-// use asks for permission to do the call's own action to a resource that exists.
+// use asks for permission to perform the call's action on an existing resource.
 func (e *entity) use(c *wire.Call, keys ...policy.Context) error {
 	all := e.keys()
 	for _, k := range keys {
@@ -163,7 +164,7 @@ func (e *entity) use(c *wire.Call, keys ...policy.Context) error {
 	return c.Authorize("iam:"+c.Action, e.arn, all)
 }
 
-// size is how IAM counts a document: without white space.
+// size returns a document's length as IAM counts it: without white space.
 func size(document string) int {
 	n := 0
 	for _, r := range document {
@@ -174,7 +175,7 @@ func size(document string) int {
 	return n
 }
 
-// encoded is a document as IAM returns it: percent-encoded after RFC 3986.
+// encoded returns a document as IAM returns it: percent-encoded according to RFC 3986.
 func encoded(document string) string {
 	return strings.ReplaceAll(url.QueryEscape(document), "+", "%20")
 }
@@ -187,7 +188,7 @@ func parse(kind policy.Kind, document string) (*policy.Document, error) {
 	return doc, nil
 }
 
-// pages is how IAM's lists ask for and tell of pages.
+// pages holds the paging parameters of IAM's lists.
 type pages struct {
 	Marker   string
 	MaxItems int
@@ -198,7 +199,7 @@ type pageEnd struct {
 	Marker      string `xml:",omitempty"`
 }
 
-// cut is a page of a list: 100 items unless the call says otherwise.
+// cut returns one page of a list: 100 items unless the call sets MaxItems.
 func cut[T any](items []T, p pages) ([]T, pageEnd, error) {
 	if p.MaxItems == 0 {
 		p.MaxItems = 100

@@ -39,7 +39,7 @@ func serve(t *testing.T) (*sdk.Client, *iam.Service) {
 
 func str(s string) *string { return &s }
 
-// must is the result of a call that has to work.
+// must returns the result of a call that must succeed.
 func must[T any](out T, err error) func(t *testing.T) T {
 	return func(t *testing.T) T {
 		t.Helper()
@@ -50,7 +50,7 @@ func must[T any](out T, err error) func(t *testing.T) T {
 	}
 }
 
-// fails checks the code of an error that a call has to end with.
+// fails checks the error code of a call that must fail.
 func fails[T any](_ T, err error) func(t *testing.T, code string) {
 	return func(t *testing.T, code string) {
 		t.Helper()
@@ -118,7 +118,7 @@ func TestInlinePolicies(t *testing.T) {
 	must(put("b", strings.Replace(allow, "Describe", "Run", 1)))(t)
 	fails(put("c", trust))(t, "MalformedPolicyDocument")
 	fails(put("c", "{"))(t, "MalformedPolicyDocument")
-	fails(put("c", long(10100)))(t, "LimitExceeded") // with the others
+	fails(put("c", long(10100)))(t, "LimitExceeded") // too long together with the other policies
 	names := must(c.ListRolePolicies(ctx, &sdk.ListRolePoliciesInput{RoleName: str("server"), MaxItems: aws.Int32(1)}))(
 		t)
 	if !names.IsTruncated || len(names.PolicyNames) != 1 || names.PolicyNames[0] != "a" {
@@ -148,7 +148,7 @@ func TestInlinePolicies(t *testing.T) {
 	must(c.DeleteRole(ctx, &sdk.DeleteRoleInput{RoleName: str("server")}))(t)
 }
 
-// long is a policy of n characters, and white space that does not count.
+// long returns a policy of n characters, plus white space that does not count.
 func long(n int) string {
 	empty := fmt.Sprintf(allow[:len(allow)-3]+`,"Sid":"%s"}]}`, "")
 	return fmt.Sprintf(allow[:len(allow)-3]+`,  "Sid":"%s"}]}`, strings.Repeat("a", n-len(empty)))

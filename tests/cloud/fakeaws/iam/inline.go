@@ -47,7 +47,7 @@ func (s *Service) putRolePolicy(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// findInline gets the call's role, which must have the policy.
+// findInline returns the call's role and the policy's name. The role must have that policy.
 func (s *Service) findInline(c *wire.Call) (*role, string, error) {
 	var in struct{ RoleName, PolicyName string }
 	if err := c.Decode(&in); err != nil {
@@ -99,7 +99,7 @@ func (s *Service) deleteRolePolicy(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// listAttachedRolePolicies answers with an empty list. This fake has no managed policies.
+// listAttachedRolePolicies returns an empty list. This fake has no managed policies.
 func (s *Service) listAttachedRolePolicies(c *wire.Call) (any, error) {
 	var in struct {
 		named

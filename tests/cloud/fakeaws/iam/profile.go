@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// profile is an instance profile: a shell around at most one role.
+// profile is an instance profile. It holds at most one role.
 type profile struct {
 	entity
 	role *role
@@ -71,7 +71,7 @@ func (s *Service) createProfile(c *wire.Call) (any, error) {
 	return struct{ InstanceProfile profileXML }{p.xml()}, nil
 }
 
-// findProfile gets an instance profile and asks for permission to do the call's action to it.
+// findProfile returns an instance profile and asks for permission to perform the call's action on it.
 func (s *Service) findProfile(c *wire.Call, name string, keys ...policy.Context) (*profile, error) {
 	p := s.profiles[name]
 	if p == nil {
@@ -154,7 +154,7 @@ func (s *Service) deleteProfile(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// addRole needs the right to pass the role, too.
+// addRole adds a role to an instance profile. The caller also needs permission to pass the role.
 // Source: https://docs.aws.amazon.com/IAM/latest/APIReference/API_AddRoleToInstanceProfile.html
 func (s *Service) addRole(c *wire.Call) (any, error) {
 	var in struct {

@@ -111,7 +111,7 @@ func (s *Service) setTrust(r *role, text string) error {
 	return nil
 }
 
-// known says whether a principal exists. Those of other accounts are taken as they are.
+// known reports whether a principal exists. Principals of other accounts are not checked.
 func (s *Service) known(principal string) bool {
 	name, isRole := strings.CutPrefix(principal, "arn:aws:iam::"+s.account+":role/")
 	if !isRole {
@@ -121,7 +121,7 @@ func (s *Service) known(principal string) bool {
 	return r != nil && r.arn == principal
 }
 
-// find gets the call's role and asks for permission to do the call's action to it.
+// find returns the call's role and asks for permission to perform the call's action on it.
 func (s *Service) find(c *wire.Call, name string, keys ...policy.Context) (*role, error) {
 	r := s.roles[name]
 	if r == nil {
@@ -133,7 +133,7 @@ func (s *Service) find(c *wire.Call, name string, keys ...policy.Context) (*role
 	return r, r.use(c, keys...)
 }
 
-// named is the input of operations that need a role only.
+// named is the input of operations that need only a role.
 type named struct{ RoleName string }
 
 func (s *Service) findNamed(c *wire.Call) (*role, error) {

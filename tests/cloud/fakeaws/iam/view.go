@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 )
 
-// Role is what other fakes need to know of a role.
+// Role is the view of a role for other fakes.
 type Role struct {
 	Name, ARN, ID string
 	Tags          map[string]string
@@ -27,10 +27,10 @@ func (s *Service) Role(name string) (Role, bool) {
 	return out, true
 }
 
-// Profile is what other fakes need to know of an instance profile.
+// Profile is the view of an instance profile for other fakes.
 type Profile struct {
 	Name, ARN, ID string
-	Role          string // "" when it has none
+	Role          string // "" without a role
 }
 
 // Profile finds an instance profile by its name or its ARN.

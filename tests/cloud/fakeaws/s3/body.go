@@ -20,14 +20,14 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxBody is the largest body that is taken: bodies are held in memory, so that nothing of a request whose body is not
-// what was signed reaches the server.
+// maxBody is the largest accepted body. Bodies are held in memory, so that a request reaches the server only if its
+// body matches the signature.
 const maxBody = 256 << 20
 
-// maxLine is the longest line of a chunked body: a size with a signature, or a trailer.
+// maxLine is the longest accepted line of a chunked body: a size with a signature, or a trailer.
 const maxLine = 4 << 10
 
-// body reads the request's whole body. One in chunks ("aws-chunked") is put together, and its trailing headers become
+// body reads the request's whole body. It joins the chunks of an "aws-chunked" body and turns the trailing headers into
 // headers of the request.
 func (q *request) body() ([]byte, error) {
 	r := q.Request
@@ -71,9 +71,9 @@ func (q *request) body() ([]byte, error) {
 	return decoded, checkSums(r.Header, decoded)
 }
 
-// unchunk takes an aws-chunked body apart: chunks of "SIZE[;chunk-signature=…]\r\nDATA\r\n", one of size 0, trailing
-// headers, an empty line. The chunks' signatures are not verified. Source:
-// https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
+// unchunk decodes an aws-chunked body: chunks of "SIZE[;chunk-signature=…] CRLF DATA CRLF", a chunk of size 0, trailing
+// headers, and an empty line. It does not verify the chunks' signatures.
+// Source: https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
 func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) {
 	r := bufio.NewReaderSize(bytes.NewReader(raw), maxLine)
 	for {
@@ -122,8 +122,7 @@ func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) 
 	return data, trailer, nil
 }
 
-// sums are the digests that a request may say of its body. CRC64NVME, which the standard library lacks, is left to the
-// server.
+// sums are the body digests that a request may contain. The server checks CRC64NVME, which the standard library lacks.
 var sums = map[string]func() hash.Hash{
 	"Content-Md5":           md5.New,
 	"X-Amz-Checksum-Sha1":   sha1.New,

@@ -13,22 +13,23 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// bucket is what is configured of one. Its fields are read and written under the service's lock; what they point to
-// never changes.
+// bucket is the configuration of a bucket. Its fields are read and written under the service's lock. The values that
+// they point to never change.
 type bucket struct {
 	name    string
 	created time.Time
 	policy  bucketPolicy
-	// documents are by part: "versioning", "lifecycle" …; a part that is absent was never set, or was deleted.
+	// documents holds the configurations by part: "versioning", "lifecycle" and so on. An absent part was never set, or
+	// was deleted.
 	documents map[string]any
-	// transition is the header that goes with the lifecycle configuration.
+	// transition is the header that belongs to the lifecycle configuration.
 	transition string
 	kept       map[encryptionKey]encryption
-	// versions are all of each object, the newest last, from when the bucket first kept them.
+	// versions holds all versions of each object, the newest last, from the time when the bucket first kept versions.
 	versions map[string][]*version
 }
 
-// bucketPolicy is a policy as it was written and as it is understood; nil for none.
+// bucketPolicy is a policy's text and its parsed form. Nil means no policy.
 type bucketPolicy struct {
 	text     string
 	document *policy.Document
@@ -53,7 +54,7 @@ func bucketOperations() []operation {
 	}
 }
 
-// bucketName is the form of general purpose buckets' names.
+// bucketName matches the names of general purpose buckets.
 // Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
 
@@ -68,8 +69,8 @@ func goodName(name string) bool {
 		!reserved.MatchString(name)
 }
 
-// createBucket makes a bucket as S3 makes them since April 2023: public access blocked, ACLs disabled, objects
-// encrypted by S3's own keys.
+// createBucket makes a bucket with S3's defaults since April 2023: public access is blocked, ACLs are disabled, and
+// objects are encrypted with S3's own keys.
 func createBucket(q *request) error {
 	if !goodName(q.bucket) {
 		return wire.Errorf(http.StatusBadRequest, "InvalidBucketName", "The specified bucket is not valid.")
@@ -136,7 +137,7 @@ func createBucket(q *request) error {
 		return wire.Errorf(http.StatusConflict, "BucketAlreadyOwnedByYou",
 			"Your previous request to create the named bucket succeeded and you already own it.")
 	}
-	q.s.buckets[q.bucket] = b // before the server has it: of two callers, one makes it
+	q.s.buckets[q.bucket] = b // before the server has it: only one of two concurrent callers makes it
 	q.s.mu.Unlock()
 	answer, err := q.send(http.MethodPut, q.bucket, nil, nil, nil)
 	if err == nil && answer.StatusCode == http.StatusOK {
@@ -155,7 +156,7 @@ func createBucket(q *request) error {
 	return q.reply(answer)
 }
 
-// deleteBucket leaves to the server whether the bucket is empty, but for older versions.
+// deleteBucket lets the server check that the bucket is empty, except for older versions.
 func deleteBucket(q *request) error {
 	unlock := q.s.locks.all()
 	defer unlock()

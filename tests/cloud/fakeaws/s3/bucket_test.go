@@ -15,7 +15,7 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// clientTo connects to one server, whatever the host's name is.
+// clientTo returns a client that connects to one server, whatever the host in the URL is.
 func clientTo(server string) *http.Client {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -73,7 +73,7 @@ func TestBuckets(t *testing.T) {
 	wantCode(t, "delete twice", err, "NoSuchBucket")
 }
 
-// TestConfigurations checks what a new bucket is, what can be set, and what it says when that is deleted.
+// TestConfigurations checks the defaults of a new bucket, each setting, and the answers after a setting is deleted.
 func TestConfigurations(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()

@@ -6,32 +6,32 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxDocument is the largest configuration that is taken.
+// maxDocument is the largest accepted configuration.
 const maxDocument = 1 << 20
 
-// checked is a configuration that says what is wrong with it.
+// checked is a configuration that validates itself.
 type checked interface{ check() error }
 
-// part is one configuration of a bucket, which is set and told as a document.
+// part is one configuration of a bucket, which is read and written as a document.
 type part struct {
-	name         string // of the part in the query
+	name         string // name in the query
 	noun         string // GetBucketX, PutBucketX, DeleteBucketX
-	get, put     string // IAM actions, which are not always called so
+	get, put     string // IAM actions, which do not always have the same name
 	fresh        func() checked
-	absent       func() error // what is said when it is not set; nil: other is told
-	other        func() any   // what is told when it is not set
+	absent       func() error // error if it is not set; nil: other is returned
+	other        func() any   // value if it is not set
 	deletable    bool
-	putStatus    int                           // 0: 200
-	store        func(*request, checked) error // what else is done when it is set
-	alongside    func(*request)                // headers of the answer to get and put
-	noBucketWord bool                          // GetX
+	putStatus    int                           // HTTP status of put; 0 means 200
+	store        func(*request, checked) error // custom storing of the document
+	alongside    func(*request)                // adds headers to the answers of get and put
+	noBucketWord bool                          // the operation is GetX, without "Bucket"
 }
 
 func absent(code, message string) func() error {
 	return func() error { return wire.Errorf(http.StatusNotFound, code, "%s", message) }
 }
 
-// parts lists all but the policy and ACLs, which are no such documents.
+// parts lists all configurations except the policy and ACLs, which are not documents of this form.
 func parts() []part {
 	return []part{
 		{name: "versioning", noun: "Versioning", get: "GetBucketVersioning", put: "PutBucketVersioning",
@@ -160,7 +160,7 @@ func (p part) remove(q *request) error {
 	return nil
 }
 
-// storeVersioning begins the list of versions when the bucket is to keep them for the first time.
+// storeVersioning starts the list of versions when versioning is enabled for the first time.
 func storeVersioning(q *request, document checked) error {
 	unlock := q.s.locks.all()
 	defer unlock()
@@ -178,7 +178,7 @@ func storeVersioning(q *request, document checked) error {
 	return nil
 }
 
-// The header that says from which size on objects move to other classes, and its default.
+// The header with the minimum size of objects that move to other storage classes, and its default.
 const (
 	transitionHeader  = "X-Amz-Transition-Default-Minimum-Object-Size"
 	transitionDefault = "all_storage_classes_128K"
@@ -205,7 +205,7 @@ func tellTransition(q *request) {
 	q.w.Header().Set(transitionHeader, q.config.transition)
 }
 
-// defaultEncryption is what the bucket's configuration says of new objects. It wants the lock.
+// defaultEncryption returns the bucket's encryption of new objects. The caller holds the lock.
 func (b *bucket) defaultEncryption() encryption {
 	if c, ok := b.documents["encryption"].(*encryptionConfiguration); ok {
 		d := c.Rules[0].Default

@@ -15,7 +15,7 @@ import (
 	store "github.com/nstance-kit/nstance/services/contract/objstore/s3"
 )
 
-// hermetic keeps the machine's profiles and variables out.
+// hermetic isolates the test from the machine's AWS profiles and variables.
 func hermetic(t *testing.T) {
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
 		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
@@ -27,8 +27,8 @@ func hermetic(t *testing.T) {
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
 }
 
-// TestConformance runs what every object store must pass, as a role that may do exactly what a store does, in a bucket
-// that keeps versions and in one that does not.
+// TestConformance runs the conformance suite of object stores, in a bucket with versions and in one without. The caller
+// is a role with exactly a store's permissions.
 func TestConformance(t *testing.T) {
 	hermetic(t)
 	w := newWorld(t)

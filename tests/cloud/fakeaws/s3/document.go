@@ -16,7 +16,7 @@ func invalidArgument(format string, args ...any) error {
 	return wire.Errorf(http.StatusBadRequest, "InvalidArgument", format, args...)
 }
 
-// Values stay texts in these documents, so that what was said is told again in the same words.
+// Values stay strings in these documents, so that an answer repeats the request's exact text.
 
 type versioning struct {
 	XMLName xml.Name `xml:"VersioningConfiguration"`
@@ -46,7 +46,7 @@ type encryptionDefault struct {
 	KMSMasterKeyID string `xml:",omitempty"`
 }
 
-// ownEncryption is what buckets have without a configuration since January 2023.
+// ownEncryption returns the default encryption of buckets since January 2023.
 func ownEncryption() *encryptionConfiguration {
 	return &encryptionConfiguration{Rules: []encryptionRule{{Default: &encryptionDefault{SSEAlgorithm: "AES256"},
 		BucketKeyEnabled: "false"}}}
@@ -92,7 +92,7 @@ func (p *publicAccessBlock) check() error {
 	return nil
 }
 
-// ownerEnforced is the ownership under which there are no ACLs.
+// ownerEnforced is the ownership setting that disables ACLs.
 const ownerEnforced = "BucketOwnerEnforced"
 
 type ownershipControls struct {
@@ -190,7 +190,7 @@ type noncurrent struct {
 
 type abortIncomplete struct{ DaysAfterInitiation string }
 
-// check gives rules without a name one, as S3 does.
+// check names rules that have no name, as S3 does.
 func (l *lifecycle) check() error {
 	if len(l.Rules) == 0 || len(l.Rules) > 1000 {
 		return malformed()
@@ -246,7 +246,7 @@ func (r *lifecycleRule) checkDays() error {
 	return nil
 }
 
-// logging, accelerate and requestPayment are documents of settings that no bucket here has.
+// logging, accelerate and requestPayment are settings that no bucket here has.
 type logging struct {
 	XMLName xml.Name `xml:"BucketLoggingStatus"`
 }

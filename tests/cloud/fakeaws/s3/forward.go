@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// ownHeaders are those of a request that concern the connection or the front, and are not sent on. Encryption at rest
-// is the front's to tell of: the server knows none.
+// ownHeaders are headers of a request that concern the connection or the front, so they are not forwarded. The front
+// reports encryption at rest, because the server knows none.
 var ownHeaders = []string{
 	"Authorization", "Connection", "Content-Length", "Transfer-Encoding", "Expect", "Host", "Accept-Encoding", "Te",
 	"Trailer", "Upgrade", "X-Amz-Date",
@@ -31,7 +31,7 @@ var ownHeaders = []string{
 	"X-Amz-Server-Side-Encryption-Context",
 }
 
-// send makes a request of the server, signed as its root. path is escaped and begins with the bucket.
+// send sends a request to the server, signed as its root. path is escaped and begins with the bucket.
 func (q *request) send(method, path string, query url.Values, header http.Header, body []byte) (*http.Response, error) {
 	u := *q.s.base
 	u.RawPath = "/" + path
@@ -53,7 +53,7 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 	payload := hex.EncodeToString(sum[:])
 	r.Header.Set("X-Amz-Content-Sha256", payload)
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
-	// The server checks against its own clock, so the call's time, which a test may have set, is not for it.
+	// The server checks against its own clock, so the call's time is not used: a test may have set it.
 	if err := signer.SignHTTP(context.WithoutCancel(q.Context), q.s.credentials(), r, payload, "s3", "us-east-1",
 		wallClock()); err != nil {
 		return nil, err
@@ -61,14 +61,14 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 	return q.s.client.Do(r)
 }
 
-// headers are those of the request that the server is to see.
+// headers returns the request's headers for the server.
 func (q *request) headers() http.Header {
 	h := maps.Clone(q.Request.Header)
 	for _, name := range ownHeaders {
 		delete(h, name)
 	}
 	if encoding := h.Get("Content-Encoding"); encoding != "" {
-		// "aws-chunked" tells of the transfer, and is not kept with the object.
+		// "aws-chunked" describes the transfer and is not stored with the object.
 		rest := slices.DeleteFunc(strings.Split(encoding, ","), func(e string) bool {
 			return strings.TrimSpace(e) == "aws-chunked"
 		})
@@ -83,7 +83,7 @@ func (q *request) headers() http.Header {
 	return h
 }
 
-// forward sends the request on as it is. The answer's body is the caller's to close.
+// forward sends the request to the server unchanged. The caller closes the answer's body.
 func (q *request) forward(body []byte) (*http.Response, error) {
 	path := q.bucket
 	if q.key != "" {
@@ -92,12 +92,12 @@ func (q *request) forward(body []byte) (*http.Response, error) {
 	return q.send(q.Request.Method, path, q.query, q.headers(), body)
 }
 
-// answerHeaders are not passed back: the front has its own.
+// answerHeaders are headers of the server's answer that are not passed back: the front has its own.
 var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding",
 	"Keep-Alive"}
 
-// reply passes an answer of the server back, and closes it. One that says no becomes an error, with its headers, so
-// that it is on record.
+// reply passes an answer of the server back and closes it. An error answer becomes an error with its headers, so that
+// the call's record contains it.
 func (q *request) reply(answer *http.Response) error {
 	defer answer.Body.Close()
 	h := q.w.Header()
@@ -114,7 +114,7 @@ func (q *request) reply(answer *http.Response) error {
 	}
 	q.w.WriteHeader(answer.StatusCode)
 	if _, err := io.Copy(q.w, answer.Body); err != nil {
-		panic(http.ErrAbortHandler) // half of an answer is out: the client must not take it for the whole
+		panic(http.ErrAbortHandler) // the answer is partly sent: the client must not take it as complete
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ var headErrors = map[int]string{
 	http.StatusRequestedRangeNotSatisfiable: "InvalidRange", http.StatusMethodNotAllowed: "MethodNotAllowed",
 }
 
-// serverError reads the error that the server answered with.
+// serverError reads the error in the server's answer.
 func serverError(answer *http.Response) error {
 	var said struct{ Code, Message string }
 	err := xml.NewDecoder(answer.Body).Decode(&said)
@@ -140,7 +140,7 @@ func serverError(answer *http.Response) error {
 		answer.StatusCode)
 }
 
-// pass is the whole of an operation that the server does alone.
+// pass performs an operation that only the server implements.
 func pass(q *request) error {
 	body, err := q.body()
 	if err != nil {
@@ -153,7 +153,7 @@ func pass(q *request) error {
 	return q.reply(answer)
 }
 
-// drop reads an answer to its end, so that the connection can be used again.
+// drop reads an answer to its end and closes it, so that the connection can be reused.
 func drop(answer *http.Response) {
 	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 1<<20))
 	_ = answer.Body.Close()

@@ -31,7 +31,7 @@ func objectOperations() []operation {
 	}
 }
 
-// extras are the further permissions that headers of a new object need.
+// extras returns the additional permissions that headers of a new object need.
 func extras(q *request) []string {
 	var all []string
 	h := q.Request.Header
@@ -44,11 +44,11 @@ func extras(q *request) []string {
 	return all
 }
 
-// headerTags are the tags that a new object is to have.
+// headerTags returns the tags in the headers of a new object.
 func (q *request) headerTags() map[string]string {
 	values, err := url.ParseQuery(q.Request.Header.Get("X-Amz-Tagging"))
 	if err != nil {
-		return nil // the server refuses it
+		return nil // the server refuses the request
 	}
 	tags := map[string]string{}
 	for k, v := range values {
@@ -57,7 +57,8 @@ func (q *request) headerTags() map[string]string {
 	return tags
 }
 
-// read passes a request for an object on. Who may not list the bucket is not told that an object does not exist.
+// read passes a request for an object on. A caller that may not list the bucket does not learn whether an object
+// exists.
 // Source: API reference, GetObject, "Permissions".
 func read(q *request) error {
 	answer, err := q.fetch()
@@ -74,7 +75,7 @@ func read(q *request) error {
 	return q.reply(answer)
 }
 
-// fetch asks the server for the version wanted, and says in the answer which it is.
+// fetch gets the requested version from the server and sets the version's ID in the answer.
 func (q *request) fetch() (*http.Response, error) {
 	l := q.s.locks.of(q.bucket, q.key)
 	l.RLock()
@@ -121,7 +122,7 @@ func write(q *request) error {
 	return q.reply(answer)
 }
 
-// checkNew refuses what a new object cannot have here.
+// checkNew refuses settings of a new object that this fake does not support.
 func (q *request) checkNew() error {
 	h := q.Request.Header
 	for name := range h {
@@ -198,7 +199,7 @@ func deleteObject(q *request) error {
 	return nil
 }
 
-// deleteObjects deletes those that the caller may delete, one after the other, and tells of the others.
+// deleteObjects deletes the objects that the caller may delete, one after the other, and reports the others as errors.
 func deleteObjects(q *request) error {
 	body, err := q.body()
 	if err != nil {
@@ -262,13 +263,13 @@ func (q *request) deleteOne(object deletionObject) (deletionSuccess, *deletionEr
 	return done, nil
 }
 
-// encryption is how an object is said to be kept: nothing is encrypted here.
+// encryption is the reported encryption of an object. Nothing is encrypted here.
 type encryption struct{ algorithm, key, bucketKey string }
 
-// encryptionKey tells versions of objects apart.
+// encryptionKey identifies a version of an object.
 type encryptionKey struct{ bucket, key, version string }
 
-// encrypted remembers how a new object is said to be kept, and says so in the answer.
+// encrypted records the reported encryption of a new object, and sets it in the answer.
 func (q *request) encrypted(answer http.Header) {
 	h := q.Request.Header
 	e := encryption{h.Get("X-Amz-Server-Side-Encryption"), h.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id"),
@@ -283,7 +284,7 @@ func (q *request) encrypted(answer http.Header) {
 	e.tell(answer)
 }
 
-// keep remembers what is not S3's own default.
+// keep records an encryption that is not S3's own default.
 func (b *bucket) keep(k encryptionKey, e encryption) {
 	if e == (encryption{algorithm: "AES256"}) {
 		delete(b.kept, k)
@@ -292,7 +293,7 @@ func (b *bucket) keep(k encryptionKey, e encryption) {
 	b.kept[k] = e
 }
 
-// tellEncryption says how an object is kept in an answer.
+// tellEncryption sets an object's reported encryption in an answer.
 func (s *Service) tellEncryption(answer http.Header, bucket, key, version string) {
 	e := encryption{algorithm: "AES256"}
 	s.mu.Lock()

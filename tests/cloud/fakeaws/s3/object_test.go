@@ -120,14 +120,14 @@ func TestPermissions(t *testing.T) {
 	if len(out.Deleted) != 0 || len(out.Errors) != 1 || *out.Errors[0].Code != "AccessDenied" {
 		t.Errorf("delete without permission: %+v", out)
 	}
-	// An absent object is not told of to those who may not list.
+	// A caller that may not list the bucket does not learn that an object is absent.
 	_, _, err = w.get(role, "b-1", "config/absent")
 	wantCode(t, "get what is absent", err, "AccessDenied")
 	w.may(allow("arn:aws:s3:::b-1", "s3:ListBucket"), allow("arn:aws:s3:::b-1/config/*", "s3:GetObject"))
 	_, _, err = w.get(role, "b-1", "config/absent")
 	wantCode(t, "get what is absent, as one who may list", err, "NoSuchKey")
 
-	// A condition of the bucket's policy on conditional writes.
+	// A bucket policy with a condition on conditional writes.
 	must(w.PutBucketPolicy(ctx, &sdk.PutBucketPolicyInput{Bucket: ptr("b-1"),
 		Policy: ptr(`{"Version":"2012-10-17","Statement":[
 		{"Effect":"Allow","Principal":{"AWS":"arn:aws:iam::123456789012:role/reader"},"Action":"s3:PutObject","Resource":"arn:aws:s3:::b-1/once/*","Condition":{"Null":{"s3:if-none-match":"false"}}},
@@ -153,7 +153,7 @@ func TestVersions(t *testing.T) {
 		must(w.PutBucketVersioning(ctx, &sdk.PutBucketVersioningInput{Bucket: ptr("b-1"),
 			VersioningConfiguration: &types.VersioningConfiguration{Status: status}}))(t)
 	}
-	names := map[string]string{"null": "null"} // by version ID, in the order of their making
+	names := map[string]string{"null": "null"} // by version ID, in the order of creation
 	list := func(in sdk.ListObjectVersionsInput) []string {
 		t.Helper()
 		in.Bucket = ptr("b-1")
@@ -261,7 +261,7 @@ func TestVersions(t *testing.T) {
 		t.Errorf("the one before: %s", got)
 	}
 
-	// Pages: the markers of one are where the next begins.
+	// Pages: each page's markers are the start of the next one.
 	in, n := sdk.ListObjectVersionsInput{Bucket: ptr("b-1"), MaxKeys: ptr(int32(1))}, 0
 	var paged []string
 	for {
@@ -278,7 +278,7 @@ func TestVersions(t *testing.T) {
 	want("delimiter", list(sdk.ListObjectVersionsInput{Delimiter: ptr("/"), KeyMarker: ptr("k")}),
 		"other null 6 latest", "of/")
 
-	// As Terraform empties a bucket.
+	// Empty the bucket as Terraform does.
 	_, err = w.DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: ptr("b-1")})
 	wantCode(t, "delete what is not empty", err, "BucketNotEmpty")
 	var all types.Delete
@@ -315,8 +315,8 @@ func TestVersionPermissions(t *testing.T) {
 	}
 }
 
-// TestWays checks the other forms that requests have: buckets as host names, presigned URLs, chunks with trailers, and
-// no signature at all.
+// TestWays checks the other forms of requests: buckets as host names, presigned URLs, chunks with trailers, and no
+// signature.
 func TestWays(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
@@ -332,13 +332,13 @@ func TestWays(t *testing.T) {
 	if body, _, err := w.get(w.Client, "b-1", "a/b"); body != "by name" {
 		t.Errorf("by name: %q, %v", body, err)
 	}
-	// A stream of unknown content goes in chunks, its sum behind it.
+	// A stream without a known length is sent in chunks, with its checksum in the trailer.
 	must(w.PutObject(ctx, &sdk.PutObjectInput{
 		Bucket: ptr("b-1"), Key: ptr("chunks"), Body: io.LimitReader(strings.NewReader(strings.Repeat("x", 100<<10)),
 			100<<10), ContentLength: ptr(int64(100 << 10)),
 		ContentEncoding: ptr("gzip"),
 	}, func(o *sdk.Options) {
-		// chunks are for HTTPS
+		// the SDK sends chunks only over HTTPS
 		o.BaseEndpoint, o.HTTPClient = ptr(strings.Replace(w.url, "http:", "https:", 1)), plain{t}
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenSupported
 	}))(t)
@@ -362,7 +362,7 @@ func TestWays(t *testing.T) {
 	}
 }
 
-// plain sends requests for HTTPS by HTTP.
+// plain sends requests for HTTPS over HTTP.
 type plain struct{ t *testing.T }
 
 func (p plain) Do(r *http.Request) (*http.Response, error) {

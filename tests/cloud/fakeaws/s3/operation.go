@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// level is what an operation is about.
+// level is the kind of resource that an operation concerns.
 type level int
 
 const (
@@ -18,25 +18,25 @@ const (
 	onObject
 )
 
-// operation is one of S3's.
+// operation is one operation of S3.
 type operation struct {
 	name   string
 	method string
 	level  level
-	needs  []string // parameters that make it this operation and no other
-	header string   // or a header
-	takes  []string // further parameters
-	action string   // IAM: "s3:" is understood. Operations with more to ask for do so in more
+	needs  []string // parameters that identify this operation
+	header string   // header that identifies it
+	takes  []string // optional parameters
+	action string   // IAM action without "s3:". Operations that need more permissions list them in more
 	more   func(*request) []string
 	serve  func(*request) error
 }
 
-// actions are the IAM actions that an operation always needs on its resource.
+// actions returns the IAM actions that an operation always needs on its resource.
 func (o operation) actions(q *request) []string {
 	var all []string
 	if o.action != "" {
 		action := o.action
-		// An older version of an object is another permission: s3:GetObjectVersion, s3:PutObjectVersionTagging …
+		// A version of an object needs another permission: s3:GetObjectVersion, s3:PutObjectVersionTagging and so on.
 		if q.query.Has("versionId") && o.level == onObject {
 			action = strings.Replace(action, "Object", "ObjectVersion", 1)
 		}
@@ -48,7 +48,7 @@ func (o operation) actions(q *request) []string {
 	return all
 }
 
-// operations lists all, those with more to be told by first.
+// operations returns all operations. Those with more identifying parameters come first.
 func operations() []operation {
 	all := slices.Concat(objectOperations(), bucketOperations(), configurationOperations())
 	slices.SortStableFunc(all, func(a, b operation) int { return b.special() - a.special() })
@@ -74,15 +74,15 @@ func Operations() []string {
 	return names
 }
 
-// unknownParts are parts of buckets and objects that S3 has and this fake has not: without them, a request for such a
-// part would be taken for one of the whole.
+// unknownParts are parts of buckets and objects that S3 has and this fake lacks. Without this list, a request for such
+// parts would match an operation on the whole bucket or object.
 var unknownParts = []string{
 	"analytics", "intelligent-tiering", "inventory", "metrics", "metadataTable", "metadataConfiguration", "torrent",
 	"restore", "select", "renameObject",
 	"encryptionConfiguration", "abac", "append", "session",
 }
 
-// find says which operation a request asks for.
+// find returns the operation that a request asks for.
 func find(r *http.Request, q *request) (operation, error) {
 	at := onObject
 	switch {
@@ -107,12 +107,12 @@ func find(r *http.Request, q *request) (operation, error) {
 		"The specified method is not allowed against this resource")
 }
 
-// knows says whether the operation takes a parameter.
+// knows reports whether the operation takes a parameter.
 func knows(o operation, name string) bool {
 	return slices.Contains(o.needs, name) || slices.Contains(o.takes, name)
 }
 
-// resource is the ARN of what the request is about.
+// resource returns the ARN of the request's resource.
 func (q *request) resource() string {
 	switch q.op.level {
 	case onObject:
@@ -124,15 +124,15 @@ func (q *request) resource() string {
 	}
 }
 
-// allow asks the caller's policies and the bucket's.
+// allow evaluates the caller's policies and the bucket's policy.
 func (q *request) allow(action, resource string) error {
 	return q.Authorize(action, resource, q.conditions())
 }
 
-// may asks the same where a denial is not the end.
+// may is like allow, for checks where a denial does not end the request.
 func (q *request) may(action, resource string) bool { return q.allow(action, resource) == nil }
 
-// conditionHeaders are those that are condition keys by themselves.
+// conditionHeaders are headers that are condition keys under their own name.
 var conditionHeaders = []string{
 	"x-amz-acl", "x-amz-content-sha256", "x-amz-copy-source", "x-amz-metadata-directive",
 	"x-amz-server-side-encryption",
@@ -140,10 +140,10 @@ var conditionHeaders = []string{
 	"x-amz-object-ownership", "if-match", "if-none-match",
 }
 
-// conditions are the condition keys of the request; a key is absent when the request does not say it.
+// conditions returns the condition keys of the request. A key that the request does not contain is absent.
 func (q *request) conditions() policy.Context {
 	c := policy.Context{
-		"aws:SecureTransport": {"true"}, // as far as policies go: clients come by plain HTTP
+		"aws:SecureTransport": {"true"}, // for policies only: clients connect over plain HTTP
 		"aws:ResourceAccount": {q.s.cfg.Account}, "s3:ResourceAccount": {q.s.cfg.Account},
 		"s3:signatureversion": {"AWS4-HMAC-SHA256"}, "s3:authType": {"REST-HEADER"}, "s3:TlsVersion": {"1.3"},
 	}

@@ -33,7 +33,7 @@ func getPolicy(q *request) error {
 		return wire.Errorf(http.StatusNotFound, "NoSuchBucketPolicy", "The bucket policy does not exist")
 	}
 	q.w.Header().Set("Content-Type", "application/json")
-	_, _ = q.w.Write([]byte(text)) // a client that went away needs no answer
+	_, _ = q.w.Write([]byte(text)) // the client may be gone and then needs no answer
 	return nil
 }
 
@@ -84,8 +84,9 @@ func (q *request) checkStatement(s policy.Statement) error {
 	return nil
 }
 
-// narrowing are the condition keys that keep a statement for everybody from being public, when they have fixed values.
-// Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html#access-control-block-public-access-policy-status
+// narrowing are the condition keys that, with fixed values, keep a statement for all principals from being public.
+// Source:
+// https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html#access-control-block-public-access-policy-status
 var narrowing = []string{
 	"aws:principalarn", "aws:principalorgid", "aws:principalorgpaths", "aws:principalaccount", "aws:sourcearn",
 	"aws:sourceaccount", "aws:sourcevpc", "aws:sourcevpce", "aws:sourceip",
@@ -93,7 +94,7 @@ var narrowing = []string{
 	"s3:x-amz-server-side-encryption-aws-kms-key-id",
 }
 
-// public says whether a policy lets everybody in.
+// public reports whether a policy grants access to all principals.
 func public(d *policy.Document) bool {
 	return slices.ContainsFunc(d.Statements, func(s policy.Statement) bool {
 		everybody := s.Principals != nil && (s.Principals.Any || slices.Contains(s.Principals.AWS, "*"))
@@ -115,7 +116,7 @@ func deletePolicy(q *request) error {
 	return nil
 }
 
-// acl is an access control list: of everything here, that the owner may do everything.
+// acl is an access control list. Every list here says that the owner has full control.
 type acl struct {
 	XMLName xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ AccessControlPolicy"`
 	Owner   owner
@@ -150,13 +151,13 @@ func (q *request) checkedACL(canned string) error {
 	return q.config.checkACL(canned)
 }
 
-// enforced says whether ACLs are disabled.
+// enforced reports whether ACLs are disabled.
 func (b *bucket) enforced() bool {
 	o, ok := b.documents["ownershipControls"].(*ownershipControls)
 	return ok && o.Rules[0].ObjectOwnership == ownerEnforced
 }
 
-// checkACL refuses canned lists that a new object cannot have.
+// checkACL refuses canned ACLs that a new object cannot have.
 func (b *bucket) checkACL(canned string) error {
 	switch {
 	case canned == "", canned == "bucket-owner-full-control", canned == "private" && !b.enforced():

@@ -1,12 +1,13 @@
-// Package s3 fakes Amazon S3 in front of a real S3 server, versitygw: the server keeps objects and their versions, the
-// front keeps what buckets are configured to be and decides who may do what.
+// Package s3 fakes Amazon S3 with a front for a real S3 server, versitygw. The server keeps objects and their versions.
+// The front keeps the buckets' configurations and authorizes requests.
 //
-// Invariant: objects live in the server only, and a request reaches it only after every permission that AWS documents
-// for the operation was granted and the whole body has arrived and is what was signed. What a request asks for and
-// neither of the two knows is refused (NotImplemented), never ignored.
+// Invariant: only the server keeps objects. A request reaches the server only after two conditions hold: every
+// permission that AWS documents for the operation was granted, and the whole body has arrived and matches the
+// signature. A request for something that neither the front nor the server supports is refused (NotImplemented), never
+// ignored.
 //
-// Operations, errors and defaults are those of the "Amazon S3 API Reference"; actions, resources and condition keys
-// those of "Actions, resources, and condition keys for Amazon S3" in the Service Authorization Reference.
+// Operations, errors and defaults follow the "Amazon S3 API Reference". Actions, resources and condition keys follow
+// "Actions, resources, and condition keys for Amazon S3" in the Service Authorization Reference.
 package s3
 
 import (
@@ -25,27 +26,26 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Config says where the service is and what is behind it.
+// Config configures the service and names the server behind it.
 type Config struct {
 	Region, Account string
 	Backend         Backend
-	// Host is the name under which buckets are found as host names, BUCKET.HOST, beside those of AWS itself. "":
-	// localhost.
+	// Host is the name for buckets as host names, BUCKET.HOST, in addition to AWS's own host names. "" means localhost.
 	Host string
 }
 
-// Service is the fake. It is safe for concurrent use, and wants no other lock.
+// Service is the fake S3. It is safe for concurrent use and needs no other lock.
 type Service struct {
 	cfg    Config
 	client *http.Client
 	base   *url.URL
 
 	locks   stripes
-	mu      sync.Mutex // held for as long as maps are looked at, not while the server works
+	mu      sync.Mutex // held while maps are accessed, but not while the server works
 	buckets map[string]*bucket
 }
 
-// New returns a front without buckets. The server behind it must have none either.
+// New returns a front without buckets. The server behind it must not have buckets either.
 func New(cfg Config) (*Service, error) {
 	base, err := url.Parse(cfg.Backend.URL)
 	if err != nil {
@@ -76,10 +76,10 @@ func New(cfg Config) (*Service, error) {
 // Close ends idle connections to the server.
 func (s *Service) Close() { s.client.CloseIdleConnections() }
 
-// Name implements wire.Streamer: the name in the scope of signatures.
+// Name returns the service's signing name.
 func (s *Service) Name() string { return "s3" }
 
-// Action implements wire.Streamer: the name of the operation that a request asks for, "" when S3 has none such.
+// Action returns the name of the operation that a request asks for, "" if S3 has no such operation.
 func (s *Service) Action(r *http.Request) string {
 	q, err := s.parse(r)
 	if err != nil {
@@ -88,19 +88,19 @@ func (s *Service) Action(r *http.Request) string {
 	return q.op.name
 }
 
-// request is one request, taken apart.
+// request is one parsed request.
 type request struct {
 	*wire.Call
 	s           *Service
 	w           http.ResponseWriter
 	op          operation
 	bucket, key string
-	path        string // of the key, escaped
+	path        string // the escaped key
 	query       url.Values
-	config      *bucket // nil for operations that need no bucket
+	config      *bucket // nil for operations without a bucket
 }
 
-// parse finds bucket, key and operation.
+// parse finds the bucket, the key and the operation of a request.
 func (s *Service) parse(r *http.Request) (*request, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -111,7 +111,7 @@ func (s *Service) parse(r *http.Request) (*request, error) {
 		q.bucket, q.key, _ = strings.Cut(q.key, "/")
 	}
 	q.path = escape(q.key)
-	for name := range query { // a presigned request's own
+	for name := range query { // parameters of a presigned URL
 		if strings.HasPrefix(name, "X-Amz-") || name == "x-id" {
 			query.Del(name)
 		}
@@ -120,10 +120,10 @@ func (s *Service) parse(r *http.Request) (*request, error) {
 	return q, err
 }
 
-// escape writes a key as the path of a URL, in the way that signatures want it.
+// escape encodes a key as the path of a URL, in the form that signatures need.
 func escape(key string) string { return httpbinding.EscapePath(key, false) }
 
-// hostBucket is the bucket in front of the service's host name, "" for requests in path style.
+// hostBucket returns the bucket in front of the service's host name, "" for requests in path style.
 // Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/VirtualHosting.html
 func (s *Service) hostBucket(host string) string {
 	if name, _, err := net.SplitHostPort(host); err == nil {
@@ -141,7 +141,7 @@ func (s *Service) hostBucket(host string) string {
 // Serve implements wire.Streamer.
 func (s *Service) Serve(w http.ResponseWriter, c *wire.Call) error {
 	if c.Principal.Account != s.cfg.Account {
-		return denied() // nobody but the account's own: everything is private here, whatever policies say of everybody
+		return denied() // only the account's own principals have access: all buckets here are private, even if a policy is public
 	}
 	w.Header().Set("X-Amz-Request-Id", c.RequestID)
 	w.Header().Set("X-Amz-Id-2", c.RequestID)
@@ -174,7 +174,7 @@ func (s *Service) Serve(w http.ResponseWriter, c *wire.Call) error {
 	return q.op.serve(q)
 }
 
-// locate finds the bucket, and refuses requests that were signed for another region than the bucket's.
+// locate finds the bucket. It refuses requests that were signed for another region than the bucket's.
 func (q *request) locate() error {
 	if q.bucket == "" {
 		return nil
@@ -196,7 +196,7 @@ func (q *request) locate() error {
 
 func denied() error { return wire.Errorf(http.StatusForbidden, "AccessDenied", "Access Denied") }
 
-// credentials are the server's root credentials.
+// credentials returns the server's root credentials.
 func (s *Service) credentials() aws.Credentials {
 	return aws.Credentials{AccessKeyID: s.cfg.Backend.Access, SecretAccessKey: s.cfg.Backend.Secret}
 }

@@ -15,27 +15,27 @@ import (
 // Backend is a running versitygw.
 type Backend struct {
 	URL            string // http://HOST:PORT or unix:///PATH/OF/SOCKET
-	Access, Secret string // of root
+	Access, Secret string // credentials of root
 }
 
-// Start runs a versitygw that keeps its objects below dir, and returns when it can be connected to. binary is what
-// `scripts/tool.sh versitygw` prints. stop ends it, waits for its end and returns what it said.
+// Start starts a versitygw that keeps its objects below dir, and returns when it accepts connections. binary is the
+// path that `scripts/tool.sh versitygw` prints. stop ends the server, waits for its exit and returns its output.
 func Start(ctx context.Context, dir, binary string) (b Backend, stop func() string, err error) {
 	data := filepath.Join(dir, "objects")
 	if err := os.Mkdir(data, 0o700); err != nil {
 		return Backend{}, nil, fmt.Errorf("start versitygw: %w", err)
 	}
-	// A socket's path has about a hundred characters at most, which a test's directory may have already.
+	// A socket's path is limited to about 100 characters. A test's directory may already be that long.
 	run, err := os.MkdirTemp("", "s3-")
 	if err != nil {
 		return Backend{}, nil, fmt.Errorf("start versitygw: %w", err)
 	}
 	socket := filepath.Join(run, "socket")
 	b = Backend{URL: "unix://" + socket, Access: "root", Secret: rand.Text()}
-	// Without --disableotmp version 1.8.0 lists its own temporary files while objects are replaced.
+	// Without --disableotmp, version 1.8.0 lists its own temporary files while objects are replaced.
 	server := exec.CommandContext(context.WithoutCancel(ctx), binary, "--quiet", "--keep-alive", "--port", socket,
 		"posix", "--disableotmp", data)
-	// ps tells arguments
+	// The credentials are passed in the environment, because ps shows arguments.
 	server.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+b.Access, "ROOT_SECRET_ACCESS_KEY="+b.Secret)
 	var said bytes.Buffer
 	server.Stdout, server.Stderr = &said, &said

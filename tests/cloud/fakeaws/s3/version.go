@@ -17,12 +17,13 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Versions are the front's own business, although versitygw keeps some when told to: with them its conditional puts
-// (1.8.0) take a delete marker for an object, and a deleted "a/b" keeps "a" from being written. So the server has the
-// newest version of each object in a bucket of the same name, as if there were no versions, and older ones in another
-// bucket under their IDs. Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/Versioning.html
+// The front keeps versions itself, although versitygw can keep them. With versitygw's versions (1.8.0), a conditional
+// put takes a delete marker for an object, and a deleted "a/b" prevents writes to "a". So the server holds the newest
+// version of each object in a bucket of the same name, without versions. Older versions are in another bucket under
+// their IDs.
+// Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/Versioning.html
 
-// nullID is the ID of versions that are written while versions are not kept.
+// nullID is the ID of versions that were written while the bucket did not keep versions.
 const nullID = "null"
 
 // version is one version of an object, or a delete marker.
@@ -32,11 +33,11 @@ type version struct {
 	etag     string
 	size     int64
 	modified time.Time
-	aside    string // where the server has it when it is not the newest
+	aside    string // the server's path of the version if it is not the newest
 }
 
-// stripes are the locks of objects: an object's is held while its newest version changes. In buckets without versions
-// writers share it, so that the server decides their races.
+// stripes are the locks of objects. An object's lock is held while its newest version changes. In buckets without
+// versions, writers share the lock, so that the server decides their races.
 type stripes [64]sync.RWMutex
 
 func (l *stripes) of(bucket, key string) *sync.RWMutex {
@@ -56,7 +57,7 @@ func (l *stripes) all() (unlock func()) {
 	}
 }
 
-// status is Enabled, Suspended or "". It wants the service's lock.
+// status returns Enabled, Suspended or "". The caller holds the service's lock.
 func (b *bucket) status() string {
 	v, _ := b.documents["versioning"].(*versioning)
 	if v == nil {
@@ -65,7 +66,8 @@ func (b *bucket) status() string {
 	return v.Status
 }
 
-// change locks an object for a writer and says what becomes of versions; in a bucket without them the lock is shared.
+// change locks an object for a writer and returns the bucket's versioning status. In a bucket without versions the lock
+// is shared.
 func (s *Service) change(b *bucket, key string) (status string, unlock func()) {
 	l := s.locks.of(b.name, key)
 	read := func() string {
@@ -82,7 +84,7 @@ func (s *Service) change(b *bucket, key string) (status string, unlock func()) {
 	return read(), l.Unlock
 }
 
-// archive is the name of the server's bucket for older versions.
+// archive returns the name of the server's bucket for older versions.
 func archive(bucket string) string {
 	sum := sha256.Sum256([]byte(bucket))
 	return archivePrefix + hex.EncodeToString(sum[:16])
@@ -90,7 +92,7 @@ func archive(bucket string) string {
 
 const archivePrefix = "fakeaws-versions-"
 
-// newest is the last version of an object, nil when it has none.
+// newest returns the last version of an object, nil if it has none.
 func (s *Service) newest(b *bucket, key string) *version {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +103,7 @@ func (s *Service) newest(b *bucket, key string) *version {
 	return all[len(all)-1]
 }
 
-// do sends a request that is not the caller's, and wants one of the answers.
+// do sends a request of the front's own. An answer with another status than wanted is an error.
 func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) error {
 	answer, err := q.send(method, path, query, header, nil)
 	if err != nil {
@@ -118,13 +120,13 @@ func (q *request) copy(from, to string) error {
 	return q.do(http.MethodPut, to, nil, http.Header{"X-Amz-Copy-Source": {"/" + from}}, http.StatusOK)
 }
 
-// putAside copies the newest version to where older ones are.
+// putAside copies the newest version to the bucket for older versions.
 func (q *request) putAside(path string, v *version) error {
 	v.aside = archive(q.bucket) + "/" + rand.Text()
 	return q.copy(q.bucket+"/"+path, v.aside)
 }
 
-// forget removes what was put aside of a version.
+// forget deletes the copy of a version that putAside made.
 func (q *request) forget(v *version) error {
 	if v.aside == "" {
 		return nil
@@ -134,8 +136,8 @@ func (q *request) forget(v *version) error {
 	return err
 }
 
-// publish makes what send writes the newest version of the request's object. What send returns is passed back. size is
-// that of the object, -1 when it is not known.
+// publish records the object that send writes as the newest version of the request's object. It returns send's answer.
+// size is the size of the object in bytes, -1 if it is unknown.
 func (q *request) publish(size int64, send func() (*http.Response, error)) (*http.Response, error) {
 	status, unlock := q.s.change(q.config, q.key)
 	defer unlock()
@@ -167,8 +169,8 @@ func (q *request) publish(size int64, send func() (*http.Response, error)) (*htt
 	return answer, nil
 }
 
-// replace puts the newest version aside, if it is to be kept, before send does away with it; when send fails, all is as
-// it was.
+// replace puts the newest version aside if the bucket keeps it, because send replaces it. If send fails, replace undoes
+// the change.
 func (q *request) replace(path, status string, old *version, send func() (*http.Response, error)) (*http.Response,
 	error) {
 	keep := old != nil && !old.marker && (status == "Enabled" || old.id != nullID) && q.expected(old)
@@ -186,7 +188,7 @@ func (q *request) replace(path, status string, old *version, send func() (*http.
 	return answer, err
 }
 
-// expected says whether the server will find that the request's conditions hold for the newest version.
+// expected reports whether the request's conditions hold for the newest version, as the server will decide.
 func (q *request) expected(newest *version) bool {
 	h := q.Request.Header
 	if h.Get("If-None-Match") != "" {
@@ -203,7 +205,7 @@ func unquoted(etag string) string {
 	return etag
 }
 
-// add makes a version the newest. There is one null version at most: an older one goes.
+// add makes a version the newest. An object has at most one null version, so an older one is removed.
 func (q *request) add(key string, v *version) error {
 	var gone *version
 	q.s.mu.Lock()
@@ -220,22 +222,22 @@ func (q *request) add(key string, v *version) error {
 	return nil
 }
 
-// deleted is what came of a deletion.
+// deleted is the result of a deletion.
 type deleted struct {
-	answer  *http.Response // of the server, when it refused
-	id      string         // of the version that is gone, or of the marker that was made
+	answer  *http.Response // the server's answer, if it refused
+	id      string         // of the removed version, or of the new marker
 	marker  bool
-	created bool // the marker was made
+	created bool // a delete marker was made
 }
 
-// remove deletes an object, or one of its versions, in the way that its bucket keeps them. send deletes the newest at
-// the server, under the caller's conditions.
+// remove deletes an object, or one of its versions, according to the bucket's versioning. send deletes the newest
+// version at the server, under the caller's conditions.
 func (q *request) remove(key, path, id string, send func() (*http.Response, error)) (deleted, error) {
 	status, unlock := q.s.change(q.config, key)
 	defer unlock()
 	switch {
 	case status == "" && (id == "" || id == nullID):
-		answer, err := send() //nolint:bodyclose // refusal drops it or hands it on
+		answer, err := send() //nolint:bodyclose // refusal drops it or passes it on
 		return refusal(answer, deleted{}), err
 	case status == "":
 		return deleted{id: id}, nil // "deleting a version that does not exist" is a success
@@ -254,7 +256,7 @@ func (q *request) remove(key, path, id string, send func() (*http.Response, erro
 	return deleted{id: marker.id, marker: true, created: true}, q.add(key, marker)
 }
 
-// refusal leaves the server's answer with the result when it says no.
+// refusal adds the server's answer to the result if the server refused.
 func refusal(answer *http.Response, d deleted) deleted {
 	if answer != nil && answer.StatusCode >= http.StatusBadRequest {
 		d.answer = answer
@@ -264,7 +266,7 @@ func refusal(answer *http.Response, d deleted) deleted {
 	return d
 }
 
-// removeVersion removes one version for good. When it was the newest, the one before becomes it.
+// removeVersion removes one version permanently. If it was the newest, the previous one becomes the newest.
 func (q *request) removeVersion(key, path, id string) (deleted, error) {
 	q.s.mu.Lock()
 	all := q.config.versions[key]
@@ -303,7 +305,7 @@ func (q *request) removeVersion(key, path, id string) (deleted, error) {
 	return deleted{id: id, marker: v.marker}, nil
 }
 
-// place finds where the server has what a request asks for. The caller holds the object's lock.
+// place finds the server's path of the requested version. The caller holds the object's lock.
 func (q *request) place() (at string, err error) {
 	id := q.query.Get("versionId")
 	newest := q.s.newest(q.config, q.key)

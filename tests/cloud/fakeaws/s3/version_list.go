@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// index lists what a bucket has when it begins to keep versions. The caller holds the locks of all objects.
+// index lists a bucket's objects when it begins to keep versions. The caller holds the locks of all objects.
 func (q *request) index() error {
 	if err := q.do(http.MethodPut, archive(q.bucket), nil, nil, http.StatusOK); err != nil {
 		return err
@@ -30,7 +30,7 @@ func (q *request) index() error {
 	return nil
 }
 
-// objects lists the server's objects as null versions.
+// objects returns the server's objects as null versions.
 func (q *request) objects(prefix string) (map[string][]*version, error) {
 	all, token := map[string][]*version{}, ""
 	for {
@@ -94,8 +94,8 @@ type versionsAnswer struct {
 	CommonPrefixes      []struct{ Prefix string }
 }
 
-// listVersions tells all versions and delete markers: by key, the newest first. In a bucket that never kept versions,
-// each object is one.
+// listVersions returns all versions and delete markers, sorted by key, the newest first. In a bucket that never kept
+// versions, each object is one version.
 func listVersions(q *request) error {
 	out := versionsAnswer{
 		Name: q.bucket, Prefix: q.query.Get("prefix"), KeyMarker: q.query.Get("key-marker"),
@@ -125,7 +125,7 @@ func listVersions(q *request) error {
 	return q.tell(out)
 }
 
-// fill takes as many as fit after the markers.
+// fill adds versions after the markers until the page is full.
 func (out *versionsAnswer) fill(all map[string][]*version, owner owner) {
 	last, lastID, n := "", "", 0
 	full := func() bool {
@@ -180,7 +180,7 @@ func (v *version) list(key string, latest bool, owner owner) listedVersion {
 	return l
 }
 
-// escape encodes names for clients that asked for it: not every key can be said in XML.
+// escape encodes names if the client asked for it: XML cannot represent every key.
 func (out *versionsAnswer) escape() {
 	for _, text := range []*string{&out.Prefix, &out.KeyMarker, &out.NextKeyMarker, &out.Delimiter} {
 		*text = escaped(*text)

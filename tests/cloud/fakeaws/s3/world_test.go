@@ -31,7 +31,7 @@ const (
 	account = "123456789012"
 )
 
-// binary is that of the real server.
+// binary returns the path of the real server's program.
 var binary = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("NSTANCE_VERSITYGW"); path != "" {
 		return path, nil
@@ -42,7 +42,7 @@ var binary = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), err
 })
 
-// world is the front before a real server, and callers: the account itself, and a role with a policy.
+// world is a front with a real server, and two callers: the account, and a role with a policy.
 type world struct {
 	*sdk.Client // the account's
 	t           *testing.T
@@ -83,7 +83,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// as is a client with the keys of the account or the role.
+// as returns a client with the keys of the account or the role.
 func (w *world) as(who string) *sdk.Client {
 	return sdk.New(sdk.Options{
 		Region: region, BaseEndpoint: aws.String(w.url), UsePathStyle: true, RetryMaxAttempts: 1,
