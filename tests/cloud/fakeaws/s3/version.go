@@ -237,7 +237,7 @@ func (q *request) remove(key, path, id string, send func() (*http.Response, erro
 	defer unlock()
 	switch {
 	case status == "" && (id == "" || id == nullID):
-		answer, err := send() //nolint:bodyclose // refusal drops it or passes it on
+		answer, err := send() //nolint:bodyclose // refusal drops it or hands it on
 		return refusal(answer, deleted{}), err
 	case status == "":
 		return deleted{id: id}, nil // "deleting a version that does not exist" is a success
