@@ -15,43 +15,43 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// agent is the machine's side of one VM: it registers, reports and obeys.
+// agent simulates nstance-agent on one VM: it registers, connects, reports health and receives files.
 type agent struct {
 	world      *World
 	public     ed25519.PublicKey
-	registered bool // as far as it knows
-	refused    bool // its nonce was spent by another
-	wasHealthy bool // some leader has heard that it is well
+	registered bool // as far as the agent knows
+	refused    bool // another key consumed its nonce
+	wasHealthy bool // a leader has received a healthy report from it
 	broken     bool // never registers
 	hash       string
 	stream     uint64
-	leader     *leader.Leader // of which leader the stream is
+	leader     *leader.Leader // the leader at the other end of the stream
 	busy       bool
-	tries      int    // to reach a leader, in vain, in a row
-	turn       uint64 // counts what it was to do next: only the latest holds
+	tries      int    // consecutive failed attempts to reach a leader
+	turn       uint64 // counts scheduled calls of speak: only the latest one runs
 
-	mute, mutedAt time.Time // nobody hears it until then
-	sick          time.Time // it says that it is not well until then
+	mute, mutedAt time.Time // no server receives its messages until mute
+	sick          time.Time // it reports unhealthy until then
 	powerOff      bool
 	notice        bool
 	reboot        bool
-	rebootAt      time.Time // when it last said so
+	rebootAt      time.Time // when it last announced a reboot
 }
 
-// drawReportInterval returns how often the agents of this world report.
+// drawReportInterval returns the interval at which the agents of this World report.
 func (w *World) drawReportInterval() time.Duration {
 	d := w.dice("report interval")
 	return []time.Duration{5 * time.Second, 15 * time.Second}[d.IntN(2)]
 }
 
-// pause returns the agent's pause before its next try: it grows up to the longest pause that agents make.
+// pause returns the agent's pause before its next attempt. The pause doubles with each call, up to reconnect.MaxPause.
 func (a *agent) pause(d *dice) time.Duration {
 	longest := min(500*time.Millisecond<<min(a.tries, 10), reconnect.MaxPause)
 	a.tries++
 	return d.between(longest/2, longest)
 }
 
-// boot starts the agent of a VM that has come up.
+// boot starts the agent of a VM that now runs.
 func (f *fleet) boot(m *machine) {
 	w := f.world
 	m.agent.public = make(ed25519.PublicKey, ed25519.PublicKeySize)
@@ -66,7 +66,7 @@ func (f *fleet) boot(m *machine) {
 	f.speakAfter(m, m.dice.between(time.Second, 10*time.Second))
 }
 
-// speakAfter makes the agent do next what is due, after d.
+// speakAfter schedules the agent's next call of speak after d. It replaces a call that was scheduled before.
 func (f *fleet) speakAfter(m *machine, d time.Duration) {
 	m.agent.turn++
 	turn := m.agent.turn
@@ -77,7 +77,7 @@ func (f *fleet) speakAfter(m *machine, d time.Duration) {
 	})
 }
 
-// hangUp closes the agent's stream; the leader notices a little later.
+// hangUp closes the agent's stream. The leader notices shortly afterwards.
 func (f *fleet) hangUp(m *machine) {
 	a := &m.agent
 	if a.stream == 0 {
@@ -91,7 +91,7 @@ func (f *fleet) hangUp(m *machine) {
 	f.speakAfter(m, m.dice.between(0, 3*time.Second))
 }
 
-// dropped ends every stream to a leader that leads no more.
+// dropped closes every stream to a leader that has lost its leadership.
 func (f *fleet) dropped(leader *leader.Leader) {
 	for _, m := range f.order {
 		if m.agent.leader == leader {
@@ -101,7 +101,7 @@ func (f *fleet) dropped(leader *leader.Leader) {
 	}
 }
 
-// speak registers, connects or reports, whichever is next.
+// speak does the agent's next step: it registers, connects or reports.
 func (f *fleet) speak(m *machine) {
 	w, a := f.world, &m.agent
 	if m.state.Alive() && a.public == nil || a.broken || a.refused || m.state != "running" {
@@ -156,7 +156,7 @@ func (f *fleet) speak(m *machine) {
 	f.speakAfter(m, w.reportInterval)
 }
 
-// tryRegister spends the agent's nonce, and now and then lets somebody else try with a key of his own.
+// tryRegister registers the agent with its nonce. With the fault thief, a second key competes for the same nonce.
 func (f *fleet) tryRegister(s *server, m *machine) {
 	w, a := f.world, &m.agent
 	if a.busy {
@@ -185,7 +185,7 @@ func (f *fleet) tryRegister(s *server, m *machine) {
 	}
 }
 
-// befalls says whether one of an agent's own faults comes about now.
+// befalls reports whether fault k of this agent occurs now.
 func (f *fleet) befalls(m *machine, k Kind) bool {
 	m.asked++
 	d := f.world.roll(string(k), hashText(m.id.String()), uint64(m.asked))
@@ -196,8 +196,8 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 	return true
 }
 
-// register does what the registration service does: one conditional write makes a record registered, with the key that
-// came first. It returns the key that is there.
+// register does what the registration service does: one conditional write makes a record registered, with the first key
+// that arrives. It returns the key in the record.
 func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID, public ed25519.PublicKey) ([]byte,
 	error) {
 	rec, _, ok := leader.World.Record(id)
@@ -237,7 +237,7 @@ func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID
 	return rec.PublicKey, nil
 }
 
-// Push implements execute.Files: the agent has its files a little later.
+// Push implements execute.Files. The agent has its files shortly afterwards.
 func (t *term) Push(_ context.Context, id ident.ID) error {
 	w := t.server.world
 	m := w.fleet.byInstance[id]
@@ -248,7 +248,7 @@ func (t *term) Push(_ context.Context, id ident.ID) error {
 	group, _ := t.leader.World.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group})
 	t.leader.World.FilesSent(id, group.RuntimeHash)
 	if m.agent.stream == 0 {
-		return nil // on its way when the stream broke
+		return nil // the stream broke while the files were in transit
 	}
 	w.sched.after(m.dice.between(10*time.Millisecond, time.Second), func() {
 		m.agent.hash = group.RuntimeHash

@@ -12,16 +12,17 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// bucket shadows the shard's instance records as they are in the store, past every fault, and checks each new version.
+// bucket shadows the instance records of the shard. It sees what the store really holds, whatever faults clients
+// suffer, and checks each new version of a record.
 type bucket struct {
 	world   *World
-	records map[string]*document // by key; what was removed stays
+	records map[string]*document // by key; removed records stay in the map
 	byID    map[ident.ID]*document
-	order   []*document // in order of their first write
+	order   []*document // in the order of their first write
 	written map[attempt]bool
 }
 
-// document is what the checks want of a record. Decoding all of it, strictly, is what the leaders do.
+// document holds the fields of a record that the checks need. The code under test decodes and validates the rest.
 type document struct {
 	ID           ident.ID     `json:"id"`
 	State        record.State `json:"state"`
@@ -44,7 +45,7 @@ type document struct {
 	since   time.Time // when this version took effect
 }
 
-// attempt names one write, however often it is sent.
+// attempt identifies one write. A write that is sent twice is the same attempt.
 type attempt struct {
 	key      string
 	revision uint64
@@ -61,7 +62,8 @@ func (b *bucket) parse(key string, body []byte) (d document, ok bool) {
 	return d, true
 }
 
-// entered looks at a put when it is sent: what it wants is decided then, whenever and if ever it lands.
+// entered checks a put when a server sends it. The decision that the put carries is made at that moment, whether or not
+// the write ever takes effect.
 func (b *bucket) entered(s *server, r mem.Request) {
 	if !strings.HasPrefix(r.Key, recordPrefix) {
 		return
@@ -87,12 +89,12 @@ func (b *bucket) entered(s *server, r mem.Request) {
 	}
 }
 
-// stays: its instance is there, or about to be, and not on its way out.
+// stays reports whether the instance exists or is about to, and is not being deleted.
 func (d *document) stays() bool {
 	return !d.removed && (d.State == record.Created || d.State == record.Registered)
 }
 
-// changed checks a version of a record at the moment at which it takes effect.
+// changed checks a version of a record when it takes effect.
 func (b *bucket) changed(key string, body []byte) {
 	if !strings.HasPrefix(key, recordPrefix) {
 		return
@@ -142,13 +144,14 @@ func (b *bucket) changed(key string, body []byte) {
 	w.fleet.recorded(have)
 }
 
-// lives is the order of the states of a record. It is not the code's own: that is what is checked.
+// lives is the order of the states of a record. It does not reuse the order in the code under test, because that is
+// what it checks.
 var lives = map[record.State]int{record.Reserved: 1, record.Created: 2, record.Registered: 3, record.Deleting: 4,
 	record.Deleted: 5}
 
 func forward(from, to record.State) bool { return lives[to] > lives[from] }
 
-// checkStep compares a record with the version before it.
+// checkStep compares a record with its previous version.
 func (b *bucket) checkStep(have, next *document) {
 	w := b.world
 	switch {

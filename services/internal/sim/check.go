@@ -12,13 +12,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// checkAuthority: at most one process may act at a time. Clocks only end authority, so looking after each step is
-// enough.
+// checkAuthority checks that at most one process may act at a time. Passing time can only end authority, so a check
+// after each step is enough.
 func (w *World) checkAuthority() {
 	var holder *server
 	for _, s := range w.servers {
 		if !s.alive() || s.fooled {
-			continue // whose clock has stopped can be told by nobody: only what others wrote stops it
+			continue // a server with a stopped clock cannot notice that its lease is over: only conditional writes stop it
 		}
 		if until, _ := s.elector.ActUntil(); until <= s.clock() {
 			continue
@@ -33,7 +33,7 @@ func (w *World) checkAuthority() {
 	}
 }
 
-// checkTerm: terms only rise.
+// checkTerm checks that terms only rise.
 func (w *World) checkTerm(s *server, number uint64) {
 	w.result.Terms++
 	if number < w.highest && !s.fooled {
@@ -41,8 +41,8 @@ func (w *World) checkTerm(s *server, number uint64) {
 	}
 }
 
-// checkRecordedTerm: a term in which somebody acts is nobody else's. It is looked at when its configuration is in
-// force: until then nothing was done in it, and where the lock is removed nobody can know of it.
+// checkRecordedTerm checks that no two leaders act in the same term. It runs when the term's configuration is in force:
+// before that the leader has changed nothing. If the lock was removed, a new leader cannot know the terms before it.
 func (w *World) checkRecordedTerm(s *server, number uint64) {
 	if number <= w.highest && !s.fooled {
 		w.fail(ruleRisingTerms, "term %d begins, but %d was led already", number, w.highest)
@@ -50,10 +50,10 @@ func (w *World) checkRecordedTerm(s *server, number uint64) {
 	w.highest = max(w.highest, number)
 }
 
-// checkMutation: whoever changes something leads.
+// checkMutation checks that only the leader changes anything.
 func (w *World) checkMutation(s *server, call mock.Call) {
 	if call.Kind == mock.Release {
-		return // gives up only what is its own
+		return // a server may always release its own address
 	}
 	if s == nil {
 		w.fail(ruleMayAct, "%s outside any server", call.Kind)
@@ -67,10 +67,10 @@ func (w *World) checkMutation(s *server, call mock.Call) {
 	}
 }
 
-// restless says whether nothing more may happen.
+// restless reports whether the phase in which nothing may happen has begun.
 func (w *World) restless() bool { return !w.restAt.IsZero() && w.sched.now.After(w.restAt) }
 
-// checkCreate looks at a create call when it is sent.
+// checkCreate checks a create call when a server sends it.
 func (w *World) checkCreate(s *server, call mock.Call) {
 	w.checkMutation(s, call)
 	w.result.Creates++
@@ -110,17 +110,16 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 	}
 }
 
-// knows says whether the leader believes an instance to be in a state. A call that is repeated because its answer was
-// lost is no other than the first one landing late, if the answer to the mark for deletion was lost as well: the
-// deletion looks the VM up.
+// knows reports whether the leader believes an instance to be in the given state. A repeated create call may follow a
+// lost answer, and then lands like the first call, late. If the answer to the mark for deletion was lost as well, that
+// is safe: the deletion looks up the VM.
 func (t *term) knows(id ident.ID, state record.State) bool {
 	rec, _, ok := t.leader.World.Record(id)
 	return ok && rec.State == state
 }
 
-// checkSize: what a group has, and what this leader has asked for, is never more than its size and its surge. Calls of
-// earlier leaders whose result is unknown do not count: nobody can know of them, before a list of the provider's shows
-// their VMs.
+// checkSize checks that a group's VMs and this leader's open create calls never exceed its size plus surge. Open calls
+// of earlier leaders do not count. This leader cannot know of them until the provider lists their VMs.
 func (w *World) checkSize(t *term, key config.GroupKey) {
 	n := 0
 	for _, m := range w.fleet.order {
@@ -134,7 +133,7 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 				}
 			case d.ReservedTerm < t.number && d.Term == t.number && d.State == record.Created &&
 				w.sched.now.Sub(d.since) < minute:
-				// Adopted while this create was on its way.
+				// The leader adopted this VM while the create call was in progress.
 			case d.stays():
 				n++
 			}
@@ -156,7 +155,7 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 	}
 }
 
-// checkDelete looks at a delete call when it is sent.
+// checkDelete checks a delete call when a server sends it.
 func (w *World) checkDelete(s *server, call mock.Call) {
 	w.checkMutation(s, call)
 	w.result.Deletes++
@@ -196,15 +195,15 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 	}
 }
 
-// checkAnnounced: nobody hears of a deletion that is not durable.
+// checkAnnounced checks that a deletion is durable before clients receive an event about it.
 func (w *World) checkAnnounced(event shardstate.InstanceEvent) {
 	if d := w.bucket.byID[event.Instance]; d == nil || d.State != record.Deleting && d.State != record.Deleted {
 		w.fail(ruleIntent, "the deletion of %s is announced before it is durable", event.Instance)
 	}
 }
 
-// checkRest: after the faults have stopped every group has its size, every VM its record and every record its VM; what
-// was acknowledged holds; the address is the leader's.
+// checkRest checks the converged state after the faults have stopped. Every group has its size, and VMs and records
+// match one to one. Acknowledged changes are in force, and the leader holds the address.
 func (w *World) checkRest() {
 	s := w.acting()
 	if s == nil {
@@ -273,13 +272,13 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 	}
 }
 
-// checkBalancer: the members of a load balancer are the instances of the groups that name it. Where a group's list was
-// changed, what it named before may have kept members: nobody remembers it.
+// checkBalancer checks that the members of a load balancer are the instances of the groups that name it. If a group's
+// list of load balancers was changed, the former ones may keep members: no component records them.
 func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
 		for _, lb := range t.groups[m.key].LoadBalancers {
-			// an on-demand one may be silent for good
+			// an on-demand instance may stay silent for good
 			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused
 		}
 	}
@@ -300,13 +299,13 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	switch {
 	case d.removed || d.State == record.Deleted:
 	case d.State == record.Reserved:
-		// One that landed when this leader had read the bucket waits for the next, as one does that a list did not
-		// show.
+		// A reservation that took effect after this leader read the bucket waits for the next leader. So does one that
+		// a stale list omitted.
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}
-		// So does an on-demand instance's, whose creation was never acknowledged: who asks again with its ID has it
-		// settled.
+		// The reservation of an on-demand instance with an unacknowledged creation may remain as well. A retry with the
+		// same ID settles it.
 		if d.Group != "" && (d.ReservedTerm == t.number || d.since.Before(t.began)) {
 			w.fail(ruleAtRest, "reservation %s of group %s is left", d.ID, d.Group)
 		}
@@ -315,8 +314,8 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		if m == nil || m.state != infra.Running {
 			w.fail(ruleAtRest, "the record of %s says registered, its VM is gone", d.ID)
 		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.heard {
-			// An on-demand one's silence is nobody's business; and that of a leader's only instance, whose nonce was
-			// stolen, may be the leader's own fault: silence counts once an agent has connected.
+			// The planner does not act on the silence of an on-demand instance. A leader counts silence only after an
+			// agent has connected to it, so it keeps a lone instance whose nonce was stolen.
 			w.fail(ruleOneKey, "the record of %s holds a key that is not its agent's", d.ID)
 		}
 	default:
@@ -325,14 +324,14 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	}
 }
 
-// recentlyFooled says whether a leader whose clock had stopped wrote a record a short while ago. What it wrote is
-// fenced record by record, but counts of many records may be off by it.
+// recentlyFooled reports whether a leader with a stopped clock wrote a record in the last two minutes. Conditional
+// writes protect each record, but counts over many records may be off.
 func (w *World) recentlyFooled() bool {
 	return !w.fooledAt.IsZero() && w.sched.now.Sub(w.fooledAt) < 2*minute
 }
 
-// checkNeverMade: what is buried as never made does not run. Seen when the decision is sent, and not of VMs that have
-// only just appeared.
+// checkNeverMade checks that no VM runs for a record that is deleted as never created. It runs when the decision is
+// sent, and ignores VMs that have only just appeared.
 func (w *World) checkNeverMade(s *server, d *document) {
 	if w.rates.of[cloudLag] > 0 || s == nil || s.fooled {
 		return
@@ -345,10 +344,10 @@ func (w *World) checkNeverMade(s *server, d *document) {
 	}
 }
 
-// slowness is how old what a server acts on may be.
+// slowness returns how old the data may be on which a server acts.
 func (s *server) slowness() time.Duration {
 	if s.world.sched.now.Sub(s.slowAt) < 2*minute {
 		return 2 * minute
 	}
-	return 0 // it asks and writes in one go
+	return 0 // without delays, a server reads and writes in the same instant
 }

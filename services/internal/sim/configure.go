@@ -8,7 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// gate lets one task at a time through: a mutex for coroutines, around code that holds a real one over its requests.
+// gate is a mutex for coroutines: it lets one task at a time through. It guards code that holds a real mutex during
+// requests.
 type gate struct {
 	busy    bool
 	waiting []*task
@@ -28,7 +29,7 @@ func (g *gate) do(s *scheduler, fn func()) {
 	}
 }
 
-// manage runs fn with the server's configuration manager.
+// manage calls fn with the server's configuration manager. One task at a time may use the manager.
 func (t *term) manage(fn func(m *shardconfig.Manager) error) error {
 	var err error
 	t.server.config.do(t.server.world.sched, func() {
@@ -39,12 +40,12 @@ func (t *term) manage(fn func(m *shardconfig.Manager) error) error {
 	return err
 }
 
-// configure reads the configuration anew: nothing is planned from anything that was read before the lock was won.
+// configure reads the configuration again. A leader plans nothing from data that was read before it won the lock.
 func (t *term) configure(ctx context.Context) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Lead(ctx, t.number, t) })
 }
 
-// refresh looks for a newer configuration, now and then and when somebody says so.
+// refresh looks for a newer configuration, at random and after a change by people.
 func (t *term) refresh() {
 	w := t.server.world
 	asked := w.people.version
@@ -74,22 +75,22 @@ func (t *term) ApplyGroups(groups map[config.GroupKey]config.Group, changed []co
 	t.leader.World.ConfigureGroups(groups, changed)
 }
 
-// noteApplied checks that the configuration in force is not older than one applied before, and remembers its groups.
+// noteApplied checks that the configuration in force is not older than one applied before. It remembers the groups.
 func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 	w := t.server.world
 	version, ok := w.people.versions[objstore.Token(t.server.manager.Status().ETag)]
 	if !ok {
 		w.fail(ruleNewest, "term %d applies a configuration that nobody wrote", t.number)
 	}
-	// One that woke up when its lease was over may yet put in force what it was about to, in its own picture: it acts
-	// on nothing any more.
+	// A server that resumes after the end of its lease may still apply an older version to its own snapshot. That is
+	// harmless, because it cannot act any more.
 	acts := t.Remaining() > 0 && !t.server.fooled
 	if acts && version < w.people.applied {
 		w.fail(ruleNewest, "term %d applies version %d of the configuration, version %d was applied before", t.number,
 			version, w.people.applied)
 	}
 	w.trace("%s applies version %d", t.server.process.name, version)
-	if !t.server.fooled { // its successor may have read what was there before
+	if !t.server.fooled { // the next leader may have read an older version
 		w.people.applied = max(w.people.applied, version)
 	}
 	t.version = version
@@ -107,8 +108,8 @@ func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Forget(ctx, key) })
 }
 
-// size returns the least and the largest size that a group had in this leader's eyes within the last minute: what was
-// planned by the configuration before may still be under way.
+// size returns the smallest and the largest size of a group that this leader had in force within the last minute.
+// Actions planned from the previous configuration may still be in progress.
 func (t *term) size(key config.GroupKey) (least, most int) {
 	size := func(groups map[config.GroupKey]config.Group) int {
 		if g, ok := groups[key]; ok && !g.Deleted {

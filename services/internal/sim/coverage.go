@@ -8,20 +8,21 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// state is what a fault can meet: what a server is, what is under way on it, what a VM is.
+// state is a condition in which a fault can occur: the role of a server, an operation in progress on it, or the state
+// of a VM.
 type state uint8
 
 const (
-	// What a server is.
+	// Roles of a server.
 	down state = iota
 	candidate
-	inheriting // a candidate that the lock names as its heir
-	takingOver // leads, and does not know its shard yet
+	inheriting // a candidate that the lock names as the heir
+	takingOver // leads, but has not loaded the shard yet
 	acting
-	losing // leads no more, and its tasks have not ended
-	// What is under way on it.
+	losing // no longer leads, but its tasks have not ended
+	// Operations in progress on a server.
 	readingLock
-	renewing // writing the lock: a take-over, a renewal or a release
+	renewing // writing the lock: a takeover, a renewal or a release
 	configuring
 	creating
 	marking
@@ -30,16 +31,16 @@ const (
 	forgetting
 	registering
 	settling
-	collecting // confirming and ending strays, removing tombstones
+	collecting // confirming and ending orphans, removing tombstones
 	refilling
-	asking // the provider: about instances, subnets, machines
+	asking // asking the provider about instances, subnets or machines
 	balancing
 	pushing
 	addressing
-	rechecking // comparing records with the bucket's
+	rechecking // comparing records with the bucket
 	regrouping // changing or forgetting a dynamic group
-	working    // anything else
-	// What a VM's record says.
+	working    // any other operation
+	// States of a VM's record.
 	vmUnrecorded
 	vmReserved
 	vmCreated
@@ -57,7 +58,7 @@ var stateNames = [numStates]string{
 	"working", "VM unrecorded", "VM reserved", "VM created", "VM registered", "VM deleting", "VM deleted",
 }
 
-// stateOf says what a task of the code under test is about by its name.
+// stateOf maps the name of a task in the code under test to the operation that the task performs.
 func stateOf(task string) state {
 	switch task {
 	case "read lock":
@@ -100,12 +101,12 @@ func stateOf(task string) state {
 	return working
 }
 
-// states is a set of them.
+// states is a set of state values, one bit each.
 type states uint32
 
 func (s states) with(x state) states { return s | 1<<x }
 
-// role says what a server is.
+// role returns the role of a server.
 func (s *server) role() state {
 	switch {
 	case !s.alive():
@@ -122,7 +123,7 @@ func (s *server) role() state {
 	return acting
 }
 
-// met is what a fault of a whole server meets: its role, and everything that is under way.
+// met returns the states that a fault of a whole server meets: its role and all operations in progress.
 func (s *server) met() states {
 	set := states(0).with(s.role())
 	if s.alive() {
@@ -135,12 +136,12 @@ func (s *server) met() states {
 	return set
 }
 
-// metBy is what a fault of one request meets: the role of who sent it, and what for.
+// metBy returns the states that a fault of one request meets: the role of the sender and its current operation.
 func (w *World) metBy(s *server) states {
 	return states(0).with(s.role()).with(w.sched.current.state)
 }
 
-// met is what a fault of a VM meets.
+// met returns the states that a fault of a VM meets.
 func (m *machine) met() states {
 	x := vmUnrecorded
 	if d := m.agent.world.bucket.byID[m.id]; d != nil && !d.removed {
@@ -160,7 +161,7 @@ func (m *machine) met() states {
 	return states(0).with(x)
 }
 
-// metLeader is what a fault that is nobody's in particular meets: the leader, or that there is none.
+// metLeader returns the states that a fault of the whole shard meets: those of the leader, or the absence of one.
 func (w *World) metLeader() states {
 	for _, s := range w.servers {
 		if s.alive() && s.term != nil {
@@ -170,7 +171,7 @@ func (w *World) metLeader() states {
 	return states(0).with(candidate)
 }
 
-// Coverage counts which fault met which state.
+// Coverage counts, for each kind of fault, the states that it met.
 type Coverage struct{ counts map[Kind]*[numStates]uint64 }
 
 func (c *Coverage) add(k Kind, met states) {
@@ -203,7 +204,7 @@ func (c *Coverage) merge(o *Coverage) {
 	}
 }
 
-// group says which states a kind of fault can meet at all.
+// group returns the states that a kind of fault can meet.
 func (k Kind) group() []state {
 	span := func(from, to state) (all []state) {
 		for x := from; x <= to; x++ {
@@ -211,7 +212,7 @@ func (k Kind) group() []state {
 		}
 		return all
 	}
-	// which takes no time
+	// pushing takes no time, so no fault can meet it.
 	work := slices.DeleteFunc(span(candidate, regrouping), func(x state) bool { return x == pushing })
 	without := func(out ...state) []state {
 		return slices.DeleteFunc(slices.Clone(work), func(x state) bool { return slices.Contains(out, x) })
@@ -263,7 +264,7 @@ func (k Kind) group() []state {
 	return work
 }
 
-// Table writes the counts as a Markdown table, and lists what was never met.
+// Table returns the counts as a Markdown table, followed by the combinations that never occurred.
 func (c *Coverage) Table() string {
 	var b strings.Builder
 	b.WriteString("| fault |")

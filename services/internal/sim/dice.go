@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// dice is a stream of randomness that follows from its name alone (SplitMix64, https://prng.di.unimi.it/splitmix64.c).
-// Everything that is drawn has a stream of its own: a fault that is left out of a schedule does not change what is
-// drawn elsewhere.
+// dice is a stream of random numbers that depends on its name alone (SplitMix64,
+// https://prng.di.unimi.it/splitmix64.c). Each drawing has its own stream. So a fault that is left out of a schedule
+// does not change the other drawings.
 type dice struct{ state uint64 }
 
-// dice returns the stream of a name: the world's seed and whatever tells one use from another.
+// dice returns the stream for a name. The seed, the name and the numbers determine it.
 func (w *World) dice(name string, numbers ...uint64) *dice {
 	d := w.roll(name, numbers...)
 	return &d
@@ -32,7 +32,7 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// hashText is FNV-1a.
+// hashText returns the 64-bit FNV-1a hash of s.
 func hashText(s string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(s) {

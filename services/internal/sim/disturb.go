@@ -9,11 +9,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// plan fixes, before anything has happened, when something goes wrong, and what: each moment has dice of its own, so
-// that one can be left out and the others stay.
+// plan decides, before the run starts, when faults occur and of which kind. Each moment has its own stream of random
+// numbers, so that leaving one out does not change the others.
 func (w *World) plan() {
 	d := w.dice("timeline")
-	// some worlds are restless, some have time to recover
+	// Some runs have many faults, others leave time to recover.
 	longest := 30*time.Second + time.Duration(d.Float64()*float64(3*minute))
 	at := d.between(0, time.Minute)
 	for n := uint64(0); at < w.opts.Faulty; n++ {
@@ -26,7 +26,7 @@ func (w *World) plan() {
 	}
 }
 
-// lurking is a fault that waits for a server to do something.
+// lurking is a fault that waits until a server begins a certain operation.
 type lurking struct {
 	until time.Time
 	state state
@@ -34,8 +34,8 @@ type lurking struct {
 	fire  func()
 }
 
-// lurk lets something go wrong, every other time not now but when the leader next does a certain thing: most of what it
-// does takes milliseconds, and a moment that is drawn hardly ever meets it.
+// lurk starts a fault. Half of the faults occur immediately; the others wait up to three minutes for the leader to
+// begin a random operation. Most operations take milliseconds, so a random time hardly ever meets them.
 func (w *World) lurk(moment uint64, k Kind, d *dice) {
 	wait, x := d.IntN(2) == 0, []state{configuring, creating, marking, draining, terminating, forgetting, registering,
 		settling, collecting, refilling, balancing,
@@ -51,7 +51,7 @@ func (w *World) lurk(moment uint64, k Kind, d *dice) {
 	s.lurking = append(s.lurking, l)
 }
 
-// spring is told of what a server begins.
+// spring starts the faults that wait for operation x of this server.
 func (s *server) spring(x state) {
 	now := s.world.sched.now
 	s.lurking = slices.DeleteFunc(s.lurking, func(l lurking) bool {
@@ -62,7 +62,7 @@ func (s *server) spring(x state) {
 	})
 }
 
-// strike does one of the things that go wrong in the life of a shard, or that people do.
+// strike causes one fault of a shard, or one action of a person.
 func (w *World) strike(moment uint64, k Kind, d *dice) {
 	s := w.servers[d.IntN(len(w.servers))]
 	leader := w.acting()
@@ -139,7 +139,8 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.loseVMs(1000, d)
 		}
 	case lockRemoved:
-		// Once in a lease: absence has no version that a write could depend on (docs/concepts/election.md).
+		// At most once per four leases: a missing lock has no version that a write could depend on
+		// (docs/concepts/election.md).
 		if w.sched.now.Sub(w.lockRemovedAt) > 4*w.longest() && ofShard("") {
 			w.lockRemovedAt = w.sched.now
 			if err := w.store.Delete(w.outside, lockKey); err != nil {
@@ -163,8 +164,8 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.sched.after(full, func() { w.provider.SetCapacity(mock.Place{Subnet: subnet}, -1) })
 		}
 	case stranger:
-		// One, as after a create that landed later than its tombstone was kept, or many, as after a bucket was
-		// restored.
+		// Plant one VM, as after a create call that took effect after its tombstone was removed. Or plant many, as
+		// after the bucket was restored from a backup.
 		n := 1
 		if d.IntN(4) == 0 {
 			n = 4
@@ -183,7 +184,7 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 	}
 }
 
-// strikeVM befalls one VM, or some, or all.
+// strikeVM causes a fault of one VM, some VMs or all VMs.
 func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 	m := w.fleet.any(d)
 	if m == nil || !w.faults.admit(moment, k, m.met()) {
@@ -214,7 +215,7 @@ func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 	}
 }
 
-// strikeHeir befalls the heir, and what it has in common with its leader.
+// strikeHeir causes a fault of the heir, or of the leader and the heir together.
 func (w *World) strikeHeir(k Kind, leader *server, d *dice, admit func(s *server, format string, args ...any) bool) {
 	heir := w.heir()
 	if heir == nil || (k == pairKilled || k == pairCut) && leader == nil || !admit(heir, "%s", heir.name) {
@@ -267,13 +268,13 @@ func (w *World) startLater(s *server, in time.Duration) {
 			return
 		}
 		if s.alive() {
-			s.kill(false) // it took too long to stop
+			s.kill(false) // it exceeded the time limit for stopping
 		}
 		s.start()
 	})
 }
 
-// loseVMs takes VMs away without a word.
+// loseVMs ends n VMs without a notice.
 func (w *World) loseVMs(n int, d *dice) {
 	vms := append([]*machine(nil), w.fleet.order...)
 	for range min(n, len(vms)) {
@@ -293,12 +294,12 @@ func (w *World) loseOne(m *machine, d *dice) {
 	w.fleet.lose(m, lose)
 }
 
-// muteAgents cuts agents off from the servers: their machines run, and nobody hears them. Some are well and say the
-// opposite for a while.
+// muteAgents cuts agents off from the servers while their machines run. Some agents stay connected, and report
+// unhealthy for a while although they are healthy.
 func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 	until := w.sched.now.Add(d.between(10*time.Second, 5*time.Minute))
 	all := k == allMute || d.IntN(3) == 0
-	rolling := d.IntN(2) == 0 // one after the other
+	rolling := d.IntN(2) == 0 // one agent after the other
 	for _, m := range w.fleet.order {
 		if hit := d.IntN(5) == 0; m != first && !all && !hit {
 			continue
@@ -318,7 +319,7 @@ func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 			}
 			w.trace("agent of %s is mute", m.id)
 			if end := until.Add(from); end.After(m.agent.mute) {
-				m.agent.mute = end // the agent's next try is planned for the later end
+				m.agent.mute = end // the agent's next attempt is scheduled for the later end
 			}
 			m.agent.mutedAt = w.sched.now
 			w.fleet.hangUp(m)
@@ -326,7 +327,7 @@ func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 	}
 }
 
-// strangers lets VMs appear that have our tags and no record.
+// strangers adds n VMs that have the shard's tags but no record.
 func (w *World) strangers(n int, d *dice) {
 	for range n {
 		w.fleet.planted++
@@ -337,8 +338,8 @@ func (w *World) strangers(n int, d *dice) {
 	}
 }
 
-// calm ends all faults: servers run, networks carry, agents speak, the configuration is sound, and what was sent
-// arrives.
+// calm ends all faults. Servers run, networks deliver, agents report, the configuration is valid, and everything
+// already sent arrives.
 func (w *World) calm() {
 	w.trace("calm")
 	w.quiet = true

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// edge is one server's client of the bucket. Like a real one it may send a write again by itself, and answer with what
-// the second came to.
+// edge is one server's bucket client. Like an SDK it may repeat a write, and then it returns the result of the second
+// attempt.
 type edge struct {
 	*mem.Store
 	server *server
@@ -39,7 +39,7 @@ func (e edge) Get(ctx context.Context, key string) (objstore.Object, error) {
 	return object, err
 }
 
-// cloud is a client of the provider that may send a call again by itself.
+// cloud is a provider client. Like an SDK it may repeat a call.
 type cloud struct {
 	*mock.Provider
 	world *World
@@ -51,12 +51,12 @@ func (c cloud) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, e
 	if err == nil && c.world.caller().repeats(cloudRepeated, req.Tags.Instance.String()) {
 		second, err := c.Provider.Create(again(ctx), req)
 		if infra.ClassOf(err) == infra.Capacity {
-			return vm, nil // a provider that has the VM has no such answer
+			return vm, nil // a provider that has the VM does not return this error
 		}
 		return second, err
 	}
 	if infra.ClassOf(err) == infra.Capacity {
-		delete(c.world.fleet.asked, req.Tags.Instance) // as definite as an answer can be
+		delete(c.world.fleet.asked, req.Tags.Instance) // this answer is definite: the call created no VM
 	}
 	return vm, err
 }
@@ -70,7 +70,7 @@ func (c cloud) Delete(ctx context.Context, providerID string) error {
 	return err
 }
 
-// List implements infra.Provider. What it shows while a leader takes over is known to every plan of its term.
+// List implements infra.Provider. A list that began during the takeover is known to every plan of its term.
 func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	began, s := c.world.sched.now, c.world.caller()
 	vms, err := c.Provider.List(ctx, owner)
@@ -83,7 +83,7 @@ func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) 
 
 type againKey struct{}
 
-// again marks what a client sends a second time: nobody decides about it any more.
+// again marks a request that a client repeats. The checks skip it, because no new decision is behind it.
 func again(ctx context.Context) context.Context { return context.WithValue(ctx, againKey{}, true) }
 
 func (s *server) repeats(k Kind, about string) bool {

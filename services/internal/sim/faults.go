@@ -16,13 +16,13 @@ import (
 
 type outsideKey struct{}
 
-// latency is the time that an edge takes, in the task that called it. The answer to who has stopped waiting is lost.
+// latency suspends the calling task for d of simulated time, or until ctx ends. If ctx ends first, the answer is lost.
 func (w *World) latency(ctx context.Context, d time.Duration) error { return w.sched.sleepIn(ctx, d) }
 
 var errCut = errors.New("network unreachable")
 
-// befalls draws what befalls one request of a server, of those kinds that can: at most one thing. Every kind takes one
-// draw, whether the world has it or not.
+// befalls draws the fault of one request, at most one, from the kinds that can accepts. Every kind consumes one random
+// number, even a kind that this World does not have.
 func (w *World) befalls(s *server, d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
 	for i, o := range ofRequests {
 		if u := d.Float64(); u >= w.rates.request[i] || !can(o.kind) {
@@ -33,7 +33,7 @@ func (w *World) befalls(s *server, d *dice, occasion uint64, can func(Kind) bool
 	return "", false
 }
 
-// injectStore decides what becomes of a request to the bucket.
+// injectStore decides the fault of a request to the bucket.
 func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	s := w.caller()
 	if ctx.Value(outsideKey{}) != nil || s == nil {
@@ -56,7 +56,7 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	}
 	reads := r.Op == mem.Get || r.Op == mem.List
 	step := r.Op == mem.Put && strings.HasPrefix(r.Key, recordPrefix)
-	again := d.Float64() // SDKs repeat reads by themselves, up to three times
+	again := d.Float64() // SDKs repeat reads, up to three times
 	what, befallen := w.befalls(s, &d, occasion, func(k Kind) bool {
 		switch k {
 		case bucketRefused:
@@ -68,7 +68,7 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 		case bucketStale:
 			return r.Op == mem.List
 		case crashBefore, crashAfter, pauseAtCall:
-			return step || again < 0.1 // most steps are no reads, nor renewals of the lock
+			return step || again < 0.1 // most requests are renewals of the lock or reads that change nothing
 		case bucketSlow:
 			return true
 		}
@@ -106,7 +106,7 @@ func ambiguous(r mem.Request, err error) error {
 	return err
 }
 
-// crash ends a server a moment from now, and starts it again later.
+// crash kills a server shortly afterwards, and starts it again later.
 func (w *World) crash(s *server, in time.Duration, d *dice) {
 	life := s.lives
 	back := d.between(100*time.Millisecond, time.Minute)
@@ -120,7 +120,7 @@ func (w *World) crash(s *server, in time.Duration, d *dice) {
 
 var changesVMs = []mock.Kind{mock.Create, mock.Delete, mock.Register, mock.Deregister, mock.Acquire, mock.Release}
 
-// injectProvider checks a call and decides what becomes of it.
+// injectProvider checks a call to the provider and decides its fault.
 func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome {
 	if ctx.Value(outsideKey{}) != nil {
 		return mock.Outcome{}
@@ -160,13 +160,14 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	what, befallen := w.befalls(s, &d, occasion, func(k Kind) bool {
 		switch k {
 		case cloudFails, cloudThrottles, cloudLag:
-			// What the bucket's list does not show only the provider's can tell.
+			// If the bucket's list omits records, only the provider's list can reveal their VMs. It must be correct
+			// then.
 			return (call.Kind != mock.List || w.rates.of[bucketStale] == 0) &&
 				(k != cloudLag || !mutates && call.Kind != mock.MachineState)
 		case cloudLost:
 			return mutates
 		case cloudLate:
-			return mutates && call.Kind != mock.Register // nothing would tell of a VM registered after its end
+			return mutates && call.Kind != mock.Register // no later check would find a VM that was registered after its end
 		case cloudFull:
 			return call.Kind == mock.Create && call.Request.InstanceType == "small"
 		case crashBefore, crashAfter, pauseAtCall:
@@ -189,7 +190,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		out.Lost = true
 	case cloudLate:
 		out.Late = d.between(time.Second, 40*time.Second)
-		// what is due lands when somebody looks
+		// A late call takes effect when the provider is next asked, so ask it then.
 		w.sched.after(out.Latency+out.Late+time.Millisecond, func() { w.provider.Late() })
 	case cloudLag:
 		out.Lag = d.between(time.Second, 45*time.Second)
@@ -201,7 +202,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 			out.Latency = slow
 		} else {
 			s.slowAt = w.sched.now
-			w.slowAnswers[call.Seq] = 5 * slow // it has happened, and takes its time to say so
+			w.slowAnswers[call.Seq] = 5 * slow // the call took effect, and its answer is slow
 		}
 	case crashBefore:
 		w.crash(s, out.Latency/2, &d)
@@ -213,13 +214,13 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	return out
 }
 
-// yield lets a server crash, or wait, between the effect of its call and the answer: the second time that the call
-// yields.
+// yield may crash or delay a server between the effect of its call and the answer, which is the second time that the
+// call yields.
 func (w *World) yield(ctx context.Context, call mock.Call) {
 	s := w.caller()
 	if slow, ok := w.slowAnswers[call.Seq]; ok {
 		if slow > 0 {
-			w.slowAnswers[call.Seq] = -slow // before the effect
+			w.slowAnswers[call.Seq] = -slow // the call yields for the first time, before its effect
 		} else {
 			delete(w.slowAnswers, call.Seq)
 			_ = w.sched.sleepIn(ctx, -slow)

@@ -9,29 +9,29 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// fleet shadows the provider's VMs as they are, past every fault, and plays the agents on them.
+// fleet shadows the provider's VMs as they really are, whatever faults clients suffer. It also simulates their agents.
 type fleet struct {
 	world      *World
 	byProvider map[string]*machine
 	byInstance map[ident.ID]*machine
-	order      []*machine // of our shard, not ended, in order of appearance
+	order      []*machine // VMs of this shard that have not ended, in order of appearance
 	asked      map[ident.ID]*ask
 	planted    int
 }
 
-// machine is one VM and what runs on it.
+// machine is one VM and its agent.
 type machine struct {
 	providerID string
 	id         ident.ID
 	key        config.GroupKey
 	state      infra.State
-	since      time.Time // when it appeared
-	lostAt     time.Time // when it was taken away without anybody asking
+	since      time.Time // when the VM appeared
+	lostAt     time.Time // when the VM was lost without a delete call
 	agent      agent
 	dice       *dice
 	onDemand   bool
-	asked      int   // its occasions
-	calls      calls // to delete it
+	asked      int   // counts the random decisions about this VM
+	calls      calls // delete calls for this VM
 }
 
 // ask is a create call whose result is not recorded.
@@ -42,13 +42,13 @@ type ask struct {
 	calls  calls
 }
 
-// calls counts the calls about one thing within a minute.
+// calls counts calls about one object within a minute.
 type calls struct {
 	from time.Time
 	n    int
 }
 
-// often says whether there are so many that nobody can have waited between them.
+// often counts a call, and reports whether there were so many in a minute that the caller cannot have backed off.
 func (c *calls) often(now time.Time) bool {
 	if now.Sub(c.from) > minute {
 		c.from, c.n = now, 0
@@ -57,13 +57,13 @@ func (c *calls) often(now time.Time) bool {
 	return c.n > 20
 }
 
-// alive: it runs or is about to.
+// alive reports whether the VM runs or is about to.
 func (m *machine) alive() bool { return m.state.Alive() }
 
-// doomed: everybody was told that it will go.
+// doomed reports whether the VM has announced its end.
 func (m *machine) doomed() bool { return m.agent.notice || m.agent.powerOff }
 
-// changed is told by the provider of states now and to come.
+// changed receives the present and future states of a VM from the provider.
 func (f *fleet) changed(vm infra.VM, at time.Time) {
 	w := f.world
 	if vm.Tags.Owner != ours {
@@ -118,7 +118,7 @@ func (f *fleet) becomes(m *machine, state infra.State) {
 	}
 }
 
-// lose takes a VM away behind everybody's back.
+// lose ends a VM without a delete call.
 func (f *fleet) lose(m *machine, how func(providerID string) error) {
 	if m.state == infra.Deleted {
 		return
@@ -129,7 +129,7 @@ func (f *fleet) lose(m *machine, how func(providerID string) error) {
 	}
 }
 
-// any returns some VM that has not ended, nil if there is none.
+// any returns a random VM that has not ended, or nil if there is none.
 func (f *fleet) any(d *dice) *machine {
 	if len(f.order) == 0 {
 		return nil
@@ -137,8 +137,8 @@ func (f *fleet) any(d *dice) *machine {
 	return f.order[d.IntN(len(f.order))]
 }
 
-// orphans counts the VMs that have had no record for as long as a leader may take to notice, and that nobody has
-// confirmed, and all VMs.
+// orphans returns the number of orphans and the number of all VMs. It counts orphans that a leader has had time to
+// notice and that no person has confirmed.
 func (f *fleet) orphans(t *term) (orphans, all int) {
 	for _, m := range f.order {
 		if !m.alive() {
@@ -153,7 +153,7 @@ func (f *fleet) orphans(t *term) (orphans, all int) {
 	return orphans, all
 }
 
-// recorded is told of each new version of a record.
+// recorded updates the VM of each new version of a record.
 func (f *fleet) recorded(d *document) {
 	if d.State != record.Reserved {
 		delete(f.asked, d.ID)

@@ -1,45 +1,45 @@
 package sim
 
-// Kind names one way in which things go wrong, or one thing that people do meanwhile.
+// Kind names one kind of fault, or one kind of action by people.
 type Kind string
 
 // Faults of one request to the bucket or the provider.
 const (
-	bucketRefused  Kind = "bucket refuses"       // no effect; the caller cannot know
-	bucketLost     Kind = "bucket answer lost"   // effect, no answer
-	bucketLate     Kind = "bucket write late"    // takes effect many requests later
-	bucketSlow     Kind = "bucket slow"          //
-	bucketStale    Kind = "bucket list stale"    //
-	bucketRepeated Kind = "bucket write twice"   // sent again below the caller, who hears the second answer
-	cloudFails     Kind = "provider fails"       // no effect; the caller cannot know
-	cloudThrottles Kind = "provider throttles"   //
-	cloudLost      Kind = "provider answer lost" //
-	cloudLate      Kind = "provider call late"   // takes effect up to 40 s later
-	cloudSlow      Kind = "provider slow"        //
-	cloudLag       Kind = "provider view old"    // answers from the past
-	cloudFull      Kind = "no capacity"          //
-	cloudRepeated  Kind = "provider call twice"  //
-	crashBefore    Kind = "crash before effect"  // of the request under way
-	crashAfter     Kind = "crash after effect"   //
-	pauseAtCall    Kind = "pause at call"        // longer than the lease, between the last check and the effect
-	timerLate      Kind = "timer late"           // of the election, up to a twentieth of the lease
-	lockLate       Kind = "lock write late"      // as any other, and more often
+	bucketRefused  Kind = "bucket refuses"     // no effect; the caller cannot know
+	bucketLost     Kind = "bucket answer lost" // takes effect; no answer
+	bucketLate     Kind = "bucket write late"  // takes effect many requests later
+	bucketSlow     Kind = "bucket slow"
+	bucketStale    Kind = "bucket list stale"
+	bucketRepeated Kind = "bucket write twice" // the client repeats the write and returns the second answer
+	cloudFails     Kind = "provider fails"     // no effect; the caller cannot know
+	cloudThrottles Kind = "provider throttles"
+	cloudLost      Kind = "provider answer lost"
+	cloudLate      Kind = "provider call late" // takes effect up to 40 s later
+	cloudSlow      Kind = "provider slow"
+	cloudLag       Kind = "provider view old" // an outdated answer
+	cloudFull      Kind = "no capacity"
+	cloudRepeated  Kind = "provider call twice"
+	crashBefore    Kind = "crash before effect" // before the current request takes effect
+	crashAfter     Kind = "crash after effect"
+	pauseAtCall    Kind = "pause at call"   // longer than the lease, between the last check and the effect
+	timerLate      Kind = "timer late"      // an election timer, by up to a twentieth of the lease
+	lockLate       Kind = "lock write late" // as other writes, but more often
 )
 
 // Faults of messages between servers, and of their connections.
 const (
 	messageLost  Kind = "message lost"
-	messageLate  Kind = "message late" // up to four promises: overtaken by others
+	messageLate  Kind = "message late" // by up to four promises, so that later messages overtake it
 	messageTwice Kind = "message twice"
 	linkLost     Kind = "link lost"
 	linkFlaps    Kind = "link flaps"
-	peersCut     Kind = "peers cut off" // from one or all others; what is sent meanwhile is lost, or arrives afterwards
+	peersCut     Kind = "peers cut off" // from one or all others; messages sent meanwhile are lost or arrive later
 	peersOneWay  Kind = "peers cut one way"
 	peersLossy   Kind = "peers lossy"
 	peersSlow    Kind = "peers slow"
 	heirKilled   Kind = "heir killed"
 	heirPaused   Kind = "heir paused"
-	pairKilled   Kind = "leader and heir killed" // one, and within two promises the other
+	pairKilled   Kind = "leader and heir killed" // the second within two promises of the first
 	pairCut      Kind = "leader and heir cut from bucket"
 )
 
@@ -49,16 +49,16 @@ const (
 	killedMach  Kind = "machine terminated"
 	killedAll   Kind = "all servers killed"
 	stopped     Kind = "server stopped" // SIGTERM
-	paused      Kind = "server paused"  // SIGSTOP or suspension: clocks go on
-	frozen      Kind = "clock stopped"  // paused, and its clock with it
-	cutBoth     Kind = "cut off"        // from bucket and provider
+	paused      Kind = "server paused"  // SIGSTOP or suspension: clocks keep running
+	frozen      Kind = "clock stopped"  // paused, and its clock stops too
+	cutBoth     Kind = "cut off"        // from the bucket and the provider
 	cutBucket   Kind = "cut from bucket"
 	cutCloud    Kind = "cut from provider"
 	cutAnswers  Kind = "answers cut" // requests arrive, answers do not
 	deafened    Kind = "cut from agents"
 	clockStep   Kind = "time of day steps"
 	lockRemoved Kind = "lock removed"
-	wiped       Kind = "everything deleted" // every process, cache and VM at once
+	wiped       Kind = "everything deleted" // every process, cache and VM at the same time
 )
 
 // Faults of VMs and agents.
@@ -79,7 +79,7 @@ const (
 	thief       Kind = "nonce stolen"
 )
 
-// What people and the operator do.
+// Actions of people and of the operator.
 const (
 	resize       Kind = "size changed"
 	newInfra     Kind = "infra changed"
@@ -96,13 +96,13 @@ const (
 	neverDrains  Kind = "operator drains not"
 )
 
-// odds is how often something happens in a world that has it.
+// odds says how often a kind occurs in a World that has it.
 type odds struct {
 	kind Kind
-	most float64 // of a request's: the largest chance; of the others: the weight among them
+	most float64 // for requests the largest probability, for other kinds the relative weight
 }
 
-// Faults by where they are decided, in a fixed order: it is part of what a seed means.
+// Faults by the place where they are decided. The order is fixed, because the meaning of a seed depends on it.
 var (
 	ofRequests = []odds{
 		{bucketRefused, 0.1}, {bucketLost, 0.05}, {bucketLate, 0.02}, {bucketSlow, 0.05}, {bucketStale, 0.3},
@@ -130,11 +130,11 @@ var (
 	}
 )
 
-// ofHeirs are the kinds that a world without heirs does not have.
+// ofHeirs are the kinds that a World without heirs does not have.
 var ofHeirs = []Kind{messageLost, messageLate, messageTwice, linkLost, linkFlaps, peersCut, peersOneWay, peersLossy,
 	peersSlow, heirKilled, heirPaused, pairKilled, pairCut}
 
-// Kinds lists every kind, in order.
+// Kinds returns all kinds, in a fixed order.
 func Kinds() []Kind {
 	var kinds []Kind
 	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes} {
@@ -145,19 +145,19 @@ func Kinds() []Kind {
 	return kinds
 }
 
-// rates are the odds of one world: a random subset of the kinds, each at a rate of its own ("Swarm Testing", Groce et
-// al., ISSTA 2012: what all faults together never reach, some of them alone do).
+// rates are the odds of one World: a random subset of the kinds, each with its own rate. Some faults are reached only
+// when other kinds are absent ("Swarm Testing", Groce et al., ISSTA 2012).
 type rates struct {
 	of    map[Kind]float64
-	total float64 // of those at times
-	// request holds the odds of a request's faults by their place in ofRequests, so that a request looks nothing up.
-	request, message []float64 // and of a message's
+	total float64 // weight of all kinds in ofTimes
+	// request holds the odds of request faults by their index in ofRequests, which avoids map lookups.
+	request, message []float64 // message does the same for ofMessages
 }
 
 func (w *World) drawRates() rates {
 	d := w.dice("rates")
 	r := rates{of: map[Kind]float64{}}
-	share := 0.3 + 0.6*d.Float64() // of the kinds that this world has
+	share := 0.3 + 0.6*d.Float64() // the share of kinds that this World has
 	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes} {
 		for _, o := range all {
 			has, rate := d.chance(share), d.Float64()
@@ -166,20 +166,20 @@ func (w *World) drawRates() rates {
 			}
 		}
 	}
-	if d.chance(0.5) { // when both lists lie there is nothing left to know a record by
+	if d.chance(0.5) { // if both lists omit entries, no source can reveal a record
 		delete(r.of, bucketStale)
 	} else {
 		delete(r.of, cloudLag)
 	}
 	if r.of[bucketStale] > 0 {
-		delete(r.of, lockRemoved) // the highest term is then read from a list
+		delete(r.of, lockRemoved) // without the lock, the highest term is read from a list
 	}
 	if w.promise == 0 {
 		for _, k := range ofHeirs {
 			delete(r.of, k)
 		}
 	}
-	if w.mixed() { // who knows nothing of heirs cannot know how long a lock was that it never saw
+	if w.mixed() { // a server that knows of no heirs cannot know the lease of a lock it never saw
 		delete(r.of, lockRemoved)
 	}
 	for _, o := range ofMessages {
@@ -194,7 +194,7 @@ func (w *World) drawRates() rates {
 	return r
 }
 
-// pick returns one of the kinds that happen at times, "" in a world without.
+// pick returns a random kind from ofTimes, or "" if this World has none of them.
 func (r *rates) pick(d *dice) Kind {
 	at := d.Float64() * r.total
 	for _, o := range ofTimes {

@@ -9,18 +9,18 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// operator watches the leader's instances, as nstance-operator does, and drains the nodes of those that are to go. Its
-// stream ends with the leader, or is cut; then it lists what there is and watches anew.
+// operator simulates nstance-operator. It watches the leader's instances and drains the nodes of those being deleted.
+// Its stream ends with the leader or is cut; then it lists the instances and watches again.
 type operator struct {
 	world     *World
 	term      *term     // of the leader that it watches; nil: none
-	since     time.Time // it watches that one
-	cutUntil  time.Time // it cannot
-	idleUntil time.Time // it drains nothing
+	since     time.Time // start of the current watch
+	cutUntil  time.Time // the watch is cut until then
+	idleUntil time.Time // it drains nothing until then
 	told      map[ident.ID]bool
 }
 
-// run looks after the stream every few seconds.
+// run checks the stream every three seconds.
 func (o *operator) run() {
 	o.told = map[ident.ID]bool{}
 	o.world.every(3*time.Second, o.look)
@@ -48,14 +48,14 @@ func (o *operator) look() {
 	}
 }
 
-// hear takes the announcement of a drain off the stream.
+// hear handles a drain event from the stream.
 func (o *operator) hear(t *term, id ident.ID) {
 	if o.term == t && !o.world.sched.now.Before(o.cutUntil) {
 		o.drain(id)
 	}
 }
 
-// drain drains a node, which may take longer than its deadline, or never end.
+// drain drains a node. The drain may exceed its deadline, or never end.
 func (o *operator) drain(id ident.ID) {
 	o.told[id] = true
 	w := o.world
@@ -80,12 +80,12 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 	s.term.leader.World.Drained(id)
 }
 
-// lesson is what a leader has heard of a deletion: when the bucket first told it, as an answer to its write or because
-// it read the record, and until when it has to leave the node alone then. Whoever hears of it late grants the rest of
-// half the drain, at most 30 s (docs/evidence/reliability.md).
+// lesson records that the leader learned of a deletion. at is when the bucket first returned the record or acknowledged
+// the write; until is the earliest time at which the leader may terminate the VM without a drain. A leader that learns
+// late grants the rest, or half, of the drain, at most 30 s (docs/evidence/reliability.md).
 type lesson struct{ at, until time.Time }
 
-// learn notes that the bucket tells a server of a record.
+// learn records that the bucket returned a record to this server.
 func (s *server) learn(key string, body []byte) {
 	t := s.term
 	if t == nil || !strings.HasPrefix(key, recordPrefix) || !bytes.Contains(body, []byte(record.Deleting)) {
@@ -103,7 +103,8 @@ func (s *server) learn(key string, body []byte) {
 	t.learnt[d.ID] = l
 }
 
-// hasty says for how long a leader should still leave a node alone that nobody said was drained.
+// hasty returns how long the leader must still wait for a node that was not reported as drained. hasty is false if it
+// need not wait.
 func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 	w := t.server.world
 	l, ok := t.learnt[d.ID]
@@ -111,12 +112,13 @@ func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 	return left, ok && left > 2*wallSkew && !w.people.drained[d.ID]
 }
 
-// announceable is how much time a leader has to have for a drain that operators hear of it for certain.
+// announceable is the minimum time to a drain's deadline at which operators are certain to receive its event.
 const announceable = 2*wallSkew + time.Second
 
-// unaware says whether the operator watched since before the leader heard of a deletion, and never heard that the
-// instance was to be drained, although there was time for that. A leader that stood still meanwhile may have had none;
-// and whose agent never registered has no node (its create call may have taken all of the time).
+// unaware reports whether the operator should have received a drain event for an instance and did not. It must have
+// watched since before the leader learned of the deletion, with enough time for the event. A leader that was paused may
+// have had too little time. An instance that never registered has no node, and its create call may have taken all of
+// the time.
 func (o *operator) unaware(t *term, d *document) bool {
 	if o.term != t || t == nil || o.told[d.ID] || len(d.PublicKey) == 0 {
 		return false
