@@ -18,7 +18,7 @@ func (w *World) checkAuthority() {
 	var holder *server
 	for _, s := range w.servers {
 		if !s.alive() || s.fooled {
-			continue // a server with a stopped clock cannot notice that its lease is over: only conditional writes stop it
+			continue // with a stopped clock it cannot notice the end of its lease: only conditional writes stop it
 		}
 		if until, _ := s.elector.ActUntil(); until <= s.clock() {
 			continue

@@ -167,7 +167,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		case cloudLost:
 			return mutates
 		case cloudLate:
-			return mutates && call.Kind != mock.Register // no later check would find a VM that was registered after its end
+			return mutates && call.Kind != mock.Register // no later check finds a VM registered after its end
 		case cloudFull:
 			return call.Kind == mock.Create && call.Request.InstanceType == "small"
 		case crashBefore, crashAfter, pauseAtCall:

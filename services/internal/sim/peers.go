@@ -7,26 +7,26 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// What package peer does with connections.
+// These values mirror the connection handling of package peer.
 const (
 	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
 	helloTime               = 5 * time.Second
 	keepalive, keptAlive    = 10 * time.Second, 5 * time.Second
-	maxIncoming             = 256 // messages that wait for a process
+	maxIncoming             = 256 // messages queued for a paused process
 )
 
-// way is the network from one server to another.
+// way is the network in the direction from one server to another.
 type way struct {
-	cut  int // by so many faults
+	cut  int // number of faults that cut it at present
 	kept time.Duration
-	// Until when something is wrong with it, as elapsed time.
+	// Packet loss and delays end at these elapsed times.
 	lossyUntil, slowUntil time.Duration
 	loss                  float64
 	slow                  time.Duration
 }
 
-// link is a follower's connection to the process that holds the lock. Each side closes it for itself: what arrives
-// there later is not heard.
+// link is a follower's connection to the process that holds the lock. Each side closes its end separately. A closed end
+// drops the messages that arrive later.
 type link struct {
 	world            *World
 	follower, leader *process
@@ -46,17 +46,17 @@ func (l *link) end(side int) *process {
 	return l.leader
 }
 
-// way is the network from one side of a link to the other.
+// way returns the network from one side of a link to the other.
 func (l *link) way(from int) *way { return l.world.way(l.end(from).server, l.end(1-from).server) }
 
 func (w *World) way(from, to *server) *way { return &w.ways[from.index][to.index] }
 
-// carries says whether both sides hear each other.
+// carries reports whether messages pass in both directions.
 func (l *link) carries() bool {
 	return l.way(followerSide).cut+l.way(leaderSide).cut == 0 && !l.follower.paused && !l.leader.paused
 }
 
-// follow has a candidate be connected to the holder of the lock, as lease.Run does.
+// follow connects a candidate to the holder of the lock, as lease.Run does.
 func (s *server) follow() {
 	var peer election.Peer
 	if s.elector.Role() == election.Standby {
@@ -76,7 +76,7 @@ func (s *server) follow() {
 	s.dialLater(s.process.net.between(time.Millisecond, 30*time.Millisecond), redialAfter)
 }
 
-// dialLater connects after a while, and if that fails again and again, with longer and longer pauses.
+// dialLater connects after the time in. If that fails, it tries again with growing pauses, up to redialMost.
 func (s *server) dialLater(in, pause time.Duration) {
 	if s.follows == (election.Peer{}) {
 		return
@@ -92,7 +92,7 @@ func (s *server) dialLater(in, pause time.Duration) {
 		case process.paused:
 			s.dialLater(time.Second, pause)
 		case leader == nil:
-			s.dialLater(pause, again) // refused at once
+			s.dialLater(pause, again) // the connection is refused immediately
 		case w.way(s, leader.server).cut+w.way(leader.server, s).cut > 0 || leader.paused:
 			s.dialLater(helloTime+pause, again)
 		default:
@@ -101,7 +101,7 @@ func (s *server) dialLater(in, pause time.Duration) {
 	})
 }
 
-// processOf is the living process of a name, nil if there is none.
+// processOf returns the living process of a peer, or nil if there is none.
 func (w *World) processOf(peer election.Peer) *process {
 	for _, s := range w.servers {
 		if s.alive() && s.process.name == peer.Incarnation {
@@ -123,7 +123,7 @@ func (s *server) connect(leader *process) {
 	l.keepAlive()
 }
 
-// keepAlive ends a connection over which nothing is heard any more.
+// keepAlive closes a connection on both sides when it stops carrying messages.
 func (l *link) keepAlive() {
 	l.world.sched.after(keepalive, func() {
 		switch {
@@ -143,7 +143,7 @@ func (l *link) keepAlive() {
 	})
 }
 
-// hangUp ends a connection; the other side notices after a while.
+// hangUp closes one side of a connection. The other side notices after the time notice.
 func (l *link) hangUp(side int, notice time.Duration) {
 	l.close(side)
 	l.world.sched.after(notice, func() { l.close(1 - side) })
@@ -164,7 +164,7 @@ func (l *link) close(side int) {
 		s.give(election.LinkDown{Peer: l.follower.peer()})
 		return
 	}
-	s.world.sched.after(0, func() { // it may be in the middle of a step
+	s.world.sched.after(0, func() { // the server may be in the middle of a step
 		if s.process == p {
 			s.give(election.LeaderLinkDown{Leader: l.leader.peer()})
 		}
@@ -175,7 +175,7 @@ func (l *link) close(side int) {
 	}
 }
 
-// links of a server, as follower and as leader.
+// links returns the connections of a server, as follower and as leader.
 func (s *server) links() []*link {
 	all := slices.Clone(s.incoming)
 	if s.link != nil {
@@ -191,8 +191,8 @@ func (l *link) side(p *process) int {
 	return leaderSide
 }
 
-// disconnect ends the connections of a process that has ended. Its kernel says so to the others, unless the machine is
-// gone.
+// disconnect ends the connections of a process that has ended. The peers notice soon, because the kernel closes the
+// connections. They notice late if the machine is terminated or the network is cut.
 func (s *server) disconnect(terminated bool) {
 	for _, l := range s.links() {
 		side := l.side(s.process)
@@ -210,8 +210,8 @@ func (p *process) peer() election.Peer { return election.Peer{ID: p.server.name,
 
 func (s *server) peer() election.Peer { return s.process.peer() }
 
-// linkTo is the connection over which a message goes: leaders speak to followers over those that came in, followers to
-// leaders over their own.
+// linkTo returns the connection for a message. Leaders write to followers on the connections that followers opened;
+// followers write to leaders on their own connection.
 func (s *server) linkTo(a election.Send) *link {
 	switch a.Message.(type) {
 	case election.Heartbeat, election.Handover:
@@ -228,7 +228,7 @@ func (s *server) linkTo(a election.Send) *link {
 	return nil
 }
 
-// send carries a message, or not.
+// send delivers a message with its faults: it may be lost, delayed or repeated.
 func (s *server) send(a election.Send) {
 	s.says(a.Message)
 	l := s.linkTo(a)
@@ -245,7 +245,7 @@ func (s *server) send(a election.Send) {
 		if net.kept <= now {
 			return
 		}
-		delay += net.kept - now // sent again by the kernel until it gets through
+		delay += net.kept - now // the kernel retransmits until the message gets through
 	} else {
 		if now < net.lossyUntil && d.chance(net.loss) {
 			return
@@ -272,7 +272,7 @@ func (s *server) send(a election.Send) {
 	}
 	for range times {
 		w.sched.after(delay, func() { l.deliver(1-side, a.Message) })
-		delay += d.between(0, 2*w.promise) // of the second
+		delay += d.between(0, 2*w.promise) // the delay of the second delivery
 	}
 }
 
@@ -285,7 +285,7 @@ func (l *link) deliver(side int, m election.Message) {
 	p.server.give(m)
 }
 
-// strikePeers lets something go wrong between servers.
+// strikePeers causes a fault of the network between servers.
 func (w *World) strikePeers(k Kind, s *server, d *dice) {
 	others := slices.DeleteFunc(slices.Clone(w.servers), func(o *server) bool { return o == s })
 	if d.IntN(2) == 0 {
@@ -333,7 +333,7 @@ func (w *World) cutWays(ways []*way, d time.Duration, kept bool) {
 	})
 }
 
-// flap ends the connections of a server again and again.
+// flap ends the connections of a server repeatedly until the elapsed time until.
 func (w *World) flap(s *server, until time.Duration, d *dice) {
 	if w.quiet || w.sched.elapsed >= until {
 		return
@@ -342,7 +342,7 @@ func (w *World) flap(s *server, until time.Duration, d *dice) {
 	w.sched.after(d.between(100*time.Millisecond, 12*time.Second), func() { w.flap(s, until, d) })
 }
 
-// breakLinks ends the connections of a server; one side or the other may notice late.
+// breakLinks ends the connections of a server. One side may notice late.
 func (w *World) breakLinks(s *server, d *dice) {
 	for _, l := range s.links() {
 		notice := time.Duration(0)

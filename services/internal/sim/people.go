@@ -20,19 +20,19 @@ const (
 	retention = 10 * time.Minute // of tombstones
 	// unusedRetention is the retention of tombstones of reservations that were never used.
 	unusedRetention = 2 * time.Minute
-	// registrationTime is how long an agent may take to register.
+	// registrationTime is the time limit for an agent's registration.
 	registrationTime = 90 * time.Second
 )
 
-// people change the configuration, as `tofu apply` and nstance-admin do, make and delete instances, and drain nodes.
-// What was acknowledged to them has to hold.
+// people change the configuration, as `tofu apply` and nstance-admin do. They also create and delete instances, and
+// drain nodes. Every change that was acknowledged to them must hold.
 type people struct {
 	world    *World
 	groups   []*spec
-	versions map[objstore.Token]int // of the configuration
-	version  int                    // the latest
-	sound    bool                   // the latest is valid
-	applied  int                    // the highest that a leader has applied
+	versions map[objstore.Token]int // number of each configuration by its token
+	version  int                    // the latest version
+	sound    bool                   // the latest version is valid
+	applied  int                    // the highest version that a leader has applied
 
 	expiry      bool
 	terminating bool
@@ -54,7 +54,7 @@ type spec struct {
 	balancers      []string
 }
 
-// wish is what somebody asked for last, and whether it was acknowledged.
+// wish is the latest request about an object, and whether it was acknowledged.
 type wish struct {
 	size  int
 	gone  bool
@@ -88,7 +88,7 @@ func newPeople(w *World) people {
 	return p
 }
 
-// document writes the configuration as it is to be.
+// document returns the configuration that people want at present.
 func (p *people) document() []byte {
 	duration := func(d time.Duration) *config.Duration { v := config.Duration(d); return &v }
 	s := config.Shard{
@@ -132,7 +132,7 @@ func (p *people) document() []byte {
 	return append(body, fmt.Sprintf("\n// version %d\n", p.version)...)
 }
 
-// apply writes the configuration into the bucket, as `tofu apply` does.
+// apply writes the configuration to the bucket, as `tofu apply` does.
 func (p *people) apply() {
 	p.version++
 	p.sound = true
@@ -147,7 +147,7 @@ func (p *people) write(body []byte) {
 	p.versions[token] = p.version
 }
 
-// act does one of the things that people and the operator do.
+// act does one action of people or of the operator.
 func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
 	w := p.world
 	g := p.groups[d.IntN(len(p.groups))]
@@ -226,7 +226,7 @@ func (p *people) change(s *server, d *dice) {
 	})
 }
 
-// create makes an on-demand instance, and tries again with the same ID where the answer got lost.
+// create makes an on-demand instance. If the answer is lost, it tries again with the same ID.
 func (p *people) create(t *term, key config.GroupKey, id ident.ID, tries int, d *dice) {
 	w := p.world
 	w.trace("somebody wants an instance %s of %s", id, key)
@@ -254,7 +254,7 @@ func (p *people) create(t *term, key config.GroupKey, id ident.ID, tries int, d 
 	})
 }
 
-// remove deletes some instance; who did not hear the answer asks again.
+// remove deletes a random instance. If the answer is lost, it tries again.
 func (p *people) remove(t *term, d *dice) {
 	w := p.world
 	m := w.fleet.any(d)
@@ -285,7 +285,7 @@ func (p *people) removeOne(t *term, id ident.ID) {
 	})
 }
 
-// confirm answers the leader's question whether so many orphans may go.
+// confirm allows the leader to delete orphans when there are too many to delete without a confirmation.
 func (p *people) confirm() {
 	s := p.world.acting()
 	if s == nil {
@@ -301,7 +301,7 @@ func (p *people) confirm() {
 	}
 }
 
-// settle ends what people do: the configuration is sound, and asks for nothing that goes on for ever.
+// settle ends the actions of people. The configuration becomes valid and asks for nothing that continues forever.
 func (p *people) settle() {
 	p.expiry, p.terminating = false, false
 	p.apply()

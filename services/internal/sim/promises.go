@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// storedLock is the lock as it is in the bucket, past every fault.
+// storedLock is the lock as the bucket really holds it, whatever faults clients suffer.
 type storedLock struct {
 	record.Lock
 	there bool
@@ -20,7 +20,7 @@ type storedLock struct {
 	body  []byte
 }
 
-// token is what the bucket tells versions apart by, "" for none.
+// token returns the token of the stored lock, or "" if the lock is missing.
 func (l *storedLock) token() objstore.Token {
 	if !l.there {
 		return ""
@@ -28,31 +28,31 @@ func (l *storedLock) token() objstore.Token {
 	return tokenOf(l.body)
 }
 
-// tokenOf is how package mem makes tokens. A simulator that is wrong about that breaks its own rule.
+// tokenOf computes a token as package mem does. ruleSimulator breaks if the two ever differ.
 func tokenOf(body []byte) objstore.Token {
 	sum := sha256.Sum256(body)
 	return objstore.Token(hex.EncodeToString(sum[:16]))
 }
 
-// reign is the time in which the lock said that a process leads in a term; until is negative while it says so.
+// reign is a period in which the lock named a process as the leader of a term. until is negative while it still does.
 type reign struct {
 	process     string
 	term        uint64
 	from, until time.Duration
 }
 
-// vow is what a process has promised last: that it does not write the lock before until, on its own clock.
+// vow is the latest promise of a process: it does not write the lock before until, on its own clock.
 type vow struct {
 	to    string
 	term  uint64
 	until election.Instant
 }
 
-// beats is how many heartbeats are remembered with the time of their sending, more than the code under test does.
+// beats is the number of heartbeats with a remembered sending time. It is larger than in the code under test.
 const beats = 64
 
-// Fractions of a lease and of a promise: how long who is bound by one acts, how long others wait for the end of a
-// lease, and how long who has promised keeps his promise; and the most by which clocks run fast.
+// Fractions of a lease or a promise. acts is the part in which the bound server may act, waits the time after which
+// others take over, and keeps the time for which a server keeps its promise. fastest is the largest speed of a clock.
 const (
 	acts, waits, keeps = 0.95, 1.06, 1.1
 	fastest            = 1.04
@@ -60,7 +60,7 @@ const (
 
 func fraction(d time.Duration, f float64) time.Duration { return time.Duration(float64(d) * f) }
 
-// heir is the living process that the lock names as its heir, nil if there is none.
+// heir returns the living server that the lock names as its heir, or nil if there is none.
 func (w *World) heir() *server {
 	if w.lock.there && !w.lock.Released {
 		if p := w.processOf(w.lock.Heir); p != nil {
@@ -70,11 +70,11 @@ func (w *World) heir() *server {
 	return nil
 }
 
-// lockChanged takes in a version of the lock at the moment at which it takes effect.
+// lockChanged records a version of the lock when it takes effect.
 func (w *World) lockChanged(body []byte) {
 	before := w.lock
 	if body == nil {
-		w.lock = storedLock{since: w.sched.elapsed} // who led still does, as far as anybody can know: its reign goes on
+		w.lock = storedLock{since: w.sched.elapsed} // the leader cannot know of the removal: its reign continues
 		return
 	}
 	lock, err := record.DecodeLock(body)
@@ -109,8 +109,8 @@ func (w *World) lockChanged(body []byte) {
 	}
 }
 
-// checkDeposed: who loses the lock to another does not act any more when that other's write takes effect, not only when
-// that one begins to act.
+// checkDeposed checks that a leader that loses the lock cannot act from the moment at which the takeover write takes
+// effect. The check does not wait until the new leader acts.
 func (w *World) checkDeposed(before *storedLock) {
 	p := w.processOf(election.Peer{ID: before.LeaderID, Incarnation: before.Incarnation})
 	if p == nil || p.server.fooled {
@@ -121,7 +121,7 @@ func (w *World) checkDeposed(before *storedLock) {
 	}
 }
 
-// says notes what a process says to another, before the network has its way with it.
+// says records a message when a process sends it, before the network can drop or delay it.
 func (s *server) says(m election.Message) {
 	switch m := m.(type) {
 	case election.Heartbeat:
@@ -138,7 +138,7 @@ func (s *server) says(m election.Message) {
 	}
 }
 
-// hears notes what a process is told, when it takes it in.
+// hears records a message when a process receives it.
 func (s *server) hears(in election.Input) {
 	switch m := in.(type) {
 	case election.Promise:
@@ -152,13 +152,13 @@ func (s *server) hears(in election.Input) {
 	}
 }
 
-// flies notes a write of the lock that is sent, and looks whether who sends it may take the lock by now: the rules are
-// those of docs/concepts/election.md, and the code's own idea of them is not asked.
+// flies records a write of the lock when it is sent, and checks that the sender may take the lock by then. The check
+// applies the rules of docs/concepts/election.md itself, without the code under test.
 func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
-	// absence has no version that a write could depend on (docs/concepts/election.md)
+	// A missing lock has no version that a write could depend on (docs/concepts/election.md).
 	if a.Condition != objstore.IfAbsent() {
 		s.flying = append(s.flying, a.Condition)
 	}
@@ -179,7 +179,7 @@ func (s *server) flies(a election.WriteLock) {
 	}
 }
 
-// checkPromise: while the lock names an heir, its leader may act only as long as that one's promise holds.
+// checkPromise checks that a leader with an heir may act only while the heir's promise holds.
 func (w *World) checkPromise(s *server) {
 	v := &w.lock
 	if s.fooled || !v.there || v.Heir == (record.LockHeir{}) || v.Incarnation != s.process.name {
@@ -194,8 +194,7 @@ func (w *World) checkPromise(s *server) {
 	}
 }
 
-// checkProof: between a leader's question whether it still leads and the answer that it does there was a moment at
-// which it did.
+// checkProof checks a proof of leadership: the server must have led at some moment between its question and the answer.
 func (w *World) checkProof(s *server, asked time.Duration) {
 	if s.term == nil {
 		return
@@ -213,21 +212,21 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 		s.term.number)
 }
 
-// takeOverTime bounds the time from the end of all faults until somebody leads and knows its shard: two short leases,
-// and what the lock as it was then asks of those who are not its heir.
+// takeOverTime bounds the time from the end of all faults until a server leads and has loaded its shard. It is two
+// short leases, plus the time that the current lock demands from servers other than its heir.
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {
-		// An heir that was told to stop does not take over, and the leader may have been killed meanwhile.
+		// An heir that is stopping does not take over, and the leader may have been killed meanwhile.
 		if s := w.heir(); s != nil && !s.stopping && s.vow.to == v.Incarnation && s.vow.term == v.Term {
 			return soon + 2*w.promise
 		}
 		return soon + fraction(v.Lease(), waits*fastest) - w.lease
 	}
-	return soon + w.longest() - w.lease // a removed lock is waited for
+	return soon + w.longest() - w.lease // servers wait for the longest lease if the lock was removed
 }
 
-// longest is the longest lease that a lock of this world says.
+// longest returns the longest lease that a lock of this World contains.
 func (w *World) longest() time.Duration {
 	if w.promise > 0 {
 		return max(w.lease, heirLease)
@@ -235,9 +234,9 @@ func (w *World) longest() time.Duration {
 	return w.lease
 }
 
-// checkHeir: in peace a leader that somebody follows has an heir. When it ends or stops somebody leads at once: the
-// heir, or where promises are long somebody to whom the provider says that the machine is gone. And then all is as it
-// was.
+// checkHeir checks, without faults, that a leader with followers has an heir. It then ends the leader, and checks that
+// another server leads within one second, plus one promise if the leader was killed. That server is the heir or, with
+// long promises, a server that learns from the provider that the machine is gone. The shard must then converge again.
 func (w *World) checkHeir() {
 	leader := w.acting()
 	if leader == nil || leader.options.PeerLease == 0 {

@@ -11,19 +11,20 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// why an instance is removed, as far as the rules about removals go.
+// why is the reason for a removal, as far as the rules distinguish reasons.
 type why uint8
 
 const (
 	unknown   why = iota
-	elsewhere     // somebody asked for it, or its time is up
+	elsewhere     // requested, or its lifetime is over
 	gone          // its VM does not run
 	scaleDown
 	silence
 	rotation // age or drift
 )
 
-// reasons are the planner's words. One that is not here breaks the run: it would escape the checks.
+// reasons maps the planner's reason texts, by prefix. An unlisted reason fails the run, because the checks would miss
+// it.
 var reasons = []struct {
 	prefix string
 	why    why
@@ -32,7 +33,7 @@ var reasons = []struct {
 	{"it runs but is silent", silence},
 	{"it was never healthy", silence},
 	{"it has reached its age, and enough others are healthy", rotation},
-	{"it has reached its age", elsewhere}, // the time of its replacement is up, too
+	{"it has reached its age", elsewhere}, // this is the time to replace it, too
 	{"its infra configuration is out of date", rotation},
 	{"its agent did not register in time", elsewhere},
 	{"its VM ended before its agent registered", gone},
@@ -45,7 +46,7 @@ var reasons = []struct {
 	{requested, elsewhere},
 }
 
-// requested is what people say.
+// requested is the reason of deletions by people.
 const requested = "requested"
 
 func whyOf(reason string) why {
@@ -57,20 +58,20 @@ func whyOf(reason string) why {
 	return unknown
 }
 
-// heardWithin is how fast a leader knows of a silence: one report missed.
+// heardWithin returns the time after which a leader notices silence: one missed report.
 func (w *World) heardWithin() time.Duration { return w.reportInterval + w.reportInterval/3 }
 
-// rebootTime is for how long an announced reboot excuses silence.
+// rebootTime is how long an announced reboot excuses silence.
 const rebootTime = 5 * minute
 
-// checkRemoval looks at the decision to delete an instance, when the leader sends it to the bucket.
+// checkRemoval checks the decision to delete an instance when the leader sends it to the bucket.
 func (w *World) checkRemoval(s *server, d, next *document) {
 	if s == nil || s.term == nil {
-		return // decided by a leader that leads no more: it may land or not
+		return // a former leader decided this, so the write may or may not take effect
 	}
 	t, key := s.term, config.GroupKey{Tenant: d.Tenant, Group: d.Group}
 	why := whyOf(next.Reason)
-	if next.Reason != requested { // the leader's plan hears of those when they are durable
+	if next.Reason != requested { // the leader's plan learns of requested deletions when they are durable
 		t.marked[d.ID] = next.Revision
 	}
 	if m := w.fleet.byInstance[d.ID]; why == gone && m != nil && m.alive() {
@@ -83,8 +84,8 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.fail(ruleSimulator, "%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
 	}
 	if s.fooled || w.recentlyFooled() {
-		// Two counted at the same time, and neither saw what the other chose: what each writes is fenced, what they
-		// choose is not.
+		// Two leaders may have counted at the same time without seeing each other's choices. Conditional writes protect
+		// each record, but not such counts.
 		return
 	}
 	least, _ := t.size(key)
@@ -102,8 +103,8 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	}
 }
 
-// checkOutage: an outage of all servers replaces no VM that runs and whose agent can reach the leader. An agent that
-// was not disturbed since the servers came back only waits for its next try.
+// checkOutage checks that an outage of all servers replaces no running VM with an agent that can reach the leader. An
+// agent without faults since the servers returned only waits for its next attempt.
 func (w *World) checkOutage(t *term, id ident.ID, what string) {
 	m := w.fleet.byInstance[id]
 	if m == nil || m.state != infra.Running || t == nil {
@@ -119,8 +120,8 @@ func (w *World) checkOutage(t *term, id ident.ID, what string) {
 	}
 }
 
-// checkOrphan: a VM of which there is no record may be ended, but not if there are so many that the mistake is more
-// likely here.
+// checkOrphan checks that a VM without a record is deleted only after the registration time. Without a confirmation,
+// more than two orphans, and more than 5 % of all VMs, must stay: so many point to a fault of the leader.
 func (w *World) checkOrphan(s *server, d *document) {
 	if s == nil || s.term == nil || s.term.confirmed[d.ProviderID] {
 		return
@@ -135,13 +136,13 @@ func (w *World) checkOrphan(s *server, d *document) {
 	}
 }
 
-// remaining counts the instances of a group that stay once this leader's decisions are carried out.
+// remaining counts the instances of a group that stay after this leader's decisions are carried out.
 func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
 	n := 0
 	for _, d := range w.bucket.order {
-		// Where another has written the revision that was to say that one goes it stays, until the plan looks again.
-		// What an earlier leader wrote, and what landed when this one had read the bucket, it cannot know of.
-		// Nor does its plan know of a deletion that somebody asked for before the bucket has answered.
+		// An instance counts as staying if another writer took the revision that was to mark it for deletion, until the
+		// leader plans again. The leader cannot know of deletions by an earlier leader that took effect after it read
+		// the bucket. Its plan does not know of a requested deletion before the bucket has answered.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
 		if (unseen || d.stays() && counts(d)) && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group &&
 			t.marked[d.ID] <= d.Revision {
@@ -151,9 +152,9 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 	return n
 }
 
-// checkReplaced: an instance that runs goes only when enough others run, and not before one of them has reported
-// healthy. That of a group of one has its replacement then. One that was never well itself may be a replacement that
-// came to nothing.
+// checkReplaced checks that a running instance is removed only if at least `least` others are registered. If the
+// instance was ever healthy, at least one of the others must have reported healthy. In a group of one, that is the
+// replacement. An instance that was never healthy may itself be a failed replacement.
 func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, least int) {
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == record.Registered })
 	healthy := w.remaining(t, key, func(other *document) bool {
@@ -169,8 +170,8 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 	}
 }
 
-// checkWave: no wave of false signals removes more than max_unhealthy of a group, or more than two fifths (three at
-// least) of the shard.
+// checkWave checks that false reports of silence remove at most max_unhealthy of a group, and at most two fifths of the
+// shard, or three instances if that is more.
 func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
 	if !ok {
@@ -187,7 +188,8 @@ func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// silent counts VMs that run and whose agents cannot be heard, or that were removed for that.
+// silent counts the running VMs of the group, and those with silent agents. A VM that was removed for silence counts
+// too.
 func (w *World) silent(t *term, of func(*machine, *document) bool) (running, silent int) {
 	late := w.sched.now.Add(-w.heardWithin())
 	for _, m := range w.fleet.order {
@@ -204,7 +206,7 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 			silent++
 		case d.State == record.Registered:
 			running++
-		case d.State == record.Deleting && whyOf(d.Reason) == silence && (mute || deaf): // not one that is heard again
+		case d.State == record.Deleting && whyOf(d.Reason) == silence && (mute || deaf): // not those that report again
 			running++
 			silent++
 		}
@@ -212,8 +214,7 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 	return running, silent
 }
 
-// unseen says whether a record's version was written by an earlier leader, so late that this one may have read the
-// version before.
+// unseen reports whether an earlier leader wrote this version of the record after this leader began to read the bucket.
 func (t *term) unseen(d *document) bool { return d.Term < t.number && d.since.After(t.began) }
 
 func (w *World) describe(key config.GroupKey) string {

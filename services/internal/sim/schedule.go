@@ -5,17 +5,16 @@ import (
 	"time"
 )
 
-// Injected is one fault that befell a world. Its ID names the occasion (which request of whom, which moment) and is the
-// same in every run of the seed in which that occasion arises.
+// Injected is one fault of a run. Its ID identifies the occasion, such as one request of one server, or one moment. The
+// ID is equal in every run of the seed in which that occasion arises.
 type Injected struct {
 	ID   uint64
 	Kind Kind
 	At   time.Duration
-	What string // in a traced run
+	What string // only in a traced run
 }
 
-// schedule decides which faults of a world come about: all that its dice ask for, or of those the ones that somebody
-// chose.
+// schedule decides which of the drawn faults occur: all of them, or a chosen subset.
 type schedule struct {
 	world    *World
 	only     map[uint64]bool // nil: all
@@ -25,8 +24,7 @@ type schedule struct {
 	cover    Coverage
 }
 
-// admit says whether a fault that the dice ask for on an occasion comes about, and notes it, with the states that it
-// meets.
+// admit reports whether a drawn fault occurs, and records it with the states that it meets.
 func (s *schedule) admit(occasion uint64, k Kind, met states) bool {
 	w := s.world
 	if w.quiet || s.without[k] || s.only != nil && !s.only[occasion] {
@@ -42,7 +40,7 @@ func (s *schedule) admit(occasion uint64, k Kind, met states) bool {
 	return true
 }
 
-// about says in words what the fault that was admitted last does.
+// about describes the fault that was admitted last. It does nothing unless the run is traced.
 func (s *schedule) about(format string, args ...any) {
 	if w := s.world; w.tracing() {
 		last := &s.injected[len(s.injected)-1]
@@ -51,8 +49,8 @@ func (s *schedule) about(format string, args ...any) {
 	}
 }
 
-// occasion numbers the requests of one server to one edge about one thing: the same request of another run has the same
-// number.
+// occasion numbers a server's requests to one edge about one object. The same request has the same number in another
+// run.
 func (s *server) occasion(edge, about string) uint64 {
 	key := mix(hashText(edge) ^ mix(hashText(about)))
 	s.asked[key]++

@@ -10,11 +10,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// epoch is when every world begins.
+// epoch is the time at which every run begins.
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// scheduler runs events in order of simulated time, and blocking straight-line code as coroutines between them. Exactly
-// one piece of code runs at a time, and what runs next follows from the seed alone.
+// scheduler runs events in the order of simulated time. Blocking, straight-line code runs as coroutines between them.
+// Exactly one piece of code runs at a time, and the seed alone determines which one runs next.
 type scheduler struct {
 	now     time.Time
 	elapsed time.Duration // since epoch
@@ -23,23 +23,23 @@ type scheduler struct {
 	current *task
 	idle    []*worker
 	steps   uint64
-	crashed func(why string) // told of code that panics
+	crashed func(why string) // receives the panics of the code under test
 }
 
 func newScheduler(crashed func(why string)) *scheduler {
 	return &scheduler{now: epoch, crashed: crashed}
 }
 
-// event is something that happens at an instant. Either do or wakes is set: waking a task needs no closure.
+// event occurs at one instant. Either do or wakes is set, because waking a task needs no closure.
 type event struct {
 	at    time.Duration
 	seq   uint64
 	do    func()
 	wakes *task
-	visit uint64 // of the task that is woken: a task that has gone on since is left alone
+	visit uint64 // of the task to wake: a task that has continued since is not woken
 }
 
-// eventHeap is a binary heap by time, then by order of scheduling.
+// eventHeap is a binary heap, ordered by time, then by order of scheduling.
 type eventHeap []event
 
 func (q eventHeap) before(i, j int) bool {
@@ -83,19 +83,19 @@ func (q *eventHeap) pop() event {
 	return first
 }
 
-// after runs do when d of simulated time has passed.
+// after schedules do for d of simulated time from now.
 func (s *scheduler) after(d time.Duration, do func()) {
 	s.seq++
 	s.queue.push(event{at: s.elapsed + max(d, 0), seq: s.seq, do: do})
 }
 
-// wakeAfter lets a waiting task go on when d has passed, unless it has by then.
+// wakeAfter resumes a waiting task after d, unless another event resumes it before.
 func (s *scheduler) wakeAfter(d time.Duration, t *task) {
 	s.seq++
 	s.queue.push(event{at: s.elapsed + max(d, 0), seq: s.seq, wakes: t, visit: t.visit})
 }
 
-// runUntil runs events until the given time, or until stop says so after one of them.
+// runUntil runs events until the given time, or until stop returns true after one of them.
 func (s *scheduler) runUntil(end time.Time, stop func() bool) {
 	last := end.Sub(epoch)
 	for len(s.queue) > 0 && s.queue[0].at <= last {
@@ -121,7 +121,7 @@ func (s *scheduler) set(elapsed time.Duration) {
 	}
 }
 
-// process is what can be killed and paused: a server's incarnation.
+// process is one incarnation of a server. It can be killed and paused.
 type process struct {
 	name   string
 	server *server
@@ -129,13 +129,13 @@ type process struct {
 	paused bool
 	// held are tasks to resume when the pause ends, in the order in which they became ready.
 	held []*task
-	// tasks that have not ended, in the order in which they were started.
+	// first and last are the ends of the list of tasks that have not ended, in the order in which they were started.
 	first, last *task
-	busy        [numStates]int // tasks by what they are about
+	busy        [numStates]int // number of tasks in each state
 	resume      func()         // ends a pause
 	pauseID     uint64
 	rand        *dice
-	net         *dice // of its connections
+	net         *dice // for its connections
 	hash        uint64
 }
 
@@ -151,10 +151,10 @@ type task struct {
 	prev, next *task  // in its process
 }
 
-// forEachTask is about what the task that started it is about.
+// forEachTask is the name of tasks that inherit the state of the task that started them.
 const forEachTask = "for each"
 
-// become changes what the current task is about.
+// become changes the state of the current task.
 func (s *scheduler) become(x state) {
 	t := s.current
 	t.process.busy[t.state]--
@@ -162,7 +162,7 @@ func (s *scheduler) become(x state) {
 	t.process.busy[x]++
 }
 
-// worker is a coroutine that runs one task after the other: a new one would grow its stack anew.
+// worker is a coroutine that runs one task after another. Reusing it saves the growth of a new stack.
 type worker struct {
 	resume func() (struct{}, bool)
 	cancel func()
@@ -186,7 +186,7 @@ func (s *scheduler) worker() *worker {
 	return w
 }
 
-// perform runs a task to its end, and says whether that was its own.
+// perform runs a task to its end, and reports whether the worker can be reused.
 func (s *scheduler) perform(t *task) (whole bool) {
 	defer func() {
 		t.done = true
@@ -201,7 +201,7 @@ func (s *scheduler) perform(t *task) (whole bool) {
 	return true
 }
 
-// end lets idle coroutines go.
+// end cancels the idle coroutines.
 func (s *scheduler) end() {
 	for _, w := range s.idle {
 		w.cancel()
@@ -209,10 +209,10 @@ func (s *scheduler) end() {
 	s.idle = nil
 }
 
-// killed unwinds the stack of a task whose process died.
+// killed is the panic value that unwinds the stack of a task after its process died.
 type killed struct{}
 
-// spawn starts fn as a coroutine of p, in its own event at the present time.
+// spawn starts fn as a coroutine of p, in a separate event at the present time.
 func (s *scheduler) spawn(p *process, name string, fn func()) {
 	if p.dead {
 		return
@@ -234,7 +234,7 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 	}
 }
 
-// unlink takes an ended task off its process.
+// unlink removes an ended task from its process.
 func (t *task) unlink() {
 	p := t.process
 	if t.prev != nil {
@@ -254,7 +254,7 @@ func (s *scheduler) run(t *task) {
 	if t.done || t.process.dead {
 		return
 	}
-	t.visit++ // whatever else was to wake it comes too late
+	t.visit++ // invalidates all other events that would wake this task
 	if t.process.paused {
 		t.process.held = append(t.process.held, t)
 		return
@@ -275,8 +275,8 @@ func (s *scheduler) run(t *task) {
 	}
 }
 
-// wait suspends the current task until something schedules its waking, which register arranges. A task of a dead
-// process never goes on.
+// wait suspends the current task. register must arrange for an event that wakes it. A task of a dead process never
+// continues.
 func (s *scheduler) wait(register func(t *task)) {
 	t := s.current
 	if t == nil {
@@ -292,7 +292,7 @@ func (s *scheduler) wait(register func(t *task)) {
 	}
 }
 
-// sleepIn suspends the current task for d, or until ctx ends.
+// sleepIn suspends the current task for d, or until ctx ends. It returns the error of ctx.
 func (s *scheduler) sleepIn(ctx context.Context, d time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -306,7 +306,7 @@ func (s *scheduler) sleepIn(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// kill ends a process: none of its tasks takes another step.
+// kill ends a process: its tasks take no further step.
 func (s *scheduler) kill(p *process) {
 	p.dead = true
 	for t := p.first; t != nil; t = t.next {
@@ -317,7 +317,7 @@ func (s *scheduler) kill(p *process) {
 	p.first, p.last, p.held = nil, nil, nil
 }
 
-// pause stops a process for d, as SIGSTOP does: time goes on without it.
+// pause stops a process for d, as SIGSTOP does, while time continues.
 func (s *scheduler) pause(p *process, d time.Duration, then func()) {
 	p.paused = true
 	p.resume = func() {
@@ -341,8 +341,8 @@ func (s *scheduler) pause(p *process, d time.Duration, then func()) {
 	})
 }
 
-// env gives the tasks of p the clock and the tasks of this world. skew says how far the machine's time of day is off;
-// started and ended are told of every task.
+// env returns the clock and the task functions for the tasks of p. skew returns the error of the machine's time of day.
+// started and ended are called for every task.
 func (s *scheduler) env(p *process, skew func() time.Duration, started, ended func()) tasks.Env {
 	run := func(name string, fn func()) {
 		started()

@@ -5,16 +5,17 @@ import (
 	"time"
 )
 
-// scope is a context without goroutines: its end wakes, in order and in events of their own, the tasks that wait in it.
+// scope is a context without goroutines. When it ends, it wakes the tasks that wait in it, in order, each in a separate
+// event.
 type scope struct {
 	parent  context.Context
-	upward  *waiter // at the parent
+	upward  *waiter // registered at the parent
 	err     error
 	done    chan struct{}
 	waiters waiter // ring
 }
 
-// waiter is told of a scope's end, unless it is forgotten before.
+// waiter is a callback for the end of a scope. forget removes it.
 type waiter struct {
 	prev, next *waiter
 	tell       func()
@@ -34,13 +35,13 @@ func newScope(parent context.Context) *scope {
 	return c
 }
 
-// scopeOf returns the scope that ctx is derived from, nil for none.
+// scopeOf returns the scope that ctx is derived from, or nil if there is none.
 func scopeOf(ctx context.Context) *scope {
 	c, _ := ctx.Value(scopeKey{}).(*scope)
 	return c
 }
 
-// await has tell called at the end of the scope. A nil scope never ends.
+// await registers tell for the end of the scope. A nil scope never ends.
 func (c *scope) await(tell func()) *waiter {
 	if c == nil {
 		return nil
@@ -73,7 +74,7 @@ func (c *scope) cancel() {
 	}
 }
 
-// Deadline implements context.Context: there is none.
+// Deadline implements context.Context. A scope has no deadline.
 func (c *scope) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // Done implements context.Context.
@@ -98,7 +99,7 @@ func (c *scope) Value(key any) any {
 	return c.parent.Value(key)
 }
 
-// AfterFunc lets contexts of the standard library be derived from a scope without a goroutine (see context.AfterFunc).
+// AfterFunc lets contexts of the standard library derive from a scope without a goroutine (see context.AfterFunc).
 func (c *scope) AfterFunc(fn func()) (stop func() bool) {
 	if c.err != nil {
 		fn()

@@ -14,10 +14,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// wallSkew is the most by which a server's time of day is off.
+// wallSkew is the largest error of a server's time of day.
 const wallSkew = 2 * time.Second
 
-// server is one machine that runs nstance-server: the real elector, and while it leads the real leader.
+// server is one machine that runs nstance-server: the real elector, and the real leader while it leads.
 type server struct {
 	world   *World
 	name    string
@@ -25,46 +25,48 @@ type server struct {
 	lives   int
 	elector election.Elector
 	manager *shardconfig.Manager
-	config  gate // who uses the manager
-	// inbox holds what reached a paused process.
+	config  gate // serializes the use of the manager
+	// inbox holds the inputs that arrived while the process was paused.
 	inbox []election.Input
 	wake  int
-	// skew is how far this machine's lease clock is from true time, rate how fast it runs, wall how far its time of day
-	// is off.
+	// skew is the offset of this machine's lease clock from true time, rate its speed, and wall the error of its time
+	// of day.
 	skew     time.Duration
 	rate     float64
 	wall     time.Duration
 	bootedAt time.Duration
-	// Networks: what cannot be reached, and whether answers are what does not come.
+	// cut counts the active network faults by kind.
 	cut      map[Kind]int
 	deaf     time.Time // agents cannot reach it until then
 	stopping bool
-	// still is for how long its clock has stood still in this life; stillFrom since when it does; fooled that it has,
-	// and that the lock was not written since: this server's idea of its lease may be wrong.
+	// still is how long its clock has stood still in this life, and stillFrom the start of the present stop. fooled
+	// means that the clock has stopped and the lock was not written since. The server's view of its lease may then be
+	// wrong.
 	still     time.Duration
 	stillFrom time.Duration // elapsed; 0: its clock runs
 	fooled    bool
 	thawedAt  time.Time
-	slowAt    time.Time      // it was paused, or asked something whose answer took long
-	asked     map[uint64]int // requests by what they are about
-	// index among the servers; options of its election.
+	slowAt    time.Time      // when it was last paused, or waited long for an answer
+	asked     map[uint64]int // number of requests by object
+	// index is its position among the servers. options configure its election.
 	index   int
 	options election.Options
-	// The network of servers: whom it is connected to as a follower, or tries to be, and who is to it.
+	// Connections between servers: the peer that it follows or tries to follow, its link to that peer, and the links of
+	// its own followers.
 	follows  election.Peer
-	turn     int // counts whom it follows
+	turn     int // counts changes of follows
 	link     *link
 	incoming []*link
-	// What the checks know of its promises.
+	// State for the checks of promises.
 	vow      vow
-	beats    [beats]election.Instant     // when a heartbeat was sent
-	promises map[string]election.Instant // to it, by process: when the heartbeat was sent that it answers
-	flying   []objstore.Condition        // of writes of the lock that may still land
-	ending   int                         // terms that are over and whose tasks are not
-	crashAt  uint64                      // the provider's call after whose effect it crashes,
+	beats    [beats]election.Instant     // when each heartbeat was sent
+	promises map[string]election.Instant // promises to it, by process: when the answered heartbeat was sent
+	flying   []objstore.Condition        // conditions of lock writes that may still take effect
+	ending   int                         // number of terms that are over but still have tasks
+	crashAt  uint64                      // the provider call after which it crashes
 	lurking  []lurking
-	yields   int           // how often that has yielded,
-	backIn   time.Duration // and when it starts again
+	yields   int           // how often that call has yielded
+	backIn   time.Duration // how long it stays down
 
 	term     *term
 	confirms uint64
@@ -77,7 +79,7 @@ type confirmation struct {
 	done  func(ok bool)
 }
 
-// start begins a new life of the server: nothing of the one before is known to it.
+// start begins a new life of the server, without any state of the previous one.
 func (s *server) start() {
 	w := s.world
 	s.lives++
@@ -97,10 +99,10 @@ func (s *server) start() {
 	w.sched.after(0, func() { s.give(election.Tick{}) })
 }
 
-// machine is the provider's ID of the machine that this life of the server runs on.
+// machine returns the provider's ID of the machine that this life of the server runs on.
 func (s *server) machine() string { return "machine-" + s.process.name }
 
-// kill ends the process as kill -9 does; the machine stays unless terminated says otherwise.
+// kill ends the process as kill -9 does. The machine keeps running unless terminated is true.
 func (s *server) kill(terminated bool) {
 	s.world.trace("%s is killed", s.process.name)
 	if terminated {
@@ -112,7 +114,7 @@ func (s *server) kill(terminated bool) {
 	s.wake++
 }
 
-// stop ends the server as SIGTERM does: the leader's code ends, then the lock is released.
+// stop ends the server as SIGTERM does: the leader's code ends, then the server releases the lock.
 func (s *server) stop() {
 	s.world.trace("%s is told to stop", s.process.name)
 	s.stopping = true
@@ -127,10 +129,10 @@ func (s *server) stop() {
 
 func (s *server) alive() bool { return s.process != nil && !s.process.dead }
 
-// serving says whether it leads, and knows its shard.
+// serving reports whether the server leads and has loaded its shard.
 func (s *server) serving() bool { return s.term != nil && s.term.ready && s.term.Remaining() > 0 }
 
-// clock reads this machine's lease clock.
+// clock returns the time of this machine's lease clock.
 func (s *server) clock() election.Instant {
 	now := s.world.sched.elapsed
 	if s.stillFrom != 0 {
@@ -145,7 +147,7 @@ func (s *server) until(t election.Instant) time.Duration {
 	return time.Duration(float64(t.Sub(s.clock())) / s.rate)
 }
 
-// give hands one input to the elector and carries out what it decides.
+// give hands one input to the elector and carries out its decisions.
 func (s *server) give(in election.Input) {
 	if !s.alive() {
 		return
@@ -176,14 +178,13 @@ func (s *server) give(in election.Input) {
 	s.world.checkPromise(s)
 }
 
-// lateness is how long after its time a timer fires. Not even Go's are exact, and those of a busy machine come when
-// they can.
+// lateness returns the delay of a timer. Timers of Go are not exact, and those of a busy machine fire late.
 func (s *server) lateness() time.Duration {
 	w := s.world
 	if rate := w.rates.of[timerLate]; rate > 0 {
 		occasion := s.occasion("timer", "")
 		if s.options.PeerLease > 0 {
-			rate *= float64(s.options.PeerInterval) / float64(s.options.Renew) // so much more often it wakes up
+			rate *= float64(s.options.PeerInterval) / float64(s.options.Renew) // it has more timers
 		}
 		if d := (dice{occasion}); d.chance(rate) && w.faults.admit(occasion, timerLate, states(0).with(s.role())) {
 			return d.between(time.Millisecond, w.lease/20)
@@ -192,8 +193,8 @@ func (s *server) lateness() time.Duration {
 	return time.Microsecond
 }
 
-// pause stops the process for d, as SIGSTOP or a suspended machine would; with freeze its clock as well, as a machine
-// that is moved to another host may.
+// pause stops the process for d, as SIGSTOP or a suspended machine would. With freeze its clock stops too, as it may
+// when a machine moves to another host.
 func (s *server) pause(d time.Duration, freeze bool) {
 	if !s.alive() || s.process.paused {
 		return
@@ -221,7 +222,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 	})
 }
 
-// deafen keeps every agent from reaching this server for d.
+// deafen cuts all agents off from this server for d.
 func (s *server) deafen(d time.Duration) {
 	w := s.world
 	s.deaf = w.sched.now.Add(d)
@@ -235,8 +236,9 @@ func (s *server) deafen(d time.Duration) {
 	}
 }
 
-// io runs one request of the election, whose answer goes to the elector of this life. After a while it is given up; its
-// effect may still come. A request that has its answer and takes its time for something else calls answered.
+// io runs one request of the election and gives its answer to the elector of this life. After limit on the server's
+// clock, the elector receives `given` instead; the request may still take effect. A request calls answered when it has
+// its answer but takes more time for other work.
 func (s *server) io(name string, limit time.Duration, given election.Input,
 	request func(answered func()) election.Input) {
 	life, over := s.lives, false
@@ -342,7 +344,7 @@ func (s *server) readLock(answered func()) election.Input {
 	return election.LockRead{Lock: lock, Token: object.Token}
 }
 
-// decodeLock remembers the last version: every candidate reads it, and a token names its bytes.
+// decodeLock caches the last version, because every candidate reads it. The token identifies the bytes.
 func (w *World) decodeLock(object objstore.Object) (record.Lock, error) {
 	if w.lastLock.token == object.Token {
 		return w.lastLock.lock, nil
@@ -366,7 +368,7 @@ func (s *server) writeLock(a election.WriteLock) election.Input {
 		if token != tokenOf(body) {
 			s.world.fail(ruleSimulator, "the bucket makes tokens in another way than the checks believe")
 		}
-		// What an heir promised before the clock went on is believed in for as long as the promise.
+		// After a stopped clock runs again, the server may still rely on an older promise of its heir, for one promise.
 		if s.stillFrom == 0 && !began.Before(s.thawedAt.Add(s.options.PeerLease)) {
 			s.fooled = false
 		}

@@ -7,22 +7,22 @@ import (
 	"strings"
 )
 
-// Shrunk is the smallest schedule that was found under which a seed still breaks the same rule.
+// Shrunk is the smallest schedule found under which a seed still breaks the same rule.
 type Shrunk struct {
 	Seed   uint64
 	Err    *Broken
-	Faults []Injected // all of which are needed
-	Of     int        // so many there were
+	Faults []Injected // the faults that remain
+	Of     int        // number of faults in the original run
 	Runs   int
-	Story  []string // the last lines before it broke
+	Story  []string // the last lines before the rule broke
 }
 
-// storyLines is how much of the story of a shrunk schedule is shown.
+// storyLines is the number of log lines that are kept of a shrunk run.
 const storyLines = 60
 
-// Shrink finds fewer faults under which a failing world still breaks the same rule: whole kinds are left out first,
-// then parts of the schedule, halves before quarters ("Simplifying and Isolating Failure-Inducing Input", Zeller and
-// Hildebrandt, 2002), in at most runs runs. Nil if the world does not fail.
+// Shrink reduces the faults of a failing run while it still breaks the same rule. It first leaves out whole kinds, then
+// parts of the schedule, halves before quarters ("Simplifying and Isolating Failure-Inducing Input", Zeller and
+// Hildebrandt, 2002). It plays at most runs runs, and returns nil if the original run does not fail.
 func Shrink(opts Options, runs int) *Shrunk {
 	opts.Log = nil
 	play := func(only map[uint64]bool, log func(string, ...any)) (Result, *Broken) {
@@ -40,7 +40,7 @@ func Shrink(opts Options, runs int) *Shrunk {
 		return nil
 	}
 	s := &Shrunk{Seed: opts.Seed, Err: broken, Faults: first.Injected, Of: len(first.Injected), Runs: 1}
-	// fails plays a part of the schedule; what of it came about is all that is needed then.
+	// fails plays a subset of the faults. If the run still fails, it keeps only the faults that occurred in it.
 	fails := func(faults []Injected) bool {
 		if s.Runs >= runs {
 			return false
@@ -101,7 +101,7 @@ func ids(faults []Injected) map[uint64]bool {
 	return only
 }
 
-// String tells the short story.
+// String returns a report with the remaining faults and the last log lines.
 func (s *Shrunk) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d breaks rule %q with %d of its %d faults (%d runs):\n", s.Seed, s.Err.Rule, len(s.Faults),

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// columns of the summary: kinds that have something in common. What is in none is what people and the operator do.
+// columns groups related kinds for the summary. Kinds in no column are actions of people and of the operator.
 var columns = []struct {
 	name  string
 	kinds []Kind
@@ -26,7 +26,7 @@ var columns = []struct {
 	{"people, operator", nil},
 }
 
-// columnOf is the index of a kind's column.
+// columnOf returns the index of a kind's column.
 func columnOf(k Kind) int {
 	for n := range columns {
 		if slices.Contains(columns[n].kinds, k) {
@@ -36,8 +36,8 @@ func columnOf(k Kind) int {
 	return len(columns) - 1
 }
 
-// Summary writes the counts as docs/contributing/simulation.md has them: kinds summed up, a row for each state that
-// anything met.
+// Summary returns the counts as a Markdown table for docs/contributing/simulation.md. Related kinds are summed up, and
+// each state that any fault met has a row.
 func (c *Coverage) Summary() string {
 	var sums [numStates][]uint64
 	for x := range sums {

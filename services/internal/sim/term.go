@@ -29,27 +29,27 @@ type term struct {
 	leader *leader.Leader
 	ready  bool
 
-	tasks int    // that have not ended
-	ended func() // called when the last one has, once the term is over
+	tasks int    // tasks that have not ended
+	ended func() // called after the last task has ended, once the term is over
 
 	passing  bool
 	wakePass int
 
-	// What the checks know of it.
+	// State for the checks.
 	began     time.Time
-	listed    time.Time                        // when the provider had been asked for everything
+	listed    time.Time                        // when the provider had answered all lists of the takeover
 	version   int                              // of the configuration in force
 	groups    map[config.GroupKey]config.Group // in force
-	before    map[config.GroupKey]config.Group // in force until
+	before    map[config.GroupKey]config.Group // in force until beforeAt
 	beforeAt  time.Time
-	marked    map[ident.ID]uint64 // whose deletion it has decided: the revision that says so
-	deleting  map[ident.ID]int    // that somebody has asked it to delete, and was not answered
-	learnt    map[ident.ID]lesson // which deletions it has heard of from the bucket
+	marked    map[ident.ID]uint64 // revision of each deletion that it has decided
+	deleting  map[ident.ID]int    // number of unanswered delete requests for each instance
+	learnt    map[ident.ID]lesson // deletions that the bucket has shown it
 	deafSince time.Time
-	heard     bool              // some agent has connected to it
-	provedAt  time.Time         // when the latest proof of its leadership was asked for
-	confirmed map[string]bool   // orphans that somebody said may go
-	called    map[ident.ID]bool // whose create call it has sent
+	heard     bool              // an agent has connected to it
+	provedAt  time.Time         // when it asked for its latest proof of leadership
+	confirmed map[string]bool   // orphans that a person has confirmed for deletion
+	called    map[ident.ID]bool // instances with a create call that it has sent
 }
 
 var errLost = errors.New("leadership was lost")
@@ -118,7 +118,7 @@ func (s *server) lead(number uint64) {
 	t.env.Go("lead", t.takeOver)
 }
 
-// takeOver does what the composition root does for a term.
+// takeOver does what the server's composition root does for a term.
 func (t *term) takeOver() {
 	s, w := t.server, t.server.world
 	retry := func(do func() error) bool {
@@ -135,7 +135,7 @@ func (t *term) takeOver() {
 		return false
 	}
 	configured := retry(func() error { return t.configure(t.scope) })
-	if configured && t.Remaining() > 0 { // who finds his lease over does nothing more, and has nothing to prove
+	if configured && t.Remaining() > 0 { // with its lease over, it does nothing more, and no recorded term is needed
 		w.checkRecordedTerm(s, t.number)
 	}
 	if !configured || !retry(func() error { return t.leader.TakeOver(t.scope) }) || t.scope.err != nil {
@@ -159,7 +159,7 @@ func (t *term) taskEnded() {
 	}
 }
 
-// whenEnded calls fn, in an event of its own, when the last task of an ended term is over.
+// whenEnded calls fn, in a separate event, after the last task of an ended term.
 func (t *term) whenEnded(fn func()) {
 	process := t.server.process
 	t.server.ending++
@@ -191,7 +191,7 @@ func (s *server) stopLeading() {
 	s.world.fleet.dropped(t.leader)
 }
 
-// wakeLoop lets the leader's loop pass soon.
+// wakeLoop schedules a pass of the leader's loop in one millisecond.
 func (t *term) wakeLoop() {
 	if t.passing || !t.ready {
 		return
@@ -227,14 +227,14 @@ func (s *server) state(env tasks.Env) *clusterstate.State {
 		Now:     env.Now, Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
 }
 
-// newManager makes the configuration's manager of one life of the server.
+// newManager returns a new configuration manager for one life of the server.
 func (s *server) newManager() *shardconfig.Manager {
 	none := func() {}
 	env := s.world.sched.env(s.process, s.wallSkew, none, none)
 	return shardconfig.New(documents{s.state(env)}, slog.New(tracer{s.world, s.process.name}))
 }
 
-// renderer makes the least machine that a provider takes: templates have tests of their own.
+// renderer returns the smallest machine that a provider accepts. Templates have separate tests.
 type renderer struct{}
 
 func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
@@ -242,13 +242,14 @@ func (renderer) Render(_ context.Context, group config.Group, rec record.Instanc
 		Hostname: rec.ID.String()}, nil
 }
 
-// records is the leader's side of the bucket.
+// records is the leader's access to the bucket.
 type records struct {
 	*clusterstate.State
 	world *World
 }
 
-// LoadUnseen implements leader.Records. Its task waits most of the time: only what it does here is what it is about.
+// LoadUnseen implements leader.Records. The task counts as rechecking only during this call, because it waits most of
+// the time.
 func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 	take func(record.Instance, objstore.Token)) error {
 	sched := r.world.sched
@@ -259,7 +260,7 @@ func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.To
 	return err
 }
 
-// documents is the bucket side of the configuration, as the server's root has it.
+// documents is the configuration's access to the bucket, as the server's root builds it.
 type documents struct{ state *clusterstate.State }
 
 func (d documents) Config(ctx context.Context) (shardconfig.Document, error) {
@@ -284,7 +285,7 @@ func (d documents) PutApplied(ctx context.Context, applied shardconfig.Applied) 
 	return d.state.WriteApplied(ctx, applied.Body, applied.Source, applied.Term)
 }
 
-// events looks at what a leader tells the world.
+// events checks the events that a leader publishes.
 type events struct {
 	world *World
 	term  *term
@@ -320,7 +321,7 @@ func (e events) Error(event shardstate.ErrorEvent) {
 	}
 }
 
-// tracer shows what the code under test logs in the story of a seed.
+// tracer adds the log of the code under test to the log of a run.
 type tracer struct {
 	world *World
 	name  string

@@ -1,9 +1,10 @@
-// Package sim owns a seeded world around the real planner, executor, elector, configuration and codecs: a bucket, a
-// provider, a network, machines, people and clocks that fail in every way that docs/evidence/reliability.md lists, on
-// one thread, so that a seed says everything about a run.
+// Package sim runs the real planner, executor, elector, configuration and codecs in a simulated shard. A bucket, a
+// provider, a network, machines, people and clocks surround them, and fail in every way that
+// docs/evidence/reliability.md lists. Everything runs on one thread, so that a seed determines the run completely.
 //
-// Invariant: it decides nothing for the code under test; it only withholds, delays, repeats and breaks. What must never
-// happen is checked at the moment at which it could, what must come about after the faults have stopped.
+// Invariant: the simulation decides nothing for the code under test. It only withholds, delays, repeats and breaks. A
+// rule about what must never happen is checked at the moment at which it could break. A rule about what must happen is
+// checked after the faults have stopped.
 package sim
 
 import (
@@ -29,34 +30,34 @@ const (
 
 var ours = infra.Owner{Cluster: clusterName, Shard: shardName}
 
-// Options of a world.
+// Options configure a World.
 type Options struct {
 	Seed uint64
-	// Faulty is how long things go wrong; Quiet how long after that the world has to come to rest. It then has to stay
-	// so for five minutes.
+	// Faulty is the time in which faults occur. Quiet is the time after it in which the shard must converge. The shard
+	// must then stay converged for five minutes.
 	Faulty, Quiet time.Duration
-	// Log receives a line per event of note; nil for none.
+	// Log receives one line for each notable event. It may be nil.
 	Log func(format string, args ...any)
-	// Only, if not nil, are the faults that come about, by ID; Without are kinds that do not. The rest of the world is
-	// the same.
+	// Only, if not nil, holds the IDs of the faults that may occur. Without holds kinds that never occur. Neither
+	// changes anything else in the run.
 	Only    map[uint64]bool
 	Without map[Kind]bool
-	// trap, of a test, breaks a rule once it says so of the kinds that have come about.
+	// trap, used by tests, breaks a rule when it returns true for the kinds that have occurred.
 	trap func(seen map[Kind]bool) bool
 }
 
-// Result says what a run did.
+// Result describes a run.
 type Result struct {
 	Simulated                                 time.Duration
 	Steps                                     uint64
 	Terms, Creates, Deletes, Faults, Replaced int
-	Inherited                                 int // times that an heir took the lock over
+	Inherited                                 int // number of takeovers by an heir
 	Coverage                                  Coverage
 	// Injected are the faults of this run, in order.
 	Injected []Injected
 }
 
-// Broken says which rule did not hold.
+// Broken is the error of a run that broke a rule.
 type Broken struct {
 	Seed uint64
 	Rule string
@@ -68,14 +69,14 @@ func (b *Broken) Error() string {
 	return fmt.Sprintf("seed %d: after %v: rule %q: %s", b.Seed, b.At, b.Rule, b.Text)
 }
 
-// World is one shard in simulated time.
+// World is one shard in simulated time. It is not safe for concurrent use.
 type World struct {
 	opts     Options
 	sched    *scheduler
 	store    *mem.Store
 	provider *mock.Provider
 	servers  []*server
-	outside  context.Context // of requests that no fault befalls
+	outside  context.Context // for requests without faults
 
 	bucket  bucket
 	fleet   fleet
@@ -85,21 +86,21 @@ type World struct {
 	operate operator
 	quiet   bool
 	lease   time.Duration
-	promise time.Duration // of an heir; 0: no server knows of heirs
-	// reportInterval is how often agents report.
+	promise time.Duration // of an heir; 0: no server has an heir
+	// reportInterval is the interval at which agents report.
 	reportInterval time.Duration
 	lock           storedLock
 	reigns         []reign
 	ways           [3][3]way // the network between servers
-	restAt         time.Time // since when nothing may happen any more
+	restAt         time.Time // when the phase began in which nothing may happen
 	result         Result
 	err            error
-	highest        uint64 // term
-	drawn          dice   // of what has no stream of its own
-	// fooledAt is when a leader whose clock had stopped last wrote a record; lockRemovedAt when somebody removed the
-	// lock.
+	highest        uint64 // the highest term so far
+	drawn          dice   // for decisions without a stream of their own
+	// fooledAt is when a leader with a stopped clock last wrote a record. lockRemovedAt is when the lock was last
+	// removed.
 	fooledAt, lockRemovedAt time.Time
-	slowAnswers             map[uint64]time.Duration // by the provider's call; negative once it has yielded
+	slowAnswers             map[uint64]time.Duration // by provider call; negative after its first yield
 
 	lastLock struct {
 		token objstore.Token
@@ -107,7 +108,7 @@ type World struct {
 	}
 }
 
-// New makes a world of two or three servers, a handful of groups and some VMs that are not ours.
+// New returns a World with two or three servers, a few groups, and some VMs of other owners.
 func New(opts Options) *World {
 	w := &World{opts: opts, outside: context.WithValue(context.Background(), outsideKey{}, true)}
 	w.sched = newScheduler(func(why string) { w.fail(ruleNoPanic, "%s", why) })
@@ -143,8 +144,8 @@ func New(opts Options) *World {
 // heirLease is the lease of a lock with an heir.
 const heirLease = 90 * time.Second
 
-// drawPromise says how long an heir promises in this world; in some nobody knows of heirs. Long promises are played
-// more often: an hour of the default's takes 14,400 heartbeats.
+// drawPromise returns the length of an heir's promise in this World, or 0 if servers have no heirs. Long promises are
+// drawn more often, because short ones cost many heartbeats: one hour with the default takes 14,400.
 func (w *World) drawPromise() time.Duration {
 	d := w.dice("heir")
 	if d.IntN(6) == 0 {
@@ -154,10 +155,10 @@ func (w *World) drawPromise() time.Duration {
 	return []time.Duration{s, 2 * s, 2 * s, 4 * s, 4 * s, 4 * s, 8 * s, 8 * s, 8 * s, 8 * s}[d.IntN(10)]
 }
 
-// mixed says whether only some servers know of heirs, as while a configuration is rolled out.
+// mixed reports whether only some servers support heirs, as during the rollout of a configuration.
 func (w *World) mixed() bool { return w.promise > 0 && w.dice("mixed").IntN(6) == 0 }
 
-// electionOptions are those of a server.
+// electionOptions returns the options of a server.
 func (w *World) electionOptions(i int) election.Options {
 	o := election.Options{Lease: w.lease, Renew: w.lease / 2}
 	if w.promise == 0 || w.mixed() && w.dice("knows of heirs", uint64(i)).IntN(2) == 0 {
@@ -175,8 +176,8 @@ func (w *World) changed(key string, body []byte) {
 	w.bucket.changed(key, body)
 }
 
-// Run plays the world: faults, then calm, then rest, and says what it saw. The error names the first invariant that
-// broke, with the seed.
+// Run plays the run: first with faults, then without, then with nothing left to do. The error is a *Broken with the
+// seed and the first rule that broke.
 func (w *World) Run() (result Result, err error) {
 	defer w.end()
 	defer func() {
@@ -225,7 +226,7 @@ func (w *World) Run() (result Result, err error) {
 // settled is how long nothing may happen at the end of a run.
 const settled = 5 * time.Minute
 
-// end lets every coroutine go.
+// end cancels every coroutine.
 func (w *World) end() {
 	for _, s := range w.servers {
 		if s.alive() {
@@ -243,7 +244,7 @@ func (w *World) every(d time.Duration, fn func()) {
 	})
 }
 
-// plantForeigners makes VMs that no server of this shard may touch.
+// plantForeigners adds VMs that no server of this shard may touch.
 func (w *World) plantForeigners() {
 	for i, owner := range []infra.Owner{{Cluster: "else", Shard: shardName}, {Cluster: clusterName, Shard: "sim-b"}} {
 		w.plant(fmt.Sprintf("foreign-%d", i), owner, w.freshID(&w.drawn),
@@ -269,7 +270,7 @@ func (w *World) freshID(d *dice) ident.ID {
 	return id
 }
 
-// tracing says whether somebody reads the story: ask before calling trace where it is called often.
+// tracing reports whether the run has a log. Frequent callers of trace should ask it first.
 func (w *World) tracing() bool { return w.opts.Log != nil }
 
 func (w *World) trace(format string, args ...any) {
@@ -286,7 +287,7 @@ func (w *World) fail(broken rule, format string, args ...any) {
 	}
 }
 
-// caller is the server whose task is running, nil for the world's own.
+// caller returns the server of the running task, or nil if there is none.
 func (w *World) caller() *server {
 	if w.sched.current == nil {
 		return nil
