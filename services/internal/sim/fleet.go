@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// fleet shadows the provider's VMs as they really are, whatever faults clients suffer. It also simulates their agents.
+// fleet shadows the provider's VMs as they really are, independently of the faults that clients suffer. It also
+// simulates their agents.
 type fleet struct {
 	world      *World
 	byProvider map[string]*machine
@@ -34,7 +35,7 @@ type machine struct {
 	calls      calls // delete calls for this VM
 }
 
-// ask is a create call whose result is not recorded.
+// ask is a create call without a recorded result.
 type ask struct {
 	term   uint64
 	key    config.GroupKey

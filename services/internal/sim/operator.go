@@ -80,9 +80,9 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 	s.term.leader.World.Drained(id)
 }
 
-// lesson records that a leader learned of a deletion. at is when the bucket first returned the record or acknowledged its
-// write. until is the earliest time at which the leader may terminate the VM without a report that its node is drained.
-// until is the drain deadline. A leader that learns of the deletion late still grants half of the drain time, at most
+// lesson records that a leader learned of a deletion. at is when the bucket first returned the record or acknowledged
+// its write. until is the earliest time at which the leader may terminate the VM without a report that its node is
+// drained: the drain deadline. A leader that learns of the deletion late still grants half of the drain time, at most
 // 30 s (docs/evidence/reliability.md).
 type lesson struct{ at, until time.Time }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// storedLock is the lock as the bucket really holds it, whatever faults clients suffer.
+// storedLock is the lock as the bucket really holds it, independently of the faults that clients suffer.
 type storedLock struct {
 	record.Lock
 	there bool

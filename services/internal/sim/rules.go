@@ -1,6 +1,6 @@
 package sim
 
-// rule names one property that must hold, whatever fails.
+// rule names one property that must hold, regardless of faults.
 type rule string
 
 const (
