@@ -24,7 +24,7 @@ var errNotYet = errors.New("not yet")
 // it again if another write came first, so change must be idempotent. If change alters nothing, Update writes nothing.
 //
 // Update fails with *clusterstate.SupersededError if a leader of a higher term wrote the record, which also ends this
-// leader's authority. For an instance that is gone, it fails with an error that matches objstore.ErrNotFound.
+// leader's authority. It fails for an instance that the State does not hold.
 func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error) {
 	return x.update(ctx, id, change)
 }

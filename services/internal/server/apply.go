@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// configInterval is the time between two checks of the bucket for a newer configuration: `tofu apply` changes only
-	// the bucket.
+	// configInterval is the interval at which the leader checks the bucket for a newer configuration. `tofu apply`
+	// changes only the bucket.
 	configInterval = 3 * time.Minute
-	// reloadEvery is the number of those checks from one reading of the boot scripts to the next: a script is good for
-	// an hour.
+	// reloadEvery is the number of those checks between two reads of the boot scripts. Rendering uses a script for up
+	// to an hour after it was read.
 	reloadEvery = 10
 )
 
@@ -31,13 +31,13 @@ type applier struct {
 	leadership *leadership
 }
 
-// ApplyConfig puts a configuration in force. It may take some seconds: it asks the provider for new images, and reads
-// the boot scripts.
+// ApplyConfig puts a configuration in force. It may take some seconds, because it looks up new images and reads the
+// boot scripts.
 func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	l := a.leadership
 	a.configureProvider(a.ctx, l, shard)
 	inTime, cancel := context.WithTimeout(a.ctx, imagePatience)
-	_ = a.lookForImages(inTime, l, shard, newImages) // raised as an error event; refreshImages tries again
+	_ = a.lookForImages(inTime, l, shard, newImages) // The failure is raised as an error event, and refreshImages tries again.
 	cancel()
 	a.describe(l)
 	if err := l.generator.Reload(a.ctx, groups); err != nil {
@@ -48,7 +48,7 @@ func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]co
 	a.authority.SetAppliedETag(a.manager.Status().ETag)
 }
 
-// ApplyGroups puts changed groups in force. It waits for nothing: their templates are compiled in the background.
+// ApplyGroups puts changed groups in force. It does not block, because their templates are compiled in the background.
 func (a *applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	l := a.leadership
 	l.leader.World.ConfigureGroups(groups, changed)
@@ -65,7 +65,7 @@ func (a *applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed [
 	})
 }
 
-// describe gives the generator the configuration and the images that files and VMs are made from.
+// describe passes the current configuration and images to the generator, which makes files and VM parameters from them.
 func (s *server) describe(l *leadership) {
 	l.describing.Lock()
 	defer l.describing.Unlock()
@@ -83,8 +83,8 @@ func (s *server) describe(l *leadership) {
 	})
 }
 
-// pollConfig looks for a newer configuration now and then, and less often reads boot scripts anew, so that none is on
-// the way of a create.
+// pollConfig checks for a newer configuration at every configInterval. At every reloadEvery-th check it reads the boot
+// scripts again, so that a create does not wait for that.
 func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, generator *filegen.Generator) error {
 	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
 		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
@@ -99,7 +99,7 @@ func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, generato
 	return nil
 }
 
-// refresh applies a newer configuration, if there is one.
+// refresh applies a newer configuration if there is one.
 func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfig.Result, config.Problems, error) {
 	result, problems, err := s.manager.Refresh(ctx)
 	if err != nil {
@@ -109,7 +109,7 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	if result == shardconfig.Restart {
 		s.log.Info("the new configuration needs a restart")
 		s.env.Go("restart", func() {
-			// The answer to whoever asked goes out first; his call, and ctx with it, ends by that.
+			// The response to the caller goes out first. The restart ends the call, and ctx with it.
 			_ = s.env.Sleep(context.WithoutCancel(ctx), 200*time.Millisecond)
 			s.restart(ErrRestart)
 		})
@@ -117,7 +117,7 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	return result, problems, nil
 }
 
-// tellRefused says what is wrong with a configuration that is not in force, or that there is none.
+// tellRefused raises an alert if the newest configuration was refused. Otherwise it resolves the alert.
 func (s *server) tellRefused(leader *leader.Leader, problems config.Problems) {
 	key := shardstate.ErrorKey{Kind: plan.AlertConfig}
 	if len(problems) > 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// bucket is the bucket side of a shard's configuration.
+// bucket is the shardconfig.Store of a shard in its bucket.
 type bucket struct {
 	state *clusterstate.State
 	shard string

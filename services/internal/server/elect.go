@@ -10,9 +10,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
-// elect stands for election until ctx ends. A term that cannot begin, or ends by an error, is given up: the lock is
-// released, so that another server may try, and this one stands again after a pause. Only what no repetition mends is
-// returned.
+// elect takes part in the election until ctx ends. If a term cannot begin or ends with an error, elect releases the
+// lock, so that another server may lead, and takes part again after a pause. It returns only errors that a retry cannot
+// fix.
 func (s *server) elect(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := s.stand(ctx)
@@ -35,14 +35,14 @@ func (s *server) elect(ctx context.Context) error {
 	}
 }
 
-// termError is why a term could not begin, or ended.
+// termError is the error with which a term could not begin, or ended.
 type termError struct{ err error }
 
 func (e *termError) Error() string { return e.err.Error() }
 func (e *termError) Unwrap() error { return e.err }
 
-// besidesTerm is what is left of an error of [server.stand] that came to an end as was asked for: that a term failed
-// just before is worth a line, and no failure of the stop.
+// besidesTerm logs the termError in an error of [server.stand] and returns the rest of the error. elect calls it when
+// the server was asked to stop: a term that failed just before is not a failure of the stop.
 func (s *server) besidesTerm(err error) error {
 	var term *termError
 	if !errors.As(err, &term) {

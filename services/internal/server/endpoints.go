@@ -24,22 +24,22 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// endpoints are the listeners of a server: the election's, and those of the three services.
+// endpoints are the listeners of a server: the election listener and those of the three services.
 type endpoints struct {
 	mu     sync.Mutex
 	source *transport.Source
-	// sourced ends when there is a source.
+	// sourced is done once source is set.
 	sourced context.Context
 	tell    context.CancelFunc
 	serving func() // stops the services; nil while they do not run
 	stopped []func()
-	// portTaken: the services do not run because another process has one of their ports.
+	// portTaken is true if the services do not run because another process uses one of their ports.
 	portTaken bool
-	// closed: nothing is to be opened any more.
+	// closed is true after stop. Nothing may be opened then.
 	closed bool
 }
 
-// onStop has something done when the listeners end. It is done at once, and false returned, when they have.
+// onStop registers do to be called by stop. If stop has already run, onStop calls do immediately and returns false.
 func (e *endpoints) onStop(do func()) bool {
 	e.mu.Lock()
 	closed := e.closed
@@ -53,14 +53,14 @@ func (e *endpoints) onStop(do func()) bool {
 	return !closed
 }
 
-// certificates is the source of this server's certificates, nil while the cluster has no CA.
+// certificates returns the source of this server's certificates. It is nil while the cluster has no CA.
 func (e *endpoints) certificates() *transport.Source {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.source
 }
 
-// stop ends every listener.
+// stop closes every listener.
 func (e *endpoints) stop() {
 	e.mu.Lock()
 	serving, stopped := e.serving, e.stopped
@@ -74,7 +74,7 @@ func (e *endpoints) stop() {
 	}
 }
 
-// use has later connections verified against the CA bundle as it is now: this server may have waited for long.
+// use sets the CA and its bundle for later connections. The bundle may have changed while this server was a standby.
 func (e *endpoints) use(ca authority.CA, bundle []*x509.Certificate) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -84,7 +84,7 @@ func (e *endpoints) use(ca authority.CA, bundle []*x509.Certificate) error {
 	return e.source.SetCA(ca, bundle)
 }
 
-// listen opens the listeners that a server has whether it leads or not, and waits for those that are taken.
+// listen opens the listeners that both leaders and standbys have. It waits while their ports are taken.
 func (s *server) listen(ctx context.Context) error {
 	election, err := s.awaitPort(ctx, s.ports.bind.Election, "election")
 	if err != nil {
@@ -100,8 +100,8 @@ func (s *server) listen(ctx context.Context) error {
 		s.endpoints.onStop(stop)
 		s.env.Go("health", func() { _ = health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler(), s.pages()...) })
 	}
-	// Standbys answer too, with the leader's address. They need the CA for that, which the first leader may still have
-	// to make.
+	// Standbys serve too and answer with the leader's address. For that they need the CA, which the first leader of the
+	// cluster may not have created yet.
 	var fatal *fatalError
 	if err = s.ensureServices(ctx); err == nil || errors.As(err, &fatal) {
 		return err
@@ -110,8 +110,7 @@ func (s *server) listen(ctx context.Context) error {
 	return nil
 }
 
-// awaitPort opens a listener, and tries again for as long as another process has the port. Meanwhile the server is not
-// ready.
+// awaitPort opens a listener. While another process uses the port, it tries again, and the server is not ready.
 func (s *server) awaitPort(ctx context.Context, addr, what string) (net.Listener, error) {
 	for try := 1; ; try++ {
 		listener, err := listen(ctx, addr, what)
@@ -132,8 +131,8 @@ func samePort(a, b string) bool {
 
 var errNoCA = errors.New("the cluster has no CA yet")
 
-// awaitServices starts the services as soon as that is possible: once the first leader of the cluster has made its CA,
-// or the bucket answers.
+// awaitServices retries until the services start. They need the cluster's CA, which the first leader creates, and a
+// bucket that answers.
 func (s *server) awaitServices(ctx context.Context, err error) {
 	for try := 1; ; try++ {
 		wait := retryPause(try)
@@ -153,7 +152,7 @@ func (s *server) awaitServices(ctx context.Context, err error) {
 	}
 }
 
-// ensureServices opens the three services' listeners, if they are not open.
+// ensureServices opens the listeners of the three services if they are not open.
 func (s *server) ensureServices(ctx context.Context) error {
 	s.endpoints.mu.Lock()
 	defer s.endpoints.mu.Unlock()
@@ -180,11 +179,11 @@ func (s *server) ensureServices(ctx context.Context) error {
 	return nil
 }
 
-// portWait is how long a new leader waits for a service port that is taken, before it hands over.
+// portWait is how long a new leader waits for a taken service port before it gives up its leadership.
 const portWait = 3 * time.Second
 
-// ensureServicesToLead opens the three services' listeners for a new leader. It tries for portWait while a port is
-// taken.
+// ensureServicesToLead opens the listeners of the three services for a new leader. While a port is taken, it retries
+// for up to portWait.
 func (s *server) ensureServicesToLead(ctx context.Context) error {
 	deadline := s.env.Now().Add(portWait)
 	for {
@@ -198,7 +197,7 @@ func (s *server) ensureServicesToLead(ctx context.Context) error {
 	}
 }
 
-// ensureSource opens the source of certificates, if it is not open. Call with endpoints.mu held.
+// ensureSource opens the source of certificates if it is not open. Call with endpoints.mu held.
 func (s *server) ensureSource(ctx context.Context) (*transport.Source, error) {
 	if s.endpoints.source == nil {
 		source, err := s.openSource(ctx)
@@ -233,7 +232,7 @@ func (s *server) openSource(ctx context.Context) (*transport.Source, error) {
 	})
 }
 
-// serve opens and serves the three services until stop is called.
+// serve opens the listeners of the three services and serves them until stop is called.
 func (s *server) serve(ctx context.Context, source *transport.Source) (stop func(), err error) {
 	services := []struct {
 		name, addr string
@@ -288,7 +287,7 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 	}, nil
 }
 
-// leaderOf picks a service's part of the present leadership; without one the error says who leads.
+// leaderOf returns a service's part of the current leadership. Without one, its error names the leader.
 func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 	if l := s.leading.Load(); l != nil && l.agent.Context.Err() == nil {
 		return pick(l), nil
@@ -297,7 +296,7 @@ func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 	return none, s.notLeader()
 }
 
-// notLeader is what standbys answer: Unavailable, with the leader's addresses in the details.
+// notLeader returns the error of a standby: Unavailable, with the leader's addresses in the details.
 func (s *server) notLeader() error {
 	detail := &nstancev1.NotLeader{Shard: s.opts.Shard}
 	message := "no server leads this shard yet"

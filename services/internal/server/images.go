@@ -19,16 +19,16 @@ import (
 )
 
 const (
-	// imagePatience is how long a configuration waits for its images before they are looked up in the background.
+	// imagePatience is how long a configuration waits for its images. After that they are looked up in the background.
 	imagePatience = 3 * time.Second
-	// imageRetry is when a look-up that failed is tried again.
+	// imageRetry is the delay after which a failed lookup is tried again.
 	imageRetry = time.Minute
-	// imageParallel is how many are looked up at a time.
+	// imageParallel is the maximum number of concurrent lookups.
 	imageParallel = 8
 )
 
-// imageBook holds what the images of a configuration were last found to be. What was never found is the configuration's
-// fallback, and what is not found any more stays what it was.
+// imageBook holds the last known ID of each image of a configuration. An image that was never found has its fallback
+// ID. An image that is no longer found keeps its last ID.
 type imageBook struct {
 	provider infra.Provider
 	env      tasks.Env
@@ -37,13 +37,13 @@ type imageBook struct {
 	entries map[string]imageEntry
 }
 
-// imageEntry is what came of looking for an image of a certain definition.
+// imageEntry is the result of looking up one image definition.
 type imageEntry struct {
 	image config.Image
-	id    string // "": never found
+	id    string // "" if never found
 }
 
-// entry returns what is known of an image; ok is false for a definition that was never looked for.
+// entry returns the known result for an image. It returns ok false if this definition was never looked up.
 func (b *imageBook) entry(name string, image config.Image) (e imageEntry, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -54,7 +54,7 @@ func (b *imageBook) entry(name string, image config.Image) (e imageEntry, ok boo
 	return e, true
 }
 
-// Which images are looked for.
+// lookFor selects the images to look up.
 type lookFor int
 
 const (
@@ -63,7 +63,6 @@ const (
 	allImages
 )
 
-// ids returns the ID of each image.
 func (b *imageBook) ids(shard *config.Shard) map[string]string {
 	out := make(map[string]string, len(shard.Images))
 	for name, image := range shard.Images {
@@ -73,7 +72,7 @@ func (b *imageBook) ids(shard *config.Shard) map[string]string {
 	return out
 }
 
-// look looks for images of a configuration. The error tells of each that was not found.
+// look looks up images of a configuration. Its error names each image that was not found.
 func (b *imageBook) look(ctx context.Context, shard *config.Shard, which lookFor) error {
 	resolver, ok := infra.Capability[infra.Images](b.provider)
 	if !ok {
@@ -106,7 +105,7 @@ func (b *imageBook) look(ctx context.Context, shard *config.Shard, which lookFor
 	return errors.Join(errors.Join(errs...), ctx.Err())
 }
 
-// lookForImages looks for images of a configuration and raises what is wrong with them.
+// lookForImages looks up images of a configuration and raises an alert for those that were not found.
 func (s *server) lookForImages(ctx context.Context, l *leadership, shard *config.Shard, which lookFor) error {
 	key := shardstate.ErrorKey{Kind: plan.AlertImages}
 	err := l.images.look(ctx, shard, which)
@@ -118,8 +117,8 @@ func (s *server) lookForImages(ctx context.Context, l *leadership, shard *config
 	return err
 }
 
-// refreshImages looks for all images anew every image_refresh_interval, and soon for those that were not found. Nothing
-// rotates by that: an image is for the instances made from now on.
+// refreshImages looks up all images every image_refresh_interval, and retries missing images every imageRetry. A new
+// image applies to new instances only, so it starts no roll.
 func (s *server) refreshImages(ctx context.Context, l *leadership) error {
 	looked := s.env.Now()
 	for s.env.Sleep(ctx, imageRetry) == nil {

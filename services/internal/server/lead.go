@@ -28,7 +28,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// leadership is one term of this server.
+// leadership holds one term of this server.
 type leadership struct {
 	leader       *leader.Leader
 	registration *registerapi.Leader
@@ -38,11 +38,11 @@ type leadership struct {
 	generator *filegen.Generator
 	caPEM     []byte
 	images    *imageBook
-	// describing is held while the generator is told what is in force: the last to tell must know the newest.
+	// describing is held while the configuration is passed to the generator, so that the last caller passes the newest.
 	describing sync.Mutex
 }
 
-// renderer hands filegen's machines to the executor.
+// renderer adapts filegen's Generator to execute.Renderer.
 type renderer struct{ *filegen.Generator }
 
 func (r renderer) Render(ctx context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
@@ -50,7 +50,7 @@ func (r renderer) Render(ctx context.Context, group config.Group, rec record.Ins
 	return execute.Machine(m), err
 }
 
-// lead runs one term. Nothing in it is planned from anything that was read before the lock was won.
+// lead runs one term. Its plans use nothing that was read before the server won the lock.
 func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 	s.log.Info("leading", "term", a.Term())
 	s.metrics.Leader.Set(1)
@@ -69,7 +69,7 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			s.log.Warn("leading ended by an error", "term", a.Term(), "error", err)
 		}
-		return nil // stopping is what was asked for
+		return nil // the server was asked to stop
 	}
 	if err != nil {
 		return &termError{err}
@@ -91,7 +91,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		return err
 	}
 
-	// As it was loaded at the start: what of it is used here cannot change in place, and Lead says so where it has.
+	// The configuration as loaded at the start. The parts used here cannot change in place. If they changed, Lead
+	// returns ErrRestart.
 	shard := s.manager.Shard()
 	generator := filegen.New(filegen.Options{CA: ca, NonceKey: nonceKey, Secrets: s.secrets, ReadFile: s.state.ReadFile,
 		CacheTTL: shard.Cluster.Secrets.CacheTTL.D(), Rand: rand.Reader, Now: time.Now})
@@ -140,7 +141,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 
 	err = s.manager.Lead(ctx, a.Term(), &applier{server: s, ctx: ctx, authority: a, leadership: l})
 	if errors.Is(err, shardconfig.ErrRestart) {
-		s.restart(ErrRestart) // which ends ctx, too
+		s.restart(ErrRestart) // this also ends ctx
 		return nil
 	}
 	if err != nil {
@@ -149,7 +150,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	defer s.manager.Follow()
 	s.tellRefused(leader, s.manager.Status().Problems)
 	return tasks.Run(ctx,
-		// it takes seconds, and nobody waits for it
+		// acquiring the address takes seconds, and nothing else waits for it
 		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
 		func(ctx context.Context) error {
 			if err := leader.TakeOver(ctx); err != nil {
@@ -160,14 +161,14 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	)
 }
 
-// act is the rest of a term, once the leader has its picture of the shard.
+// act runs the rest of a term, after TakeOver has filled the State.
 func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-chan struct{}) error {
 	leader := l.leader
 	s.leading.Store(l)
 	defer s.leading.Store(nil)
 	s.served.Store(true)
 	s.log.Info("serving as leader", "term", leader.World.Term())
-	env.Go("forget keys", func() { // of instances that ended under other leaders
+	env.Go("forget keys", func() { // keys of instances that ended under other leaders
 		err := s.cache.KeepKeys(ctx, func(id ident.ID) bool { _, _, lives := leader.World.Record(id); return lives })
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("cache not cleaned", "error", err)
@@ -182,14 +183,13 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 	)
 }
 
-// forget lets go, in the background, of what is kept for an instance's agent.
+// forget deletes the server's data about an instance's agent in the background.
 func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
 	return func(id ident.ID) { env.Go("forget an agent", func() { s.agents.Deleted(ctx, id) }) }
 }
 
-// keys reads the cluster's keys, making them in a cluster that has none. It makes none for a shard whose configuration
-// is gone: the cluster was destroyed with it, and a standby that comes to lead when its leader is stopped would leave
-// the beginnings of another in the bucket.
+// keys reads the cluster's keys. It creates missing keys, but only if the shard has a configuration. Without one, the
+// cluster was destroyed, and a standby that takes over from its stopped leader must not create keys in the bucket.
 func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, error) {
 	fail := func(err error) (authority.CA, authority.NonceKey, error) {
 		return authority.CA{}, authority.NonceKey{}, err
@@ -221,7 +221,7 @@ func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, er
 	return ca, key, nil
 }
 
-// hearConfirmations passes a person's word about orphans to the leadership of the moment, until ctx ends.
+// hearConfirmations passes a person's confirmation of orphans to the current leadership, until ctx ends.
 func (s *server) hearConfirmations(ctx context.Context) {
 	for {
 		select {
@@ -243,7 +243,7 @@ func (s *server) hearConfirmations(ctx context.Context) {
 	}
 }
 
-// holdAddress makes the shard's fixed address this machine's own, where there is one.
+// holdAddress holds the shard's fixed address on this machine if the shard has one. It returns when ctx ends.
 func (s *server) holdAddress(ctx context.Context, leader *leader.Leader) error {
 	network, ok := infra.Capability[infra.LeaderNetwork](s.machine.Provider)
 	if ok && s.manager.Shard().Server.LeaderNetwork != nil {

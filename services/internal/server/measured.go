@@ -16,7 +16,7 @@ type measuredProvider struct {
 	timeout  func() time.Duration
 	observe  func(call, class string, took time.Duration)
 
-	// The capabilities of provider; nil where it lacks one.
+	// The capabilities of provider. Each is nil if provider lacks it.
 	network   infra.LeaderNetwork
 	evidence  infra.MachineEvidence
 	capacity  infra.SubnetCapacity
@@ -25,7 +25,7 @@ type measuredProvider struct {
 	verifier  infra.Verifier
 }
 
-// measure wraps provider. Each call may take timeout() and is reported to observe.
+// measure wraps provider. Each call has the timeout timeout() and is reported to observe.
 func measure(provider infra.Provider, timeout func() time.Duration,
 	observe func(call, class string, took time.Duration)) infra.Provider {
 	m := &measuredProvider{provider: provider, timeout: timeout, observe: observe}
@@ -41,7 +41,7 @@ func measure(provider infra.Provider, timeout func() time.Duration,
 // Unwrap implements [infra.Wrapper].
 func (m *measuredProvider) Unwrap() infra.Provider { return m.provider }
 
-// measureCall runs one call of a provider with the timeout and counts it under name.
+// measureCall makes one call of a provider with the timeout, and reports it to observe under name.
 func measureCall[T any](ctx context.Context, m *measuredProvider, name string,
 	call func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout())

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// operatorLeader is the operators' side of a leadership.
+// operatorLeader returns the part of a leadership that serves operators.
 func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *leader.Leader,
 	events *operatorapi.Events, issuer transport.Issuer) *operatorapi.Leader {
 	return &operatorapi.Leader{
@@ -36,7 +36,7 @@ func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader 
 	}
 }
 
-// tellers hands what happens to the watch streams, counts it, and lets go of what is kept for those who are gone.
+// tellers passes events to the watch streams, counts errors, and deletes the data about deleted instances.
 type tellers struct {
 	*operatorapi.Events
 	metrics *metrics.Server

@@ -18,22 +18,23 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 )
 
-// Options are nstance-server's command line.
+// Options is nstance-server's command line.
 type Options struct {
 	ID string
-	// HostID: nobody gave an ID, and it is the host's name until the provider has a better one.
+	// HostID is true if no ID was given. The ID is then the host name until the provider supplies a better one.
 	HostID          bool
 	Shard           string
 	Location        open.Location
 	CacheDir        string
 	LeaderInterface string
 	AdvertiseHost   string
-	// HealthAddr is where the probe listens from the first moment on, before the configuration is known.
+	// HealthAddr is the address of the probe from the start, before the configuration is known.
 	HealthAddr string
-	// Instance is the number of this server, from 1, among the servers of one shard on one machine; 0: it is the only
-	// one.
+	// Instance is the number of this server, from 1, among the servers of one shard on one machine. It is 0 if this is
+	// the only one.
 	Instance int
-	// Validate: only check a configuration. ValidateFile names it; empty means the shard's own in the bucket.
+	// Validate means that the program only checks a configuration. ValidateFile names the file; if it is empty, the
+	// shard's configuration in the bucket is checked.
 	Validate     bool
 	ValidateFile string
 	Debug        bool
@@ -67,7 +68,7 @@ stopped the garbage collection.
 Exit status: 0 on a clean stop (SIGTERM, SIGINT), 1 on an error or an invalid configuration, 2 on a wrong command line.
 `
 
-// ParseOptions reads a command line. Help goes to out, and the error is then pflag.ErrHelp.
+// ParseOptions parses a command line. It writes the help text to out and then returns pflag.ErrHelp.
 func ParseOptions(args []string, out io.Writer) (Options, error) {
 	var o Options
 	flags := pflag.NewFlagSet("nstance-server", pflag.ContinueOnError)
@@ -155,7 +156,8 @@ func (o *Options) check() error {
 	return errors.Join(errs...)
 }
 
-// validateHost checks that others can reach a host, and that a certificate can hold it. "" is not said.
+// validateHost checks that other machines can reach a host, and that a certificate can hold it. "" is valid and means
+// that no host was given.
 func validateHost(host string) error {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		if addr.IsUnspecified() || addr.Zone() != "" {
@@ -169,7 +171,7 @@ func validateHost(host string) error {
 	return nil
 }
 
-// Logger returns the logger that the options ask for: one JSON object a line, on w.
+// Logger returns the logger that the options select. It writes one JSON object per line to w.
 func (o *Options) Logger(w io.Writer) *slog.Logger {
 	level := slog.LevelInfo
 	if o.Debug {
@@ -178,5 +180,5 @@ func (o *Options) Logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})).With("shard", o.Shard, "server", o.ID)
 }
 
-// shift is what is added to the health and election ports.
+// shift returns the number that is added to the configured ports, so that several servers can run on one machine.
 func (o *Options) shift() int { return max(o.Instance-1, 0) * 10 }

@@ -11,12 +11,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// openPeers makes the network over which the shard's servers speak of the election, and serves it at the election port
-// once there is a CA.
+// openPeers creates the network over which the shard's servers exchange election messages. It serves that network at
+// the election port once the cluster has a CA.
 func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	s.peers = peer.New(peer.Options{Self: s.identity.Peer(), Shard: s.opts.Shard, Source: s.endpoints.certificates,
 		Log: s.log, Sleep: s.env.Sleep})
-	// What is said in the end is said after ctx has ended: a leader takes leave of its heir.
+	// The last messages are sent after ctx ends, because a leader then hands over to its heir.
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.endpoints.onStop(stop)
 	s.env.Go("follow the leader", func() { s.peers.Run(following) })
@@ -28,14 +28,14 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 		}
 		g := s.peers.Server(source)
 		stopped := !s.endpoints.onStop(g.Stop)
-		if err := g.Serve(listener); err != nil && !stopped { // a server that was stopped closes the listener
+		if err := g.Serve(listener); err != nil && !stopped { // Stop has closed the listener.
 			s.log.Warn("election endpoint ended", "error", err)
 		}
 	})
 }
 
-// awaitSource returns the source of this server's certificates, as soon as the first leader of the cluster has made its
-// CA; nil when ctx has ended.
+// awaitSource returns the source of this server's certificates once the first leader of the cluster has created its CA.
+// It returns nil if ctx ends first.
 func (s *server) awaitSource(ctx context.Context) *transport.Source {
 	for try := 1; ctx.Err() == nil; try++ {
 		s.endpoints.mu.Lock()
@@ -48,7 +48,7 @@ func (s *server) awaitSource(ctx context.Context) *transport.Source {
 			s.log.Warn("election endpoint not served yet", "error", err)
 		}
 		pause, cancel := context.WithCancel(ctx)
-		stop := context.AfterFunc(s.endpoints.sourced, cancel) // this server may be the one that makes the CA
+		stop := context.AfterFunc(s.endpoints.sourced, cancel) // this server may be the one that creates the CA
 		_ = s.env.Sleep(pause, retryPause(try))
 		stop()
 		cancel()
@@ -56,7 +56,8 @@ func (s *server) awaitSource(ctx context.Context) *transport.Source {
 	return nil
 }
 
-// serveLeader tells who leads: 200 from the leader, 503 from everybody else. For load balancers and people.
+// serveLeader answers 200 on the leader and 503 on other servers, with the leader's name and term. It is for load
+// balancers and people.
 func (s *server) serveLeader(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")

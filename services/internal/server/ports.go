@@ -14,13 +14,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ports are the addresses that a server listens on and those under which it, or whoever leads, is reached.
+// ports are the addresses that a server listens on, and those at which clients reach it or the leader.
 type ports struct {
 	bind      config.Addresses
 	advertise config.Addresses
-	// leader are the addresses of the leader: the fixed ones where the shard has them, else this server's own.
+	// leader are the addresses of the leader: the shard's fixed addresses, or this server's own if the shard has none.
 	leader config.Addresses
-	// hosts are all names and addresses that the server's certificate has to hold.
+	// hosts are all names and addresses that the server's certificate must hold.
 	hosts []string
 }
 
@@ -40,9 +40,8 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 	shift("operator_addr", &p.bind.Operator)
 	shift("agent_addr", &p.bind.Agent)
 	primary := primaryHost()
-	// --advertise-host stands for the primary interface's address, so it gives way to a host that the configuration
-	// says for an address, as it does for one behind which there is a load balancer. An address that is only bound says
-	// nothing.
+	// --advertise-host replaces the primary interface's address. A host that the configuration advertises, such as that
+	// of a load balancer, takes precedence over it. A bind address does not.
 	reach := func(advertise *string, configured, bind string) {
 		addr := *advertise
 		said := addr != "" && addr != configured
@@ -100,7 +99,7 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 	return p, errors.Join(errs...)
 }
 
-// lock is what the election lock says of this server.
+// lock returns the addresses that this server writes to the election lock.
 func (p ports) lock() record.LockAddresses {
 	return record.LockAddresses{Election: p.advertise.Election, Registration: p.advertise.Registration,
 		Operator: p.advertise.Operator, Agent: p.advertise.Agent}
@@ -129,10 +128,10 @@ func shiftPort(addr string, by int) (string, error) {
 	return net.JoinHostPort(host, strconv.Itoa(n+by)), nil
 }
 
-// primaryHost is the address of the interface that the default route leaves by, else of the first that is up. Nothing
-// is sent.
+// primaryHost returns the address of the interface with the default route, or the first global unicast address of the
+// machine. It sends no packet.
 func primaryHost() string {
-	// TEST-NET-1, RFC 5737: routed like any other, never reached
+	// 192.0.2.0/24 is TEST-NET-1 (RFC 5737): routed like any other network, but never reached.
 	if conn, err := (&net.Dialer{}).DialContext(context.Background(), "udp", "192.0.2.1:9"); err == nil {
 		defer conn.Close()
 		if local, ok := conn.LocalAddr().(*net.UDPAddr); ok {
@@ -150,7 +149,7 @@ func primaryHost() string {
 	return "127.0.0.1"
 }
 
-// portTakenError means that another process listens on an address. The server tries again until the port is free.
+// portTakenError means that another process listens on an address. The server retries until the port is free.
 type portTakenError struct{ addr, what string }
 
 func (e *portTakenError) Error() string {
@@ -163,7 +162,7 @@ func isPortTaken(err error) bool {
 	return errors.As(err, &taken)
 }
 
-// listen opens a TCP listener. The error is a portTakenError or a fatalError.
+// listen opens a TCP listener. Its error is a portTakenError or a fatalError.
 func listen(ctx context.Context, addr, what string) (net.Listener, error) {
 	var cfg net.ListenConfig
 	listener, err := cfg.Listen(ctx, "tcp", addr)

@@ -13,15 +13,15 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// ownMachine is the machine that this server runs on, and the provider of all others.
+// ownMachine is the machine that this server runs on, together with the shard's provider.
 type ownMachine struct {
 	infra.Machine
 	Provider infra.Provider
 }
 
-// openProvider opens the provider of the shard and identifies this machine. A server that does not run in the cloud
-// starts all the same, unless the leader's address has to follow it. applied reports whether a leader has run with this
-// configuration: then a provider that refuses it is only logged.
+// openProvider opens the provider of the shard and identifies this machine. A server outside the cloud starts without
+// an identity, unless the configuration has a leader network. applied means that a leader has run with this
+// configuration. Then a provider that refuses it is only logged.
 func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied bool) (ownMachine, error) {
 	kind := shard.Server.Provider.Kind
 	i := slices.IndexFunc(s.cfg.Clouds, func(c infra.Cloud) bool { return c.Name() == kind })
@@ -54,7 +54,7 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied 
 	case infra.ClassOf(err) == infra.Invalid && !applied:
 		return ownMachine{}, err
 	case err != nil && ctx.Err() == nil:
-		// What cannot be asked now, or is missing now, keeps no server from leading: the leader raises an alert.
+		// A failed check or a missing resource must not prevent a server from leading. The leader raises an alert.
 		s.log.Warn("configuration not verified", "error", err)
 	}
 	return own, nil
@@ -74,8 +74,8 @@ func (m ownMachine) verify(ctx context.Context, shard *config.Shard) error {
 	return verifier.Verify(ctx, shard)
 }
 
-// configureProvider hands the provider the configuration that came into force. What it finds wrong with it is raised;
-// nobody waits for that.
+// configureProvider passes a configuration that came into force to the provider. In the background, it verifies the
+// configuration and raises an alert if it finds a problem.
 func (s *server) configureProvider(ctx context.Context, l *leadership, shard *config.Shard) {
 	s.machine.configure(shard)
 	s.env.Go("verify the configuration", func() {
@@ -90,7 +90,8 @@ func (s *server) configureProvider(ctx context.Context, l *leadership, shard *co
 	})
 }
 
-// evidence asks the provider what became of a lock holder's machine. What it cannot say is unknown, which never counts.
+// evidence returns a function that asks the provider for the state of a lock holder's machine. Without an answer the
+// state is unknown, which the election ignores. evidence returns nil if the provider cannot answer such a question.
 func evidence(provider infra.Provider) func(ctx context.Context, id string) election.MachineState {
 	asker, ok := infra.Capability[infra.MachineEvidence](provider)
 	if !ok {

@@ -20,10 +20,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// trialTimeout bounds the trial of a configuration while the server already runs with another one.
+// trialTimeout is the timeout for the trial of a configuration while the server runs with another one.
 const trialTimeout = 30 * time.Second
 
-// resources are what a server opens for a configuration. They change only with a restart.
+// resources are what a server opens for a configuration. Only a restart changes them.
 type resources struct {
 	shard   *config.Shard
 	machine ownMachine
@@ -32,7 +32,8 @@ type resources struct {
 	ports   ports
 }
 
-// tryConfig is the shardconfig.Trial of this server. While the server starts, it keeps what it opened for useResources.
+// tryConfig is the shardconfig.Trial of this server. While the server starts, it stores what it opened for
+// useResources.
 func (s *server) tryConfig(ctx context.Context, shard *config.Shard, applied bool) error {
 	inUse := s.inUse.Load()
 	if inUse == nil {
@@ -54,10 +55,10 @@ func (s *server) tryConfig(ctx context.Context, shard *config.Shard, applied boo
 	if err := inUse.machine.verify(ctx, shard); infra.ClassOf(err) == infra.Invalid {
 		return err
 	}
-	return nil // what cannot be verified now is verified again when the configuration is in force
+	return nil // a failed check is repeated when the configuration is in force
 }
 
-// useResources makes the opened resources those of this server.
+// useResources puts the opened resources in use.
 func (s *server) useResources() {
 	r := s.opened
 	s.machine, s.state, s.secrets, s.ports = r.machine, r.state, r.secrets, r.ports
@@ -68,8 +69,8 @@ func (s *server) useResources() {
 	s.inUse.Store(r)
 }
 
-// openResources opens everything that a configuration names, and checks it against the command line. applied: a leader
-// has run with this configuration.
+// openResources opens everything that a configuration names, and checks it against the command line. applied means that
+// a leader has run with this configuration.
 func (s *server) openResources(ctx context.Context, shard *config.Shard, applied bool) (*resources, error) {
 	if err := s.checkFlags(shard); err != nil {
 		return nil, err
@@ -88,7 +89,7 @@ func (s *server) openResources(ctx context.Context, shard *config.Shard, applied
 	return r, nil
 }
 
-// checkFlags compares the configuration with the flags that must agree with it.
+// checkFlags checks that the configuration agrees with the corresponding flags.
 func (s *server) checkFlags(shard *config.Shard) error {
 	if shard.Server.Shard != s.opts.Shard {
 		return fmt.Errorf("server.shard: the configuration is of shard %q, this server's --shard is %q",
@@ -115,7 +116,8 @@ func interfaceID(text string) string {
 	return id
 }
 
-// openCluster opens the cluster's bucket, keys and secrets for r. It checks that the CA, if there is one, can be read.
+// openCluster opens the cluster's bucket, keys and secrets for r. If the cluster has a CA, it checks that the CA can be
+// read.
 func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resources) error {
 	cluster := s.documents
 	if at := shard.Cluster.Storage; at != nil {
@@ -125,7 +127,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
 		cluster = objstore.WithTimeouts(store, s.bucketTimeouts)
-		// The first server of the cluster makes the CA there, which takes conditional writes too.
+		// The first server of the cluster creates the CA in this bucket, which needs conditional writes too.
 		if err := s.probeBucket(ctx, cluster); err != nil {
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
@@ -150,7 +152,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	return nil
 }
 
-// probeBucket checks that a store honours conditional writes. A store that ignores them is a fatalError.
+// probeBucket checks that a store honours conditional writes. It fails with a fatalError if the store ignores them.
 func (s *server) probeBucket(ctx context.Context, store objstore.Store) error {
 	err := objstore.Probe(ctx, store, keys.Probe(s.opts.Shard, s.incarnation))
 	if err == nil {

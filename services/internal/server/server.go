@@ -1,8 +1,8 @@
-// Package server is the composition root of nstance-server: it opens what the options and the shard's configuration
-// name, stands for election, and, while it leads, runs a leader made of the other packages.
+// Package server assembles nstance-server from the other packages. It opens what the options and the shard's
+// configuration name, takes part in the election, and runs a leader while it leads.
 //
-// Invariant: everything that acts lives under the authority of one term and is thrown away with it; what outlives a
-// term (listeners, the configuration in force, the cache) decides nothing.
+// Invariant: everything that acts has the authority of one term and is discarded with it. What outlives a term
+// (listeners, the configuration in force, the cache) makes no decisions.
 package server
 
 import (
@@ -40,30 +40,30 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// Config is what the caller of Run decides.
+// Config holds the parameters of Run.
 type Config struct {
 	Options Options
 	Version string
 	Log     *slog.Logger
-	// Clouds are those that this binary has.
+	// Clouds are the clouds that this binary supports.
 	Clouds []infra.Cloud
-	// KeySources are where encryption keys may come from; nil: everywhere that there is.
+	// KeySources are the possible sources of encryption keys. nil means all that exist.
 	KeySources map[string]keyring.Source
-	// Bucket, if set, is used in place of the one that the options name.
+	// Bucket, if set, replaces the bucket that the options name.
 	Bucket objstore.Store
-	// Supervised: something starts this server again when it fails.
+	// Supervised means that a supervisor restarts this server when it fails.
 	Supervised bool
-	// ConfirmOrphans, if set, yields a value whenever a person says that the orphans that stopped collection may be
-	// terminated.
+	// ConfirmOrphans, if set, delivers a value whenever a person confirms that the orphans that stopped garbage
+	// collection may be terminated.
 	ConfirmOrphans <-chan os.Signal
-	// Heir, where it is not zero, is used for a lock with an heir in place of what election.Options says: HeirLease,
-	// HeirRenew and Steady count.
+	// Heir, where it is not zero, replaces the defaults of election.Options for a lock with an heir. Only its fields
+	// HeirLease, HeirRenew and HeirProbation are used.
 	Heir election.Options
 	// Started, if set, is called with the address of the health listener.
 	Started func(health net.Addr)
 }
 
-// ErrRestart is returned by Run when the new configuration can only be taken by a new process.
+// ErrRestart is returned by Run when only a new process can apply the new configuration.
 var ErrRestart = errors.New("the configuration needs a restart")
 
 // server is one run of nstance-server.
@@ -75,21 +75,21 @@ type server struct {
 	probe   health.Probe
 	env     tasks.Env
 	wait    func()
-	// incarnation is random per start: part of the lock and of every record.
+	// incarnation is random for each start. It is part of the lock and of every record.
 	incarnation string
 
 	store *objstore.Counted
-	// documents is the store for everything but the lock, which must not wait for others: whatever else is to be
-	// written at once, it is renewed in time.
+	// documents is the store for everything but the lock. It limits concurrent requests, so that a burst of them does
+	// not delay the renewal of the lock.
 	documents objstore.Store
 	manager   *shardconfig.Manager
 	state     *clusterstate.State
 	secrets   secretstore.Store
 	machine   ownMachine
 	cache     *cache.Cache
-	// opened are the resources of the configuration that passed its trial last while the server started.
+	// opened are the resources of the last configuration that passed its trial while the server started.
 	opened *resources
-	// inUse are the resources in use, nil while the server starts.
+	// inUse are the resources in use. It is nil while the server starts.
 	inUse    atomic.Pointer[resources]
 	identity election.Identity
 	ports    ports
@@ -99,16 +99,17 @@ type server struct {
 	endpoints endpoints
 	peers     *peer.Network
 	leading   atomic.Pointer[leadership]
-	// served: a term got as far as to serve since the last one that failed.
+	// served is true if a term served requests since the last failed term.
 	served  atomic.Bool
 	status  atomic.Pointer[lease.Status]
 	restart context.CancelCauseFunc
 }
 
-// Run serves until ctx ends. Its error says what made it stop before; all but ErrRestart are logged by then.
+// Run serves until ctx ends. It returns the error that stopped it earlier. All errors but ErrRestart are already
+// logged.
 func Run(ctx context.Context, cfg Config) error { return newServer(cfg).main(ctx) }
 
-// main is Run for a server that was made by newServer.
+// main is Run for a server from newServer.
 func (s *server) main(ctx context.Context) error {
 	err := s.run(ctx)
 	if err == nil || errors.Is(err, ErrRestart) {
@@ -120,7 +121,7 @@ func (s *server) main(ctx context.Context) error {
 }
 
 // linger waits before a failed server exits under a supervisor (systemd sets INVOCATION_ID, systemd.exec(5)), so that
-// the restarts of many do not come in step. A person at a terminal does not wait.
+// many servers do not restart in step. Without a supervisor it does not wait.
 func (s *server) linger(ctx context.Context) {
 	if s.cfg.Supervised {
 		low, high := 10*time.Second, 40*time.Second
@@ -201,7 +202,7 @@ func (s *server) run(ctx context.Context) error {
 		return err
 	}
 	s.endpoints.mu.Lock()
-	if !s.endpoints.portTaken { // the services are not served before the port is free
+	if !s.endpoints.portTaken { // without that port the services are not served
 		s.probe.Ready()
 	}
 	s.endpoints.mu.Unlock()
@@ -209,7 +210,7 @@ func (s *server) run(ctx context.Context) error {
 	return ended(ctx, s.elect(ctx))
 }
 
-// ended tells a stop that somebody asked for from an error.
+// ended distinguishes a requested stop from an error. It returns the error that Run returns.
 func ended(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
 	if ctx.Err() == nil {
@@ -238,7 +239,7 @@ func (s *server) handler() http.Handler {
 	return s.metrics.Handler()
 }
 
-// pages are those of the health port that only this daemon has.
+// pages are the pages that only this daemon has on the health port.
 func (s *server) pages() []health.Page {
 	return []health.Page{{Path: "/leader", Handler: http.HandlerFunc(s.serveLeader)}}
 }
@@ -252,13 +253,13 @@ func (s *server) number(i int) float64 {
 	return float64([]int{groups, instances, connected, reserved}[i])
 }
 
-// alive looks at what a leader that hangs would hold for ever.
+// alive reports liveness to systemd. It takes the locks that a leader that hangs would hold forever, and then blocks.
 func (s *server) alive() bool {
 	_ = s.number(0)
 	return true
 }
 
-// openBucket opens the shard's bucket. It does not try to reach it.
+// openBucket opens the shard's bucket. It makes no request.
 func (s *server) openBucket(ctx context.Context) error {
 	store := s.cfg.Bucket
 	if store == nil {
@@ -279,13 +280,13 @@ func (s *server) openBucket(ctx context.Context) error {
 	return nil
 }
 
-// fatalError is one that no repetition mends.
+// fatalError is an error that a retry cannot fix.
 type fatalError struct{ err error }
 
 func (e *fatalError) Error() string { return e.err.Error() }
 func (e *fatalError) Unwrap() error { return e.err }
 
-// prepare makes the server ready to lead. It tries again until it succeeds or fails with a fatalError.
+// prepare makes the server ready to lead. It retries until it succeeds or fails with a fatalError.
 func (s *server) prepare(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := s.tryPrepare(ctx)
@@ -299,7 +300,7 @@ func (s *server) prepare(ctx context.Context) error {
 	}
 }
 
-// pauseNotReady reports on the status page and in the log why a try to start failed, and waits for the next one.
+// pauseNotReady reports a failed start on the status page and in the log, and waits for the next try.
 func (s *server) pauseNotReady(ctx context.Context, err error, try int) error {
 	wait := retryPause(try)
 	s.probe.NotReady(err.Error())
@@ -307,11 +308,11 @@ func (s *server) pauseNotReady(ctx context.Context, err error, try int) error {
 	return s.env.Sleep(ctx, wait)
 }
 
-// maxRetryPause bounds the pause between two tries of everything that a server needs before it can lead or serve. A
-// server is ready within it, and the time of one try, after the store has returned.
+// maxRetryPause is the maximum pause between two tries of everything that a server needs before it can lead or serve.
+// After the store returns, a server is ready within this pause and the time of one try.
 const maxRetryPause = 10 * time.Second
 
-// retryPause returns how long to wait after a failed try: 1 s, doubling up to maxRetryPause, less up to a quarter at
+// retryPause returns how long to wait after a failed try: 1 s, doubling up to maxRetryPause, minus up to a quarter at
 // random.
 func retryPause(try int) time.Duration {
 	longest := min(time.Second<<min(try-1, 10), maxRetryPause)
@@ -341,7 +342,7 @@ func (s *server) tryPrepare(ctx context.Context) error {
 	return nil
 }
 
-// keyCache is the cache's public keys, of whichever cache is open.
+// keyCache gives access to the public keys in the currently open cache.
 type keyCache struct{ s *server }
 
 func (k keyCache) Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error) {
@@ -356,7 +357,7 @@ func (k keyCache) DeleteKeys(ctx context.Context, instance ident.ID) error {
 	return k.s.cache.DeleteKeys(ctx, instance)
 }
 
-// close lets go of what tryPrepare opened.
+// close closes what tryPrepare opened.
 func (s *server) close() {
 	if s.cache != nil {
 		if err := s.cache.Close(); err != nil {

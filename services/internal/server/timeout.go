@@ -3,16 +3,16 @@ package server
 import "time"
 
 const (
-	// startupTimeout bounds a request to the bucket while the shard's configuration, and with it request_timeout, is
-	// not known.
+	// startupTimeout bounds a bucket request while the shard's configuration, which contains request_timeout, is
+	// unknown.
 	startupTimeout = 10 * time.Second
-	// minListTimeout is the least time that a listing gets: it is one request for every thousand keys.
+	// minListTimeout is the minimum timeout of a listing, which needs one request per thousand keys.
 	minListTimeout = 30 * time.Second
-	// maxBucketRequests is how many requests to the bucket may be in flight. The election's requests do not count.
+	// maxBucketRequests is the maximum number of concurrent bucket requests. The election's requests do not count.
 	maxBucketRequests = 128
 )
 
-// requestTimeout is server.request_timeout of the configuration in force.
+// requestTimeout returns server.request_timeout of the configuration in force, or startupTimeout before there is one.
 func (s *server) requestTimeout() time.Duration {
 	if shard := s.manager.Shard(); shard != nil {
 		return shard.Server.RequestTimeout.D()
@@ -20,7 +20,7 @@ func (s *server) requestTimeout() time.Duration {
 	return startupTimeout
 }
 
-// bucketTimeouts returns the time that one request to the bucket may take, and the time that one listing may take.
+// bucketTimeouts returns the timeout of one request to the bucket and that of one listing.
 func (s *server) bucketTimeouts() (request, list time.Duration) {
 	request = s.requestTimeout()
 	return request, max(request, minListTimeout)

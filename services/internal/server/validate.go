@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 )
 
-// Validate checks a configuration, a file's or the one in the bucket, and lists all problems, one a line. The result is
-// the exit status: 0 for a configuration that a server would apply.
+// Validate checks a configuration in a file or in the bucket. It prints all problems, one per line. It returns the exit
+// status, which is 0 for a configuration that a server would apply.
 func Validate(ctx context.Context, o Options, out, errOut io.Writer) int {
 	name, body, err := document(ctx, o)
 	if err != nil {
@@ -35,7 +35,7 @@ func Validate(ctx context.Context, o Options, out, errOut io.Writer) int {
 	return 0
 }
 
-// document reads what is to be checked.
+// document reads the configuration to check.
 func document(ctx context.Context, o Options) (name string, body []byte, err error) {
 	if o.ValidateFile != "" {
 		body, err := os.ReadFile(o.ValidateFile)
