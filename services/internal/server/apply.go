@@ -37,7 +37,7 @@ func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]co
 	l := a.leadership
 	a.configureProvider(a.ctx, l, shard)
 	inTime, cancel := context.WithTimeout(a.ctx, imagePatience)
-	_ = a.lookForImages(inTime, l, shard, newImages) // The failure is raised as an error event, and refreshImages tries again.
+	_ = a.lookForImages(inTime, l, shard, newImages) // a failure raises an alert, and refreshImages retries
 	cancel()
 	a.describe(l)
 	if err := l.generator.Reload(a.ctx, groups); err != nil {

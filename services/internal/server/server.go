@@ -253,7 +253,7 @@ func (s *server) number(i int) float64 {
 	return float64([]int{groups, instances, connected, reserved}[i])
 }
 
-// alive reports liveness to systemd. It takes the locks that a leader that hangs would hold forever, and then blocks.
+// alive returns true, for systemd. If the leader hangs while it holds its locks, alive blocks.
 func (s *server) alive() bool {
 	_ = s.number(0)
 	return true
