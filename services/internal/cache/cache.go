@@ -1,8 +1,7 @@
-// Package cache owns the server's SQLite file, a projection of what the server knows: the merged groups and the public
-// keys that agents handed in.
+// Package cache keeps the public keys that agents submitted in the server's SQLite file.
 //
-// Invariant: nothing in it is the only copy of anything that cannot be asked for again. The file may be corrupt, of
-// another version, or deleted while the server runs: it is then thrown away and made anew, empty.
+// Invariant: the file holds nothing that the server cannot ask for again. It may be corrupt, have another version, or
+// be deleted while the server runs. The package then replaces it by a new, empty file.
 package cache
 
 import (
@@ -15,13 +14,13 @@ import (
 	"path/filepath"
 	"sync"
 
-	_ "modernc.org/sqlite" // the driver "sqlite"
+	_ "modernc.org/sqlite" // registers the driver "sqlite"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// version of the schema; a file of any other is thrown away. The application ID keeps us from doing that to somebody
-// else's database.
+// version is the version of the schema. A file with another version is replaced. The application ID prevents the
+// package from replacing another program's database.
 const (
 	version     = 2
 	application = 0x6e737463 // "nstc"
@@ -34,29 +33,29 @@ CREATE TABLE public_keys (
 ) WITHOUT ROWID;
 `
 
-// Key is a public key that an agent handed in: the base name of its file, and PKIX in DER.
+// Key is a public key that an agent submitted: the base name of its file, and the key in PKIX as DER.
 type Key struct {
 	Name string
 	PKIX []byte
 }
 
-// Path is where the database is inside the server's cache directory.
+// Path returns the path of the database inside the server's cache directory.
 func Path(dir string) string { return filepath.Join(dir, "db", "nstance.db") }
 
-// Cache is the open database. Its methods are safe for concurrent use, one at a time. An error means that the cache
-// could not be made anew either: it may be logged and otherwise ignored.
+// Cache is the open database. Its methods are safe for concurrent use and run one at a time. An error means that the
+// file could not be replaced either. Callers may log the error and otherwise ignore it.
 type Cache struct {
 	path string
 
 	mu sync.Mutex
 	db *sql.DB // nil after a failure or Close
-	// closed refuses to open the file again.
+	// closed prevents that the file is opened again.
 	closed bool
 }
 
-// Open opens the database at path and makes it, with its directory, where there is none. A file that is corrupt or of
-// another version of this program is thrown away. The error says what is in the way: a directory, missing rights,
-// another program's database.
+// Open opens the database at path. It creates a missing database, including its directory, and replaces a file that is
+// corrupt or has another version. The error names the obstacle: a directory, missing rights, or another program's
+// database.
 func Open(ctx context.Context, path string) (*Cache, error) {
 	c := &Cache{path: path}
 	if err := c.open(ctx); err != nil {
@@ -82,7 +81,7 @@ func (c *Cache) shut() error {
 	return err
 }
 
-// PutKeys stores public keys of an instance, over those of the same names.
+// PutKeys stores public keys of an instance. A new key replaces an old one with the same name.
 func (c *Cache) PutKeys(ctx context.Context, instance ident.ID, keys []Key) error {
 	return c.write(ctx, "put keys", func(tx *sql.Tx) error {
 		for _, key := range keys {
@@ -104,7 +103,7 @@ func (c *Cache) Keys(ctx context.Context, instance ident.ID) ([]Key, error) {
 		})
 }
 
-// DeleteKeys forgets an instance's public keys.
+// DeleteKeys deletes an instance's public keys.
 func (c *Cache) DeleteKeys(ctx context.Context, instance ident.ID) error {
 	return c.write(ctx, "delete keys", func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `DELETE FROM public_keys WHERE instance = ?`, instance.Storage())
@@ -112,8 +111,8 @@ func (c *Cache) DeleteKeys(ctx context.Context, instance ident.ID) error {
 	})
 }
 
-// KeepKeys forgets the public keys of all instances but those that keep reports true for, and of rows that are no
-// instance's.
+// KeepKeys deletes the public keys of all instances for which keep returns false. It also deletes rows with an invalid
+// instance ID.
 func (c *Cache) KeepKeys(ctx context.Context, keep func(instance ident.ID) bool) error {
 	rows, err := read(ctx, c, `SELECT DISTINCT instance FROM public_keys`, nil,
 		func(rows *sql.Rows) (instance string, err error) {
@@ -135,7 +134,7 @@ func (c *Cache) KeepKeys(ctx context.Context, keep func(instance ident.ID) bool)
 	})
 }
 
-// write runs fn in a transaction, once more on a fresh database if the first attempt fails.
+// write runs fn in a transaction. If the first attempt fails, it tries once more with a new database.
 func (c *Cache) write(ctx context.Context, what string, fn func(*sql.Tx) error) error {
 	return c.attempt(ctx, what, func(db *sql.DB) error {
 		tx, err := db.BeginTx(ctx, nil)
@@ -170,8 +169,8 @@ func read[T any](ctx context.Context, c *Cache, query string, args []any, scan f
 	return out, err
 }
 
-// attempt calls fn with the database. Whatever is wrong with it, SQLite's own damage, a file that was deleted or moved,
-// a full disk that is no longer full, is met by making it anew, once.
+// attempt calls fn with the database. If fn fails or the file is missing, attempt replaces the database and calls fn
+// once more. This handles corruption, a deleted or moved file, and a disk that was full.
 func (c *Cache) attempt(ctx context.Context, what string, fn func(*sql.DB) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -206,7 +205,7 @@ func present(path string) bool {
 	return err == nil
 }
 
-// open opens the file, and makes it anew if what is there cannot be used.
+// open opens the file and replaces it if it cannot be used.
 func (c *Cache) open(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(c.path), 0o750); err != nil {
 		return err
@@ -214,7 +213,7 @@ func (c *Cache) open(ctx context.Context) error {
 	info, err := os.Lstat(c.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		// What a deleted database left beside it is not the new one's.
+		// Remove the journal files of a deleted database, which do not belong to the new one.
 		if err := discard(c.path); err != nil {
 			return err
 		}
@@ -242,9 +241,10 @@ func (c *Cache) open(ctx context.Context) error {
 
 var errForeign = errors.New("it is another program's database")
 
-// connect opens the file, checks that it is whole and of this version, and fills in the schema where it is empty.
+// connect opens the file, checks its integrity and version, and creates the schema if the file is empty.
 func connect(ctx context.Context, path string) (*sql.DB, error) {
-	// One connection: one writer. What a power cut takes may be asked for again, so nothing waits for the disk.
+	// One connection means one writer. Lost data can be asked for again after a power failure, so no write waits for
+	// the disk.
 	db, err := sql.Open("sqlite", "file:"+escape(path)+
 		"?_pragma=busy_timeout(2000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_pragma=cache_size(-1024)")
 	if err != nil {
@@ -300,7 +300,7 @@ func discard(path string) error {
 	return nil
 }
 
-// escape makes a path fit for an SQLite URI (sqlite.org/uri.html, section 3.1).
+// escape escapes a path for an SQLite URI (sqlite.org/uri.html, section 3.1).
 func escape(path string) string {
 	var out []byte
 	for i := range len(path) {

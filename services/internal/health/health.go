@@ -1,5 +1,5 @@
-// Package health owns a daemon's probe endpoint: 503 with the reason until it is ready, then 200, and its metrics
-// beside it.
+// Package health serves a daemon's health endpoint. It answers 503 with the reason until the daemon is ready, then 200.
+// The same endpoint serves the daemon's metrics.
 package health
 
 import (
@@ -14,25 +14,25 @@ import (
 	"time"
 )
 
-// Probe is what the endpoint answers. The zero value is not ready. Safe for concurrent use.
+// Probe holds the answer of the endpoint. The zero value is not ready. It is safe for concurrent use.
 type Probe struct {
 	reason atomic.Pointer[string]
 	ready  atomic.Bool
 }
 
-// NotReady says why the daemon is not ready (again).
+// NotReady marks the daemon as not ready and sets the reason.
 func (p *Probe) NotReady(reason string) {
 	p.reason.Store(&reason)
 	p.ready.Store(false)
 }
 
-// Ready says that the daemon is ready.
+// Ready marks the daemon as ready.
 func (p *Probe) Ready() { p.ready.Store(true) }
 
 // IsReady reports whether the daemon is ready.
 func (p *Probe) IsReady() bool { return p.ready.Load() }
 
-// ServeHTTP answers 200 "ok" when ready, else 503 and the reason.
+// ServeHTTP answers 200 with "ok" when the daemon is ready, otherwise 503 with the reason.
 func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
@@ -48,18 +48,18 @@ func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, reason)
 }
 
-// maxVisitors is how many connections there may be: a probe's, a scraper's and a person's. One more costs the oldest,
-// so that whoever only holds connections keeps no probe out.
+// maxVisitors is the limit of open connections, of probes, scrapers, and people together. A further connection closes
+// the oldest one, so that idle connections never block a probe.
 const maxVisitors = 256
 
-// visitors are the open connections.
+// visitors tracks the open connections.
 type visitors struct {
 	mu     sync.Mutex
 	places *list.List // of net.Conn, oldest first
 	at     map[net.Conn]*list.Element
 }
 
-// state is http.Server.ConnState.
+// state implements http.Server.ConnState.
 func (v *visitors) state(conn net.Conn, state http.ConnState) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -79,14 +79,14 @@ func (v *visitors) state(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// Page is one more thing that the endpoint answers to GET.
+// Page is an additional path that the endpoint serves for GET.
 type Page struct {
 	Path    string
 	Handler http.Handler
 }
 
-// Serve answers `/` and `/health` from the probe, `/metrics` from metrics (may be nil) and whatever pages there are
-// until ctx ends.
+// Serve serves `/` and `/health` from the probe, `/metrics` from metrics, and the given pages until ctx ends. metrics
+// may be nil.
 func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics http.Handler, pages ...Page) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", probe)
@@ -104,7 +104,7 @@ func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics htt
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = server.Shutdown(ctx) // what has not ended by then is cut below
+		_ = server.Shutdown(ctx) // Close cuts the connections that remain after this
 		_ = server.Close()
 	})
 	defer stop()

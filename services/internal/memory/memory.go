@@ -1,8 +1,8 @@
-// Package memory owns how much more memory the process holds than it uses: how far the heap may grow before it is
-// collected, and when what is free goes back to the system.
+// Package memory limits how much more memory the process holds than it uses. It sets how far the heap may grow before a
+// garbage collection, and returns free memory to the system.
 //
-// Invariant: a process in which little happens is collected seldom and holds little more than it uses; one in which
-// much happens is never collected more often than Go does by itself. Nothing here changes what the program does.
+// Invariant: an idle process collects rarely and holds little more memory than it uses. A busy process never collects
+// more often than with Go's default. The package does not change the behavior of the program otherwise.
 package memory
 
 import (
@@ -14,28 +14,28 @@ import (
 )
 
 const (
-	// usual is Go's own growth between two collections, in percent of what is in use.
+	// usual is Go's default growth between two collections, in percent of the live memory.
 	usual = 100
-	// least is the growth of a process in which nothing happens.
+	// least is the growth of an idle process, in percent.
 	least = 8
-	// apart is the time that should lie between two collections, as long as the growth is between the two. Each marks
-	// everything, 0.2 to 0.4 s of CPU time with 8,000 agents.
+	// apart is the desired time between two collections, as long as the growth stays between least and usual. A
+	// collection marks all live memory, which costs 0.2 to 0.4 s of CPU time with 8,000 agents.
 	apart = time.Minute
-	// interval is how often is looked.
+	// interval is the time between two adjustments.
 	interval = 5 * time.Second
-	// Free memory is given back when it is more than so many percent of what is in use, and more than spare bytes.
+	// Free memory is returned when it exceeds both returned percent of the live memory and spare bytes.
 	returned = 15
 	spare    = 16 << 20
-	// However little is in use, spare bytes is the least growth: who was idle would be collected many times a second
-	// when something happens, until the next look. And where much happens, room bytes are: a collection takes both
-	// processors of a small machine for some 20 to 40 ms, whatever else they should do.
+	// spare is also the smallest growth in bytes. Otherwise a process with little live memory would collect many times
+	// a second after an idle period, until the next adjustment. A busy process may grow by at least room bytes, because
+	// a collection occupies both processors of a small machine for 20 to 40 ms.
 	room = 64 << 20
-	// pause lies between two times that it is: it takes a collection.
+	// pause is the shortest time between two returns of memory, because each of them forces a collection.
 	pause = time.Minute
 )
 
-// Keep sets how often the heap is collected by how much is allocated, until ctx ends. Who set GOGC or GOMEMLIMIT
-// (runtime, "Environment Variables") knows better: then nothing is done.
+// Keep adjusts the frequency of garbage collections to the allocation rate until ctx ends. It does nothing if GOGC or
+// GOMEMLIMIT is set (runtime, "Environment Variables").
 func Keep(ctx context.Context) {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -61,12 +61,12 @@ func Keep(ctx context.Context) {
 	}
 }
 
-// sample is what the runtime says of its memory.
+// sample holds memory statistics of the runtime.
 type sample struct {
 	at        time.Time
-	allocated uint64 // since the start
-	live      uint64 // found by the last collection: heap, stacks and globals, of which growth is counted
-	free      uint64 // neither in use nor given back
+	allocated uint64 // bytes since the start of the process
+	live      uint64 // bytes at the last collection: heap, stacks, and globals, to which the growth refers
+	free      uint64 // bytes neither in use nor returned to the system
 }
 
 func read(now time.Time) sample {
@@ -78,14 +78,14 @@ func read(now time.Time) sample {
 	return sample{at: now, allocated: number(0), live: number(1) + number(2) + number(3), free: number(4)}
 }
 
-// keeper remembers what it takes to judge the next sample.
+// keeper holds the state between two samples.
 type keeper struct {
 	percent int
 	before  sample
 	gave    time.Time
 }
 
-// look says how far the heap may grow now, and whether to give back what is free.
+// look returns the growth that the heap may have now, in percent, and whether to return free memory.
 func (k *keeper) look(s sample) (percent int, giveBack bool) {
 	passed := s.at.Sub(k.before.at)
 	rate := float64(s.allocated-k.before.allocated) / max(passed.Seconds(), 0.001)

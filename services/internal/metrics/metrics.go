@@ -1,5 +1,5 @@
-// Package metrics owns the server's instruments: their names, help texts and labels in one place. Labels are bounded:
-// groups and kinds, never instances.
+// Package metrics defines the names, help texts, and labels of the server's metrics in one place. Labels have few
+// values: groups and kinds, never instances.
 package metrics
 
 import (
@@ -11,25 +11,25 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Server holds a server's instruments.
+// Server holds a server's metrics.
 type Server struct {
 	registry *prometheus.Registry
 
 	Leader          prometheus.Gauge
 	Term            prometheus.Gauge
-	Actions         *prometheus.CounterVec   // kind
-	CreateLatency   prometheus.Histogram     // from the plan's start to the provider's create call
-	PlanDuration    prometheus.Histogram     // planning one group
-	ProviderCalls   *prometheus.CounterVec   // call, class
-	ProviderLatency *prometheus.HistogramVec // call
-	Throttled       *prometheus.CounterVec   // call
+	Actions         *prometheus.CounterVec   // by kind
+	CreateLatency   prometheus.Histogram     // from the start of the plan to the provider's create call
+	PlanDuration    prometheus.Histogram     // of one group
+	ProviderCalls   *prometheus.CounterVec   // by call and class
+	ProviderLatency *prometheus.HistogramVec // by call
+	Throttled       *prometheus.CounterVec   // by call
 	Reports         prometheus.Counter
-	Registrations   *prometheus.CounterVec // result
+	Registrations   *prometheus.CounterVec // by result
 	ConfigRefused   prometheus.Gauge
-	Errors          *prometheus.CounterVec // kind
+	Errors          *prometheus.CounterVec // by kind
 }
 
-// NewServer registers everything, with the process and the Go runtime beside it.
+// NewServer registers the server's metrics and those of the process and the Go runtime.
 func NewServer(version string) *Server {
 	registry := prometheus.NewRegistry()
 	s := &Server{
@@ -75,18 +75,18 @@ func NewServer(version string) *Server {
 	return s
 }
 
-// Handler serves the instruments in Prometheus' text format.
+// Handler serves the metrics in Prometheus' text format.
 func (s *Server) Handler() http.Handler {
 	return promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{})
 }
 
-// Watch adds gauges whose values are read when they are asked for. read must be cheap and safe for concurrent use.
+// Watch adds a gauge. Every scrape calls read, which must be cheap and safe for concurrent use.
 func (s *Server) Watch(name, help string, read func() float64) {
 	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, read))
 }
 
-// WatchRequests adds the counter of one kind of requests to object storage (get, put, delete, list). read must be cheap
-// and safe for concurrent use.
+// WatchRequests adds the counter of one kind of object storage requests: get, put, delete, or list. Every scrape calls
+// read, which must be cheap and safe for concurrent use.
 func (s *Server) WatchRequests(kind string, read func() uint64) {
 	s.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "nstance_storage_requests_total",
 		Help: "Requests to object storage, by kind.", ConstLabels: prometheus.Labels{"request": kind}}, func() float64 {
@@ -94,11 +94,11 @@ func (s *Server) WatchRequests(kind string, read func() uint64) {
 	}))
 }
 
-// ObserveProvider counts one call to the provider.
+// ObserveProvider records one call to the provider.
 func (s *Server) ObserveProvider(call, class string, took time.Duration) {
 	s.ProviderCalls.WithLabelValues(call, class).Inc()
 	s.ProviderLatency.WithLabelValues(call).Observe(took.Seconds())
 }
 
-// ObserveThrottling counts one attempt at a call of the provider's API that was turned away.
+// ObserveThrottling counts one throttled attempt at a call of the provider's API.
 func (s *Server) ObserveThrottling(call string) { s.Throttled.WithLabelValues(call).Inc() }

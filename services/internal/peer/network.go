@@ -1,8 +1,8 @@
-// Package peer owns the connections between the servers of a shard, over which a leader and its heir talk (package
-// lease): a gRPC stream from each follower to the leader's election port, with mutual TLS.
+// Package peer manages the connections between the servers of a shard, over which a leader and its heir exchange
+// messages (package lease). Each follower opens a gRPC stream with mutual TLS to the leader's election port.
 //
-// Invariant: a message is heard only from a server of the same shard, and only in the name of the process that it is
-// from. Nothing here decides anything: messages may be lost, and lease counts on that.
+// Invariant: the package accepts a message only from a server of the same shard, and only if the message names its
+// sender as the source. The package makes no decisions. Messages may be lost, and package lease allows for that.
 package peer
 
 import (
@@ -18,24 +18,26 @@ import (
 )
 
 const (
-	// maxOutgoing is how many messages may wait for a link, maxIncoming for the election.
+	// maxOutgoing is the limit of messages that wait for a link. maxIncoming is the limit of messages that wait for the
+	// election.
 	maxOutgoing, maxIncoming = 32, 256
-	// flushTime is how long what was handed to a link may still be sent when the link is given up.
+	// flushTime is how long queued messages may still be sent after a link is closed.
 	flushTime = time.Second
 )
 
-// Options of New. All are required.
+// Options configure New. All are required.
 type Options struct {
 	Self  election.Peer
 	Shard string
-	// Source of certificates; nil while the cluster has no CA: then nobody is connected to.
+	// Source returns the source of certificates. It returns nil while the cluster has no CA. Then the network opens no
+	// link.
 	Source func() *transport.Source
 	Log    *slog.Logger
-	// Sleep waits, or returns an error when ctx has ended.
+	// Sleep waits for d. It returns an error when ctx has ended.
 	Sleep func(ctx context.Context, d time.Duration) error
 }
 
-// Network is a server's links. It implements [lease.Links].
+// Network holds a server's links. It implements [lease.Links].
 type Network struct {
 	options Options
 
@@ -49,19 +51,19 @@ type Network struct {
 
 var _ lease.Links = (*Network)(nil)
 
-// New returns a network without links. Server takes them in, Run makes them.
+// New returns a network without links. Server accepts links, and Run opens them.
 func New(options Options) *Network {
 	return &Network{options: options, links: map[end]*link{}, turned: make(chan struct{})}
 }
 
-// end names a link: leaders speak to followers over those that came in, followers to leaders over those that they made.
+// end identifies a link. A leader sends over incoming links, and a follower sends over the links that it opened.
 type end struct {
 	peer     election.Peer
 	incoming bool
 }
 
-// link is one stream to another process. Whoever carries it sends what is in out until done is closed, then what is
-// left.
+// link is one stream to another process. The goroutine that runs the link sends the messages in out until done is
+// closed, and then the messages that are still queued.
 type link struct {
 	end
 	out  chan election.Message
@@ -75,7 +77,7 @@ func newLink(peer election.Peer, incoming bool) *link {
 
 func (l *link) close() { l.once.Do(func() { close(l.done) }) }
 
-// pump sends until the link is closed, then what was handed to it before.
+// pump sends messages until the link is closed, and then those that are still queued.
 func (l *link) pump(send func(frame []byte) error) error {
 	one := func(m election.Message) error {
 		frame, err := encode(m)
@@ -144,7 +146,7 @@ func (n *Network) Events(ctx context.Context) <-chan election.Input {
 	return events
 }
 
-// add makes a link known, in place of an earlier one with the same process.
+// add registers a link. It replaces an earlier link to the same process.
 func (n *Network) add(l *link) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -157,7 +159,7 @@ func (n *Network) add(l *link) {
 	}
 }
 
-// remove ends a link, unless another has taken its place.
+// remove closes a link and unregisters it, unless another link has replaced it.
 func (n *Network) remove(l *link) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -167,7 +169,7 @@ func (n *Network) remove(l *link) {
 	l.close()
 }
 
-// drop needs mu.
+// drop unregisters and closes a link. The caller must hold mu.
 func (n *Network) drop(l *link) {
 	delete(n.links, l.end)
 	l.close()
@@ -180,7 +182,8 @@ func (n *Network) drop(l *link) {
 	}
 }
 
-// hear passes a message on, if it is in the name of the process that it came from.
+// hear passes a message on. It returns false if the message does not name the other process as its source, or this
+// process as its destination.
 func (n *Network) hear(l *link, message any) bool {
 	var leader, follower election.Peer
 	said, ok := message.(election.Message)
@@ -209,7 +212,8 @@ func (n *Network) hear(l *link, message any) bool {
 	return true
 }
 
-// inbox is what has come in and was not taken yet. Messages beyond maxIncoming are lost; links are never forgotten.
+// inbox holds incoming messages and link events that were not taken yet. It discards messages beyond maxIncoming, but
+// never link events.
 type inbox struct {
 	mu    sync.Mutex
 	queue []election.Input

@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// helloTime is how long the other side may take to connect and say who it is.
+	// helloTime is the time within which the other side must connect and send its hello.
 	helloTime = 5 * time.Second
-	// redialAfter is the pause before a holder is dialled again, doubled each time up to redialMost: a follower should
-	// not stay without a link for long once a partition is over.
+	// redialAfter is the first pause before another attempt to connect to the holder. The pause doubles up to
+	// redialMost, which is short so that a follower reconnects soon after a partition.
 	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
 	method                  = "/nstance.election.v1.Peers/Link"
 )
 
-// raw takes frames as they are.
+// raw is a gRPC codec that passes frames through unchanged.
 type raw struct{}
 
 func (raw) Name() string { return "nstance-peer" }
@@ -50,7 +50,7 @@ func (raw) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// stream is what client and server streams of gRPC have in common.
+// stream is the common part of gRPC's client and server streams.
 type stream interface {
 	SendMsg(m any) error
 	RecvMsg(m any) error
@@ -86,7 +86,7 @@ func hearHello(s stream) (election.Peer, error) {
 	return h.from, nil
 }
 
-// Server returns the gRPC server of the election port. It serves servers of the same shard, and nobody else.
+// Server returns the gRPC server of the election port. It serves only servers of the same shard.
 func (n *Network) Server(source *transport.Source) *grpc.Server {
 	options := append(transport.ServerOptions(source, authority.RoleServer, n.options.Log),
 		grpc.ForceServerCodec(raw{}), grpc.MaxRecvMsgSize(maxFrame),
@@ -128,7 +128,7 @@ func (n *Network) accept(s grpc.ServerStream) error {
 	defer n.remove(l)
 	heard := make(chan error, 1)
 	go func() {
-		heard <- n.listen(l, s) // it ends with the stream, which ends when this function returns
+		heard <- n.listen(l, s) // ends with the stream, which ends when accept returns
 		l.close()
 	}()
 	if err := l.pump(func(frame []byte) error { return send(s, frame) }); err != nil {
@@ -142,7 +142,7 @@ func (n *Network) accept(s grpc.ServerStream) error {
 	}
 }
 
-// listen hears messages until the stream ends or something is wrong with one.
+// listen receives messages until the stream ends or a message is invalid.
 func (n *Network) listen(l *link, s stream) error {
 	for {
 		message, err := receive(s)
@@ -155,7 +155,7 @@ func (n *Network) listen(l *link, s stream) error {
 	}
 }
 
-// Run keeps the link to the holder of the lock, until ctx ends.
+// Run keeps a link to the holder of the lock until ctx ends.
 func (n *Network) Run(ctx context.Context) {
 	pause := redialAfter
 	for ctx.Err() == nil {
@@ -164,7 +164,7 @@ func (n *Network) Run(ctx context.Context) {
 		n.mu.Unlock()
 		if holder.LeaderID == "" || holder.Addresses.Election == "" || n.options.Source() == nil {
 			pause = redialAfter
-			n.wait(ctx, turned, redialMost) // the CA may have come
+			n.wait(ctx, turned, redialMost) // until the holder changes, or the CA may exist
 			continue
 		}
 		began := time.Now()
@@ -181,7 +181,7 @@ func (n *Network) Run(ctx context.Context) {
 		default:
 		}
 		level := slog.LevelDebug
-		if pause == redialAfter { // told once: without a link all goes on, only slower
+		if pause == redialAfter { // logged once: everything works without a link, only slower
 			level = slog.LevelInfo
 		}
 		n.options.Log.Log(ctx, level, "no link to the leader", "leader", holder.LeaderID, "addr",
@@ -191,7 +191,7 @@ func (n *Network) Run(ctx context.Context) {
 	}
 }
 
-// wait sleeps until the holder is another.
+// wait sleeps for d or until the holder changes.
 func (n *Network) wait(ctx context.Context, turned <-chan struct{}, d time.Duration) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -202,10 +202,10 @@ func (n *Network) wait(ctx context.Context, turned <-chan struct{}, d time.Durat
 		case <-ctx.Done():
 		}
 	}()
-	_ = n.options.Sleep(ctx, d) // why it ended does not matter
+	_ = n.options.Sleep(ctx, d) // the reason for the end does not matter
 }
 
-// connect makes a link to the holder and keeps it until it ends, or the holder is another.
+// connect opens a link to the holder and keeps it until it ends or the holder changes.
 func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan struct{}) error {
 	conn, err := grpc.NewClient("passthrough:///"+holder.Addresses.Election,
 		grpc.WithTransportCredentials(transport.ClientCredentials(n.options.Source(), holder.LeaderID)),
@@ -245,7 +245,7 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	defer n.remove(l)
 	go func() {
 		select {
-		case <-turned: // the holder is another: what was handed to this link is sent first
+		case <-turned: // the holder changed: queued messages are still sent
 			l.close()
 		case <-ctx.Done():
 			l.close()
@@ -262,5 +262,5 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	_ = s.CloseSend()
 	last := time.AfterFunc(flushTime, func() { cancel(nil) })
 	defer last.Stop()
-	return <-heard // the server answers the end with its own
+	return <-heard // the server closes its side in response
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// A frame is one message: its kind, then its fields. Numbers are unsigned varints, texts have their length before them.
-// Each message has exactly one frame: what is left over, or could have been shorter, is refused.
+// A frame is one message: its kind, then its fields. Numbers are unsigned varints, and texts are preceded by their
+// length. Each message has exactly one valid frame. Frames with trailing bytes or with overlong numbers are rejected.
 const (
 	kindHello byte = iota + 1
 	kindHeartbeat
@@ -22,20 +22,21 @@ const (
 )
 
 const (
-	// maxFrame is the largest frame in bytes: a lock whose texts are as long as they may be, each byte of them escaped.
+	// maxFrame is the largest frame in bytes. It has room for a lock whose texts have their maximum length and every
+	// byte escaped.
 	maxFrame = 64 << 10
-	// maxText is the longest text but for the lock, in bytes.
+	// maxText is the longest text except the lock, in bytes.
 	maxText = 1024
-	// maxNumber leaves room above every term and heartbeat.
+	// maxNumber is above every term and heartbeat.
 	maxNumber = 1 << 62
-	// maxLength bounds the promise that anybody is asked for.
+	// maxLength is the longest promise that a message may ask for.
 	maxLength = time.Minute
 )
 
-// hello is the first message in either direction. The ID is in the certificate, too.
+// hello is the first message in either direction. The certificate also contains the ID.
 type hello struct{ from election.Peer }
 
-// encode writes a hello or a election.Message.
+// encode returns the frame of a hello or an election.Message.
 func encode(message any) ([]byte, error) {
 	var w writer
 	switch m := message.(type) {
@@ -81,7 +82,7 @@ func encode(message any) ([]byte, error) {
 	return w, nil
 }
 
-// decode reads a frame: a hello or a election.Message.
+// decode parses a frame into a hello or an election.Message.
 func decode(frame []byte) (any, error) {
 	message, err := decodeFrame(frame)
 	if err != nil {
@@ -123,7 +124,7 @@ func decodeFrame(frame []byte) (any, error) {
 	return message, r.err
 }
 
-// decodeLock takes only the bytes that EncodeLock writes.
+// decodeLock parses a lock and accepts only the exact bytes that EncodeLock writes.
 func decodeLock(text string) (record.Lock, error) {
 	lock, err := record.DecodeLock([]byte(text))
 	if err != nil {
@@ -142,7 +143,7 @@ func (w *writer) number(n uint64)      { *w = binary.AppendUvarint(*w, n) }
 func (w *writer) text(s string)        { *w = append(binary.AppendUvarint(*w, uint64(len(s))), s...) }
 func (w *writer) peer(p election.Peer) { w.text(p.ID); w.text(p.Incarnation) }
 
-// reader reads fields until one is wrong.
+// reader reads fields. After the first error it returns zero values.
 type reader struct {
 	rest []byte
 	err  error
@@ -188,7 +189,7 @@ func (r *reader) text(most int) string {
 	return text
 }
 
-// peer is a process's name; both of its parts are there.
+// peer reads a process's name, both parts of which are required.
 func (r *reader) peer() election.Peer {
 	p := election.Peer{ID: r.text(maxText), Incarnation: r.text(maxText)}
 	if r.err == nil && (p.ID == "" || p.Incarnation == "") {
@@ -197,7 +198,7 @@ func (r *reader) peer() election.Peer {
 	return p
 }
 
-// length is that of a promise.
+// length reads the length of a promise.
 func (r *reader) length() time.Duration {
 	n := r.number()
 	if r.err == nil && (n == 0 || n > uint64(maxLength)) {

@@ -1,8 +1,8 @@
-// Package systemd tells the service manager how a daemon does, by the protocol of sd_notify(3). Without one
-// (NOTIFY_SOCKET is not set) it does nothing.
+// Package systemd reports a daemon's state to the service manager with the protocol of sd_notify(3). It does nothing if
+// NOTIFY_SOCKET is not set.
 //
-// Invariant: the watchdog is fed only by a daemon that has just shown that it lives; what hangs is restarted by
-// systemd.
+// Invariant: the watchdog is notified only after the daemon has just shown progress. systemd restarts a daemon that
+// hangs.
 package systemd
 
 import (
@@ -14,27 +14,27 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// readyInterval is how often a daemon that is not ready yet is asked again.
+// readyInterval is the time between two calls of Ready.
 const readyInterval = 200 * time.Millisecond
 
-// Daemon is what the service manager is told of.
+// Daemon describes the daemon to report.
 type Daemon struct {
-	// Ready reports whether the daemon does its work. It is asked until it says so once.
+	// Ready reports whether the daemon is ready. It is called until it first returns true.
 	Ready func() bool
-	// Alive returns once the daemon has shown that it makes progress; a hanging one does not return, or returns false.
-	// Called by one goroutine, for every feeding of the watchdog.
+	// Alive returns true once the daemon has shown progress. If the daemon hangs, Alive returns false or does not
+	// return. One goroutine calls it before every notification of the watchdog.
 	Alive func() bool
 	Log   *slog.Logger
 }
 
-// Run tells of d until ctx ends, and then that it stops. Restart=, WatchdogSec= and Type=notify of the unit make use of
-// it.
+// Run reports the state of d until ctx ends, and then that it stops. The settings Restart=, WatchdogSec=, and
+// Type=notify of the unit use these reports.
 func Run(ctx context.Context, d Daemon) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		return fmt.Errorf("read WATCHDOG_USEC: %w", err)
 	}
-	// sd_watchdog_enabled(3) recommends half of the time that systemd waits.
+	// sd_watchdog_enabled(3) recommends half of the watchdog interval.
 	feed := never()
 	if interval > 0 {
 		ticker := time.NewTicker(interval / 2)

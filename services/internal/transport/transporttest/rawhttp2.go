@@ -12,8 +12,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Raw is a client's end of an HTTP/2 connection on which anything may be written, also what no client would write.
-// Frames go out as they are written, one write each.
+// Raw is the client side of an HTTP/2 connection that may write anything, including frames that no correct client
+// writes. Each frame is sent with one write.
 type Raw struct {
 	net.Conn
 	*http2.Framer
@@ -21,7 +21,7 @@ type Raw struct {
 	hpack *hpack.Encoder
 }
 
-// NewRaw begins HTTP/2 on a connection that has h2 negotiated.
+// NewRaw starts HTTP/2 on a connection that has negotiated h2.
 func NewRaw(conn net.Conn, settings ...http2.Setting) (*Raw, error) {
 	r := &Raw{Conn: conn, Framer: http2.NewFramer(conn, conn)}
 	r.Framer.AllowIllegalWrites = true
@@ -32,17 +32,17 @@ func NewRaw(conn net.Conn, settings ...http2.Setting) (*Raw, error) {
 	return r, r.WriteSettings(settings...)
 }
 
-// Fields is the header block of a gRPC call, with further fields in pairs of name and value.
+// Fields returns the header block of a gRPC call, with additional fields as pairs of name and value.
 func (r *Raw) Fields(method string, more ...string) []byte {
 	return r.Block(append([]string{":method", "POST", ":scheme", "https", ":path", method, ":authority", "127.0.0.1",
 		"content-type", "application/grpc", "te", "trailers"}, more...)...)
 }
 
-// Block is a header block, or a part of one, of pairs of name and value.
+// Block returns a header block, or a part of one, for pairs of name and value.
 func (r *Raw) Block(fields ...string) []byte {
 	r.block.Reset()
 	for pair := range pairs(fields) {
-		_ = r.hpack.WriteField(hpack.HeaderField{Name: pair[0], Value: pair[1]}) // a buffer takes everything
+		_ = r.hpack.WriteField(hpack.HeaderField{Name: pair[0], Value: pair[1]}) // a buffer accepts every write
 	}
 	return bytes.Clone(r.block.Bytes())
 }
@@ -54,20 +54,20 @@ func pairs(list []string) func(func([2]string) bool) {
 	}
 }
 
-// Call begins a call. Streams of clients have odd numbers that rise.
+// Call starts a call. Client streams have ascending odd numbers.
 func (r *Raw) Call(stream uint32, method string, more ...string) error {
 	return r.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: r.Fields(method, more...),
 		EndHeaders: true})
 }
 
-// Part sends the beginning of a message of the given size: less is left to do for who never ends it.
+// Part sends the beginning of a message that announces the given size.
 func (r *Raw) Part(stream uint32, size int, part []byte) error {
 	head := []byte{0, byte(size >> 24), byte(size >> 16), byte(size >> 8), byte(size)}
 	return r.WriteData(stream, false, append(head, part...))
 }
 
-// End reads until the server ends the connection and says how it did: "closed", "GOAWAY CODE", or "open" when it did
-// not in time.
+// End reads until the server ends the connection and returns how it ended: "closed" or "GOAWAY CODE". It returns "open"
+// if the connection did not end within the given time.
 func (r *Raw) End(within time.Duration) string {
 	how := "closed"
 	if err := r.SetReadDeadline(time.Now().Add(within)); err != nil {
@@ -91,7 +91,8 @@ func (r *Raw) End(within time.Duration) string {
 	}
 }
 
-// Reset reads until the server has ended a stream and says how: "RST CODE", "answered", or as End does.
+// Reset reads until the server ends a stream and returns how it ended: "RST CODE" or "answered". It returns "closed" if
+// the connection ended, and "open" if the stream did not end within the given time.
 func (r *Raw) Reset(stream uint32, within time.Duration) string {
 	if err := r.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return "closed"

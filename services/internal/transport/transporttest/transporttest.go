@@ -1,5 +1,5 @@
-// Package transporttest gives tests a cluster's certificate authority and real TLS connections to gRPC servers of its
-// ports.
+// Package transporttest provides tests with a cluster's certificate authority and real TLS connections to gRPC servers
+// of its ports.
 package transporttest
 
 import (
@@ -29,21 +29,21 @@ type Clock struct {
 	now time.Time
 }
 
-// Now is what the clock shows.
+// Now returns the time of the clock.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.now
 }
 
-// Advance moves the clock.
+// Advance moves the clock forward.
 func (c *Clock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now = c.now.Add(d)
 }
 
-// Cluster is a certificate authority with its surroundings.
+// Cluster is a certificate authority with the keys, the clock, and the log that belong to it.
 type Cluster struct {
 	Name     string
 	CA       authority.CA
@@ -53,7 +53,7 @@ type Cluster struct {
 	Log      *slog.Logger
 }
 
-// New makes a cluster "example" with the server "one" of shard "a", reached as 127.0.0.1.
+// New returns a cluster "example" with the server "one" of shard "a" at the address 127.0.0.1.
 func New(t testing.TB) *Cluster {
 	t.Helper()
 	c := &Cluster{Name: "example", Clock: &Clock{now: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)},
@@ -75,13 +75,13 @@ func New(t testing.TB) *Cluster {
 	return c
 }
 
-// Issuer issues clients' certificates.
+// Issuer returns the issuer of client certificates.
 func (c *Cluster) Issuer() transport.Issuer {
 	return transport.Issuer{CA: c.CA, Bundle: authority.EncodeBundle(c.CA.Certificate()), Rand: rand.Reader,
 		Now: c.Clock.Now}
 }
 
-// NewID makes an ID.
+// NewID returns a new ID.
 func (c *Cluster) NewID(t testing.TB, prefix string) ident.ID {
 	t.Helper()
 	id, err := ident.NewID(prefix, c.Clock.Now(), rand.Reader)
@@ -91,7 +91,7 @@ func (c *Cluster) NewID(t testing.TB, prefix string) ident.ID {
 	return id
 }
 
-// NewKey makes a key pair.
+// NewKey returns a new key pair.
 func NewKey(t testing.TB) ed25519.PrivateKey {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
@@ -101,10 +101,10 @@ func NewKey(t testing.TB) ed25519.PrivateKey {
 	return key
 }
 
-// Public is the public half of a key.
+// Public returns the public key of a key pair.
 func Public(key ed25519.PrivateKey) ed25519.PublicKey { return key.Public().(ed25519.PublicKey) }
 
-// Certificate issues a client's certificate, ready for TLS.
+// Certificate issues a client certificate, ready for TLS.
 func (c *Cluster) Certificate(t testing.TB, identity authority.Identity, key ed25519.PrivateKey) *tls.Certificate {
 	t.Helper()
 	cert, _, err := c.Issuer().Issue(identity, Public(key))
@@ -135,7 +135,7 @@ func (c *Cluster) Serve(t testing.TB, role authority.Role, register func(*grpc.S
 	return listener.Addr().String()
 }
 
-// ClientTLS is the configuration of a client, with a certificate or (nil) without.
+// ClientTLS returns the TLS configuration of a client. certificate may be nil.
 func (c *Cluster) ClientTLS(certificate *tls.Certificate) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(c.CA.Certificate())
@@ -146,7 +146,7 @@ func (c *Cluster) ClientTLS(certificate *tls.Certificate) *tls.Config {
 	return config
 }
 
-// Dial connects to a port until the test ends.
+// Dial returns a connection to a port. It is closed when the test ends.
 func (c *Cluster) Dial(t testing.TB, addr string, certificate *tls.Certificate) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(
