@@ -1,12 +1,12 @@
-// Package autoscaling is a fake of Amazon EC2 Auto Scaling: groups that really launch, watch and replace instances of
+// Package autoscaling is a fake of Amazon EC2 Auto Scaling. Its groups really launch, check and replace instances of
 // the fake EC2.
 //
-// Invariant: a group's members are instances that it launched, each until EC2 says that it is terminated; between two
-// looks at the world (Reconcile) nothing changes but what a call changed. The service acts with rights of its own, as
-// its service-linked role; that the caller might launch what he makes a group of is asked when the group is made or its
+// Invariant: a group's members are instances that it launched. A member stays until EC2 reports it as terminated.
+// Between two passes of Reconcile, only calls change state. The service acts with its own permissions, like AWS's
+// service-linked role. It checks that the caller may launch the group's instances when the group is made or its
 // template changes.
 //
-// Actions, errors and defaults are those of the "Amazon EC2 Auto Scaling API Reference", version 2011-01-01.
+// Actions, errors and defaults follow the "Amazon EC2 Auto Scaling API Reference", version 2011-01-01.
 package autoscaling
 
 import (
@@ -25,36 +25,37 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Config says where the service is and what it stands on. EC2 and Lock are required.
+// Config configures the service and names the services that it uses. EC2 and Lock are required.
 type Config struct {
 	Region, Account string
 	Zones           []string
 	EC2             *ec2.Service
-	Targets         Targets          // nil: there are no target groups
+	Targets         Targets          // nil: no target groups
 	Now             func() time.Time // nil: time.Now
-	Lock            *sync.Mutex      // the cloud's
+	Lock            *sync.Mutex      // the cloud's lock
 	Log             *slog.Logger
-	// Every is how often Run looks at the world. Zero: 200 ms.
+	// Every is the time between two passes of Run. Zero means 200 ms.
 	Every time.Duration
-	// Retry is how long a group waits after a launch that failed. Zero: 5 s.
+	// Retry is the time that a group waits after a failed launch. Zero means 5 s.
 	Retry time.Duration
 }
 
-// Targets are the load balancers' target groups. Its methods are called with the cloud's lock held.
+// Targets gives access to the load balancers' target groups. Its methods are called with the cloud's lock held.
 type Targets interface {
-	// Exists tells whether there is such a target group.
+	// Exists reports whether a target group exists.
 	Exists(groupARN string) bool
 	Register(groupARN, instanceID string) error
 	Deregister(groupARN, instanceID string)
-	// Health is the state of a target: healthy, unhealthy, initial, draining, unused, unavailable. "": not registered.
+	// Health returns the state of a target: healthy, unhealthy, initial, draining, unused or unavailable. "" means that
+	// the instance is not registered.
 	Health(groupARN, instanceID string) string
 }
 
-// Service is the fake. Its handlers run with the cloud's lock held; Reconcile and Run take it.
+// Service is the fake Auto Scaling. Its handlers run with the cloud's lock held. Reconcile and Run take the lock.
 type Service struct {
 	cfg        Config
 	groups     map[string]*group // by name
-	activities []*activity       // newest last, of deleted groups too
+	activities []*activity       // oldest first, including those of deleted groups
 	order      int
 }
 
@@ -75,10 +76,10 @@ func New(cfg Config) *Service {
 	return &Service{cfg: cfg, groups: map[string]*group{}}
 }
 
-// Name implements wire.Service.
+// Name returns the service's signing name.
 func (s *Service) Name() string { return "autoscaling" }
 
-// Operations implements wire.Service.
+// Operations returns the handlers by the name of the action.
 func (s *Service) Operations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
 		"CancelInstanceRefresh":     s.cancelRefresh,
@@ -97,14 +98,14 @@ func (s *Service) Operations() map[string]wire.Handler {
 	}
 	for action, handler := range all {
 		all[action] = func(c *wire.Call) (any, error) {
-			s.reconcile() // what is due has happened
+			s.reconcile() // apply what is due first
 			return handler(c)
 		}
 	}
 	return all
 }
 
-// Run looks at the world again and again until the context ends.
+// Run calls Reconcile at regular intervals until the context ends.
 func (s *Service) Run(ctx context.Context) {
 	ticker := time.NewTicker(s.cfg.Every)
 	defer ticker.Stop()
@@ -118,8 +119,8 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-// Reconcile looks at the world once: what is due by the clock in EC2, members that came up or are gone, health,
-// capacity, refreshes. It takes the cloud's lock.
+// Reconcile makes one pass over all groups. It applies what is due in EC2, new and terminated members, health, capacity
+// and refreshes. It takes the cloud's lock.
 func (s *Service) Reconcile() {
 	s.cfg.EC2.Settle()
 	s.cfg.Lock.Lock()
@@ -129,7 +130,7 @@ func (s *Service) Reconcile() {
 
 func (s *Service) now() time.Time { return s.cfg.Now() }
 
-// arn is the ARN of a group; an empty name stands for any.
+// arn returns the ARN of a group. An empty name matches every group.
 func (s *Service) arn(g *group, name string) string {
 	id := "*"
 	if g != nil {
@@ -139,7 +140,7 @@ func (s *Service) arn(g *group, name string) string {
 		":autoScalingGroupName/" + name
 }
 
-// allow asks for permission of the call's own action on a group.
+// allow asks for permission for the call's action on a group.
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
 func (s *Service) allow(c *wire.Call, g *group, conditions policy.Context) error {
 	all := policy.Context{}
@@ -151,10 +152,10 @@ func (s *Service) allow(c *wire.Call, g *group, conditions policy.Context) error
 	return c.Authorize("autoscaling:"+c.Action, s.arn(g, ""), all)
 }
 
-// allowAny asks for permission of an action without resource level.
+// allowAny asks for permission for an action without a resource level.
 func allowAny(c *wire.Call) error { return c.Authorize("autoscaling:"+c.Action, "*", nil) }
 
-// group finds one by name.
+// group returns the group with a name.
 func (s *Service) group(name string) (*group, error) {
 	if name == "" {
 		return nil,
@@ -168,7 +169,7 @@ func (s *Service) group(name string) (*group, error) {
 	return nil, invalid("AutoScalingGroup name not found - AutoScalingGroup '%s' not found", name)
 }
 
-// groupFor finds a group and asks for permission on it.
+// groupFor returns a group and asks for permission on it.
 func (s *Service) groupFor(c *wire.Call, name string) (*group, error) {
 	g, err := s.group(name)
 	if err != nil {
@@ -180,17 +181,17 @@ func (s *Service) groupFor(c *wire.Call, name string) (*group, error) {
 	return g, s.allow(c, g, nil)
 }
 
-// sorted are the groups in the order of their creation.
+// sorted returns the groups in the order of their creation.
 func (s *Service) sorted() []*group {
 	return slices.SortedFunc(maps.Values(s.groups), func(a, b *group) int { return a.order - b.order })
 }
 
-// invalid is the service's error for almost everything a client does wrong.
+// invalid returns ValidationError, the service's code for almost every client error.
 func invalid(format string, args ...any) error {
 	return wire.Errorf(http.StatusBadRequest, "ValidationError", format, args...)
 }
 
-// page cuts a list: these operations take 1 to 100 records, 50 when the caller does not say.
+// page cuts a page out of a list. These operations accept a size of 1 to 100 records; the default is 50.
 func page[T any](items []T, size *int, token string) ([]T, string, error) {
 	n := 50
 	if size != nil {

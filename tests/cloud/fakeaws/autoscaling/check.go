@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// check refuses settings that do not fit together or name what is not there. launches: the caller chose what is
-// launched, so he must be one who may.
+// check refuses settings that do not fit together, or that name resources that do not exist. launches means that the
+// caller chose what the group launches. Then the caller needs permission to launch it.
 func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	switch {
 	case *g.MinSize < 0 || *g.MaxSize < 0:
@@ -48,7 +48,7 @@ func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	return nil
 }
 
-// checkNetwork finds the subnets and, from them, the zones.
+// checkNetwork finds the group's subnets and sets the zones to theirs.
 func (s *Service) checkNetwork(g *group) error {
 	subnets := g.subnets()
 	if len(subnets) == 0 {
@@ -72,7 +72,7 @@ func (s *Service) checkNetwork(g *group) error {
 	return nil
 }
 
-// checkTemplate finds the launch template and asks whether the caller might launch it.
+// checkTemplate finds the launch template and checks that the caller may launch it.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
 func (s *Service) checkTemplate(c *wire.Call, g *group) error {
 	spec := g.LaunchTemplate

@@ -94,7 +94,7 @@ func (s *Service) describeActivities(c *wire.Call) (any, error) {
 		}
 	}
 	var found []activity
-	for _, a := range slices.Backward(s.activities) { // the newest first
+	for _, a := range slices.Backward(s.activities) { // newest first
 		switch {
 		case in.AutoScalingGroupName != "" && a.Group != in.AutoScalingGroupName,
 			len(in.ActivityIds) > 0 && !slices.Contains(in.ActivityIds, a.ID),

@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// settings are the parameters that CreateAutoScalingGroup and UpdateAutoScalingGroup share. Answers repeat them.
+// settings holds the common parameters of CreateAutoScalingGroup and UpdateAutoScalingGroup. Answers repeat them.
 //
 // https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_AutoScalingGroup.html
 type settings struct {
@@ -51,7 +51,7 @@ type group struct {
 	hooks     []*hook
 	refreshes []*refresh
 	deleting  bool
-	retryAt   time.Time // no launch before
+	retryAt   time.Time // no launch before this time
 }
 
 type createInput struct {
@@ -116,7 +116,7 @@ func (s *Service) allowCreate(c *wire.Call, g *group, tags []tag) error {
 	return c.Authorize("autoscaling:CreateAutoScalingGroup", s.arn(g, ""), conditions)
 }
 
-// conditions are the keys that say what a request makes of a group.
+// conditions returns the condition keys for the group settings in a request.
 func (g *group) conditions() policy.Context {
 	c := policy.Context{}
 	if g.MinSize != nil {
@@ -137,7 +137,7 @@ func (g *group) conditions() policy.Context {
 	return c
 }
 
-// setDefaults sets the documented defaults of settings that the request leaves out.
+// setDefaults sets the documented defaults of settings that the request omits.
 func (g *group) setDefaults() {
 	set := func(p **int, n int) {
 		if *p == nil {
@@ -158,7 +158,7 @@ func (g *group) setDefaults() {
 	}
 }
 
-// subnets are those of VPCZoneIdentifier.
+// subnets returns the subnets in VPCZoneIdentifier.
 func (g *group) subnets() []string {
 	var out []string
 	for id := range strings.SplitSeq(value(g.VPCZoneIdentifier), ",") {
@@ -192,7 +192,7 @@ func (s *Service) updateGroup(c *wire.Call) (any, error) {
 	}
 	next := *g
 	next.settings = merged(g.settings, in.settings)
-	if in.DesiredCapacity == nil { // the size follows new bounds
+	if in.DesiredCapacity == nil { // clamp the size to new bounds
 		n := min(max(*next.DesiredCapacity, *next.MinSize), *next.MaxSize)
 		next.DesiredCapacity = &n
 	}
@@ -208,7 +208,8 @@ func (s *Service) updateGroup(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// unknown is the error of an operation on a group that is not there: who may not do it anyway is told that instead.
+// unknown returns the error of an operation on a group that does not exist. A caller without permission gets the denial
+// instead.
 func (s *Service) unknown(c *wire.Call, name string, err error) error {
 	if denied := c.Authorize("autoscaling:"+c.Action, s.arn(nil, name), nil); denied != nil {
 		return denied
@@ -216,7 +217,7 @@ func (s *Service) unknown(c *wire.Call, name string, err error) error {
 	return err
 }
 
-// merged takes each setting that was said from the new ones, the others from the old.
+// merged returns the old settings with each setting of said that is present.
 func merged(old, said settings) settings {
 	into, from := reflect.ValueOf(&old).Elem(), reflect.ValueOf(said)
 	for i := range into.NumField() {

@@ -221,7 +221,7 @@ func TestCreateRefusals(t *testing.T) {
 	}
 }
 
-// Who makes a group must be one who may launch what it launches.
+// TestPermissions checks that the creator of a group needs permission to launch its instances.
 func TestPermissions(t *testing.T) {
 	w := newWorld(t)
 	in := w.input(func(in *sdk.CreateAutoScalingGroupInput) {
@@ -399,7 +399,7 @@ func TestInstanceRefresh(t *testing.T) {
 			if lowest == 100 && fewest < 2 {
 				t.Errorf("only %d were in service for a while", fewest)
 			}
-			// With SkipMatching there is nothing to do now.
+			// With SkipMatching, no member needs replacement.
 			start.Preferences.SkipMatching = aws.Bool(true)
 			id = must(w.client.StartInstanceRefresh(t.Context(), start))(t).InstanceRefreshId
 			w.sleep(0)

@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Transitions that a hook can wait at.
+// Transitions at which a hook can wait.
 const (
 	launching = "autoscaling:EC2_INSTANCE_LAUNCHING"
 	ending    = "autoscaling:EC2_INSTANCE_TERMINATING"
@@ -59,7 +59,8 @@ func (spec hookSpec) hook() (*hook, error) {
 
 func (h *hook) timeout() time.Duration { return time.Duration(h.HeartbeatTimeout) * time.Second }
 
-// hookFor is the group's hook at a transition, nil without one. With several, AWS waits for all; here for the first.
+// hookFor returns the group's hook at a transition, nil without one. If there are several, AWS waits for all of them,
+// but this fake waits only for the first.
 func (g *group) hookFor(transition string) *hook {
 	if g.deleting {
 		return nil
@@ -116,7 +117,7 @@ func (s *Service) deleteHook(c *wire.Call) (any, error) {
 	if len(g.hooks) == before {
 		return nil, invalid("No Lifecycle Hook found with name: %s", in.LifecycleHookName)
 	}
-	for _, m := range g.members { // who waits for it goes on
+	for _, m := range g.members { // members that wait for the hook continue
 		if m.hook != nil && m.hook.LifecycleHookName == in.LifecycleHookName {
 			m.wait = s.now()
 		}
@@ -153,7 +154,7 @@ func (s *Service) describeHooks(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// waiting finds the member that waits for a hook.
+// waiting returns the member that waits for a hook.
 func (s *Service) waiting(g *group, name, instance string) (*member, error) {
 	for _, m := range g.members {
 		if m.id == instance && m.hook != nil && m.hook.LifecycleHookName == name {

@@ -21,16 +21,16 @@ type member struct {
 	id, zone, image, kind string
 	template              *templateSpec // with the number of its version
 	state                 string
-	unhealthy             bool // SetInstanceHealth said so, or a check did
+	unhealthy             bool // set by SetInstanceHealth or a health check
 	launched              time.Time
-	since                 time.Time // in service
-	wait                  time.Time // when the hook's time is up
-	hook                  *hook     // it waits for
+	since                 time.Time // start of its time in service
+	wait                  time.Time // end of the hook's wait
+	hook                  *hook     // the hook that it waits for
 	registered            []string  // target groups
-	activity              *activity // of its launch or end
+	activity              *activity // of its launch or termination
 }
 
-// counts tells whether a member counts towards the desired capacity.
+// counts reports whether a member counts towards the desired capacity.
 func (m *member) counts() bool {
 	return m.state == pending || m.state == pendingWait || m.state == inService
 }
@@ -71,7 +71,7 @@ func (s *Service) finish(a *activity, failure error) {
 	}
 }
 
-// member finds the group of an instance.
+// member returns an instance's group and member.
 func (s *Service) member(id string) (*group, *member, error) {
 	for _, g := range s.groups {
 		for _, m := range g.members {
@@ -83,7 +83,7 @@ func (s *Service) member(id string) (*group, *member, error) {
 	return nil, nil, invalid("Instance Id not found - No managed instance found for instance ID: %s", id)
 }
 
-// memberFor finds a member and asks for permission on its group.
+// memberFor returns an instance's group and member and asks for permission on the group.
 func (s *Service) memberFor(c *wire.Call, id string) (*group, *member, error) {
 	g, m, err := s.member(id)
 	if err != nil {

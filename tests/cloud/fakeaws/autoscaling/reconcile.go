@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// reconcile looks at every group once, with the lock held.
+// reconcile makes one pass over all groups. The caller holds the lock.
 func (s *Service) reconcile() {
 	for _, g := range s.sorted() {
 		s.observe(g)
@@ -27,7 +27,8 @@ func (s *Service) reconcile() {
 	}
 }
 
-// observe moves members on: those that run come into service, those that are gone leave, sick ones are taken out.
+// observe updates the members from EC2. Running instances come into service, terminated ones leave the group, and
+// unhealthy ones are terminated.
 func (s *Service) observe(g *group) {
 	for _, m := range slices.Clone(g.members) {
 		view, known := s.cfg.EC2.Instance(m.id)
@@ -45,7 +46,7 @@ func (s *Service) observe(g *group) {
 	}
 }
 
-// look is observe for a member that is not on its way out.
+// look updates a member that is not being terminated.
 func (s *Service) look(g *group, m *member, view ec2.InstanceView) {
 	if m.state == pending && view.State == "running" {
 		if h := g.hookFor(launching); h != nil && m.hook == nil {
@@ -108,10 +109,11 @@ func (s *Service) inGrace(g *group, m *member) bool {
 	return m.since.IsZero() || s.now().Sub(m.since) < time.Duration(*g.HealthCheckGracePeriod)*time.Second
 }
 
-// sickness says in the words of a scaling activity's cause what is wrong with a member, "" for nothing.
+// sickness returns the reason why a member is unhealthy, in the words of a scaling activity's cause, "" if it is
+// healthy.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-health-checks.html
 func (s *Service) sickness(g *group, m *member, view ec2.InstanceView) string {
-	// That an instance does not run is seen in the grace period too.
+	// An instance that does not run is unhealthy even in the grace period.
 	if view.State != "running" && view.State != "pending" {
 		return "an EC2 health check indicating it has been terminated or stopped"
 	}
@@ -129,7 +131,7 @@ func (s *Service) sickness(g *group, m *member, view ec2.InstanceView) string {
 	return ""
 }
 
-// scale launches or ends members until as many count as are desired.
+// scale launches or terminates members until the counted members match the desired capacity.
 func (s *Service) scale(g *group) {
 	count := 0
 	for _, m := range g.members {
@@ -156,7 +158,8 @@ func (s *Service) instanceLaunch(g *group) ec2.Launch {
 		State: inService}
 }
 
-// launch launches one member. What fails in one zone or type is tried in the next; when all fail, the group waits.
+// launch launches one member. If the launch fails in one subnet, it tries the next. If all subnets fail, the group
+// waits for Config.Retry and launch returns false.
 func (s *Service) launch(g *group, cause string) bool {
 	stamp := s.now().UTC().Format(time.RFC3339)
 	a := s.begin(g, "Launching a new EC2 instance",
@@ -190,7 +193,7 @@ func (s *Service) launch(g *group, cause string) bool {
 	return false
 }
 
-// subnetsInOrder are the group's subnets, those of the zone with the fewest members first.
+// subnetsInOrder returns the group's subnets, ordered by the number of members in their zones, the fewest first.
 func (s *Service) subnetsInOrder(g *group) []string {
 	count := map[string]int{}
 	for _, m := range g.members {
@@ -207,9 +210,9 @@ func (s *Service) subnetsInOrder(g *group) []string {
 	return subnets
 }
 
-// victim returns the member to terminate when there are too many: of the zone with the most members, the one with the
-// oldest launch template, and of those the one closest to its next instance hour. This is the policy Default. The
-// caller checks that there is a member.
+// victim returns the member to terminate when there are too many. It chooses the zone with the most members, then the
+// oldest launch template, then the member closest to its next instance hour. This is the policy Default. The caller
+// checks that there is a member.
 //
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-termination-policies.html
 func (s *Service) victim(g *group) *member {
@@ -231,7 +234,7 @@ func (s *Service) victim(g *group) *member {
 	})
 }
 
-// retire begins the end of a member.
+// retire begins the termination of a member.
 func (s *Service) retire(g *group, m *member, cause string) {
 	s.finish(m.activity, nil)
 	m.activity = s.begin(g, "Terminating EC2 instance: "+m.id, fmt.Sprintf("At %s an %s",
@@ -256,12 +259,13 @@ func (s *Service) terminate(g *group, m *member) {
 	}
 }
 
-// released tells whether a hook's wait is over, either way: an instance that is to end ends.
+// released reports whether a hook's wait is over. The hook's result does not matter, because a terminating instance
+// ends either way.
 func (s *Service) released(m *member) bool { return m.hook == nil || !s.now().Before(m.wait) }
 
-// gone takes a member out of its group.
+// gone removes a member from its group.
 func (s *Service) gone(g *group, m *member) {
-	if m.counts() { // it ended behind the group's back
+	if m.counts() { // terminated by something other than the group
 		s.retire(g, m,
 			"instance was taken out of service in response to an EC2 health check indicating it has been terminated "+
 				"or stopped.")

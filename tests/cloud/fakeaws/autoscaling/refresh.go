@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// refresh is an instance refresh: every member that does not match is replaced, some at a time.
+// refresh is an instance refresh: it replaces every member that does not match, a few at a time.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/instance-refresh-overview.html
 type refresh struct {
 	id          string
@@ -18,7 +18,7 @@ type refresh struct {
 	ended       time.Time
 	preferences preferences
 	desired     *desiredConfiguration
-	todo        []string // members that are to be replaced
+	todo        []string // IDs of members to replace
 	total       int
 }
 
@@ -43,7 +43,7 @@ func (r *refresh) active() bool {
 	return r.status == "Pending" || r.status == "InProgress" || r.status == "Cancelling"
 }
 
-// refreshing is the group's refresh under way, nil without one.
+// refreshing returns the group's active refresh, nil without one.
 func (g *group) refreshing() *refresh {
 	if n := len(g.refreshes); n > 0 && g.refreshes[n-1].active() {
 		return g.refreshes[n-1]
@@ -127,7 +127,7 @@ func (s *Service) cancelRefresh(c *wire.Call) (any, error) {
 	return struct{ InstanceRefreshId string }{r.id}, nil
 }
 
-// advance moves a group's refresh on by a step.
+// advance performs one step of a group's refresh.
 func (s *Service) advance(g *group) {
 	r := g.refreshing()
 	if r == nil {
@@ -162,7 +162,7 @@ func (s *Service) advance(g *group) {
 		}
 		return
 	}
-	// At least one goes in each step, whatever the percentages say: AWS rounds in favour of progress unless
+	// Each step replaces at least one member, whatever the percentages are. AWS rounds in favour of progress unless
 	// replacements must come first.
 	lowest := orElse(r.preferences.MinHealthyPercentage, 90)
 	room := desired - (desired*lowest+99)/100
@@ -180,8 +180,8 @@ func (s *Service) advance(g *group) {
 	}
 }
 
-// surge is how many members a group has beyond its size for a moment: one, when a refresh must not take any out before
-// its replacement works.
+// surge returns the number of members that a group temporarily has beyond its size. It is 1 while a refresh must launch
+// a replacement before it terminates a member, else 0.
 func (g *group) surge() int {
 	r := g.refreshing()
 	if r == nil || r.status == "Cancelling" {

@@ -33,7 +33,7 @@ func (g *group) tagDescriptions() []tagDescription {
 	return out
 }
 
-// propagated are the tags of instances.
+// propagated returns the tags that the group's instances get.
 func (g *group) propagated() map[string]string {
 	out := map[string]string{"aws:autoscaling:groupName": g.name}
 	for _, t := range g.tags {
@@ -44,7 +44,7 @@ func (g *group) propagated() map[string]string {
 	return out
 }
 
-// checkTags refuses tags of something else, and too many.
+// checkTags refuses tags of other resources, invalid tags, and too many tags.
 func (s *Service) checkTags(g *group, tags []tag) error {
 	keys := map[string]bool{}
 	for _, t := range tags {
@@ -66,7 +66,7 @@ func (s *Service) checkTags(g *group, tags []tag) error {
 	return nil
 }
 
-// requestTags are the condition keys of tags in a request.
+// requestTags returns the condition keys of tags in a request.
 func requestTags(tags []tag) policy.Context {
 	c := policy.Context{}
 	for _, t := range tags {

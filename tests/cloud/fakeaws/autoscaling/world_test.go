@@ -24,9 +24,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// targets are target groups that a test plays.
+// targets is a fake of the load balancers' target groups.
 type targets struct {
-	groups map[string]map[string]string // ARN to instance to health
+	groups map[string]map[string]string // ARN to instance ID to health
 }
 
 func (t *targets) Exists(arn string) bool { return t.groups[arn] != nil }
@@ -46,7 +46,7 @@ type asked struct {
 	context          policy.Context
 }
 
-// world is EC2 and Auto Scaling with a clock of their own and the real SDK in front.
+// world is EC2 and Auto Scaling with a common test clock, behind the real SDK.
 type world struct {
 	*testing.T
 	ec2     *ec2.Service
@@ -106,7 +106,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// clock never shows the same moment twice, as real ones.
+// clock never returns the same time twice, like real clocks.
 func (w *world) clock() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -121,7 +121,7 @@ func (w *world) sleep(d time.Duration) {
 	w.service.Reconcile()
 }
 
-// ServeHTTP does what the cloud does around its services, with permissions that the test decides about.
+// ServeHTTP does the cloud's part around its services. The test decides which permissions are denied.
 func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	service, operations := "autoscaling", w.service.Operations()
 	if r.URL.Path[:4] == "/ec2" {
@@ -178,7 +178,7 @@ func must[V any](v V, err error) func(t *testing.T) V {
 	}
 }
 
-// code is the AWS error code of a call's error, "" for none.
+// code returns the AWS error code of a call's error, "" for none.
 func code(t *testing.T, err error) string {
 	t.Helper()
 	var api smithy.APIError
@@ -220,7 +220,7 @@ func (w *world) group() types.AutoScalingGroup {
 	return out.AutoScalingGroups[0]
 }
 
-// inService are the group's instances that are in service, sorted.
+// inService returns the IDs of the group's instances that are in service, sorted.
 func (w *world) inService() []string {
 	w.Helper()
 	var out []string

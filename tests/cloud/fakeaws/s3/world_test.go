@@ -108,7 +108,7 @@ func allow(resource string, actions ...string) string {
 	return `{"Effect":"Allow","Action":["` + strings.Join(actions, `","`) + `"],"Resource":"` + resource + `"}`
 }
 
-// ServeHTTP is the cloud's part: who is it, and may they.
+// ServeHTTP does the cloud's part: it authenticates the caller and authorizes the call.
 func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	c := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r, Now: time.Now()}
 	signature, err := auth.Read(r)
@@ -188,8 +188,8 @@ func wantCode(t *testing.T, what string, err error, code string) {
 	}
 }
 
-// TestMain leaves the package out of `go test -short`: nearly all of it needs the real S3 server, which takes minutes
-// to build.
+// TestMain skips the package in `go test -short`: nearly all tests need the real S3 server, which takes minutes to
+// build.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if testing.Short() {

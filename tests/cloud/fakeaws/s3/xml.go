@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// namespace is that of all of S3's documents.
+// namespace is the XML namespace of all S3 documents.
 const namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 var errAnswer = errors.New("unexpected answer")
@@ -25,8 +25,8 @@ func malformed() error {
 		"The XML you provided was not well-formed or did not validate against our published schema")
 }
 
-// decode reads a document strictly: it must say nothing that the structure does not hold. That is found by writing the
-// structure down again and comparing the two, whatever the order.
+// decode reads a document strictly: anything that the structure cannot hold is an error. decode marshals the structure
+// again and compares the two documents' elements, regardless of order.
 func decode(document []byte, into any) error {
 	if err := xml.Unmarshal(document, into); err != nil {
 		return malformed()
@@ -46,10 +46,10 @@ func decode(document []byte, into any) error {
 	return nil
 }
 
-// maxDepth is deeper than any of S3's documents.
+// maxDepth exceeds the depth of every S3 document.
 const maxDepth = 12
 
-// elements lists all elements of a document with their paths and texts, sorted.
+// elements returns all elements of a document with their paths and texts, sorted.
 func elements(document []byte) ([]string, error) {
 	d := xml.NewDecoder(bytes.NewReader(document))
 	var path, texts, all []string
@@ -92,11 +92,11 @@ func (q *request) tell(document any) error {
 		return err
 	}
 	q.w.Header().Set("Content-Type", "application/xml")
-	_, _ = q.w.Write(append([]byte(xml.Header), out...)) // a client that went away needs no answer
+	_, _ = q.w.Write(append([]byte(xml.Header), out...)) // the client may be gone and then needs no answer
 	return nil
 }
 
-// checksumHeaders are the names of headers that can tell a digest of the body.
+// checksumHeaders returns the names of headers that may carry a digest of the body.
 func checksumHeaders(h http.Header) []string {
 	names := []string{"Content-Md5"}
 	for name := range h {
