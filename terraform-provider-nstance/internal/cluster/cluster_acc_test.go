@@ -54,7 +54,7 @@ func destroyed(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
 	}
 }
 
-// usable checks that a server finds CA and nonce key with the bucket's key.
+// usable returns a check that a server can open the CA and the nonce key with the bucket's encryption key.
 func usable(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
 	return func(s *terraform.State) error {
 		state := b.State(t)
@@ -88,7 +88,7 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 			{Config: cluster(b, ""), ConfigPlanChecks: resource.ConfigPlanChecks{
 				PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}}},
 			{ResourceName: address, ImportState: true, ImportStateId: "example", ImportStateVerify: true},
-			{ // A lost ca.crt is derived again.
+			{ // A missing ca.crt is derived from the CA key.
 				PreConfig: func() {
 					if err := b.Delete(context.Background(), keys.ClusterCA()); err != nil {
 						t.Fatal(err)
@@ -105,7 +105,7 @@ func TestAccClusterFile(t *testing.T)      { acctest.Acceptance(t); lifecycle(t,
 func TestAccClusterS3(t *testing.T)        { acctest.Acceptance(t); lifecycle(t, acctest.S3(t)) }
 func TestAccClusterVersitygw(t *testing.T) { acctest.Acceptance(t); lifecycle(t, acctest.Versitygw(t)) }
 
-// What is there already is taken over, never made anew.
+// TestAccTakesOver checks that the resource adopts existing objects and never replaces them.
 func TestAccTakesOver(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -118,7 +118,7 @@ func TestAccTakesOver(t *testing.T) {
 		Steps: []resource.TestStep{
 			{Config: cluster(b, ""), Check: resource.ComposeAggregateTestCheckFunc(usable(t, b),
 				resource.TestCheckResourceAttr(address, "ca_fingerprint", authority.Fingerprint(ca.Certificate())))},
-			{ // The key is lost, and agents may be out there: no second CA.
+			{ // The CA key is missing. Agents may still trust the certificate, so the apply must not create a second CA.
 				PreConfig: func() {
 					if err := b.Delete(context.Background(), keys.ClusterSecret(secretstore.CAKey)); err != nil {
 						t.Fatal(err)
@@ -126,7 +126,7 @@ func TestAccTakesOver(t *testing.T) {
 				},
 				Config: cluster(b, ""), ExpectError: regexp.MustCompile(`no second CA is\s+made`),
 			},
-			{ // Restored.
+			{ // The CA key is restored.
 				PreConfig: func() {
 					if err := b.Delete(context.Background(), keys.ClusterCA()); err != nil {
 						t.Fatal(err)
@@ -138,7 +138,7 @@ func TestAccTakesOver(t *testing.T) {
 	})
 }
 
-// ownCA makes a CA as somebody else would.
+// ownCA returns a CA that was not created by Nstance, in PEM.
 func ownCA(t *testing.T) (cert, key []byte) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
@@ -163,8 +163,8 @@ func ownCA(t *testing.T) (cert, key []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
-// Nothing secret is in any file that the CLI writes, or in what it prints: not the CA's key, which is given, not the
-// encryption keys, not a secret's value, not a nonce.
+// TestAccNothingSecretInFiles checks that no secret appears in the CLI's files or output. The secrets are a given CA
+// key, the encryption keys, the value of a secret, and a nonce.
 func TestAccNothingSecretInFiles(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -215,7 +215,7 @@ resource "nstance_secret" "key" {
 `)
 	cli.Setenv("TF_VAR_ca_key", string(key))
 	cli.Setenv("TF_VAR_value", value)
-	// The provider's key is the cluster's: otherwise the nonce key could not be opened.
+	// The provider and the cluster must use the same key. Otherwise the nonce key could not be opened.
 	b.Key = newKey
 	cli.Setenv(acctest.KeyVariable, newKey)
 	cli.Setenv("TF_VAR_encryption_key", newKey)
@@ -274,7 +274,7 @@ resource "nstance_secret" "key" {
 	if err != nil || files < 4 || !strings.Contains(texts["terraform.tfstate"], "ca_fingerprint") {
 		t.Fatalf("%d files: %v", files, err)
 	}
-	for _, plan := range []string{"first.plan", "second.plan"} { // zip archives
+	for _, plan := range []string{"first.plan", "second.plan"} { // plan files are ZIP archives
 		texts[plan] = unzip(t, filepath.Join(cli.Dir, plan))
 	}
 	for file, text := range texts {
@@ -292,7 +292,7 @@ resource "nstance_secret" "key" {
 	}
 }
 
-// unzip returns everything in an archive.
+// unzip returns the concatenated contents of all files in an archive.
 func unzip(t *testing.T, path string) string {
 	t.Helper()
 	archive, err := zip.OpenReader(path)
@@ -313,7 +313,7 @@ func unzip(t *testing.T, path string) string {
 	return out.String()
 }
 
-// secretsOf opens everything that is sealed.
+// secretsOf returns all secrets in the bucket, opened with its key.
 func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
 	t.Helper()
 	key, err := keyring.Parse([]byte(b.Key))
@@ -337,7 +337,8 @@ func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
 	return out
 }
 
-// A new version of the key seals everything anew; without the old key nothing is lost.
+// TestAccNewEncryptionKey checks that a new key version seals all secrets again, and that an update without the old key
+// loses nothing.
 func TestAccNewEncryptionKey(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)

@@ -27,7 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
-// Resource is nstance_cluster.
+// Resource implements the Terraform resource nstance_cluster.
 type Resource struct{ bucket *bucket.Connection }
 
 // New returns the resource, not yet configured.
@@ -91,7 +91,8 @@ func badKey(err error) diag.Diagnostic {
 	}.At(path.Root("encryption_key_wo"))
 }
 
-// ring returns the keys of the provider's settings, with the resource's own in front.
+// ring returns the encryption keys of the provider's settings. The key of the resource, if it is set, becomes the
+// current key.
 func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error) {
 	ring, err := r.bucket.Ring(ctx)
 	if err != nil || config.EncryptionKeyWO.IsNull() {
@@ -128,7 +129,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 		return
 	}
 	resp.Diagnostics.Append(r.observe(ctx, state, &plan, what)...)
-	if !resp.Diagnostics.HasError() { // otherwise the next apply takes over what was made
+	if !resp.Diagnostics.HasError() { // after an error, the next apply adopts what this one created
 		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 	}
 }
@@ -152,7 +153,7 @@ func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config
 	return err
 }
 
-// observe fills in what the bucket says, without needing a key.
+// observe fills in the computed attributes from the bucket. It needs no encryption key.
 func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *model, what string) diag.Diagnostics {
 	fail := func(key string, err error) diag.Diagnostics { return diag.Diagnostics{r.failure(what, key, err)} }
 	bundle, err := state.CABundle(ctx)
@@ -183,7 +184,7 @@ func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *mo
 	return nil
 }
 
-// sameCertificate reports whether a PEM text, however it is written, is that certificate.
+// sameCertificate reports whether a PEM text, in any formatting, contains exactly the certificate cert.
 func sameCertificate(text string, cert *x509.Certificate) bool {
 	certs, err := authority.ParseBundle([]byte(text))
 	return err == nil && len(certs) == 1 && certs[0].Equal(cert)
@@ -192,7 +193,7 @@ func sameCertificate(text string, cert *x509.Certificate) bool {
 // Read implements resource.Resource.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
-		return // a plan never needs the bucket
+		return // planning must work without the bucket
 	}
 	var m model
 	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
@@ -219,7 +220,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), clusterstate.ErrCALost))
 		return
 	case !present[keys.ClusterCA()]:
-		// Without any of it, it is created anew; with only the sealed key, creating it derives the rest again.
+		// If the sealed CA key remains, Create derives the certificate from it. If nothing remains, Create makes a new
+		// CA.
 		resp.State.RemoveResource(ctx)
 		return
 	}
@@ -234,7 +236,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 }
 
-// Update implements resource.Resource: a new version of the encryption key seals everything anew.
+// Update implements resource.Resource. If the version of the encryption key changed, it seals all secrets under the new
+// key.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
 	var plan, config, before model
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
@@ -322,7 +325,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// remove deletes everything under cluster/, the sealed CA last: from it the certificate can be derived again.
+// remove deletes all objects under cluster/. It deletes the sealed CA key last, because the certificate can be derived
+// from it.
 func (r *Resource) remove(ctx context.Context, state *clusterstate.State, fingerprint string) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {
@@ -362,7 +366,7 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, finger
 	return nil
 }
 
-// ImportState implements resource.ResourceWithImportState. The ID is the cluster's name.
+// ImportState implements resource.ResourceWithImportState. The import ID is the name of the cluster.
 func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
 	resp *resource.ImportStateResponse) {
 	if err := ident.ValidateClusterName(req.ID); err != nil {

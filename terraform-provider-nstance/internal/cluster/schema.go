@@ -1,7 +1,9 @@
-// Package cluster owns the resource nstance_cluster: what all shards of a cluster share in the bucket, which is the CA,
-// the key that signs registration nonces, and the key under which secrets are sealed.
+// Package cluster implements the resource nstance_cluster, which manages the objects in the bucket that all shards
+// share: the CA, the key that signs registration nonces, and the secrets that the encryption key seals.
 //
-// Invariant: no private key is ever part of plan or state, and no second CA is made for a cluster that has one.
+// Invariants:
+//   - Plan and state never contain a private key.
+//   - The resource never creates a second CA for a cluster that has one.
 package cluster
 
 import (
@@ -21,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
 
-// model is the resource's value.
+// model is the value of the resource.
 type model struct {
 	ID                     types.String `tfsdk:"id"`
 	CACertificatePEM       types.String `tfsdk:"ca_certificate_pem"`

@@ -27,7 +27,7 @@ func TestParseImportSaysWhich(t *testing.T) {
 	}
 }
 
-// What is accepted is what it was written as.
+// FuzzParseImport checks that the parts of an accepted import ID reproduce it.
 func FuzzParseImport(f *testing.F) {
 	for _, seed := range []string{"example/default/opr06bgm7733st2576nx5jht4ecjw",
 		"example/default/wrk06bgm7733st2576nx5jht4ecjw", "a/b/c", "a/b", "//", "a/b/c/d"} {

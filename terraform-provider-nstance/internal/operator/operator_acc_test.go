@@ -54,7 +54,7 @@ func cluster(t *testing.T, b acctest.Bucket) {
 	}
 }
 
-// live are the operators of a tenant that were not removed.
+// live returns the registered operators of a tenant and the number of its tombstones.
 func live(t *testing.T, b acctest.Bucket, tenant string) (out []record.Operator, tombstones int) {
 	t.Helper()
 	all, err := b.State(t).ListOperators(context.Background(), tenant)
@@ -71,8 +71,8 @@ func live(t *testing.T, b acctest.Bucket, tenant string) (out []record.Operator,
 	return out, tombstones
 }
 
-// good checks that the state's certificate is one that servers accept: the CA's, of the one live operator, with its
-// key, and what else is said of it.
+// good returns a check that the CA issued the state's certificate for key, and that the bucket has exactly one operator
+// with that certificate. It also checks the other computed attributes.
 func good(t *testing.T, b acctest.Bucket, key, tenant string, ttl time.Duration) resource.TestCheckFunc {
 	return func(s *terraform.State) error {
 		attributes := s.RootModule().Resources[address].Primary.Attributes
@@ -152,12 +152,12 @@ func TestAccOperator(t *testing.T) {
 			{Config: operator(b, key, ""), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month),
 				remember)},
 			{Config: operator(b, key, ""), ConfigPlanChecks: empty},
-			// The same key, written otherwise.
+			// The same key in another formatting is no replacement.
 			{Config: operator(b, "\n"+key+"\n", ""), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default",
 				month), kept), ConfigPlanChecks: does(plancheck.ResourceActionUpdate)},
 			{Config: operator(b, key, `renew_before = "29d"`), Check: resource.ComposeTestCheckFunc(good(t, b, key,
 				"default", month), kept)},
-			{ // Due at once, and again at the next plan.
+			{ // The certificate is due immediately, and due again at the next plan.
 				Config:             operator(b, key, `renew_before = "29d23h59m59.9s"`),
 				ConfigPlanChecks:   does(plancheck.ResourceActionUpdate),
 				Check:              resource.ComposeTestCheckFunc(good(t, b, key, "default", month), remember),
@@ -175,7 +175,7 @@ func TestAccOperator(t *testing.T) {
 			},
 			{ResourceName: address, ImportState: true, ImportStateId: "opr06bgm7733st2576nx5jht4ecjw",
 				ExpectError: regexp.MustCompile(`want cluster/tenant/operator-id`)},
-			{ // Removed by somebody else, it is registered anew.
+			{ // An operator that another client removed is registered again.
 				PreConfig: func() {
 					operators, _ := live(t, b, "default")
 					if err := registration.Remove(context.Background(), b.State(t), "default", operators[0].ID,
@@ -186,7 +186,7 @@ func TestAccOperator(t *testing.T) {
 				Config: operator(b, key, ""), ConfigPlanChecks: does(plancheck.ResourceActionCreate),
 				Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month), remember),
 			},
-			// Another tenant, or another key, is another operator.
+			// A new tenant or a new key replaces the operator.
 			{Config: operator(b, key, `tenant = "prod"`), ConfigPlanChecks: does(plancheck.ResourceActionReplace),
 				Check: good(t, b, key, "prod", month)},
 			{Config: operator(b, other, `tenant = "prod"`), ConfigPlanChecks: does(plancheck.ResourceActionReplace),

@@ -23,12 +23,12 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/registration"
 )
 
-// writer marks what this resource writes.
+// writer is the prefix of the writer name in records that this resource writes.
 const writer = "terraform-operator"
 
 var errRenewBefore = errors.New("renew_before is not shorter than ttl")
 
-// Resource is nstance_operator.
+// Resource implements the Terraform resource nstance_operator.
 type Resource struct{ bucket *bucket.Connection }
 
 // New returns the resource, not yet configured.
@@ -66,7 +66,7 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
 }
 
-// state is the cluster's, with what it takes to issue certificates.
+// state returns the state of the cluster with the keys that issuing certificates needs.
 func (r *Resource) state(ctx context.Context, m model) (*clusterstate.State, error) {
 	ring, err := r.bucket.Ring(ctx)
 	if err != nil {
@@ -115,7 +115,7 @@ func (m *model) set(o registration.Operator) {
 	m.NotAfter = types.StringValue(o.Certificate.NotAfter.UTC().Format(time.RFC3339))
 }
 
-// key is where the operator's record lies.
+// key returns the operator's ID and the object key of its record.
 func (m model) key() (ident.ID, string, error) {
 	id, err := ident.ParseID(m.ID.ValueString())
 	if err != nil {
@@ -124,11 +124,12 @@ func (m model) key() (ident.ID, string, error) {
 	return id, keys.ClusterOperator(m.Tenant.ValueString(), id.Storage()), nil
 }
 
-// Read implements resource.Resource. An operator that was removed is registered anew by the next apply. One that
-// renewed its certificate by itself has it; the one in the state is good until it ends.
+// Read implements resource.Resource. It drops a removed operator from the state, so the next apply registers a new one.
+// If the operator renewed its certificate itself, the certificate in the state stays the older one, which is valid
+// until it expires.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
-		return // a plan never needs the bucket
+		return // planning must work without the bucket
 	}
 	var m model
 	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
@@ -166,7 +167,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
 
-// ModifyPlan implements resource.ResourceWithModifyPlan: a certificate that is due is renewed.
+// ModifyPlan implements resource.ResourceWithModifyPlan. It plans the renewal of a certificate that is due.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
 		return
@@ -182,7 +183,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 	}
 }
 
-// due reports whether the planned operator needs another certificate than the one it has.
+// due reports whether the operator needs a new certificate at the time now. have is the model in the state.
 func (m model) due(have model, now time.Time) bool {
 	if !m.TTL.Equal(have.TTL) || have.CertificatePEM.ValueString() == "" {
 		return true
@@ -232,7 +233,7 @@ func (r *Resource) renew(ctx context.Context, m model) (registration.Operator, e
 	return registration.Renew(ctx, state, m.Tenant.ValueString(), id, ttl, writer)
 }
 
-// Delete implements resource.Resource. It leaves a tombstone.
+// Delete implements resource.Resource. It replaces the operator's record with a tombstone.
 func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
 	var m model
 	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
@@ -250,7 +251,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// ImportState implements resource.ResourceWithImportState. The ID is cluster/tenant/id.
+// ImportState implements resource.ResourceWithImportState. The import ID is cluster/tenant/id.
 func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
 	resp *resource.ImportStateResponse) {
 	cluster, tenant, id, err := parseImport(req.ID)
@@ -267,8 +268,8 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	}
 }
 
-// parseImport reads cluster/tenant/operator-id, which an operator is imported by. All three are valid, or there is an
-// error that names which is not.
+// parseImport parses an import ID, cluster/tenant/operator-id. It returns an error that names the part that is not
+// valid.
 func parseImport(text string) (cluster, tenant string, id ident.ID, err error) {
 	fail := func(err error) (string, string, ident.ID, error) { return "", "", ident.ID{}, err }
 	parts := strings.Split(text, "/")

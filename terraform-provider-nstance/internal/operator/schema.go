@@ -1,8 +1,9 @@
-// Package operator owns the resource nstance_operator: an operator of a tenant, registered directly in the bucket by
+// Package operator implements the resource nstance_operator, which registers an operator of a tenant in the bucket by
 // its public key.
 //
-// Invariant: the operator's private key is nobody's here; and the certificate in the state is always one that was
-// issued to the key in it.
+// Invariants:
+//   - The resource never handles the operator's private key.
+//   - The certificate in the state was always issued for the public key in the state.
 package operator
 
 import (
@@ -105,7 +106,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 	}
 }
 
-// otherKey: a key that is written otherwise is the same.
+// otherKey requires a replacement if the public key changes. The same key in another PEM formatting is no change.
 func otherKey(_ context.Context, req planmodifier.StringRequest,
 	resp *stringplanmodifier.RequiresReplaceIfFuncResponse) {
 	if req.PlanValue.IsUnknown() {
@@ -134,7 +135,7 @@ func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConf
 	}
 }
 
-// durations reads ttl and renew_before, with their defaults.
+// durations returns ttl and renew_before. The default of renew_before is a third of ttl.
 func (m model) durations() (ttl, before time.Duration, err error) {
 	text := defaultTTL
 	if s := m.TTL.ValueString(); s != "" {

@@ -1,8 +1,10 @@
-// Package operatoridentity owns the ephemeral resource nstance_operator_identity: key and certificate of an operator
-// for as long as a run lasts.
+// Package operatoridentity implements the ephemeral resource nstance_operator_identity: the key and certificate of an
+// operator for one run.
 //
-// Invariant: the key exists in memory only, and what a run registers is removed when it ends; if it broke off, when the
-// next one begins.
+// Invariants:
+//   - The private key exists only in memory.
+//   - The operator that a run registers is removed when the run ends. If the run is interrupted, a later run removes
+//     the operator after its certificate has expired.
 package operatoridentity
 
 import (
@@ -37,14 +39,14 @@ import (
 )
 
 const (
-	// writer marks the records of such operators.
+	// writer is the prefix of the writer name in the records of these operators.
 	writer     = "terraform-identity"
 	defaultTTL = time.Hour
-	// privateKey is where Close finds what Open registered.
+	// privateKey is the key in the resource's private data under which Open stores the operator for Close.
 	privateKey = "operator"
 )
 
-// Resource is nstance_operator_identity.
+// Resource implements the ephemeral resource nstance_operator_identity.
 type Resource struct{ bucket *bucket.Connection }
 
 // New returns the resource, not yet configured.
@@ -66,7 +68,7 @@ type (
 		CACertificatePEM types.String `tfsdk:"ca_certificate_pem"`
 		NotAfter         types.String `tfsdk:"not_after"`
 	}
-	// registered is what Close needs to know.
+	// registered identifies the operator that Close removes.
 	registered struct {
 		Cluster, Tenant string
 		ID              ident.ID
@@ -137,7 +139,7 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 				"or check the provider's storage.",
 		}.Warning())
 		fallthrough
-	case errors.Is(err, bucket.ErrUnknown): // a plan never needs the bucket
+	case errors.Is(err, bucket.ErrUnknown): // planning must work without the bucket
 		for _, v := range []*types.String{&m.OperatorID, &m.PrivateKeyPEM, &m.CertificatePEM, &m.CACertificatePEM,
 			&m.NotAfter} {
 			*v = types.StringUnknown()
@@ -153,7 +155,7 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 	}
 	note, err := json.Marshal(made)
 	if err != nil {
-		panic("operatoridentity: " + err.Error()) // three texts
+		panic("operatoridentity: " + err.Error()) // not reached: all fields are strings
 	}
 	resp.Diagnostics.Append(resp.Private.SetKey(ctx, privateKey, note)...)
 	resp.Diagnostics.Append(resp.Result.Set(ctx, m)...)
@@ -204,7 +206,8 @@ func (r *Resource) register(ctx context.Context, m *model) (registered, error) {
 	return made, nil
 }
 
-// Close implements ephemeral.EphemeralResourceWithClose. What it cannot remove, the next run does.
+// Close implements ephemeral.EphemeralResourceWithClose. A failure is a warning, because a later run removes the
+// operator.
 func (r *Resource) Close(ctx context.Context, req ephemeral.CloseRequest, resp *ephemeral.CloseResponse) {
 	note, diags := req.Private.GetKey(ctx, privateKey)
 	if resp.Diagnostics.Append(diags...); note == nil || diags.HasError() {
@@ -223,7 +226,7 @@ func (r *Resource) Close(ctx context.Context, req ephemeral.CloseRequest, resp *
 	}
 }
 
-// parseNote reads what Open left for Close.
+// parseNote parses and checks the private data that Open stored.
 func parseNote(note []byte) (registered, error) {
 	var made registered
 	decoder := json.NewDecoder(bytes.NewReader(note))
@@ -254,7 +257,8 @@ func (r *Resource) remove(ctx context.Context, made registered) error {
 	return forget(ctx, state, made.Tenant, made.ID)
 }
 
-// forget removes an operator, tombstone included: it had no nonce, so there is none that could be used again.
+// forget removes an operator and its tombstone. The tombstone is not needed, because the operator registered without a
+// nonce that could be used again.
 func forget(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) error {
 	if err := registration.Remove(ctx, state, tenant, id, writer); err != nil {
 		return err
@@ -262,7 +266,7 @@ func forget(ctx context.Context, state *clusterstate.State, tenant string, id id
 	return state.DeleteOperator(ctx, tenant, id)
 }
 
-// sweep removes what runs that broke off have left of a tenant's.
+// sweep removes the operators of a tenant that interrupted runs left behind and that have an expired certificate.
 func sweep(ctx context.Context, state *clusterstate.State, tenant string, now time.Time) error {
 	all, err := state.ListOperators(ctx, tenant)
 	if err != nil {

@@ -73,7 +73,8 @@ func TestAccIdentity(t *testing.T) {
 	}
 }
 
-// What a run that broke off has left goes with the next one; other operators, and those of runs that go on, stay.
+// TestAccIdentitySweeps checks that a run removes expired operators of interrupted runs. Other operators and those of
+// running runs must stay.
 func TestAccIdentitySweeps(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -123,8 +124,8 @@ func TestAccIdentitySweeps(t *testing.T) {
 	}
 }
 
-// A pipeline makes a cluster and, with an identity that lasts for the run, a group through the shard's server. Nothing
-// of the key remains.
+// TestAccIdentityOfARun checks a pipeline that creates a cluster and then a group, with an identity for one run. The
+// key must not appear in any file afterwards.
 func TestAccIdentityOfARun(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

@@ -29,7 +29,7 @@ func TestParseNote(t *testing.T) {
 	}
 }
 
-// What Close takes says what Open could have written.
+// FuzzParseNote checks that parseNote accepts only notes that Open could have written.
 func FuzzParseNote(f *testing.F) {
 	for _, seed := range []string{noted, "{}", "null", "[]", noted + noted, `{"ID": 1}`,
 		strings.ReplaceAll(noted, "opr", "wrk")} {

@@ -1,7 +1,7 @@
-// Package secret owns the resource nstance_secret: a secret of the user's, sealed in the bucket, which template files
-// hand to instances.
+// Package secret implements the resource nstance_secret, which stores a user's secret sealed in the bucket. Template
+// files pass the secret to instances.
 //
-// Invariant: the value is part of neither plan nor state.
+// Invariant: plan and state never contain the value.
 package secret
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
 
-// Resource is nstance_secret.
+// Resource implements the Terraform resource nstance_secret.
 type Resource struct{ bucket *bucket.Connection }
 
 // New returns the resource, not yet configured.
@@ -106,7 +106,7 @@ func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
 	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.ClusterSecret(name)), Why: err, Do: do}.Error()
 }
 
-// put seals the value and returns the ID of the key that sealed it.
+// put seals and stores the value, and returns the ID of the key that sealed it.
 func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition) (string, error) {
 	if m.ValueWO.IsUnknown() {
 		return "", fmt.Errorf("%w: what makes the value has not made it yet", secretstore.ErrInvalid)
@@ -154,7 +154,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	}
 }
 
-// Update implements resource.Resource: the version has changed.
+// Update implements resource.Resource. Terraform calls it when the version of the value changed.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
 	var config, plan model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
@@ -172,10 +172,10 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 }
 
-// Read implements resource.Resource. It needs no key, and hence does not know whether the value is still the same.
+// Read implements resource.Resource. It has no key, so it cannot detect a changed value.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
-		return // a plan never needs the bucket
+		return // planning must work without the bucket
 	}
 	var m model
 	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
@@ -220,7 +220,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// ImportState implements resource.ResourceWithImportState. The ID is cluster/name.
+// ImportState implements resource.ResourceWithImportState. The import ID is cluster/name.
 func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
 	resp *resource.ImportStateResponse) {
 	cluster, name, err := parseImport(req.ID)
@@ -235,8 +235,7 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("name"), name)...)
 }
 
-// parseImport reads cluster/name, the ID that a secret is imported by. Both are valid, or there is an error that names
-// which is not.
+// parseImport parses an import ID, cluster/name. It returns an error that names the part that is not valid.
 func parseImport(id string) (cluster, name string, err error) {
 	cluster, name, ok := strings.Cut(id, "/")
 	if !ok {

@@ -18,19 +18,19 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// maxFile bounds each file of an identity, in bytes.
+// maxFile is the maximum size of each identity file in bytes.
 const maxFile = 64 << 10
 
-// Identity is who we are: an operator's certificate with its key, and the CA that servers' certificates come from.
+// Identity holds an operator's certificate and key, and the CA that issues the servers' certificates.
 type Identity struct {
 	Who   authority.Identity
 	leaf  *x509.Certificate
 	roots *x509.CertPool
-	// load gives the certificate with its key; a function, so that no formatting verb reaches the key.
+	// load returns the certificate with its key. It is a function so that no formatting verb can print the key.
 	load func() *tls.Certificate
 }
 
-// loadIdentity reads and checks an identity. Its errors never quote the key.
+// loadIdentity reads and checks an identity. Its errors never contain the key.
 func loadIdentity(s Settings) (Identity, error) {
 	ca, cert, key := []byte(s.CA), []byte(s.Certificate), []byte(s.PrivateKey)
 	if s.IdentityDir != "" {
@@ -87,13 +87,13 @@ func readFile(path string) (data []byte, err error) {
 	return data, err
 }
 
-// PeerError means that whoever answers under a server's address is not a server of that shard.
+// PeerError means that the peer at a server's address is not a server of the requested shard.
 type PeerError struct{ Reason string }
 
 func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }
 
-// config is the TLS configuration of a connection to a server of a shard: TLS 1.3, host names checked, and the peer has
-// to be a server of our cluster and that shard.
+// config returns the TLS configuration for a connection to a server of shard. It requires TLS 1.3 and a matching host
+// name. The peer must be a server of the same cluster and of that shard.
 func (i Identity) config(shard string) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
@@ -116,7 +116,8 @@ func (i Identity) config(shard string) *tls.Config {
 	}
 }
 
-// transport makes TLS connections and keeps why the last one failed: gRPC tells only that it did.
+// transport makes TLS connections and keeps the error of the last handshake, because gRPC does not return it. It is
+// safe for concurrent use.
 type transport struct {
 	shard    string
 	identity Identity
@@ -143,7 +144,7 @@ func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Co
 	return secured, info, err
 }
 
-// ServerHandshake is not a client's to do.
+// ServerHandshake always fails: these credentials are for clients.
 func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("these credentials are a client's")
 }
@@ -153,8 +154,8 @@ func (t *transport) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
-// Clone returns t itself: it belongs to one connection.
+// Clone returns t itself, because t belongs to one connection.
 func (t *transport) Clone() credentials.TransportCredentials { return t }
 
-// OverrideServerName is deprecated; the host of the address is the name.
+// OverrideServerName does nothing. The method is deprecated, and the host of the address is the server name.
 func (t *transport) OverrideServerName(string) error { return nil }

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// Whatever the three texts are: who is read is an operator, or there is an error of the kind that people are advised
-// on, and it quotes nothing of a key.
+// FuzzIdentity checks arbitrary identity texts. The result is an operator, or an error that Advice covers. The error
+// must not quote a key.
 func FuzzIdentity(f *testing.F) {
 	ca := newCA(f, cluster)
 	for _, s := range []servers.Settings{
@@ -20,7 +20,7 @@ func FuzzIdentity(f *testing.F) {
 		{CA: "x", Certificate: "x", PrivateKey: "x"},
 	} {
 		f.Add(s.CA, s.Certificate, s.PrivateKey)
-		f.Add(s.CA, s.PrivateKey, s.Certificate) // the wrong way round
+		f.Add(s.CA, s.PrivateKey, s.Certificate) // certificate and key swapped
 		f.Add(s.PrivateKey, s.Certificate, s.CA)
 	}
 	f.Fuzz(func(t *testing.T, ca, cert, key string) {
@@ -41,7 +41,7 @@ func FuzzIdentity(f *testing.F) {
 	})
 }
 
-// quotesKey looks for the lines of PEM blocks in an error.
+// quotesKey fails the test if the error contains a line of a PEM block of text.
 func quotesKey(t *testing.T, err error, text string) {
 	t.Helper()
 	for rest := []byte(text); ; {

@@ -1,8 +1,9 @@
-// Package servers owns the provider's connection to the servers of shards, as an operator: which address, which
-// identity, and who leads.
+// Package servers connects the provider, as an operator, to the servers of shards. It finds the address, loads the
+// identity, and follows the leader.
 //
-// Invariant: nothing is read or dialled until a resource needs it, so that a plan needs no server; and nothing is said
-// to, or believed from, a peer that is not a server of our cluster and of the shard that was meant.
+// Invariants:
+//   - The package reads and dials nothing until a resource needs it, so a plan needs no server.
+//   - The package exchanges data only with servers of its own cluster and of the requested shard.
 package servers
 
 import (
@@ -21,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
 
-// callTimeout is how long one call may take, finding the leader included.
+// callTimeout bounds one call, including the search for the leader.
 const callTimeout = 30 * time.Second
 
 var (
@@ -29,7 +30,7 @@ var (
 	ErrUnknown = errors.New("the provider's operator settings depend on something that is not applied yet")
 	// ErrNoIdentity means that the settings name no identity.
 	ErrNoIdentity = errors.New("the provider has no operator identity")
-	// ErrIdentity means that there is something wrong with the identity.
+	// ErrIdentity means that the identity cannot be read or is not valid.
 	ErrIdentity = errors.New("the operator identity cannot be used")
 	// ErrNoAddress means that neither the settings nor the bucket have an address of the shard's leader.
 	ErrNoAddress = errors.New("there is no address of the shard's leader")
@@ -37,43 +38,45 @@ var (
 	ErrUnreachable = errors.New("no leader answers")
 )
 
-// Settings are the provider's.
+// Settings holds the operator settings of the provider.
 type Settings struct {
-	// Addresses are host:port pairs by shard, tried in turn. Of other shards, the lock in the bucket names the
-	// leader's.
+	// Addresses lists host:port pairs by shard, which are tried in order. For other shards, the package uses the
+	// leader's address from the election lock in the bucket.
 	Addresses map[string][]string
-	// IdentityDir has ca.crt, identity.crt and identity.key, or else the three texts are set.
+	// IdentityDir is a directory with ca.crt, identity.crt and identity.key. If it is "", the three PEM texts below are
+	// used.
 	IdentityDir                 string
 	CA, Certificate, PrivateKey string
-	// Unknown means that any of it is.
+	// Unknown means that a setting is not known yet.
 	Unknown bool
 }
 
-// Connection is shared by all resources of one provider configuration. It may be used concurrently.
+// Connection gives all resources of one provider configuration access to servers. It is safe for concurrent use.
 type Connection struct {
 	settings Settings
 	bucket   *bucket.Connection
 }
 
-// New returns a connection. It does nothing yet.
+// New returns a connection. It performs no I/O.
 func New(settings Settings, b *bucket.Connection) *Connection { return &Connection{settings, b} }
 
-// Of returns the connection among what the provider hands to its resources; nil while Terraform only validates.
+// Of returns the connection in the data that the provider passes to its resources. It returns nil while Terraform only
+// validates.
 func Of(data any) *Connection {
 	c, _ := data.(*Connection)
 	return c
 }
 
-// Bucket is the connection to the bucket.
+// Bucket returns the connection to the bucket.
 func (c *Connection) Bucket() *bucket.Connection { return c.bucket }
 
-// Known reports whether the settings are known, and hence servers can be asked. That of a shard without an address
-// includes the bucket's.
+// Known reports whether all settings that a call to the shard needs are known. For a shard without an address, that
+// includes the settings of the bucket.
 func (c *Connection) Known(shard string) bool {
 	return c != nil && !c.settings.Unknown && (len(c.settings.Addresses[shard]) > 0 || c.bucket.Known())
 }
 
-// Identity reads who calls are made as.
+// Identity loads the identity that calls use. It returns [ErrUnknown] if the settings are not known.
 func (c *Connection) Identity() (Identity, error) {
 	if c == nil || c.settings.Unknown {
 		return Identity{}, ErrUnknown
@@ -84,8 +87,9 @@ func (c *Connection) Identity() (Identity, error) {
 // Client is the operator API of one shard.
 type Client = nstancev1.OperatorServiceClient
 
-// Call runs do against the leader of a shard: a server that is not the leader names it, and is followed once. do may
-// run several times. Errors of the API are those of gRPC; see also this package's.
+// Call runs do against the leader of a shard. If a server names another leader, Call tries that leader next, at most
+// once. do may run several times. Call returns the gRPC errors of the API and the errors of this package. It takes at
+// most 30 s.
 func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context.Context, client Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -136,13 +140,13 @@ func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]st
 
 func try(ctx context.Context, identity Identity, shard, addr string, do func(context.Context, Client) error) error {
 	transport := &transport{shard: shard, identity: identity}
-	// "passthrough": the address is dialled as it is, and its host is the name that the certificate must have.
+	// "passthrough" makes gRPC dial the address unchanged. The server certificate must match the host of the address.
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(transport),
 		grpc.WithDisableServiceConfig())
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
-	defer func() { _ = conn.Close() }() // it was used, and is not used again
+	defer func() { _ = conn.Close() }() // the connection is not used again
 	err = do(ctx, nstancev1.NewOperatorServiceClient(conn))
 	if cause := transport.failure(); cause != nil && status.Code(err) == codes.Unavailable {
 		return fmt.Errorf("%w: %w", ErrUnreachable, cause)
@@ -150,7 +154,7 @@ func try(ctx context.Context, identity Identity, shard, addr string, do func(con
 	return err
 }
 
-// Advice says what to do about an error of a call.
+// Advice returns the user's next step for an error of a call.
 func Advice(err error) string {
 	var peer *PeerError
 	switch {

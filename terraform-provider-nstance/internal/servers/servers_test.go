@@ -40,7 +40,7 @@ func newCA(t testing.TB, name string) authority.CA {
 	return ca
 }
 
-// identity is an operator's, or an agent's, valid for a while or not any more.
+// identity returns the identity of an operator or agent. It is expired if issued is long enough ago.
 func identity(t testing.TB, ca authority.CA, role authority.Role, issued time.Time) servers.Settings {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
@@ -72,7 +72,7 @@ func identity(t testing.TB, ca authority.CA, role authority.Role, issued time.Ti
 	}
 }
 
-// api answers as a leader, or as a standby that names one.
+// api is a fake operator API. It answers as a leader, or as a standby that names a leader.
 type api struct {
 	nstancev1.UnimplementedOperatorServiceServer
 	calls  int
@@ -88,7 +88,7 @@ func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest) (*nstanc
 		OperatorAddr: *a.leader})
 }
 
-// serve runs a server of a cluster and shard.
+// serve runs a server with the identity of until the test ends.
 func serve(t *testing.T, ca authority.CA, of authority.Identity, a *api) (addr string) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
@@ -111,7 +111,7 @@ func serve(t *testing.T, ca authority.CA, of authority.Identity, a *api) (addr s
 		Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: private}},
 	})))
 	nstancev1.RegisterOperatorServiceServer(server, a)
-	go func() { _ = server.Serve(listener) }() // ends with Stop
+	go func() { _ = server.Serve(listener) }() // returns after Stop
 	t.Cleanup(server.Stop)
 	return listener.Addr().String()
 }
@@ -151,7 +151,7 @@ func TestCallFindsTheLeader(t *testing.T) {
 			t.Errorf("%s: %v, %v, %d calls", name, found, err, leader.calls)
 		}
 	}
-	// Two standbys that name each other are no loop.
+	// Two standbys that name each other must not cause an endless loop.
 	second := new(string)
 	a, b := &api{leader: second}, &api{}
 	first := serve(t, ca, server("one"), a)
@@ -231,7 +231,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// newAged is a CA that has been there for a day.
+// newAged returns a CA that was created a day ago.
 func newAged(t *testing.T) authority.CA {
 	t.Helper()
 	ca, err := authority.CreateCA(cluster, rand.Reader, time.Now().Add(-24*time.Hour))

@@ -1,7 +1,9 @@
-// Package shardstatus owns the data source nstance_shard_status: what the bucket tells of a shard that runs.
+// Package shardstatus implements the data source nstance_shard_status, which reads the status of a shard from the
+// bucket.
 //
-// Invariant: it only reads, needs no encryption key and no server, and says of an instance only what its record says:
-// whether it is healthy, the servers know.
+// Invariants:
+//   - The data source only reads, and needs neither an encryption key nor a server.
+//   - The data source reports an instance from its record only. It does not report health, which only the servers know.
 package shardstatus
 
 import (
@@ -19,7 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
 
-// DataSource is nstance_shard_status.
+// DataSource implements the data source nstance_shard_status.
 type DataSource struct{ bucket *bucket.Connection }
 
 // New returns the data source, not yet configured.

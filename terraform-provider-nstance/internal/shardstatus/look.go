@@ -22,7 +22,8 @@ func advice(err error) string {
 	return bucket.Advice(err)
 }
 
-// look fills in what the bucket says. objstore.ErrNotFound if there is no such shard.
+// look fills in the computed attributes from the bucket. It returns objstore.ErrNotFound if the shard has no
+// configuration.
 func (m *model) look(ctx context.Context, b *bucket.Connection) error {
 	name := m.Shard.ValueString()
 	reader, err := b.Shard(ctx, "", name)
@@ -78,7 +79,7 @@ func (m *model) leadership(ctx context.Context, state *clusterstate.State, name 
 	return nil
 }
 
-// inForce returns the configuration that the leaders applied last, or else the one in the bucket.
+// inForce returns the configuration that a leader applied last. If no leader has applied one, it returns written.
 func (m *model) inForce(ctx context.Context, state *clusterstate.State, written *config.Shard) (*config.Shard, error) {
 	m.Generation = types.Int64Value(0)
 	applied, err := state.ReadApplied(ctx)
@@ -121,7 +122,7 @@ func (m *model) count(ctx context.Context, state *clusterstate.State, shard *con
 	if err != nil {
 		return err
 	}
-	merged, _ := shard.Merged(dynamic) // problems are for the servers to report; a group that has any is there
+	merged, _ := shard.Merged(dynamic) // servers report the problems; a group with a problem is still in the result
 	m.Groups = map[string]groupModel{}
 	for key, group := range merged {
 		n := byGroup[key]

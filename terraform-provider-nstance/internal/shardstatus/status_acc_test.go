@@ -55,7 +55,7 @@ func TestAccShardStatus(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	acctest.Eventually(ctx, t, "a registered instance", func() bool {
-		registered := 0 // there are also IDs that are reserved and not used yet
+		registered := 0 // reservations have records too
 		err := b.State(t).LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) {
 			if rec.State == record.Registered {
 				registered++

@@ -1,16 +1,15 @@
-// Package typedconfig owns how a shard configuration is written in HCL: the schema of its attributes, and the way from
-// attribute values to [config.Shard] and back. All three come from the fields of that type, so that they cannot differ
-// from it or from each other.
+// Package typedconfig maps a shard configuration to and from HCL attributes. It derives the attribute schema, [Read]
+// and [Write] from the fields of [config.Shard], so all of them stay consistent with that type.
 //
 // Names and shapes are those of the JSON document, with these differences:
-//   - Durations are texts, as in JSON.
-//   - Free trees are texts that hold JSON, in an attribute with the suffix `_json` (`args_json`). The attribute
-//     `json` keeps its name.
-//   - `groups` is one map with keys `tenant/group`, since Terraform has no maps of maps of objects.
-//   - What [excluded] names is not there.
+//   - Durations are strings, as in JSON.
+//   - Free-form trees are strings that hold JSON. Their attribute has the suffix `_json`, such as `args_json`. The
+//     attribute `json` keeps its name.
+//   - `groups` is one map with keys `tenant/group`, because Terraform has no maps of maps of objects.
+//   - The fields that [excluded] returns have no attribute.
 //
-// Invariant: for a shard that was read from JSON, Read(Write(shard)) is that shard, but for `$schema` and for what is
-// written but empty.
+// Invariant: for a shard that was read from JSON, Read(Write(shard)) equals that shard, except for `$schema` and for
+// values that are set but empty.
 package typedconfig
 
 import (
@@ -21,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// excluded are the fields without an attribute, by "Type.Field", and why.
+// excluded returns the fields that have no attribute, as "Type.Field", with the reason.
 func excluded() map[string]string {
 	return map[string]string{
 		"Shard.Schema":      "it is for editors of the JSON document",
@@ -29,16 +28,16 @@ func excluded() map[string]string {
 	}
 }
 
-// kind is how a Go type is written in HCL.
+// kind is the representation of a Go type in HCL.
 type kind int
 
 const (
 	text   kind = iota + 1 // a string that the type itself parses
-	scalar                 // string, bool, int
+	scalar                 // string, bool or int
 	object
 	list      // of scalars or objects
 	mapping   // of scalars, lists of scalars, or objects
-	flattened // two maps in one, with keys "outer/inner"
+	flattened // two nested maps as one map with keys "outer/inner"
 	tree      // any JSON value
 )
 
@@ -50,16 +49,16 @@ type field struct {
 	goName    string // "Type.Field"
 	typ       reflect.Type
 	required  bool
-	empty     bool // an empty text means nil
+	empty     bool // an empty string means nil
 }
 
-// fieldsOf returns the fields of a config struct that have an attribute, in order.
+// fieldsOf returns the fields of a config struct that have an attribute, in the order of their declaration.
 func fieldsOf(typ reflect.Type) []field {
 	var out []field
 	without := excluded()
 	for _, f := range reflect.VisibleFields(typ) {
 		if f.Anonymous {
-			continue // its fields follow as the type's own
+			continue // VisibleFields also lists the promoted fields
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		made := field{index: f.Index, name: name, attribute: name, goName: typ.Name() + "." + f.Name, typ: f.Type}
@@ -69,7 +68,7 @@ func fieldsOf(typ reflect.Type) []field {
 		if kindOf(f.Type) == tree && name != "json" {
 			made.attribute += "_json"
 		}
-		own := len(f.Index) == 1 // else a cloud's, required for that cloud only
+		own := len(f.Index) == 1 // a promoted field belongs to one cloud and is required for that cloud only
 		for rule := range strings.SplitSeq(f.Tag.Get("rule"), ",") {
 			made.required = made.required || own && rule == "required"
 			made.empty = made.empty || rule == "empty"
@@ -79,7 +78,7 @@ func fieldsOf(typ reflect.Type) []field {
 	return out
 }
 
-// Names returns the names of the attributes at the top, in the order of the document.
+// Names returns the names of the top-level attributes, in the order of the document.
 func Names() []string {
 	var out []string
 	for _, f := range fieldsOf(reflect.TypeFor[config.Shard]()) {

@@ -11,23 +11,23 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// GroupAttributes returns the schema of one group. Whether an attribute may be left out is for the resource to say.
+// GroupAttributes returns the schema of one group. All attributes are optional; the resource marks the required ones.
 func GroupAttributes() map[string]schema.Attribute {
 	return builder{docs: docs()}.attributes(reflect.TypeFor[config.GroupSpec](), false)
 }
 
-// GroupReading is what attribute values say of one group.
+// GroupReading is the result of [ReadGroup].
 type GroupReading struct {
 	Spec config.GroupSpec
-	// Unknown are the paths of values that Terraform does not know yet.
+	// Unknown lists the paths of values that Terraform does not know yet.
 	Unknown   []string
 	malformed config.Problems
 }
 
-// Known reports whether nothing is unknown.
+// Known reports whether all values are known.
 func (r GroupReading) Known() bool { return len(r.Unknown) == 0 }
 
-// ReadGroup reads the attributes of [GroupAttributes], by name; others are ignored.
+// ReadGroup reads the attributes of [GroupAttributes] by name. It ignores other attributes.
 func ReadGroup(attributes map[string]tftypes.Value) GroupReading {
 	r, out := Reading{}, GroupReading{}
 	r.fields(attributes, nil, reflect.ValueOf(&out.Spec).Elem())
@@ -35,8 +35,8 @@ func ReadGroup(attributes map[string]tftypes.Value) GroupReading {
 	return out
 }
 
-// Problems returns what is wrong with the group by itself: the rest is for the server to say, which knows the shard's
-// configuration. Of a group that is not all known, it is only what cannot be read. Paths begin at the group, see
+// Problems returns the mistakes that can be found without the configuration of the shard. The server validates the
+// rest. If a value is unknown, Problems returns only values that cannot be parsed. Paths are relative to the group, see
 // [GroupAttributePath].
 func (r GroupReading) Problems() config.Problems {
 	if len(r.malformed) > 0 || !r.Known() {
@@ -47,18 +47,19 @@ func (r GroupReading) Problems() config.Problems {
 	_, problems := config.ParseGroups("", text)
 	for i, p := range problems {
 		problems[i].Path = strings.TrimPrefix(strings.TrimPrefix(p.Path, tenant+"."+name), ".")
-		problems[i].Line, problems[i].Col = 0, 0 // of a document that nobody has seen
+		problems[i].Line, problems[i].Col = 0, 0 // positions in the generated text mean nothing to the user
 	}
 	return problems
 }
 
-// WriteGroup returns the values of the attributes of [GroupAttributes], by name. Types are those of the resource's
-// schema. What is not set is null.
+// WriteGroup returns the values of the attributes of [GroupAttributes] by name. Types are those of the resource's
+// schema. Fields that are not set become null.
 func WriteGroup(spec config.GroupSpec, types map[string]tftypes.Type) map[string]tftypes.Value {
 	return write(reflect.ValueOf(spec), types)
 }
 
-// GroupAttributePath returns the attribute of one group in which a problem's path lies.
+// GroupAttributePath returns the attribute of one group that contains problemPath. It returns an empty path if
+// problemPath cannot be parsed.
 func GroupAttributePath(problemPath string) path.Path {
 	elements, err := config.SplitPath(problemPath)
 	if err != nil {

@@ -8,8 +8,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// AttributePath returns the attribute in which a [config.Problem]'s path lies. A path inside a free tree ends at the
-// tree; one that leads nowhere, at the last attribute that there is.
+// AttributePath returns the attribute that contains the path of a [config.Problem]. For a path inside a free-form tree,
+// it returns the attribute of the tree. For a path that does not exist, it returns the last attribute on the path that
+// does.
 func AttributePath(problemPath string) path.Path {
 	elements, err := config.SplitPath(problemPath)
 	if err != nil {
@@ -43,7 +44,7 @@ func walk(elements []any, typ reflect.Type, at path.Path) path.Path {
 		}
 	case flattened:
 		if len(elements) == 1 {
-			break // no element is for the outer key alone
+			break // no element belongs to the outer key alone
 		}
 		if inner, ok := elements[1].(string); ok && isName {
 			return walk(elements[2:], typ.Elem().Elem(), at.AtMapKey(name+"/"+inner))

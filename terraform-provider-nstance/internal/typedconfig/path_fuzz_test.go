@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Whatever a problem's path is, there is an attribute for it: one of the schema's, or all of it.
+// FuzzAttributePath checks that AttributePath returns an attribute of the schema, or the empty path, for every input.
 func FuzzAttributePath(f *testing.F) {
 	for _, seed := range []string{
 		"", "server.shard", `groups.default.workers.args["a.b"].c`, `groups["default"]`, "groups.default",
@@ -56,7 +56,7 @@ func TestSplitKey(t *testing.T) {
 	}
 }
 
-// A key is two names, neither empty, that make it again.
+// FuzzSplitKey checks that splitKey returns two nonempty names that reproduce the key.
 func FuzzSplitKey(f *testing.F) {
 	for _, seed := range []string{"default/workers", "/", "a/b/c", "a//b", ""} {
 		f.Add(seed)

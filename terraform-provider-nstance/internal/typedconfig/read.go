@@ -15,20 +15,19 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Reading is what attribute values say.
+// Reading is the result of [Read].
 type Reading struct {
 	Shard *config.Shard
-	// Unknown are the paths of values that Terraform does not know yet.
+	// Unknown lists the paths of values that Terraform does not know yet.
 	Unknown []string
-	// malformed values are as good as unknown, but reported.
+	// malformed lists values that cannot be parsed. Validation skips them like unknown values.
 	malformed config.Problems
 }
 
-// Known reports whether nothing is unknown.
+// Known reports whether all values are known.
 func (r Reading) Known() bool { return len(r.Unknown) == 0 }
 
-// Problems returns everything that is wrong with the configuration, as far as it is known. See [AttributePath] for the
-// paths.
+// Problems returns all mistakes in the known part of the configuration. [AttributePath] converts their paths.
 func (r Reading) Problems() config.Problems {
 	unknown := slices.Clone(r.Unknown)
 	for _, p := range r.malformed {
@@ -37,7 +36,7 @@ func (r Reading) Problems() config.Problems {
 	return append(slices.Clone(r.malformed), config.ValidateKnown(r.Shard, unknown...)...)
 }
 
-// Read reads the attributes of [Attributes], by name; others are ignored.
+// Read reads the attributes of [Attributes] by name. It ignores other attributes.
 func Read(attributes map[string]tftypes.Value) Reading {
 	r := Reading{Shard: &config.Shard{}}
 	r.fields(attributes, nil, reflect.ValueOf(r.Shard).Elem())
@@ -67,7 +66,7 @@ func (r *Reading) fields(attributes map[string]tftypes.Value, at []any, target r
 	}
 }
 
-// value reads one value. Null leaves the target as it is.
+// value stores one value in target. A null value leaves target unchanged.
 func (r *Reading) value(v tftypes.Value, at []any, target reflect.Value) {
 	switch {
 	case !v.IsKnown():
@@ -133,7 +132,7 @@ func (r *Reading) scalar(v tftypes.Value, at []any, target reflect.Value) {
 	}
 }
 
-// tree reads the JSON text of a free tree.
+// tree parses the JSON text of a free-form tree.
 func (r *Reading) tree(v tftypes.Value, at []any, target reflect.Value) {
 	var s string
 	r.as(v, at, &s)
@@ -176,8 +175,8 @@ func (r *Reading) entries(v tftypes.Value, at []any, each func(key string, v tft
 	}
 }
 
-// element reads one element of a list or map. Of lists and maps of texts nothing is known if one text is not: all of
-// them go into templates together.
+// element reads one element of a list or map. If one element of a list or map of strings is unknown, the whole list or
+// map is unknown, because templates use all elements together.
 func (r *Reading) element(v tftypes.Value, at []any, key any, target reflect.Value) {
 	switch {
 	case v.IsKnown() && v.IsNull():
@@ -189,7 +188,7 @@ func (r *Reading) element(v tftypes.Value, at []any, key any, target reflect.Val
 	}
 }
 
-// group reads an entry of a flattened map.
+// group reads one entry of a flattened map.
 func (r *Reading) group(v tftypes.Value, at []any, key string, target reflect.Value) {
 	outer, inner, err := splitKey(key)
 	if err != nil {

@@ -12,15 +12,14 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Attributes returns the schema. All attributes at the top are optional: whether they may be left out is for the
-// resource to say.
+// Attributes returns the schema. All top-level attributes are optional; the resource checks which ones are required.
 func Attributes() map[string]schema.Attribute {
 	b := builder{docs: docs()}
 	out := b.attributes(reflect.TypeFor[config.Shard](), false)
 	return out
 }
 
-// document is the part of config's JSON Schema that holds the descriptions of fields.
+// document is the part of the JSON Schema of package config that describes the fields.
 type document struct {
 	Properties map[string]struct {
 		Description string   `json:"description"`
@@ -30,7 +29,7 @@ type document struct {
 	Defs map[string]document `json:"$defs"`
 }
 
-// docs returns the description of each type's fields.
+// docs returns the descriptions of the fields of each type.
 func docs() document {
 	var out document
 	if err := json.Unmarshal(config.Schema(), &out); err != nil {
@@ -115,7 +114,7 @@ func (b builder) nested(typ reflect.Type) schema.NestedAttributeObject {
 	return schema.NestedAttributeObject{Attributes: b.attributes(typ, true)}
 }
 
-// elementType is the type of what lists and maps without attributes of their own hold.
+// elementType returns the element type of lists and maps that do not hold objects.
 func elementType(typ reflect.Type) attr.Type {
 	if kindOf(typ) == list {
 		return types.ListType{ElemType: elementType(typ.Elem())}

@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
-// Excluding a field is a decision: it is repeated here so that no field is forgotten by accident.
+// excluded repeats the fields without an attribute, so that a field cannot lose its attribute by accident.
 var excluded = []string{"GroupSpec.Deleted", "Shard.Schema"}
 
 func TestEveryConfigFieldHasAnAttribute(t *testing.T) {
@@ -80,7 +80,7 @@ func types(t *testing.T) map[string]tftypes.Type {
 	return typ.(tftypes.Object).AttributeTypes
 }
 
-// golden is a config with every field of the document.
+// golden returns a configuration that sets every field of the document.
 func golden(t *testing.T) *config.Shard {
 	t.Helper()
 	src, err := os.ReadFile("../../../services/contract/testdata/v1/config.jsonc")
@@ -112,7 +112,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// Whatever is unknown at plan must neither crash nor be called wrong, nor make anything else wrong.
+// TestAnyUnknownValue makes each value unknown in turn. An unknown value must not cause a panic or an error, neither in
+// its own attribute nor in another one.
 func TestAnyUnknownValue(t *testing.T) {
 	all := typedconfig.Write(golden(t), types(t))
 	root := tftypes.NewValue(tftypes.Object{AttributeTypes: types(t)}, all)

@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Write returns the values of the attributes of [Attributes], by name. Types are those of the resource's schema, by
-// name. What is not set is null.
+// Write returns the values of the attributes of [Attributes] by name. Types are those of the resource's schema by name.
+// Fields that are not set become null.
 func Write(s *config.Shard, types map[string]tftypes.Type) map[string]tftypes.Value {
 	return write(reflect.ValueOf(s).Elem(), types)
 }
@@ -34,7 +34,7 @@ func value(v reflect.Value, typ tftypes.Type) tftypes.Value {
 	return content(v, typ)
 }
 
-// content is value for what is set, even if it is zero: the element of a list, what a pointer points at.
+// content returns the value of a list element or of the target of a pointer. A zero value counts as set.
 func content(v reflect.Value, typ tftypes.Type) tftypes.Value {
 	switch kindOf(v.Type()) {
 	case text:
