@@ -1,5 +1,5 @@
-// Package acctest owns what the provider's acceptance tests share: buckets on real back ends, a leader that acts on
-// them, and a CLI with the provider as people run it.
+// Package acctest holds the shared fixtures of the provider's acceptance tests: buckets on real back ends, a fake
+// leader, a real server, and the Terraform or OpenTofu CLI with the provider's binary.
 package acctest
 
 import (
@@ -40,7 +40,7 @@ const (
 	bucketName  = "test-bucket"
 )
 
-// Factories are the providers of a test: ours, and one that shows ephemeral values.
+// Factories returns the providers of a test: nstance, and echo, which makes ephemeral values visible.
 func Factories() map[string]func() (tfprotov6.ProviderServer, error) {
 	return map[string]func() (tfprotov6.ProviderServer, error){
 		"nstance": providerserver.NewProtocol6WithError(provider.New("test")()),
@@ -48,20 +48,20 @@ func Factories() map[string]func() (tfprotov6.ProviderServer, error) {
 	}
 }
 
-// Bucket is one empty bucket, and the test's own view of it.
+// Bucket is an empty bucket with a store through which the test reads and writes it.
 type Bucket struct {
 	objstore.Store
 	Location open.Location
 	Key      string // base64
 }
 
-// File makes a bucket that is a directory.
+// File returns a bucket in a temporary directory.
 func File(t *testing.T) Bucket {
 	t.Helper()
 	return newBucket(t, open.Location{Provider: "file", Bucket: filepath.Join(t.TempDir(), "bucket")})
 }
 
-// S3 makes a bucket in an S3 server in this process.
+// S3 returns a bucket in an S3 server in this process.
 func S3(t *testing.T) Bucket {
 	t.Helper()
 	backend := s3mem.New()
@@ -75,7 +75,7 @@ func S3(t *testing.T) Bucket {
 		Endpoint: server.URL, PathStyle: true})
 }
 
-// Versitygw makes a bucket in a real S3 server.
+// Versitygw returns a bucket in a versitygw process, a real S3 server.
 func Versitygw(t *testing.T) Bucket {
 	t.Helper()
 	binary := os.Getenv("NSTANCE_VERSITYGW")
@@ -94,7 +94,7 @@ func Versitygw(t *testing.T) Bucket {
 		t.Fatal(err)
 	}
 	port := freePort(t)
-	// Without --disableotmp version 1.8.0 lists its own temporary files.
+	// Without --disableotmp, versitygw 1.8.0 lists its own temporary files.
 	server := exec.Command(binary, "--quiet", "--port", "127.0.0.1:"+port, "--access", "access", "--secret",
 		"secret-of-the-test", "posix", "--disableotmp", data)
 	var said bytes.Buffer
@@ -123,7 +123,7 @@ func Versitygw(t *testing.T) Bucket {
 		PathStyle: true})
 }
 
-// hermetic keeps the machine's profiles and variables out, and gives this process credentials.
+// hermetic disables the AWS profiles and variables of the machine, and sets test credentials for this process.
 func hermetic(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
@@ -149,7 +149,7 @@ func newBucket(t *testing.T, at open.Location) Bucket {
 	return b
 }
 
-// Prefixed is another place in the same bucket.
+// Prefixed returns the same bucket with another key prefix.
 func (b Bucket) Prefixed(t *testing.T, prefix string) Bucket {
 	t.Helper()
 	b.Location.Prefix = prefix
@@ -161,14 +161,14 @@ func (b Bucket) Prefixed(t *testing.T, prefix string) Bucket {
 	return b
 }
 
-// NewKey makes an encryption key.
+// NewKey returns a new encryption key in base64.
 func NewKey() string {
 	var key [32]byte
 	_, _ = rand.Read(key[:]) // never fails
 	return base64.StdEncoding.EncodeToString(key[:])
 }
 
-// Provider is the provider's block for the bucket, and whatever else there should be in it.
+// Provider returns the provider block for the bucket, followed by more attributes in HCL.
 func (b Bucket) Provider(more ...string) string {
 	at := b.Location
 	return fmt.Sprintf(`
@@ -187,7 +187,7 @@ provider "nstance" {
 `, at.Provider, at.Bucket, at.Prefix, at.Region, at.Endpoint, at.PathStyle, KeyVariable, strings.Join(more, "\n  "))
 }
 
-// State is the test's own view of the cluster and the shard.
+// State returns the state of the cluster and the shard, read directly from the bucket.
 func (b Bucket) State(t testing.TB) *clusterstate.State {
 	t.Helper()
 	key, err := keyring.Parse([]byte(b.Key))
@@ -200,7 +200,7 @@ func (b Bucket) State(t testing.TB) *clusterstate.State {
 		Secrets: secrets})
 }
 
-// Keys lists all keys in the bucket.
+// Keys returns all keys in the bucket.
 func (b Bucket) Keys(t testing.TB) []string {
 	t.Helper()
 	entries, err := b.List(context.Background(), "")
@@ -214,7 +214,7 @@ func (b Bucket) Keys(t testing.TB) []string {
 	return out
 }
 
-// Eventually checks a condition every few milliseconds until it holds or the context ends.
+// Eventually checks a condition every 20 ms until it holds. It fails the test if ctx ends first.
 func Eventually(ctx context.Context, t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -228,7 +228,7 @@ func Eventually(ctx context.Context, t testing.TB, what string, holds func() boo
 	}
 }
 
-// root is the repository's root directory.
+// root returns the root directory of the repository.
 func root(t testing.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()

@@ -19,15 +19,15 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 )
 
-// CLI is Terraform or OpenTofu in a directory of its own, with the provider's binary in place of a published one.
+// CLI runs Terraform or OpenTofu in its own directory with the provider's local binary.
 type CLI struct {
 	Dir    string
 	binary string
 	env    []string
 }
 
-// workspace holds what the tests of a package share: the provider's binary, and a configuration that keeps the CLIs
-// from the network.
+// workspace creates the directory that the tests of a package share. It holds the provider's binary and a CLI
+// configuration that prevents network access.
 var workspace = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "nstance-provider-") })
 
 var provided = sync.OnceValues(func() (string, error) {
@@ -62,7 +62,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// hermeticCLI gives the CLIs an empty mirror.
+// hermeticCLI configures the CLIs to install providers only from an empty mirror.
 func hermeticCLI(dir string) error {
 	mirror, file := filepath.Join(dir, "mirror"), filepath.Join(dir, "cli.rc")
 	text := fmt.Sprintf(
@@ -71,7 +71,7 @@ func hermeticCLI(dir string) error {
 		os.Setenv("TF_CLI_CONFIG_FILE", file))
 }
 
-// Acceptance leaves a test out under the same rule as the framework's own acceptance tests.
+// Acceptance skips a test unless TF_ACC is set, like the acceptance tests of the plugin framework.
 func Acceptance(t *testing.T) {
 	t.Helper()
 	if os.Getenv(resource.EnvTfAcc) == "" {
@@ -79,7 +79,7 @@ func Acceptance(t *testing.T) {
 	}
 }
 
-// NewCLI makes a working directory with a main.tf, for the binary that acceptance tests run.
+// NewCLI returns a CLI in a new directory with main.tf.
 func NewCLI(t *testing.T, main string) *CLI {
 	t.Helper()
 	path, err := provided()
@@ -98,7 +98,7 @@ func NewCLI(t *testing.T, main string) *CLI {
 	return c
 }
 
-// NewCLIOf is NewCLI for a directory with a configuration, of which it uses a copy.
+// NewCLIOf returns a CLI in a copy of the configuration directory dir.
 func NewCLIOf(t *testing.T, dir string) *CLI {
 	t.Helper()
 	c := NewCLI(t, "")
@@ -111,7 +111,7 @@ func NewCLIOf(t *testing.T, dir string) *CLI {
 		t.Fatalf("no configuration in %s: %v", dir, err)
 	}
 	for _, path := range files {
-		content, err := os.ReadFile(path) // and not the symbolic link
+		content, err := os.ReadFile(path) // copies the target of a symbolic link
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func (c *CLI) use(t *testing.T, provider string) {
 	})
 }
 
-// Write writes a file of the working directory.
+// Write writes a file in the working directory.
 func (c *CLI) Write(t testing.TB, name, content string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(c.Dir, name), []byte(content), 0o600); err != nil {
@@ -148,10 +148,10 @@ func (c *CLI) Write(t testing.TB, name, content string) {
 	}
 }
 
-// Setenv sets a variable for the CLI.
+// Setenv sets an environment variable for the CLI.
 func (c *CLI) Setenv(name, value string) { c.env = append(c.env, name+"="+value) }
 
-// Try runs one command and returns what it printed.
+// Try runs one command and returns its combined output.
 func (c *CLI) Try(args ...string) (string, error) {
 	cmd := exec.CommandContext(context.Background(), c.binary, args...)
 	cmd.Dir, cmd.Env = c.Dir, c.env
@@ -161,7 +161,7 @@ func (c *CLI) Try(args ...string) (string, error) {
 	return out.String(), err
 }
 
-// Run is Try for what must succeed.
+// Run is like Try, but fails the test if the command fails.
 func (c *CLI) Run(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := c.Try(args...)
@@ -171,8 +171,8 @@ func (c *CLI) Run(t testing.TB, args ...string) string {
 	return out
 }
 
-// Texts returns what the files of the working directory hold, plans unpacked, but for configurations and the CLI's own:
-// where a secret could be found.
+// Texts returns the contents of the files in the working directory that could contain a secret. It unpacks plans, and
+// skips configurations and the CLI's own files.
 func (c *CLI) Texts(t testing.TB) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -197,7 +197,7 @@ func (c *CLI) Texts(t testing.TB) map[string]string {
 	return out
 }
 
-// unzip returns everything in an archive.
+// unzip returns the concatenated contents of all files in an archive.
 func unzip(t testing.TB, path string) string {
 	t.Helper()
 	archive, err := zip.OpenReader(path)

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
 
-// The examples of the documents are valid.
+// TestAccExamplesOfDocs checks that the examples in the documentation are valid.
 func TestAccExamplesOfDocs(t *testing.T) {
 	acctest.Acceptance(t)
 	const root = "../../examples"

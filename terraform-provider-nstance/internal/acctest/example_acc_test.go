@@ -11,7 +11,8 @@ import (
 
 func TestMain(m *testing.M) { acctest.Main(m) }
 
-// What `make up` applies: apply, nothing to do, a change of the greeting, destroy.
+// TestAccExampleLocal applies the configuration of `make up`, plans without changes, changes the greeting, and
+// destroys.
 func TestAccExampleLocal(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)

@@ -17,21 +17,21 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Leader plays the shard's leader: it renews the lock, applies whatever configuration is there, and keeps as many
-// instance records as the groups want, through the same code that the server reads and writes with.
+// Leader is a fake leader of the shard. It renews the lock, applies the configuration in the bucket, and keeps as many
+// instance records as the groups request. It reads and writes with the same code as the server.
 type Leader struct {
 	t     testing.TB
 	b     Bucket
 	state *clusterstate.State
 	lock  record.Lock
 	token objstore.Token
-	// Stuck keeps deleted instances from ever being gone.
+	// stuck means that instances in the state deleting are never deleted.
 	stuck bool
 	stop  context.CancelFunc
 	done  chan struct{}
 }
 
-// Lead starts a leader that acts until it is stopped or the test ends. A stuck one never gets rid of an instance.
+// Lead starts a leader that runs until it is stopped or the test ends. A stuck leader never finishes a deletion.
 func Lead(t testing.TB, b Bucket, stuck bool) *Leader {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -60,7 +60,7 @@ func Lead(t testing.TB, b Bucket, stuck bool) *Leader {
 	return l
 }
 
-// Kill stops the leader without a word.
+// Kill stops the leader without releasing the lock.
 func (l *Leader) Kill() {
 	l.stop()
 	<-l.done
@@ -141,7 +141,7 @@ func (l *Leader) create(ctx context.Context, group config.Group) error {
 	return err
 }
 
-// delete takes one step towards the end of an instance.
+// delete moves an instance to its next state: first to deleting, then to deleted.
 func (l *Leader) delete(ctx context.Context, rec record.Instance, token objstore.Token) error {
 	to := record.Deleting
 	if rec.State == record.Deleting {
@@ -179,7 +179,7 @@ func (l *Leader) renew(ctx context.Context) error {
 	return err
 }
 
-// Applied returns the configuration that the leader says it has applied.
+// Applied returns the configuration that the leader applied last.
 func (b Bucket) Applied(t testing.TB) []byte {
 	t.Helper()
 	applied, err := b.State(t).ReadApplied(context.Background())

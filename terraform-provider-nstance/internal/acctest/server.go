@@ -40,7 +40,7 @@ var services = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// Server is a real server of the shard, whose VMs are windows of a tmux server of its own with real agents.
+// Server is a real server of the shard. Its VMs are windows of a private tmux server and run real agents.
 type Server struct {
 	t   testing.TB
 	b   Bucket
@@ -51,7 +51,7 @@ type Server struct {
 	ended    chan struct{}
 }
 
-// serverConfig is a shard with one template of VMs, `worker`, and the static group default/static of none.
+// serverConfig is a shard with one template, `worker`, and the empty static group default/static.
 const serverConfig = `{
   "cluster": {"id": %q, "secrets": {"encryption_key": {"provider": "env", "source": %q}}},
   "server": {
@@ -68,7 +68,8 @@ const serverConfig = `{
 }
 `
 
-// Serve writes the shard's configuration, starts a server, and waits until it leads. It ends with the test.
+// Serve writes the shard's configuration, starts a server, and waits until it leads. The server stops when the test
+// ends.
 func Serve(t testing.TB, b Bucket) *Server {
 	t.Helper()
 	dir, err := services()
@@ -109,7 +110,7 @@ func Serve(t testing.TB, b Bucket) *Server {
 		t.Fatal(err)
 	}
 	go func() {
-		_ = s.cmd.Wait() // its log says why
+		_ = s.cmd.Wait() // the server's log explains a failure
 		close(s.ended)
 	}()
 	t.Cleanup(func() {
@@ -117,7 +118,7 @@ func Serve(t testing.TB, b Bucket) *Server {
 		if t.Failed() {
 			t.Logf("server:\n%s", s.log)
 		}
-		_ = exec.Command("tmux", "-S", socket, "kill-server").Run() // there is none if there was no VM
+		_ = exec.Command("tmux", "-S", socket, "kill-server").Run() // fails if no VM was ever started
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
@@ -128,9 +129,9 @@ func Serve(t testing.TB, b Bucket) *Server {
 	return s
 }
 
-// Stop ends the server, if it runs.
+// Stop terminates the server if it is running.
 func (s *Server) Stop() {
-	_ = s.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	_ = s.cmd.Process.Signal(syscall.SIGTERM) // the process may have exited already
 	select {
 	case <-s.ended:
 	case <-time.After(15 * time.Second):
@@ -139,7 +140,7 @@ func (s *Server) Stop() {
 	}
 }
 
-// Reconfigure changes the shard's configuration, and waits until the leader has applied it.
+// Reconfigure applies change to the shard's configuration, and waits until the leader has applied the result.
 func (s *Server) Reconfigure(change *strings.Replacer) {
 	s.t.Helper()
 	body, _, err := s.b.State(s.t).ReadConfig(context.Background(), Shard)
@@ -168,7 +169,7 @@ func (s *Server) write(text string) string {
 		s.t.Fatal(problems)
 	}
 	ctx, state := context.Background(), s.b.State(s.t)
-	_, token, _ := state.ReadConfig(ctx, Shard) // none is fine
+	_, token, _ := state.ReadConfig(ctx, Shard) // a missing configuration is no error
 	token, err := state.WriteConfig(ctx, Shard, []byte(text), token)
 	if err != nil {
 		s.t.Fatal(err)
@@ -176,14 +177,14 @@ func (s *Server) write(text string) string {
 	return string(token)
 }
 
-// Client speaks to the server as a new operator of a tenant.
+// Client returns a connection to the server with the identity of a new operator of the tenant.
 func (s *Server) Client(t testing.TB, tenant string) *servers.Connection {
 	t.Helper()
 	return servers.New(servers.Settings{Addresses: map[string][]string{Shard: {s.Operator}},
 		IdentityDir: s.b.Operator(t, tenant)}, nil)
 }
 
-// Operator registers an operator and returns a directory with its identity.
+// Operator registers an operator of the tenant and returns a directory with its identity files.
 func (b Bucket) Operator(t testing.TB, tenant string) string {
 	t.Helper()
 	state := b.State(t)

@@ -1,8 +1,8 @@
-// Package bucket owns the provider's connection: which bucket, which encryption keys. Resources are handed a
-// [Connection] when Terraform configures the provider.
+// Package bucket connects the provider to the bucket and to the encryption keys. Resources receive a [Connection] when
+// Terraform configures the provider.
 //
-// Invariant: nothing is opened, read or asked until a resource needs it, so that a plan needs neither bucket nor key,
-// and all of the provider's settings may be unknown until apply.
+// Invariant: the package opens and reads nothing until a resource needs it. So a plan needs neither bucket nor key, and
+// all settings of the provider may be unknown until the apply.
 package bucket
 
 import (
@@ -28,32 +28,32 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// How long one request to the store may take, and one listing.
+// Time limits of one request to the store and of one listing.
 const (
 	requestTimeout = 30 * time.Second
 	listTimeout    = 2 * time.Minute
 )
 
-// ErrUnknown means that the provider's settings are not known yet: they depend on what is yet to be applied.
+// ErrUnknown means that a setting of the provider depends on a value that is known only after the apply.
 var ErrUnknown = errors.New("the provider's settings depend on something that is not applied yet")
 
 // ErrNotSet means that the provider has no `storage`.
 var ErrNotSet = errors.New("the provider has no storage")
 
-// ErrKey means that an encryption key cannot be read from where the provider's settings say.
+// ErrKey means that an encryption key cannot be read from the source in the provider's settings.
 var ErrKey = errors.New("there is no usable encryption key")
 
-// Settings are the provider's.
+// Settings holds the bucket and key settings of the provider.
 type Settings struct {
-	// Storage is where the bucket is; nil if it is not set.
+	// Storage is the location of the bucket, or nil if it is not set.
 	Storage        *open.Location
 	StorageUnknown bool
-	// Keys names the encryption keys, and how to get at them.
+	// Keys names the encryption keys and their sources.
 	Keys        config.Secrets
 	KeysUnknown bool
 }
 
-// Connection is shared by all resources of one provider configuration. It may be used concurrently.
+// Connection gives all resources of one provider configuration access to the bucket. It is safe for concurrent use.
 type Connection struct {
 	settings Settings
 
@@ -61,10 +61,11 @@ type Connection struct {
 	store objstore.Store
 }
 
-// New returns a connection. It does nothing yet.
+// New returns a connection. It performs no I/O.
 func New(settings Settings) *Connection { return &Connection{settings: settings} }
 
-// Of returns the connection among what the provider hands to its resources; nil while Terraform only validates.
+// Of returns the connection in the data that the provider passes to its resources. It returns nil while Terraform only
+// validates.
 func Of(data any) *Connection {
 	if holder, ok := data.(interface{ Bucket() *Connection }); ok {
 		return holder.Bucket()
@@ -72,11 +73,11 @@ func Of(data any) *Connection {
 	return nil
 }
 
-// Known reports whether the bucket is known, and hence can be looked at.
+// Known reports whether the location of the bucket is known.
 func (c *Connection) Known() bool { return c != nil && !c.settings.StorageUnknown }
 
-// Store opens the bucket. Before its first write it proves that it honours conditional writes. [ErrUnknown],
-// [ErrNotSet].
+// Store returns the bucket and opens it on the first call. Before the first write, the store verifies that the bucket
+// honors conditional writes. Store returns [ErrUnknown] or [ErrNotSet] if the bucket is unknown or not set.
 func (c *Connection) Store(ctx context.Context) (objstore.Store, error) {
 	if !c.Known() {
 		return nil, ErrUnknown
@@ -87,7 +88,7 @@ func (c *Connection) Store(ctx context.Context) (objstore.Store, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.store == nil {
-		// The store outlives this call, and with it what it keeps of the context.
+		// The store is used after this call ends, so it must not inherit the cancellation.
 		store, err := open.Open(context.WithoutCancel(ctx), *c.settings.Storage)
 		if err != nil {
 			return nil, err
@@ -98,7 +99,7 @@ func (c *Connection) Store(ctx context.Context) (objstore.Store, error) {
 	return c.store, nil
 }
 
-// Place names the bucket, and a key in it, for people.
+// Place returns a readable location of an object: the bucket and the key with its prefix.
 func (c *Connection) Place(key string) string {
 	if !c.Known() || c.settings.Storage == nil {
 		return key
@@ -117,7 +118,8 @@ func (c *Connection) Place(key string) string {
 	return place + ", " + key
 }
 
-// Ring reads the encryption keys that the provider's settings name. [ErrUnknown], [ErrKey].
+// Ring reads the encryption keys that the provider's settings name. It returns [ErrUnknown] if the settings are not
+// known, and [ErrKey] if a key cannot be read.
 func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	if c.settings.KeysUnknown {
 		return keyring.Ring{}, ErrUnknown
@@ -129,7 +131,7 @@ func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	return ring, nil
 }
 
-// sources are all the places that an encryption key can be read from. Those of another cloud are added here.
+// sources returns all sources that an encryption key can be read from. A source of another cloud is added here.
 func sources() map[string]keyring.Source {
 	all := keyring.Sources()
 	maps.Copy(all, keyringaws.Sources())
@@ -146,7 +148,7 @@ func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.R
 		nil
 }
 
-// Cluster returns the state of a cluster, secrets included.
+// Cluster returns the state of a cluster, including its secrets.
 func (c *Connection) Cluster(ctx context.Context, cluster string, ring keyring.Ring) (*clusterstate.State, error) {
 	secrets, err := c.Secrets(ctx, cluster, ring)
 	if err != nil {
@@ -169,8 +171,8 @@ func (c *Connection) state(ctx context.Context, options clusterstate.Options) (*
 	return clusterstate.New(options), nil
 }
 
-// ForEach calls fn for 0 to n-1, at most limit at a time, and returns the first error after all that were started have
-// ended.
+// ForEach calls fn for 0 to n-1 with at most limit calls at the same time. It waits for all calls and returns the first
+// error.
 func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(limit)
@@ -180,7 +182,7 @@ func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i i
 	return group.Wait()
 }
 
-// Advice says what to do about an error of the bucket or its keys.
+// Advice returns the user's next step for an error of the bucket or its keys.
 func Advice(err error) string {
 	switch {
 	case errors.Is(err, ErrUnknown):

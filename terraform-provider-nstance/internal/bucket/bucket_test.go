@@ -18,7 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
 
-// Every place that the provider's schema names can be read from, but for those of clouds that are not linked yet.
+// TestRing checks that a key can be read from every source that the provider's schema names, except for clouds that are
+// not supported yet.
 func TestRing(t *testing.T) {
 	key := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("k", 32)))
 	aws := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -28,7 +29,7 @@ func TestRing(t *testing.T) {
 				"Value": key}},
 		}
 		w.Header().Set("Content-Type", "application/x-amz-json-1.1")
-		_ = json.NewEncoder(w).Encode(answers[r.Header.Get("X-Amz-Target")]) // the client's to notice
+		_ = json.NewEncoder(w).Encode(answers[r.Header.Get("X-Amz-Target")]) // the client notices a broken answer
 	}))
 	t.Cleanup(aws.Close)
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {

@@ -118,7 +118,7 @@ func TestAccTakesOver(t *testing.T) {
 		Steps: []resource.TestStep{
 			{Config: cluster(b, ""), Check: resource.ComposeAggregateTestCheckFunc(usable(t, b),
 				resource.TestCheckResourceAttr(address, "ca_fingerprint", authority.Fingerprint(ca.Certificate())))},
-			{ // The CA key is missing. Agents may still trust the certificate, so the apply must not create a second CA.
+			{ // The CA key is missing. The apply must not create a second CA, because agents may trust the first one.
 				PreConfig: func() {
 					if err := b.Delete(context.Background(), keys.ClusterSecret(secretstore.CAKey)); err != nil {
 						t.Fatal(err)

@@ -325,8 +325,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// remove deletes all objects under cluster/. It deletes the sealed CA key last, because the certificate can be derived
-// from it.
+// remove deletes the operators, the secrets and the CA of the cluster. It deletes the sealed CA key last, because the
+// certificate can be derived from it.
 func (r *Resource) remove(ctx context.Context, state *clusterstate.State, fingerprint string) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {

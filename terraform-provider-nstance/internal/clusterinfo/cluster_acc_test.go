@@ -30,7 +30,7 @@ func TestAccClusterData(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Key = "" // none is needed
+	b.Key = "" // the data source needs no key
 	t.Setenv(acctest.KeyVariable, "")
 	check := resource.ComposeAggregateTestCheckFunc(
 		resource.TestCheckResourceAttr(address, "ca_certificate_pem", string(

@@ -1,6 +1,6 @@
-// Package clusterinfo owns the data source nstance_cluster: what everybody may know of a cluster.
+// Package clusterinfo implements the data source nstance_cluster, which reads the public data of a cluster.
 //
-// Invariant: no encryption key is needed, and nothing secret is read.
+// Invariant: the data source needs no encryption key and reads no secret.
 package clusterinfo
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
 
-// DataSource is nstance_cluster.
+// DataSource implements the data source nstance_cluster.
 type DataSource struct{ bucket *bucket.Connection }
 
 // New returns the data source, not yet configured.
@@ -106,7 +106,7 @@ func (d *DataSource) bundle(ctx context.Context, cluster string) ([]*x509.Certif
 	if err != nil {
 		return nil, err
 	}
-	// A CA of our own making names its cluster; one that was brought need not.
+	// A CA that Nstance created names its cluster. A CA that the user supplied may not.
 	for _, uri := range bundle[0].URIs {
 		if uri.Scheme == "spiffe" && uri.Host != cluster {
 			return nil, fmt.Errorf("the CA there is of cluster %q", uri.Host)

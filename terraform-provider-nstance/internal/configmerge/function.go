@@ -1,4 +1,4 @@
-// Package configmerge owns the function config_merge.
+// Package configmerge implements the provider function config_merge.
 package configmerge
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Function is config_merge: pure, it looks at nothing but its arguments.
+// Function implements config_merge. The result depends on the arguments only.
 type Function struct{}
 
 // New returns the function.
@@ -58,8 +58,8 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	resp.Error = resp.Result.Set(ctx, text)
 }
 
-// merged merges documents, each over those before it, into JSON. What is wrong is said of the argument that it is wrong
-// with.
+// merged merges documents in order, later ones over earlier ones, and returns JSON. An error names the argument with
+// the mistake.
 func merged(documents []string) (string, *function.FuncError) {
 	var out any
 	for i, text := range documents {
@@ -83,7 +83,7 @@ func merged(documents []string) (string, *function.FuncError) {
 	return text.String(), nil
 }
 
-// merge merges as config's own args are merged. It changes neither argument.
+// merge merges two trees by the rules for `args` in package config. It changes neither argument.
 func merge(below, over any) any {
 	patch, isPatch := over.(map[string]any)
 	target, isObject := below.(map[string]any)

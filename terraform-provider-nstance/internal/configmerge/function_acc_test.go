@@ -50,7 +50,7 @@ func TestAccConfigMerge(t *testing.T) {
 			makes("{\n  \"a\": \"<&>\"\n}\n", `{"a": "<&>"}`),
 			makes("{\n  \"a\": 2,\n  \"b\": {\n    \"c\": 3\n  }\n}\n", "{ // one\n}", `{"a": 1,}`, `{"a": 2}`,
 				`{"b": {"c": 3}}`),
-			{ // A whole configuration stays what it is, but for what goes over it.
+			{ // A complete configuration changes only where the patch has values.
 				Config: merge(string(src), `{"server": {"request_timeout": "77s"}}`),
 				Check: func(s *terraform.State) error {
 					want, problems := config.Parse("want", src)

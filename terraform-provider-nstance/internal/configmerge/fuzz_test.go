@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// The result is a document that says the same wherever a patch says nothing, and merging what was merged already
-// changes nothing.
+// FuzzMerged checks that the result equals the document wherever the patch has no value. Merging the same patch again
+// must change nothing.
 func FuzzMerged(f *testing.F) {
 	for _, seed := range [][2]string{
 		{`{"a": {"b": 1, "c": [1]}, /* c */}`, `{"a": {"b": null, "d": "<&>"}}`}, {`{}`, `{}`},
@@ -41,7 +41,7 @@ func FuzzMerged(f *testing.F) {
 	})
 }
 
-// holds compares a merged object, name by name, with what it is made of.
+// holds compares a merged object with its two sources by name, recursively.
 func holds(t *testing.T, below, over, out any) {
 	t.Helper()
 	b, under := below.(map[string]any)

@@ -1,4 +1,4 @@
-// Package configvalidate owns the function config_validate.
+// Package configvalidate implements the provider function config_validate.
 package configvalidate
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Function is config_validate: pure, it looks at nothing but its argument.
+// Function implements config_validate. The result depends on the argument only.
 type Function struct{}
 
 // New returns the function.

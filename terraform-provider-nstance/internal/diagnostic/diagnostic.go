@@ -1,6 +1,6 @@
-// Package diagnostic owns the form of what the provider reports to people.
+// Package diagnostic formats the provider's messages to users.
 //
-// Invariant: every error says what failed, where, why, and what to do about it.
+// Invariant: every error states what failed, where, why, and what to do next.
 package diagnostic
 
 import (
@@ -14,15 +14,15 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
-// Failure is one error.
+// Failure is the content of one error or warning.
 type Failure struct {
-	What  string // the summary, on one line
-	Where string // a place: a bucket and key; "" if What says it
+	What  string // summary, one line
+	Where string // location, such as bucket and key; "" if What contains it
 	Why   error
 	Do    string // full sentences
 }
 
-// Detail is what is printed below the summary.
+// Detail returns the text below the summary.
 func (f Failure) Detail() string {
 	var b strings.Builder
 	if f.Where != "" {
@@ -35,13 +35,13 @@ func (f Failure) Detail() string {
 	return b.String()
 }
 
-// Error makes a diagnostic of a failure.
+// Error returns f as an error diagnostic.
 func (f Failure) Error() diag.Diagnostic { return diag.NewErrorDiagnostic(f.What, f.Detail()) }
 
-// Warning is [Failure.Error] for what needs attention but stops nothing.
+// Warning returns f as a warning diagnostic, which does not stop the run.
 func (f Failure) Warning() diag.Diagnostic { return diag.NewWarningDiagnostic(f.What, f.Detail()) }
 
-// At is [Failure.Error] for what is wrong with an attribute.
+// At returns f as an error diagnostic of an attribute.
 func (f Failure) At(at path.Path) diag.Diagnostic {
 	return diag.NewAttributeErrorDiagnostic(at, f.What, f.Detail())
 }
@@ -51,7 +51,7 @@ const (
 	ignored = "Part of the shard configuration is ignored"
 )
 
-// OfTyped reports the problems of a configuration that was written in attributes, each at its own.
+// OfTyped returns a diagnostic for each problem of a configuration in attributes, at the attribute with the problem.
 func OfTyped(problems config.Problems) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {
@@ -64,7 +64,7 @@ func OfTyped(problems config.Problems) diag.Diagnostics {
 	return out
 }
 
-// OfGroup reports the problems of one group, each at its own attribute.
+// OfGroup returns a diagnostic for each problem of one group, at the attribute with the problem.
 func OfGroup(problems config.Problems) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {
@@ -78,8 +78,9 @@ func OfGroup(problems config.Problems) diag.Diagnostics {
 	return out
 }
 
-// nearest returns the innermost attribute that the CLIs can show the line of: one at the top, or an element of it. Of a
-// path that is longer they show the first line of the resource. The text of a diagnostic names the whole path.
+// nearest returns the innermost attribute for which the CLIs can show the line: a top-level attribute or an element of
+// one. For a longer path, the CLIs show the first line of the resource. The text of the diagnostic contains the full
+// path.
 func nearest(at path.Path) path.Path {
 	for steps := at.Steps(); len(steps) > 1; steps = at.Steps() {
 		if _, name := steps[1].(path.PathStepAttributeName); !name && len(steps) == 2 {
@@ -90,7 +91,7 @@ func nearest(at path.Path) path.Path {
 	return at
 }
 
-// OfDocument reports the problems of a document that is the value of one attribute, with lines and columns.
+// OfDocument returns a diagnostic for each problem of a document in the attribute at, with line and column.
 func OfDocument(problems config.Problems, at path.Path) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {

@@ -1,4 +1,5 @@
-// Package encryptionkey owns the ephemeral resource nstance_encryption_key: 32 random bytes, for write-only arguments.
+// Package encryptionkey implements the ephemeral resource nstance_encryption_key: 32 random bytes for write-only
+// arguments.
 package encryptionkey
 
 import (
@@ -13,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 )
 
-// Resource is nstance_encryption_key.
+// Resource implements the ephemeral resource nstance_encryption_key.
 type Resource struct{}
 
 // New returns the resource.
@@ -42,7 +43,7 @@ func (*Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephe
 // Open implements ephemeral.EphemeralResource.
 func (*Resource) Open(ctx context.Context, _ ephemeral.OpenRequest, resp *ephemeral.OpenResponse) {
 	var key [envelope.KeySize]byte
-	_, _ = rand.Read(key[:]) // never fails: it ends the program instead
+	_, _ = rand.Read(key[:]) // never fails: crypto/rand ends the program instead
 	resp.Diagnostics.Append(resp.Result.SetAttribute(ctx, path.Root("key_base64"),
 		base64.StdEncoding.EncodeToString(key[:]))...)
 }

@@ -1,4 +1,4 @@
-// Package grouphash owns the function group_hash.
+// Package grouphash implements the provider function group_hash.
 package grouphash
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Function is group_hash: pure, it looks at nothing but its arguments.
+// Function implements group_hash. The result depends on the arguments only.
 type Function struct{}
 
 // New returns the function.
@@ -62,7 +62,7 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	resp.Error = resp.Result.Set(ctx, h)
 }
 
-// hashesOf looks the group `tenant/name` up in a document. What is wrong is said of the argument that it is wrong with.
+// hashesOf returns the hashes of the group `tenant/name` in a document. An error names the argument with the mistake.
 func hashesOf(document, name string) (hashes, *function.FuncError) {
 	shard, problems := config.Parse("document", []byte(document))
 	if problems.Err() != nil {
@@ -81,7 +81,7 @@ func hashesOf(document, name string) (hashes, *function.FuncError) {
 	return hashes{g.InfraHash, g.RuntimeHash}, nil
 }
 
-// parseGroup reads what [config.GroupKey.String] writes: two names, and an error that says which of them is none.
+// parseGroup parses the output of [config.GroupKey.String]. It returns an error that names the part that is not valid.
 func parseGroup(text string) (config.GroupKey, error) {
 	tenant, group, ok := strings.Cut(text, "/")
 	if !ok {

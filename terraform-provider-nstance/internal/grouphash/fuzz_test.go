@@ -21,7 +21,7 @@ func TestParseGroupSaysWhich(t *testing.T) {
 	}
 }
 
-// What is accepted is written as it was read.
+// FuzzParseGroup checks that an accepted text equals the key's String.
 func FuzzParseGroup(f *testing.F) {
 	for _, seed := range []string{"default/workers", "workers", "/", "a/b/c", "a/", "/b", "A/b", "a--b/c"} {
 		f.Add(seed)
@@ -38,7 +38,7 @@ func FuzzParseGroup(f *testing.F) {
 	})
 }
 
-// A group has both hashes, or one argument is blamed.
+// FuzzHashesOf checks that the result has both hashes, or an error that names one argument.
 func FuzzHashesOf(f *testing.F) {
 	for _, path := range []string{"../../../examples/config-tmux.jsonc",
 		"../../../services/contract/testdata/ten-mistakes.jsonc"} {

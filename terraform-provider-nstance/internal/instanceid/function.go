@@ -1,4 +1,4 @@
-// Package instanceid owns the function instance_id_parse.
+// Package instanceid implements the provider function instance_id_parse.
 package instanceid
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Function is instance_id_parse: pure, it looks at nothing but its argument.
+// Function implements instance_id_parse. The result depends on the argument only.
 type Function struct{}
 
 // New returns the function.
@@ -61,13 +61,13 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	resp.Error = resp.Result.Set(ctx, p)
 }
 
-// take takes an ID apart.
+// take splits an instance ID into its parts.
 func take(text string) (parts, error) {
 	id, err := ident.ParseID(text)
 	if err != nil {
 		return parts{}, err
 	}
-	if year := id.Time().Year(); year > 9999 { // an ID has room for them, RFC 3339 has not
+	if year := id.Time().Year(); year > 9999 { // IDs can hold later years, but RFC 3339 cannot
 		return parts{}, fmt.Errorf("id %q is of the year %d", text, year)
 	}
 	return parts{

@@ -8,13 +8,14 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// The parts are those of the ID: the storage form is kind and UUID, and the time can be read as what it is said to be.
+// FuzzTake checks that the parts match the ID: the storage form consists of kind and UUID, and created_at is the ID's
+// time in RFC 3339.
 func FuzzTake(f *testing.F) {
 	for _, seed := range []string{"acc06bgm7733st2576nx5jht4ecjw", "wrk06bgm7733st2576nx5jht4ecjw",
 		"wrkzzzzzzzzzzzzzzzzzzzzzzzzzz", "wrk", "", "ACC06BGM7733ST2576NX5JHT4ECJW"} {
 		f.Add(seed)
 	}
-	for _, at := range []time.Time{time.UnixMilli(0), time.UnixMilli(1<<48 - 1)} { // all that an ID has room for
+	for _, at := range []time.Time{time.UnixMilli(0), time.UnixMilli(1<<48 - 1)} { // first and last time that an ID can hold
 		if id, err := ident.NewID("wrk", at, rand.Reader); err == nil {
 			f.Add(id.String())
 		}

@@ -1,4 +1,4 @@
-// Package jsoncdecode owns the function jsonc_decode.
+// Package jsoncdecode implements the provider function jsonc_decode.
 package jsoncdecode
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Function is jsonc_decode: pure, it looks at nothing but its argument.
+// Function implements jsonc_decode. The result depends on the argument only.
 type Function struct{}
 
 // New returns the function.
@@ -50,7 +50,7 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	resp.Error = resp.Result.Set(ctx, types.DynamicValue(decoded))
 }
 
-// decode reads a document, or says everything that is wrong with it.
+// decode parses a document. It returns all mistakes in the document.
 func decode(document string) (attr.Value, config.Problems) {
 	tree, problems := config.ParseTree("document", []byte(document))
 	if len(problems) > 0 {
@@ -59,7 +59,7 @@ func decode(document string) (attr.Value, config.Problems) {
 	return value(tree), nil
 }
 
-// value makes a value of a tree, as jsondecode would: objects and tuples.
+// value converts a tree to a Terraform value with objects and tuples, like jsondecode.
 func value(tree any) attr.Value {
 	switch tree := tree.(type) {
 	case map[string]any:

@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { acctest.Main(m) }
 
 func TestAccJSONCDecode(t *testing.T) {
 	acctest.Acceptance(t)
-	// Written back as JSON: what jsondecode would have made of it.
+	// output encodes the value as JSON, to compare it with the result of jsondecode.
 	output := func(document string) string {
 		return fmt.Sprintf(
 			"provider \"nstance\" {}\nlocals { value = provider::nstance::jsonc_decode(%q) }\noutput \"test\" { "+

@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// What is accepted becomes a value that Terraform can be told, and that says what the document says.
+// FuzzDecode checks that an accepted document becomes a valid Terraform value with the same content.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
 		`{"a": [1, {"b": null}],}`, `"x"`, `[1e3, -0.5, 0.1] // c`, `{"a": 1, "a": 2}`, `null`, `[null, [], {}]`,

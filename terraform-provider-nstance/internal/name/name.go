@@ -1,4 +1,4 @@
-// Package name owns the validator of attributes that hold a name by the rules of package ident.
+// Package name validates attributes that hold a name, with the rules of package ident.
 package name
 
 import (
@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
-// Valid refuses names of a kind of thing ("shard") that check refuses.
+// Valid returns a validator that accepts the names that check accepts. what is the kind of object for messages, such as
+// "shard".
 func Valid(what string, check func(string) error) validator.String { return valid{what, check} }
 
 type valid struct {

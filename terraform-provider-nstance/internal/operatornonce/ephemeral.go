@@ -1,5 +1,5 @@
-// Package operatornonce owns the ephemeral resource nstance_operator_nonce: a token with which one operator registers
-// once.
+// Package operatornonce implements the ephemeral resource nstance_operator_nonce: a token for the registration of one
+// operator.
 package operatornonce
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
-// Resource is nstance_operator_nonce.
+// Resource implements the ephemeral resource nstance_operator_nonce.
 type Resource struct{ bucket *bucket.Connection }
 
 // New returns the resource, not yet configured.
@@ -102,7 +102,7 @@ func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateCon
 	}
 }
 
-// parseExpiry reads how long a nonce can be used: a second at least, and as long as [authority] takes.
+// parseExpiry parses the lifetime of a nonce. The minimum is one second, and package [authority] limits the maximum.
 func parseExpiry(text string) (time.Duration, error) {
 	d, err := config.ParseDuration(text)
 	switch {
@@ -133,7 +133,7 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 				"or check the provider's storage.",
 		}.Warning())
 		fallthrough
-	case errors.Is(err, bucket.ErrUnknown): // a plan never needs the bucket
+	case errors.Is(err, bucket.ErrUnknown): // planning must work without the bucket
 		m.Nonce, m.OperatorID, m.ExpiresAt = types.StringUnknown(), types.StringUnknown(), types.StringUnknown()
 		resp.Diagnostics.Append(resp.Result.Set(ctx, m)...)
 		return

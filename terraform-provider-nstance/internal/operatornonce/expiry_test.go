@@ -16,7 +16,8 @@ func TestParseExpiry(t *testing.T) {
 	}
 }
 
-// What is accepted is at least a second, and is the same in the form that durations are written in.
+// FuzzParseExpiry checks that an accepted expiry is at least one second, and that its canonical form parses to the same
+// value.
 func FuzzParseExpiry(f *testing.F) {
 	for _, seed := range []string{"3h", "30m", "1d12h", "1.5h", "-1h", "999ms", "1e9h", "106751d", "9999999999999h",
 		""} {

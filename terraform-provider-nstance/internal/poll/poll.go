@@ -1,6 +1,6 @@
-// Package poll owns how the provider waits for what others do.
+// Package poll waits until a condition holds outside the provider.
 //
-// Invariant: a look that fails now and then is no reason to give up; one that keeps failing is.
+// Invariant: a few failed checks in a row do not end the wait, but maxFailures in a row do.
 package poll
 
 import (
@@ -9,13 +9,14 @@ import (
 )
 
 const (
-	// interval is the time between two looks; a look that takes long makes it longer.
+	// interval is the minimum pause between two checks. After a slow check, the pause is four times its duration.
 	interval = 500 * time.Millisecond
-	// maxFailures is how many looks in a row may fail.
+	// maxFailures is the number of failed checks in a row after which Until gives up.
 	maxFailures = 5
 )
 
-// Until calls look until it is done, or has failed often, or the context ends, whose error it then returns.
+// Until calls look until it reports done. It returns the last error after maxFailures failures in a row, or the error
+// of ctx when ctx ends.
 func Until(ctx context.Context, look func(context.Context) (done bool, err error)) error {
 	failures := 0
 	for {

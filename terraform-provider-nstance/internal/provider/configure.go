@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// Variables that stand for what the operator block does not say. nstance-admin reads the same.
+// Environment variables that replace missing attributes of the operator block. nstance-admin reads the same variables.
 const (
 	serversVariable  = "NSTANCE_ADMIN_SERVERS"
 	identityVariable = "NSTANCE_ADMIN_IDENTITY_DIR"
@@ -59,7 +59,7 @@ func (k keyModel) source() config.KeySource {
 		ProjectID: k.ProjectID.ValueString()}
 }
 
-// Configure implements provider.Provider. It reaches for nothing.
+// Configure implements provider.Provider. It performs no I/O.
 func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest, resp *provider.ConfigureResponse) {
 	var m model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
@@ -143,7 +143,7 @@ func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics
 	return settings, diags
 }
 
-// known reports whether a value, with everything in it, is known.
+// known reports whether a value and all values in it are known.
 func known(ctx context.Context, v interface {
 	ToTerraformValue(context.Context) (tftypes.Value, error)
 }) bool {

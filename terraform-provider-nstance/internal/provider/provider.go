@@ -1,4 +1,5 @@
-// Package provider owns the provider itself: its configuration and the list of what it has.
+// Package provider implements the Terraform provider: its configuration and the lists of its resources, data sources
+// and functions.
 package provider
 
 import (
@@ -28,10 +29,10 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/userdata"
 )
 
-// Provider is the provider.
+// Provider implements the Terraform provider nstance.
 type Provider struct{ version string }
 
-// New returns a maker of the provider.
+// New returns a constructor of the provider with the given version.
 func New(version string) func() provider.Provider {
 	return func() provider.Provider { return &Provider{version} }
 }

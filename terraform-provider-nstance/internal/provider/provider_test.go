@@ -10,7 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/provider"
 )
 
-// The documents are made of descriptions.
+// TestEverythingIsDescribed checks that every schema element has a description. The registry documents are generated
+// from the descriptions.
 func TestEverythingIsDescribed(t *testing.T) {
 	server, err := providerserver.NewProtocol6WithError(provider.New("test")())()
 	if err != nil {

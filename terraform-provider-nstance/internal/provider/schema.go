@@ -129,5 +129,5 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 	}
 }
 
-// part names an attribute of the operator block.
+// part returns the path of an attribute of the operator block.
 func part(name string) path.Expression { return path.MatchRoot("operator").AtName(name) }

@@ -1,8 +1,9 @@
-// Package registration owns how the provider registers operators directly in the bucket, as `nstance-admin cluster
-// register-operator` does: a certificate of the cluster's CA, and the record that servers look for.
+// Package registration registers operators directly in the bucket, like `nstance-admin cluster register-operator`. It
+// issues a certificate of the cluster's CA and writes the record that servers check.
 //
-// Invariant: a certificate is handed out only if the operator's record names it, and a record is changed only if it is
-// the one that was read.
+// Invariants:
+//   - A certificate is returned only after the operator's record names it.
+//   - A write replaces a record only if it is still the version that was read.
 package registration
 
 import (
@@ -25,25 +26,25 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ErrRegistered means that the key is registered already, by somebody else.
+// ErrRegistered means that another operator of the tenant has the key.
 var ErrRegistered = errors.New("the key is registered already")
 
-// ErrRemoved means that there is no such operator, or not any more.
+// ErrRemoved means that the operator does not exist or was removed.
 var ErrRemoved = errors.New("there is no such operator (any more)")
 
-// maxTTL bounds a certificate's life: ten years, as that of a CA.
+// maxTTL is the maximum lifetime of a certificate: ten years, like that of a CA.
 const maxTTL = 10 * 365 * 24 * time.Hour
 
-// Operator is a registered operator with the certificate that was just issued.
+// Operator is a registered operator with its newly issued certificate.
 type Operator struct {
 	ID          ident.ID
 	Certificate *x509.Certificate
-	// Bundle are the CA certificates that servers' certificates are from.
+	// Bundle holds the CA certificates that verify the servers' certificates.
 	Bundle []*x509.Certificate
 }
 
-// Register makes a new operator of a tenant. writer begins with the resource's name. [ErrRegistered] if an operator of
-// the tenant has the key.
+// Register registers a new operator of a tenant. writer is the prefix of the writer name in the record. Register
+// returns [ErrRegistered] if an operator of the tenant has the key.
 func Register(ctx context.Context, state *clusterstate.State, cluster, tenant string, key ed25519.PublicKey,
 	ttl time.Duration, writer string) (Operator, error) {
 	all, err := state.ListOperators(ctx, tenant)
@@ -65,7 +66,7 @@ func Register(ctx context.Context, state *clusterstate.State, cluster, tenant st
 	return issue(ctx, state, rec, "", ttl, writer)
 }
 
-// Renew issues a new certificate to an operator. [ErrRemoved].
+// Renew issues a new certificate to an operator. It returns [ErrRemoved] if the operator does not exist.
 func Renew(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, ttl time.Duration,
 	writer string) (Operator, error) {
 	rec, token, err := Find(ctx, state, tenant, id)
@@ -75,7 +76,7 @@ func Renew(ctx context.Context, state *clusterstate.State, tenant string, id ide
 	return issue(ctx, state, rec, token, ttl, writer)
 }
 
-// Find reads an operator's record. [ErrRemoved].
+// Find returns an operator's record and its version. It returns [ErrRemoved] if the operator does not exist.
 func Find(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (record.Operator, objstore.Token,
 	error) {
 	rec, token, err := state.GetOperator(ctx, tenant, id)
@@ -116,8 +117,8 @@ func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, 
 	return Operator{ID: rec.ID, Certificate: cert, Bundle: bundle}, nil
 }
 
-// Remove leaves a tombstone in place of an operator: servers refuse it from then on, within minutes if they know it.
-// None is no error.
+// Remove replaces an operator's record with a tombstone. From then on, servers refuse the operator; those that already
+// know it do so within minutes. Remove returns nil if the operator does not exist.
 func Remove(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, writer string) error {
 	for {
 		rec, token, err := Find(ctx, state, tenant, id)
@@ -131,20 +132,20 @@ func Remove(ctx context.Context, state *clusterstate.State, tenant string, id id
 		rec.Writer, rec.RemovedAt = incarnation(writer), time.Now().UTC()
 		_, err = state.PutOperator(ctx, rec, token)
 		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
-			continue // it was renewed meanwhile
+			continue // another client renewed the certificate
 		}
 		return err
 	}
 }
 
-// incarnation makes no two writes have the same bytes.
+// incarnation returns a unique writer name, so that no two writes have the same bytes.
 func incarnation(writer string) string {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	return writer + "-" + hex.EncodeToString(random[:])
 }
 
-// ParsePublicKey reads one PEM block with an Ed25519 key in PKIX form.
+// ParsePublicKey parses one PEM block with an Ed25519 key in PKIX form.
 func ParsePublicKey(text string) (ed25519.PublicKey, error) {
 	block, rest := pem.Decode([]byte(text))
 	switch {
@@ -166,7 +167,7 @@ func ParsePublicKey(text string) (ed25519.PublicKey, error) {
 	return key, nil
 }
 
-// EncodePublicKey writes a key as [ParsePublicKey] reads it.
+// EncodePublicKey returns a key in the form that [ParsePublicKey] parses.
 func EncodePublicKey(key ed25519.PublicKey) (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(key)
 	if err != nil {
@@ -175,7 +176,7 @@ func EncodePublicKey(key ed25519.PublicKey) (string, error) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), nil
 }
 
-// ParseTTL reads how long a certificate lasts.
+// ParseTTL parses the lifetime of a certificate. It accepts one minute to maxTTL.
 func ParseTTL(text string) (time.Duration, error) {
 	d, err := config.ParseDuration(text)
 	switch {

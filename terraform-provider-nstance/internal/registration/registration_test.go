@@ -72,7 +72,7 @@ func TestLife(t *testing.T) {
 		!public.Equal(ed25519.PublicKey(rec.PublicKey)) {
 		t.Errorf("%+v, %v", rec, err)
 	}
-	for range 2 { // the second time there is nothing to do
+	for range 2 { // the second call has nothing to do
 		if err := registration.Remove(t.Context(), state, "prod", first.ID, "test"); err != nil {
 			t.Error(err)
 		}

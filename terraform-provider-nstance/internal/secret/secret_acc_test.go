@@ -64,7 +64,7 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 		Steps: []resource.TestStep{
 			{Config: secret(b, "a", "one", 1), Check: holds(t, b, "a", "one")},
 			{Config: secret(b, "a", "one", 1), PlanOnly: true},
-			{Config: secret(b, "a", "two", 1), Check: holds(t, b, "a", "one")}, // the value is stored only when the version changes
+			{Config: secret(b, "a", "two", 1), Check: holds(t, b, "a", "one")}, // same version, so not stored
 			{Config: secret(b, "a", "two", 2), Check: holds(t, b, "a", "two")},
 			{ResourceName: address, ImportState: true, ImportStateId: "example/a", ImportStateVerify: true,
 				ImportStateVerifyIdentifierAttribute: "name",

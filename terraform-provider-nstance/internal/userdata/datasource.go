@@ -1,7 +1,7 @@
-// Package userdata owns the data source nstance_userdata: the scripts that servers and instances boot with, as
-// [bootscript] makes them.
+// Package userdata implements the data source nstance_userdata, which returns the boot scripts of servers and instances
+// from package [bootscript].
 //
-// Invariant: it looks at nothing but its arguments, so that it is known at plan as soon as they are.
+// Invariant: the scripts depend on the arguments only, so they are known at plan time as soon as the arguments are.
 package userdata
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
-// DataSource is nstance_userdata.
+// DataSource implements the data source nstance_userdata.
 type DataSource struct{}
 
 // New returns the data source.
@@ -125,7 +125,7 @@ func (DataSource) ValidateConfig(ctx context.Context, req datasource.ValidateCon
 	var m model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
 	if resp.Diagnostics.HasError() || !req.Config.Raw.IsFullyKnown() {
-		return // checked again when it is read
+		return // Read checks again
 	}
 	_, diags := m.script(ctx)
 	resp.Diagnostics.Append(diags...)
@@ -180,7 +180,7 @@ func (m model) script(ctx context.Context) (string, diag.Diagnostics) {
 	}.Script())
 }
 
-// agent refuses what only servers are told.
+// agent returns the script of an agent. It returns an error for each argument that only servers accept.
 func (m model) agent(common bootscript.Common) (string, error) {
 	var errs []error
 	for _, only := range []struct {
@@ -206,7 +206,7 @@ func (m model) agent(common bootscript.Common) (string, error) {
 	return bootscript.Agent{Common: common}.Script()
 }
 
-// report makes diagnostics of everything that is wrong.
+// report returns a function that converts each error of a script into a diagnostic at its argument.
 func report(diags *diag.Diagnostics) func(string, error) (string, diag.Diagnostics) {
 	return func(script string, err error) (string, diag.Diagnostics) {
 		for _, err := range parts(err) {
@@ -225,7 +225,7 @@ func report(diags *diag.Diagnostics) func(string, error) (string, diag.Diagnosti
 	}
 }
 
-// parts takes a joined error apart.
+// parts returns the errors that a joined error consists of.
 func parts(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()

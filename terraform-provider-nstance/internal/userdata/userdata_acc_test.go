@@ -23,7 +23,7 @@ func userdata(attributes string) string {
 			"data.nstance_userdata.test.content }\n", attributes)
 }
 
-// says checks that the data source has a script, in both forms.
+// says returns a check that the data source returns the script want, as text and in base64.
 func says(t *testing.T) func(string, error) resource.TestCheckFunc {
 	return func(want string, err error) resource.TestCheckFunc {
 		t.Helper()
@@ -80,7 +80,7 @@ func TestAccUserdata(t *testing.T) {
 			},
 			{Config: userdata(`role = "agent"`), Check: says(t)(bootscript.Agent{}.Script())},
 			{Config: userdata(`role = "agent"` + shared), Check: says(t)(bootscript.Agent{Common: common}.Script())},
-			{ // What an interface's ID comes from may be unknown at plan.
+			{ // An argument may be unknown at plan time.
 				Config: userdata("role = \"server\"\n shard = \"a\"\n bucket = terraform_data.later.output") +
 					"resource \"terraform_data\" \"later\" { input = \"b\" }",
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
@@ -100,7 +100,7 @@ func TestAccUserdata(t *testing.T) {
 				`(?s)Invalid userdata: commands_before.*there is no .Nothing`),
 			bad("role = \"agent\"\n binaries = { arm64 = { url = \"https://example.com/nstance\", sha256 = \"0\" } }",
 				`(?s)Invalid userdata: binaries\["arm64"\].sha256`),
-			{Config: userdata(`role = "agent"`)}, // for the framework's own destroy
+			{Config: userdata(`role = "agent"`)}, // the test framework destroys this configuration
 		},
 	})
 }
