@@ -16,11 +16,11 @@ const (
 	cloudInit    = "cloud-init"
 	seedDir      = "/var/lib/cloud"
 	outputLog    = "/var/log/cloud-init-output.log"
-	userdataSize = 16 << 20 // unpacked
+	userdataSize = 16 << 20 // Bytes, after decompression.
 )
 
-// Script returns the script that the user data is: unpacked when it came packed. Other forms that cloud-init knows are
-// an error, for what is to be tested would not happen. Without user data it returns nil.
+// Script returns the script in the user data, decompressed if it is compressed. Other formats that cloud-init accepts
+// are an error, because this package would not do what they ask for. Without user data Script returns nil.
 // https://docs.cloud-init.io/en/latest/explanation/format.html
 func Script(userdata []byte) ([]byte, error) {
 	if bytes.HasPrefix(userdata, []byte("\x1f\x8b")) {
@@ -44,8 +44,8 @@ func Script(userdata []byte) ([]byte, error) {
 			line[:min(len(line), 60)])
 }
 
-// cloudInit runs the boot script as cloud-init's module scripts-user does: as root in /, output to a log and to the
-// console. It reports whether it succeeded.
+// cloudInit runs the boot script like cloud-init's module scripts-user: as root, in /, with output to a log file and to
+// the console. It reports whether the script succeeded.
 func (m *Manager) cloudInit() (bool, error) {
 	instance := filepath.Join(seedDir, "instances", m.InstanceID)
 	path := filepath.Join(instance, "scripts", "part-001")
@@ -90,7 +90,7 @@ func (m *Manager) runScript(path string) (bool, error) {
 		return false, errors.Join(err, out.Close())
 	}
 	go func() {
-		<-ended // maybe by services that the script left behind
+		<-ended // Services that the script left running may hold it open.
 		_ = out.Close()
 	}()
 	<-p.done
@@ -108,7 +108,7 @@ func (m *Manager) runScript(path string) (bool, error) {
 	return true, nil
 }
 
-// build runs the provisioning script and ends with its exit code.
+// build runs the provisioning script and returns its exit code.
 func (m *Manager) build() (int, error) {
 	const path = "/tmp/provision"
 	if err := os.WriteFile(path, m.Userdata, 0o700); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// control runs commands beside the main process, one after the other, and reports whether they succeeded.
+// control runs commands beside the main process, one after the other. It reports whether all succeeded.
 func (i *invocation) control(list []unit.Command, timeout time.Duration) bool {
 	for _, c := range list {
 		begun := time.Now()
@@ -53,7 +53,7 @@ func (i *invocation) awaitControl(c unit.Command, p *process, begun time.Time, t
 	}
 }
 
-// spawn starts a main process and reports whether it runs what it should.
+// spawn starts a main process. It reports whether the process executes the configured program.
 func (i *invocation) spawn(c unit.Command) bool {
 	p, err := i.run1(c, true)
 	i.main = p
@@ -78,7 +78,8 @@ func (i *invocation) spawn(c unit.Command) bool {
 	return true
 }
 
-// run1 starts one process of the service.
+// run1 starts one process of the service. main selects the environment of a main process, which includes the watchdog
+// variables.
 func (i *invocation) run1(c unit.Command, main bool) (*process, error) {
 	environment := maps.Clone(i.environment)
 	if i.main != nil && !i.ended() {

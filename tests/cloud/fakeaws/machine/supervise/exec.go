@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
 )
 
-// exec runs a command for the test, and ends it when nobody waits for it any more.
+// exec runs a command for a client. It kills the command when ctx ends.
 func (m *Manager) exec(ctx context.Context, r control.Request) control.Response {
 	if len(r.Args) == 0 {
 		return control.Response{Code: 1, Errors: []byte("no command\n")}
@@ -45,7 +45,7 @@ func (m *Manager) exec(ctx context.Context, r control.Request) control.Response 
 	case <-p.done:
 	case <-ctx.Done():
 	}
-	for _, pid := range members("-", map[int]bool{p.pid: true}) { // what it left behind would hold its output open
+	for _, pid := range members("-", map[int]bool{p.pid: true}) { // Processes left behind hold its output open.
 		signalProcess(pid, syscall.SIGKILL)
 	}
 	<-p.done
@@ -60,7 +60,7 @@ func (m *Manager) exec(ctx context.Context, r control.Request) control.Response 
 	return control.Response{Code: code, Output: out.Bytes(), Errors: errs.Bytes()}
 }
 
-// capture starts a process whose output is kept; wait returns when it is complete.
+// capture starts a process and copies its output to stdout and stderr. wait returns when both copies are complete.
 func (m *Manager) capture(s spec, stdin *os.File, stdout, stderr io.Writer) (p *process, wait func(), err error) {
 	var wg sync.WaitGroup
 	var ends []*os.File
@@ -72,12 +72,12 @@ func (m *Manager) capture(s spec, stdin *os.File, stdout, stderr io.Writer) (p *
 		ends = append(ends, w)
 		wg.Go(func() {
 			defer r.Close()
-			_, _ = io.Copy(to, r) // ends with the process
+			_, _ = io.Copy(to, r) // Ends with the process.
 		})
 	}
 	p, err = m.processes.start(s, stdin, ends[0], ends[1])
 	for _, w := range ends {
-		_ = w.Close() // the process has its own
+		_ = w.Close() // The process holds its own copy.
 	}
 	return p, wg.Wait, err
 }

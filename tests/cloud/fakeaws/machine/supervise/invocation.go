@@ -10,10 +10,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// lastWords is how long init waits until all that a service wrote is in the journal.
+// lastWords limits how long init waits until the journal contains all output of a service that has ended.
 const lastWords = time.Second
 
-// invocation is one life of a service, from its first process to its last.
+// invocation is one run of a service, from its first process to its last.
 type invocation struct {
 	service *service
 	def     *unit.Service
@@ -25,17 +25,17 @@ type invocation struct {
 	mailbox     *mailbox
 	main        *process
 	sessions    map[int]bool
-	// outputs are closed when the output of a process was read to its end.
+	// outputs has a channel for each process. A channel is closed when the output of its process was read to the end.
 	outputs []<-chan struct{}
 
 	result string
-	// extended moves the deadline of the state that the service is in.
+	// extended postpones the deadline of the current state. The service sets it with EXTEND_TIMEOUT_USEC=.
 	extended time.Time
 }
 
 func (i *invocation) journal() *journal { return i.service.m.journal }
 
-// execute returns when nothing of the invocation is left, with its result.
+// execute runs the invocation and returns its result, when no process of the invocation is left.
 func (i *invocation) execute() string {
 	i.result, i.id = success, newID()
 	s := i.service
@@ -79,13 +79,13 @@ func (i *invocation) execute() string {
 	for _, read := range i.outputs {
 		select {
 		case <-read:
-		case <-patience: // somebody else writes there too
+		case <-patience: // A foreign process may hold the output open.
 		}
 	}
 	return i.result
 }
 
-// fail keeps the first reason.
+// fail sets the result, unless an earlier failure has set it.
 func (i *invocation) fail(result string) {
 	if i.result == success {
 		i.result = result
@@ -104,7 +104,7 @@ func (i *invocation) ended() bool {
 	}
 }
 
-// start brings the service up and reports whether it is.
+// start runs the commands that bring the service up. It reports whether the service is up.
 func (i *invocation) start() bool {
 	begun := time.Now()
 	if !i.control(i.def.StartPre, i.def.TimeoutStart) {
@@ -120,7 +120,7 @@ func (i *invocation) start() bool {
 	}
 	c := i.def.Start[0]
 	if !i.spawn(c) {
-		return i.def.Type == "simple" && i.main != nil // its failure comes after it was started
+		return i.def.Type == "simple" && i.main != nil // A failure to execute counts only after the start.
 	}
 	if i.def.Type == "notify" && !i.awaitReady(begun) {
 		return false
@@ -128,7 +128,7 @@ func (i *invocation) start() bool {
 	return i.control(i.def.StartPost, i.def.TimeoutStart)
 }
 
-// await waits for a command of a oneshot service.
+// await waits for a command of a oneshot service. It reports whether the command succeeded.
 func (i *invocation) await(c unit.Command, begun time.Time) bool {
 	for {
 		select {
@@ -150,7 +150,7 @@ func (i *invocation) await(c unit.Command, begun time.Time) bool {
 	}
 }
 
-// awaitReady waits for READY=1.
+// awaitReady waits for READY=1. It reports whether the service is ready.
 func (i *invocation) awaitReady(begun time.Time) bool {
 	for {
 		select {
@@ -161,7 +161,7 @@ func (i *invocation) awaitReady(begun time.Time) bool {
 		case <-i.main.done:
 			if !i.drain() {
 				if i.fail(i.mainResult()); i.result == success {
-					i.fail(protocol) // it ended well, but never was up
+					i.fail(protocol) // It ended with success, but was never ready.
 				}
 				return false
 			}
@@ -176,7 +176,7 @@ func (i *invocation) awaitReady(begun time.Time) bool {
 	}
 }
 
-// drain reads what a process said just before it ended and reports whether it was READY=1.
+// drain reads the messages that a process sent just before it ended. It reports whether READY=1 was among them.
 func (i *invocation) drain() bool {
 	for {
 		select {
@@ -197,7 +197,7 @@ func (i *invocation) mail() <-chan datagram {
 	return i.mailbox.in
 }
 
-// deadline is when a state that began then has lasted too long.
+// deadline returns a channel that receives when the timeout of a state ends. The state began at the given time.
 func (i *invocation) deadline(begun time.Time, timeout time.Duration) <-chan time.Time {
 	if timeout == unit.Infinity {
 		return nil
@@ -209,7 +209,7 @@ func (i *invocation) deadline(begun time.Time, timeout time.Duration) <-chan tim
 	return time.After(time.Until(end))
 }
 
-// live watches over the service until it ends, is to be stopped or does not feed the watchdog.
+// live watches the service until it ends, misses a watchdog deadline, or is asked to stop.
 func (i *invocation) live() {
 	if i.def.Type == "oneshot" {
 		if i.def.RemainAfterExit {
@@ -261,7 +261,7 @@ func (i *invocation) live() {
 			i.service.set(reloading, "reload")
 			var err error
 			if before := i.result; !i.control(i.def.Reload, i.def.TimeoutStart) {
-				err, i.result = errors.New("ExecReload= failed"), before // which is no failure of the service
+				err, i.result = errors.New("ExecReload= failed"), before // A failed reload is no failure of the service.
 			}
 			i.service.set(active, "running")
 			answer <- err
@@ -276,7 +276,7 @@ func (i *invocation) bite(why string) {
 	i.fail(watchdog)
 }
 
-// receive takes note of what the service said, when the sender may say it.
+// receive applies a message of the service, if NotifyAccess= permits the sender.
 func (i *invocation) receive(d datagram) message {
 	pids := []int{}
 	switch i.def.NotifyAccess {
@@ -287,7 +287,7 @@ func (i *invocation) receive(d datagram) message {
 	case "exec", "all":
 		pids = members(i.id, i.sessions)
 	}
-	// A sender that has ended meanwhile is in no list.
+	// A sender that has already ended is missing in every list.
 	if !slices.Contains(pids, d.pid) && i.def.NotifyAccess != "all" {
 		i.journal().say("%s: Got notification message from PID %d, but reception is not permitted", i.service.name,
 			d.pid)
@@ -321,7 +321,7 @@ func (i *invocation) receive(d datagram) message {
 	return m
 }
 
-// mainResult is what the end of the main process means.
+// mainResult records the end of the main process and returns the result that it implies.
 func (i *invocation) mainResult() string {
 	status := i.main.status
 	s := i.service
@@ -338,7 +338,7 @@ func (i *invocation) mainResult() string {
 	return i.judge(status, i.def.Type != "oneshot")
 }
 
-// judge names an end. The signals by which one asks daemons to end are no failure of a daemon.
+// judge returns the result for an exit status. For a daemon, the signals that ask a daemon to end count as success.
 func (i *invocation) judge(status syscall.WaitStatus, daemon bool) string {
 	switch {
 	case status.Exited() && status.ExitStatus() == 0, i.def.SuccessCodes.Has(status):
@@ -354,7 +354,7 @@ func (i *invocation) judge(status syscall.WaitStatus, daemon bool) string {
 	return "signal"
 }
 
-// restarts decides by Restart=. systemd.service(5), table 2.
+// restarts reports whether Restart= asks for a restart after the given result. systemd.service(5), table 2.
 func (i *invocation) restarts(result string) bool {
 	if i.ended() && i.def.RestartPrevent.Has(i.main.status) {
 		return false

@@ -10,10 +10,11 @@ import (
 	"time"
 )
 
-// kept is how many lines journalctl can show.
+// kept is the number of lines that journalctl can show.
 const kept = 20000
 
-// journal is the machine's log: a file on the host that tests read, and its last lines for journalctl.
+// journal is the machine's log. All lines go to a file on the host, which tests read. The last lines are kept for
+// journalctl.
 type journal struct {
 	mu    sync.Mutex
 	out   io.Writer
@@ -30,7 +31,7 @@ func (l line) String() string {
 	return fmt.Sprintf("%s %s[%d]: %s", l.at.UTC().Format("2006-01-02T15:04:05.000Z"), l.source, l.pid, l.text)
 }
 
-// write appends one line. source is a unit's name, or of a program.
+// write appends one line. source is the name of a unit or of a program.
 func (j *journal) write(source string, pid int, text string) {
 	l := line{time.Now(), source, text, pid}
 	j.mu.Lock()
@@ -41,13 +42,14 @@ func (j *journal) write(source string, pid int, text string) {
 	fmt.Fprintln(j.out, l.String())
 }
 
-// say logs what init itself has to say.
+// say logs a message of init itself.
 func (j *journal) say(format string, args ...any) {
 	j.write("systemd", 1, fmt.Sprintf(format, args...))
 }
 
-// pipe returns a file whose lines go to the journal. The caller closes it when the process that writes it was started.
-// ended is closed when nobody can write to it any more and all is in the journal.
+// pipe returns a file. The lines written to it go to the journal. The caller must close the file after it has started
+// the process that writes to it. ended is closed when all writers have closed the file and the journal contains
+// everything.
 func (j *journal) pipe(source string, pid func() int, also io.Writer) (w *os.File, ended <-chan struct{}, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -66,9 +68,9 @@ func (j *journal) pipe(source string, pid func() int, also io.Writer) (w *os.Fil
 	return w, done, nil
 }
 
-// follow logs what it reads, line by line, to the end. A line of extraordinary length is cut.
+// follow logs lines from in until it ends. A line of more than 48 KiB is split.
 func (j *journal) follow(source string, pid func() int, in io.Reader) {
-	lines := bufio.NewReaderSize(in, 48<<10) // systemd's own LineMax=
+	lines := bufio.NewReaderSize(in, 48<<10) // The default of systemd's LineMax=.
 	for {
 		text, err := lines.ReadSlice('\n')
 		if len(text) > 0 {
@@ -80,7 +82,7 @@ func (j *journal) follow(source string, pid func() int, in io.Reader) {
 	}
 }
 
-// select returns the last n lines of the sources, all of them when there is none.
+// search returns the last n lines of the given sources. Without sources it searches all lines.
 func (j *journal) search(sources []string, n int) []line {
 	j.mu.Lock()
 	defer j.mu.Unlock()

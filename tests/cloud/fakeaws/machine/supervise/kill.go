@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// kill ends all processes of the invocation, first with a signal and after the timeout for good.
+// kill ends all processes of the invocation: first with sig and, after the timeout, with SIGKILL.
 func (i *invocation) kill(sig syscall.Signal, timeout time.Duration) {
 	if i.def.KillMode == "none" {
 		return
@@ -38,7 +38,7 @@ func (i *invocation) kill(sig syscall.Signal, timeout time.Duration) {
 	}
 }
 
-func signalProcess(pid int, sig syscall.Signal) { _ = syscall.Kill(pid, sig) } // it may have ended meanwhile
+func signalProcess(pid int, sig syscall.Signal) { _ = syscall.Kill(pid, sig) } // It may have ended.
 
 func (i *invocation) targets(mainOnly bool) []int {
 	pids := members(i.id, i.sessions)
@@ -54,8 +54,8 @@ func (i *invocation) targets(mainOnly bool) []int {
 	return pids
 }
 
-// awaitEmpty waits until no process is left and keeps listening to the service. killRest ends the others when the main
-// process has ended.
+// awaitEmpty waits until no target process is left and receives messages of the service meanwhile. It returns false if
+// the timeout ends first. If killRest is set, the remaining processes are killed as soon as the main process has ended.
 func (i *invocation) awaitEmpty(begun time.Time, timeout time.Duration, mainOnly, killRest bool) bool {
 	for {
 		rest := i.targets(mainOnly)

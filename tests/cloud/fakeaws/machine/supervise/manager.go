@@ -1,8 +1,8 @@
-// Package supervise owns what runs on a machine once its file system stands: the boot script, as cloud-init would run
-// it, and the services of the image's own unit files, as systemd would.
+// Package supervise owns the processes of a machine with a complete file system. It runs the boot script like
+// cloud-init, and the services in the image's own unit files like systemd.
 //
-// Invariant: it is the machine's PID 1 and the only parent of what it starts; nothing is taken from the boot script but
-// that it is executed.
+// Invariant: the package runs as the machine's PID 1 and is the parent of everything that it starts. It executes the
+// boot script unmodified and never interprets it.
 package supervise
 
 import (
@@ -25,13 +25,12 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// Options of [Run].
+// Options configure [Run].
 type Options struct {
-	// InstanceID names the directory of cloud-init.
+	// InstanceID names the instance directory of cloud-init.
 	InstanceID string
 	Userdata   []byte
-	// Build runs Userdata in the environment of Environment and ends the machine with its exit code, instead of
-	// booting.
+	// If Build is set, Run does not boot. It executes Userdata with Environment and returns the exit code.
 	Build       bool
 	Environment []string
 	Log         io.Writer
@@ -40,7 +39,7 @@ type Options struct {
 	Host  unit.Host
 }
 
-// Manager is init.
+// Manager is the machine's init. mu guards the fields below it.
 type Manager struct {
 	Options
 	journal      *journal
@@ -50,13 +49,13 @@ type Manager struct {
 
 	mu       sync.Mutex
 	services map[string]*service
-	// state is what systemctl is-system-running says, target the unit that a shutdown starts.
+	// state is the output of systemctl is-system-running. target is the unit that a shutdown starts.
 	state, target string
-	degraded      bool // the boot script failed
+	degraded      bool // The boot script failed.
 	down          chan string
 }
 
-// Run is PID 1. It returns the exit code of the machine's end.
+// Run runs init as PID 1 until the machine ends. It returns the exit code of the machine.
 func Run(o Options) (int, error) {
 	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
 	if err != nil {
@@ -76,7 +75,7 @@ func Run(o Options) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	go func() { _ = control.Serve(listener, m.handle) }() // ends with the machine
+	go func() { _ = control.Serve(listener, m.handle) }() // Ends with the machine.
 	m.listen()
 	if err := o.Ready.Close(); err != nil {
 		return 1, err
@@ -101,9 +100,10 @@ func Run(o Options) (int, error) {
 	}
 }
 
-// listen takes what programs write to the console and to syslog. Neither is needed by a machine.
+// listen starts to log what programs write to the console and to syslog. A machine works without either, so that errors
+// are only logged.
 func (m *Manager) listen() {
-	console, err := os.OpenFile("/dev/console", os.O_RDWR, 0) // a pipe with a name
+	console, err := os.OpenFile("/dev/console", os.O_RDWR, 0) // A named pipe.
 	if err != nil {
 		m.journal.say("No console: %v", err)
 	} else {
@@ -121,7 +121,7 @@ func (m *Manager) listen() {
 	}()
 }
 
-// boundingSet reads which capabilities a process of this machine can have.
+// boundingSet returns the capabilities that processes of this machine can have.
 func boundingSet() (bits uint64, err error) {
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -132,12 +132,12 @@ func boundingSet() (bits uint64, err error) {
 	return bits, err
 }
 
-// environment is what each service begins with: $PATH and what the image sets for all.
+// environment returns the variables with which every service starts: $PATH and the image's defaults.
 func (m *Manager) environment() []unit.Variable {
 	variables := []unit.Variable{{Name: "PATH", Value: searchPath}, {Name: "LANG", Value: "C.UTF-8"}}
 	files, err := filepath.Glob("/etc/systemd/system.conf.d/*.conf")
 	if err != nil {
-		return variables // the pattern is right
+		return variables // Unreachable: the pattern is valid.
 	}
 	for _, file := range slices.Concat([]string{"/etc/systemd/system.conf"}, files) {
 		more, err := defaultEnvironment(file)
@@ -164,7 +164,7 @@ func defaultEnvironment(file string) (variables []unit.Variable, err error) {
 	}
 	for _, e := range entries {
 		if e.Section != "Manager" || e.Key != "DefaultEnvironment" {
-			continue // how a machine is run, which is not so here
+			continue // Other settings describe how systemd runs, which differs here.
 		}
 		if e.Value == "" {
 			variables = nil
@@ -179,8 +179,8 @@ func defaultEnvironment(file string) (variables []unit.Variable, err error) {
 	return variables, nil
 }
 
-// launch starts a process with its output in the journal and in another writer, when there is one. ended is closed when
-// all output was read.
+// launch starts a process. Its output goes to the journal and, unless also is nil, to also. ended is closed when all
+// output was read.
 func (m *Manager) launch(source string, s spec, nullOut, nullErr bool, also io.Writer) (p *process,
 	ended <-chan struct{}, err error) {
 	known := make(chan struct{})
@@ -202,17 +202,17 @@ func (m *Manager) launch(source string, s spec, nullOut, nullErr bool, also io.W
 	}
 	p, err = m.processes.start(s, m.null, files[0], files[1])
 	close(known)
-	_ = w.Close() // the process has its own
+	_ = w.Close() // The process holds its own copy.
 	return p, ended, err
 }
 
-// unitPath is where unit files are looked for, the first wins.
+// unitPath lists the directories of unit files. The first file found is used.
 var unitPath = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
 	"/usr/lib/systemd/system"}
 
 var errNotFound = errors.New("not found")
 
-// find returns the file of a unit.
+// find returns the path of a unit's file, or errNotFound.
 func find(name string) (string, error) {
 	names := []string{name}
 	if prefix, rest, ok := strings.Cut(name, "@"); ok {
@@ -229,7 +229,7 @@ func find(name string) (string, error) {
 	return "", fmt.Errorf("unit %s %w", name, errNotFound)
 }
 
-// load reads a unit with its drop-ins.
+// load reads a unit and its drop-ins.
 func (m *Manager) load(name string) (*unit.Service, error) {
 	file, err := find(name)
 	if err != nil {
@@ -269,7 +269,7 @@ func (m *Manager) load(name string) (*unit.Service, error) {
 	return s, nil
 }
 
-// definition is the unit as it was last read; a change is seen after daemon-reload.
+// definition returns the unit as last read. A changed file takes effect after daemon-reload.
 func (m *Manager) definition(s *service) (*unit.Service, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -292,7 +292,7 @@ func (m *Manager) service(name string) *service {
 	return s
 }
 
-// start begins to start a service and returns its run, on which to wait.
+// start begins to start a service. The caller can wait on the returned run.
 func (m *Manager) start(ctx context.Context, name string) (*run, error) {
 	for {
 		m.mu.Lock()
@@ -328,7 +328,7 @@ func (m *Manager) start(ctx context.Context, name string) (*run, error) {
 	}
 }
 
-// finish lets a service be started again.
+// finish removes the run of a service, so that the service can start again.
 func (m *Manager) finish(s *service, r *run) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -337,7 +337,7 @@ func (m *Manager) finish(s *service, r *run) {
 	}
 }
 
-// stop asks a service to stop; the channel is closed when it has.
+// stop asks a service to stop. The returned channel is closed when the service has stopped.
 func (m *Manager) stop(name string) <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -350,7 +350,7 @@ func (m *Manager) stop(name string) <-chan struct{} {
 	return done
 }
 
-// act does to the machine what a unit asks for.
+// act performs the action on the machine that a unit requests, such as "reboot".
 func (m *Manager) act(action, why string) {
 	if action == "" || action == "none" {
 		return
@@ -359,7 +359,7 @@ func (m *Manager) act(action, why string) {
 	m.goDown(action)
 }
 
-// goDown begins to power off or to reboot, once.
+// goDown begins to power off or to reboot. Further calls have no effect.
 func (m *Manager) goDown(action string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -371,10 +371,10 @@ func (m *Manager) goDown(action string) {
 	m.down <- action
 }
 
-// grace is how long what is no service may take to end when the machine goes down.
+// grace is how long processes that belong to no service may take to end after SIGTERM, when the machine goes down.
 const grace = 2 * time.Second
 
-// shutdown ends all services as their units say, and then everything else.
+// shutdown ends all services as their units define, and then all other processes.
 func (m *Manager) shutdown(action string) {
 	m.journal.say("The system will %s now!", action)
 	if !strings.HasSuffix(action, "-immediate") && !strings.HasSuffix(action, "-force") {
@@ -387,22 +387,22 @@ func (m *Manager) shutdown(action string) {
 		for _, name := range names {
 			<-m.stop(name)
 		}
-		_ = syscall.Kill(-1, syscall.SIGTERM) // there may be nobody
+		_ = syscall.Kill(-1, syscall.SIGTERM) // There may be no process left.
 		end := time.Now().Add(grace)
 		for others() && time.Now().Before(end) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
 	for others() {
-		_ = syscall.Kill(-1, syscall.SIGKILL) // there may be nobody any more
+		_ = syscall.Kill(-1, syscall.SIGKILL) // There may be no process left.
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// others reports whether any process but init is alive.
+// others reports whether any process except init is alive.
 func others() bool { return len(alive(func(int, int) bool { return true })) > 0 }
 
-// renew makes a machine as it is when it boots again.
+// renew restores the state in which a machine boots: empty /run and /tmp, and no services.
 func (m *Manager) renew() error {
 	for _, dir := range []string{"/run", "/tmp"} {
 		entries, err := os.ReadDir(dir)
@@ -423,14 +423,14 @@ func (m *Manager) renew() error {
 	return nil
 }
 
-// boot starts what is enabled and then, the first time, the boot script.
+// boot starts the enabled services and then, if first is set, the boot script.
 func (m *Manager) boot(first bool) {
 	links, err := filepath.Glob("/etc/systemd/system/multi-user.target.wants/*.service")
 	if err != nil {
 		m.journal.say("%v", err)
 	}
 	for _, link := range links {
-		_, _ = m.start(context.Background(), filepath.Base(link)) // it is in the journal
+		_, _ = m.start(context.Background(), filepath.Base(link)) // Errors are in the journal.
 	}
 	ok := true
 	if first {

@@ -14,19 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message is what a service says of itself, as sd_notify(3) has it.
+// message is the content of one sd_notify(3) datagram.
 type message struct {
 	ready, stopping, reloading bool
 	status                     *string
 	mainPID                    int
-	// fed is the watchdog's food, trigger asks for its bite.
+	// fed is a WATCHDOG=1. trigger is a WATCHDOG=trigger, which asks for the reaction to a missed deadline.
 	fed, trigger bool
-	// watchdog and extend change a span when above 0.
+	// watchdog and extend, if positive, set the watchdog's timeout and extend the current state's timeout.
 	watchdog, extend time.Duration
 	unknown          []string
 }
 
-// parseMessage reads the lines of one datagram. What sd_notify(3) does not list is told to the log only.
+// parseMessage parses the lines of one datagram. Assignments that sd_notify(3) does not list go to unknown, which is
+// only logged.
 func parseMessage(text string) (m message, err error) {
 	for entry := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
 		key, value, ok := strings.Cut(entry, "=")
@@ -66,13 +67,13 @@ func parseMessage(text string) (m message, err error) {
 	return m, nil
 }
 
-// datagram is one message with who sent it.
+// datagram is one message and its sender.
 type datagram struct {
 	text string
 	pid  int
 }
 
-// mailbox is a datagram socket that everybody may write to and that tells who did.
+// mailbox is a datagram socket to which every process may write. The kernel reports the sender of each message.
 type mailbox struct {
 	conn *net.UnixConn
 	path string
@@ -110,14 +111,14 @@ func (m *mailbox) receive() {
 	for {
 		n, oobn, _, _, err := m.conn.ReadMsgUnix(text, control)
 		if err != nil {
-			return // closed
+			return // Closed.
 		}
 		m.in <- datagram{string(text[:n]), sender(control[:oobn])}
 	}
 }
 
-// sender reads who sent a datagram and closes files that came with it, which is what a sender behind a barrier waits
-// for.
+// sender returns the PID of a datagram's sender. It closes files that came with the datagram: the sender of a BARRIER=1
+// waits for that.
 func sender(control []byte) (pid int) {
 	messages, err := syscall.ParseSocketControlMessage(control)
 	if err != nil {
@@ -128,19 +129,19 @@ func sender(control []byte) (pid int) {
 			pid = int(credentials.Pid)
 		} else if files, err := syscall.ParseUnixRights(&messages[i]); err == nil {
 			for _, fd := range files {
-				_ = syscall.Close(fd) // it was only ever to be closed
+				_ = syscall.Close(fd) // There is nothing to do about an error.
 			}
 		}
 	}
 	return pid
 }
 
-// close ends the mailbox; what is in it is dropped.
+// close ends the mailbox. Unread messages are dropped.
 func (m *mailbox) close() {
-	_ = m.conn.Close() // ends receive
+	_ = m.conn.Close() // Ends receive.
 	go func() {
 		for range m.in {
 		}
 	}()
-	_ = os.Remove(m.path) // it is below /run
+	_ = os.Remove(m.path) // Below /run, which each boot empties.
 }

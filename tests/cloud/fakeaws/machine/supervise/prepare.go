@@ -19,10 +19,11 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// searchPath is systemd's own, for programs without a path and as $PATH of services.
+// searchPath is systemd's default search path. It applies to programs without a directory and is the $PATH of services.
 const searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// lookPath finds a program that is named without its directory. What is not there fails when it is executed.
+// lookPath returns the path of a program that is named without its directory. A program that is not found fails when it
+// is executed.
 func lookPath(name string) string {
 	if strings.HasPrefix(name, "/") {
 		return name
@@ -36,7 +37,7 @@ func lookPath(name string) string {
 	return "/usr/bin/" + name
 }
 
-// account is whom a service runs as.
+// account is the user and the groups of a service's processes.
 type account struct {
 	uid, gid          int
 	groups            []int
@@ -45,13 +46,13 @@ type account struct {
 
 func newID() string {
 	id := make([]byte, 16)
-	_, _ = rand.Read(id) // never fails
+	_, _ = rand.Read(id) // Never fails.
 	return hex.EncodeToString(id)
 }
 
 func signalName(sig syscall.Signal) string { return strings.TrimPrefix(unix.SignalName(sig), "SIG") }
 
-// prepare makes what the processes need: account, environment, directories, socket.
+// prepare sets up what the processes need: account, environment, directories and notification socket.
 func (i *invocation) prepare() (err error) {
 	if i.account, err = lookUp(i.def); err != nil {
 		return err
@@ -105,7 +106,8 @@ func (i *invocation) prepare() (err error) {
 	return nil
 }
 
-// lookUp finds the account of a service as systemd.exec(5) says: the user's own groups and the supplementary ones.
+// lookUp returns the account of a service as systemd.exec(5) defines it: the user's own groups and the supplementary
+// groups.
 func lookUp(def *unit.Service) (a account, err error) {
 	a = account{name: "root", home: "/root", shell: "/bin/sh"}
 	if def.User != "" {
@@ -167,7 +169,8 @@ func numbers(first, second string) (a, b int, err error) {
 	return a, b, err
 }
 
-// directories makes those of StateDirectory= and the like and tells the service where they are.
+// directories creates the directories of StateDirectory= and similar directives. It also sets the environment variables
+// that name them.
 func (i *invocation) directories() error {
 	for _, d := range i.def.Directories {
 		full := filepath.Join(d.Kind.Base, d.Path)
@@ -190,7 +193,7 @@ func (i *invocation) directories() error {
 	return nil
 }
 
-// own gives a directory with all in it to a user, unless it is his already.
+// own changes the owner of a directory and its contents, unless the directory already has that owner.
 func own(dir string, uid, gid int) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -207,7 +210,7 @@ func own(dir string, uid, gid int) error {
 	})
 }
 
-// met evaluates the conditions of a unit. asserted tells that it was an Assert…= that is not met, which is a failure.
+// met evaluates the conditions of a unit. asserted reports that an Assert…= is not met, which is a failure.
 func (m *Manager) met(def *unit.Service) (ok, asserted bool) {
 	triggers, triggered := 0, false
 	for _, c := range def.Conditions {
@@ -232,7 +235,7 @@ func (m *Manager) met(def *unit.Service) (ok, asserted bool) {
 }
 
 func holds(c unit.Condition) bool {
-	if c.Kind == "Virtualization" { // as on a Nitro instance
+	if c.Kind == "Virtualization" { // As on a Nitro instance.
 		return slices.Contains([]string{"amazon", "vm", "yes", "1", "true"}, c.Argument)
 	}
 	info, err := os.Stat(c.Argument)

@@ -19,22 +19,22 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// processes starts all children of init and reaps all that end, also those that became its children when their parents
-// ended.
+// processes starts all children of init and reaps all that end. This includes orphaned processes that the kernel has
+// reparented to init. It is safe for concurrent use.
 type processes struct {
 	mu   sync.Mutex
 	ours map[int]*process
 }
 
-// process is one that somebody waits for.
+// process is a process with an exit status that some goroutine waits for.
 type process struct {
 	pid int
-	// done is closed after status was set.
+	// done is closed after status is set.
 	done   chan struct{}
 	status syscall.WaitStatus
 }
 
-// Exit codes of a process that could not become what it should. systemd.exec(5), "Process Exit Codes".
+// Exit codes of a process that could not execute its program. systemd.exec(5), "Process Exit Codes".
 const (
 	exitChdir  = 200
 	exitLimits = 205
@@ -44,11 +44,11 @@ const (
 	exitCaps   = 218
 )
 
-// spec is what a process is to become. It is handed to [Become].
+// spec describes the process to create. It is passed to [Become].
 type spec struct {
 	Path              string
 	Argv, Environment []string
-	// PIDVariables get the process's own number.
+	// PIDVariables name environment variables that receive the process's own PID.
 	PIDVariables      []string
 	Directory         string
 	DirectoryOptional bool
@@ -61,7 +61,7 @@ type spec struct {
 	NoNewPrivileges   bool
 }
 
-// becomeError is what a process said that could not become what it should. The process itself ends with Code.
+// becomeError is the error of a process that could not execute its program. The process exits with Code.
 type becomeError struct {
 	Code int
 	Text string
@@ -71,7 +71,7 @@ func (e *becomeError) Error() string { return e.Text }
 
 func newProcesses() *processes { return &processes{ours: map[int]*process{}} }
 
-// reap collects what has ended, for ever.
+// reap reaps processes that have ended. It never returns.
 func (t *processes) reap() {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
@@ -83,7 +83,7 @@ func (t *processes) reap() {
 }
 
 func (t *processes) reapOne() bool {
-	t.mu.Lock() // a process is in the table before its end is looked at
+	t.mu.Lock() // A started process is in ours before its end is processed.
 	defer t.mu.Unlock()
 	var status syscall.WaitStatus
 	pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
@@ -101,7 +101,8 @@ func (t *processes) reapOne() bool {
 	return true
 }
 
-// adopt waits for a process that somebody else started, init's child or to become it. It reports whether there is one.
+// adopt registers a process that a child of init has started. The process is a child of init, or becomes one when its
+// parent ends. adopt reports whether the process exists.
 func (t *processes) adopt(pid int) (*process, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,7 +117,8 @@ func (t *processes) adopt(pid int) (*process, bool) {
 	return p, true
 }
 
-// start runs a process in a session of its own. A *becomeError comes with a process, which ends by itself.
+// start runs a process in its own session. If the error is a *becomeError, the process is returned too. It exits
+// without further action.
 func (t *processes) start(s spec, stdin, stdout, stderr *os.File) (*process, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
@@ -142,7 +144,7 @@ func (t *processes) start(s spec, stdin, stdout, stderr *os.File) (*process, err
 		t.ours[pid] = p
 	}
 	t.mu.Unlock()
-	_ = say.Close() // the end that is waited for is the process's
+	_ = say.Close() // Only the process's own copy must stay open.
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
@@ -157,7 +159,7 @@ func (t *processes) start(s spec, stdin, stdout, stderr *os.File) (*process, err
 	return p, &failed
 }
 
-// memory returns a file without a name that holds data, at its beginning.
+// memory returns an unnamed file with the given contents, positioned at its start.
 func memory(data []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("spec", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -170,16 +172,16 @@ func memory(data []byte) (*os.File, error) {
 	return f, nil
 }
 
-// Become turns this process into the one described by file descriptor 3. It does not return.
+// Become turns this process into the one that file descriptor 3 describes. It does not return.
 func Become() {
-	runtime.LockOSThread() // what follows is a thread's, and the one that executes is the one that stays
-	// Raw numbers: closed by execution, when all went well.
+	runtime.LockOSThread() // The settings below apply per thread, and this thread executes the program.
+	// A successful execution closes both descriptors.
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	err := become(os.NewFile(3, "spec"))
 	failed := &becomeError{Code: 1, Text: err.Error()}
 	errors.As(err, &failed)
-	_ = json.NewEncoder(os.NewFile(4, "answer")).Encode(failed) // the exit code says it too
+	_ = json.NewEncoder(os.NewFile(4, "answer")).Encode(failed) // The exit code reports the failure as well.
 	os.Exit(failed.Code)
 }
 
@@ -202,7 +204,7 @@ func become(in io.Reader) error {
 			if unit.AllCapabilities&^*s.Bounding&(1<<bit) == 0 {
 				continue
 			}
-			// newer than the kernel
+			// The kernel does not know this capability.
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(bit), 0, 0, 0); err != nil &&
 				!errors.Is(err, syscall.EINVAL) {
 				return fail(exitCaps, "drop capability %d: %v", bit, err)
@@ -230,7 +232,8 @@ func become(in io.Reader) error {
 	return fail(exitExec, "%v", syscall.Exec(s.Path, s.Argv, environment))
 }
 
-// setLimit sets a limit, or comes as close to it as this host lets root come, as systemd does.
+// setLimit sets a resource limit. If this host does not permit the value to root, setLimit sets the nearest permitted
+// value, like systemd.
 func setLimit(resource int, l [2]uint64) error {
 	err := syscall.Setrlimit(resource, &syscall.Rlimit{Cur: l[0], Max: l[1]})
 	if !errors.Is(err, syscall.EPERM) {
@@ -243,7 +246,8 @@ func setLimit(resource int, l [2]uint64) error {
 	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: min(l[0], now.Max), Max: min(l[1], now.Max)})
 }
 
-// setUser changes this thread's user and keeps the capabilities that are allowed for when they are raised.
+// setUser changes the user and the groups of this thread. It keeps the permitted capabilities, so that they can be
+// raised later.
 func setUser(s spec) error {
 	if err := syscall.Setgroups(s.Groups); err != nil {
 		return fmt.Errorf("set groups %v: %w", s.Groups, err)
@@ -259,7 +263,7 @@ func setUser(s spec) error {
 			return fmt.Errorf("keep capabilities: %w", err)
 		}
 	}
-	// This thread's only: the others end when it executes.
+	// This raw system call affects this thread only. The other threads end when the program is executed.
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(s.UID), uintptr(s.UID),
 		uintptr(s.UID)); errno != 0 {
 		return fmt.Errorf("set user %d: %w", s.UID, errno)
@@ -295,16 +299,17 @@ func raise(bits uint64) error {
 	return nil
 }
 
-// members are the processes of an invocation: those in a session that it began, and those that carry its ID.
+// members returns the PIDs of an invocation's processes. They are in a session that the invocation began, or have its
+// ID in their environment.
 func members(invocation string, sessions map[int]bool) []int {
 	return alive(func(pid, session int) bool { return sessions[session] || carries(pid, invocation) })
 }
 
-// alive lists the processes but init, zombies excluded, that belong to something.
+// alive returns the PIDs of all processes that satisfy belongs, except init and zombies.
 func alive(belongs func(pid, session int) bool) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil // no machine is without
+		return nil // Every machine has /proc.
 	}
 	var pids []int
 	for _, e := range entries {
@@ -314,9 +319,9 @@ func alive(belongs func(pid, session int) bool) []int {
 		}
 		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
 		if err != nil {
-			continue // ended meanwhile
+			continue // It has ended.
 		}
-		// PID (name) state ppid pgrp session …
+		// The format is: PID (name) state ppid pgrp session …
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		if len(fields) < 4 || fields[0] == "Z" || fields[0] == "X" {
 			continue
@@ -331,7 +336,7 @@ func alive(belongs func(pid, session int) bool) []int {
 func carries(pid int, invocation string) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
-		return false // ended meanwhile
+		return false // It has ended.
 	}
 	return slices.Contains(strings.Split(string(text), "\x00"), "INVOCATION_ID="+invocation)
 }

@@ -29,35 +29,35 @@ const (
 	limitHit = "start-limit-hit"
 )
 
-// service is what init knows of one unit. Its fields are guarded by the manager's mutex.
+// service is init's state of one unit. The manager's mutex guards its fields.
 type service struct {
 	m    *Manager
 	name string
-	// definition is what was read last; nil: to be read.
+	// definition is the unit as last read. If it is nil, the unit must be read again.
 	definition *unit.Service
-	// run is nil while nothing runs nor is to be restarted.
+	// run is nil unless the service runs or waits for a restart.
 	run *run
 
 	state, sub, result, status, invocation string
-	main                                   int // PID, 0 when there is none
+	main                                   int // PID; 0 without a process.
 	mainStatus                             syscall.WaitStatus
 	mainEnded                              bool
 	restarts                               int
-	// starts are the times of the last ones, for the limit.
+	// starts are the times of the recent starts, for StartLimitBurst=.
 	starts []time.Time
 }
 
-// run is a service from the request to start it until it is down for good.
+// run is the time from a request to start a service until the service stays down. It covers restarts.
 type run struct {
-	// decided is closed when the start was successful or was not, which err tells.
+	// decided is closed when the start has succeeded or failed. err is set before.
 	decided chan struct{}
 	decide  func(error)
 	err     error
-	// stop is closed when it is to stop, done when nothing of it is left.
+	// stop is closed to ask the service to stop. done is closed when nothing of the service is left.
 	stop     chan struct{}
 	stopOnce func()
 	done     chan struct{}
-	// reload carries requests with where to answer.
+	// reload carries requests to reload. Each request is a channel for the answer.
 	reload chan chan error
 }
 
@@ -90,7 +90,7 @@ func (s *service) set(state, sub string) {
 	s.state, s.sub = state, sub
 }
 
-// loop runs the service, again and again as its unit says.
+// loop runs the service and restarts it as its unit defines.
 func (s *service) loop(r *run) {
 	defer close(r.done)
 	for {
@@ -119,7 +119,7 @@ func (s *service) loop(r *run) {
 		if result != success {
 			s.m.journal.say("%s: Failed with result '%s'.", s.name, result)
 		}
-		r.decide(fmt.Errorf("the service ended with result '%s'", result)) // unless it was up before
+		r.decide(fmt.Errorf("the service ended with result '%s'", result)) // Without effect if it was up before.
 		if r.stopping() || !i.restarts(result) {
 			s.end(r, def, result, nil)
 			if result != success {
@@ -145,7 +145,7 @@ func (s *service) loop(r *run) {
 	}
 }
 
-// end leaves the service down.
+// end records that the service is down.
 func (s *service) end(r *run, def *unit.Service, result string, err error) {
 	if def != nil {
 		removeRuntime(def, true)
@@ -165,7 +165,7 @@ func (s *service) end(r *run, def *unit.Service, result string, err error) {
 	r.decide(err)
 }
 
-// mayStart counts a start against StartLimitBurst=.
+// mayStart counts a start against StartLimitBurst=. It reports whether the start is within the limit.
 func (s *service) mayStart(def *unit.Service) bool {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
@@ -181,7 +181,7 @@ func (s *service) mayStart(def *unit.Service) bool {
 	return true
 }
 
-// after is like time.After, and never for an endless span.
+// after is like time.After, but returns nil for an infinite duration.
 func after(d time.Duration) <-chan time.Time {
 	if d == unit.Infinity {
 		return nil
@@ -189,12 +189,13 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-// removeRuntime removes the runtime directories of a service that is down, or between two of its lives.
+// removeRuntime removes the runtime directories of a service that is down or about to restart, as far as
+// RuntimeDirectoryPreserve= permits.
 func removeRuntime(def *unit.Service, down bool) {
 	for _, d := range def.Directories {
 		if d.Kind.Variable == "RUNTIME_DIRECTORY" && (def.PreserveRuntime == "no" || down &&
 			def.PreserveRuntime == "restart") {
-			_ = os.RemoveAll(d.Kind.Base + "/" + d.Path) // what stays is overwritten
+			_ = os.RemoveAll(d.Kind.Base + "/" + d.Path) // The next start overwrites what is left.
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// view is a copy of what is known of a unit.
+// view is a copy of the state of a unit.
 type view struct {
 	state, sub, result, status, invocation string
 	main, restarts                         int
@@ -30,8 +30,8 @@ func (m *Manager) view(name string) view {
 	return view{s.state, s.sub, s.result, s.status, s.invocation, s.main, s.restarts, s.mainStatus, s.run}
 }
 
-// show prints properties of a unit. Of those that systemd has and this has not, nothing is printed, as for those that
-// nobody has.
+// show prints properties of a unit. Like systemctl for unknown properties, it prints nothing for properties that this
+// package does not implement.
 func (c *call) show(name string) (int, error) {
 	v := c.m.view(name)
 	load, file, description := "loaded", "", ""
@@ -76,7 +76,7 @@ func (c *call) show(name string) (int, error) {
 	return 0, nil
 }
 
-// status is for people who look for what is wrong.
+// status prints the state of a unit and its last log lines, for a person who looks for a fault.
 func (c *call) status(name string) (int, error) {
 	file, err := find(name)
 	if err != nil {
@@ -106,7 +106,7 @@ func (c *call) status(name string) (int, error) {
 
 const configDir = "/etc/systemd/system"
 
-// links are those that enabling a unit makes, with what they point to.
+// links maps the links that enabling a unit creates to their targets.
 func links(def *unit.Service) map[string]string {
 	made := map[string]string{}
 	for suffix, targets := range map[string][]string{".wants": def.WantedBy, ".requires": def.RequiredBy} {
@@ -179,7 +179,7 @@ func (c *call) disable(name string) (int, error) {
 	return c.stop(name)
 }
 
-// enabled tells whether a unit starts with the machine.
+// enabled returns whether a unit starts with the machine, in systemctl's words.
 func (c *call) enabled(name string) (state string, err error) {
 	def, err := c.m.load(name)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// systemState is what the machine as a whole is. With --wait it waits for the end of the boot.
+// systemState prints the state of the whole machine. With --wait it first waits for the end of the boot.
 func (c *call) systemState() (int, error) {
 	for {
 		state := c.m.systemState()
@@ -45,7 +45,7 @@ func (m *Manager) systemState() string {
 	return m.state
 }
 
-// jobs lists what init is about to do: JOB UNIT TYPE STATE.
+// jobs lists the pending operations of init, with the columns JOB UNIT TYPE STATE.
 func (c *call) jobs() (int, error) {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()

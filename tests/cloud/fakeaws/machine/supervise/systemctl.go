@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// handle answers those who ask init.
+// handle answers a request of a client.
 func (m *Manager) handle(ctx context.Context, r control.Request) control.Response {
 	c := &call{m: m, ctx: ctx}
 	code := 0
@@ -42,10 +42,10 @@ func (m *Manager) handle(ctx context.Context, r control.Request) control.Respons
 	return control.Response{Code: code, Output: c.out.Bytes(), Errors: c.errors.Bytes()}
 }
 
-// call is one invocation of systemctl or one of its kin.
+// call is one invocation of systemctl or a related program.
 type call struct {
 	m           *Manager
-	ctx         context.Context // of the one who waits for the answer
+	ctx         context.Context // Ends when the client stops waiting.
 	out, errors bytes.Buffer
 
 	quiet, now, noBlock, wait, force, valueOnly, noLegend, mainOnly bool
@@ -53,11 +53,11 @@ type call struct {
 	signal                                                          syscall.Signal
 }
 
-// Options that change nothing here.
+// cosmetic are the options that have no effect here.
 var cosmetic = []string{"--no-pager", "--system", "--full", "-l", "--plain", "--no-ask-password", "--all", "-a",
 	"--no-wall", "--no-warn"}
 
-// parse takes the options off the arguments. systemctl(1).
+// parse separates the options of systemctl(1) from the other arguments, which it returns.
 func (c *call) parse(args []string) (words []string, err error) {
 	c.signal = syscall.SIGTERM
 	flags := map[string]*bool{"-q": &c.quiet, "--quiet": &c.quiet, "--now": &c.now, "--no-block": &c.noBlock,
@@ -147,7 +147,8 @@ func (c *call) systemctl(args []string) (code int, err error) {
 	return c.forEach(verb, units, f)
 }
 
-// forEach does a command for all units at once. is-active and the like succeed when any of them does.
+// forEach runs a command for all units concurrently. is-active, is-enabled and is-failed succeed if they succeed for
+// any unit.
 func (c *call) forEach(verb string, units []string, f func(string) (int, error)) (int, error) {
 	any0 := slices.Contains([]string{"is-active", "is-enabled", "is-failed"}, verb)
 	starts := slices.Contains([]string{"start", "restart"}, verb)
@@ -169,7 +170,7 @@ func (c *call) forEach(verb string, units []string, f func(string) (int, error))
 	return slices.Max(codes), errors.Join(errs...)
 }
 
-// requestDown begins to go down; the answer does not wait for it.
+// requestDown begins to power off or to reboot. It does not wait for the end.
 func (m *Manager) requestDown(kind string, force bool) error {
 	if force {
 		kind += "-force"
@@ -187,7 +188,7 @@ func (c *call) goDown(program string, args []string) error {
 		c.force)
 }
 
-// shutdown is shutdown(8), for at once.
+// shutdown implements shutdown(8), without delayed shutdowns.
 func (c *call) shutdown(args []string) error {
 	kind, when := "poweroff", ""
 	for _, a := range args {
@@ -208,7 +209,7 @@ func (c *call) shutdown(args []string) error {
 	return c.m.requestDown(kind, false)
 }
 
-// journalctl shows the end of the log: -u UNIT, -n LINES, -o cat.
+// journalctl prints the end of the log. It supports -u UNIT, -n LINES and -o cat.
 func (c *call) journalctl(args []string) error {
 	var units []string
 	n, bare := kept, false

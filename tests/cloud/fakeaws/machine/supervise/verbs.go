@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// service refuses what is no service; targets are there as a matter of course.
+// known returns an error unless name is a service or a target. Every target counts as active.
 func (c *call) known(name string) (target bool, err error) {
 	if strings.HasSuffix(name, ".target") {
 		return true, nil
@@ -31,11 +31,11 @@ func (c *call) start(name string) (int, error) {
 		return 0, err
 	}
 	if c.noBlock {
-		// The unit is read before the answer, so that its errors are told.
+		// The unit is read before the answer, so that the client receives its errors.
 		if _, err := c.m.load(name); err != nil {
 			return 1, err
 		}
-		go func() { _, _ = c.m.start(context.Background(), name) }() // it is in the journal
+		go func() { _, _ = c.m.start(context.Background(), name) }() // Errors are in the journal.
 		return 0, nil
 	}
 	r, err := c.m.start(c.ctx, name)
@@ -81,7 +81,7 @@ func (c *call) restart(name string) (int, error) {
 		done := c.m.stop(name)
 		go func() {
 			<-done
-			_, _ = c.m.start(context.Background(), name) // it is in the journal
+			_, _ = c.m.start(context.Background(), name) // Errors are in the journal.
 		}()
 		return 0, nil
 	}

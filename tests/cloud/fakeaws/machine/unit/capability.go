@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// capabilities in the kernel's order. capabilities(7).
+// capabilities are the names of the capabilities, in the kernel's order. capabilities(7).
 var capabilities = strings.Fields(
 	`CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SETGID CAP_SETUID CAP_SETPCAP
 	CAP_LINUX_IMMUTABLE CAP_NET_BIND_SERVICE CAP_NET_BROADCAST CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_IPC_OWNER
@@ -14,10 +14,11 @@ var capabilities = strings.Fields(
 	CAP_MAC_OVERRIDE CAP_MAC_ADMIN CAP_SYSLOG CAP_WAKE_ALARM CAP_BLOCK_SUSPEND CAP_AUDIT_READ CAP_PERFMON CAP_BPF
 	CAP_CHECKPOINT_RESTORE`)
 
-// AllCapabilities has the bit of every capability.
+// AllCapabilities has the bit of every capability set.
 var AllCapabilities = uint64(1)<<len(capabilities) - 1
 
-// Capabilities reads names separated by blanks into bits; "~" before them means all others.
+// Capabilities parses names separated by blanks into bits. A "~" before them sets inverted, which means all other
+// capabilities.
 func Capabilities(value string) (bits uint64, inverted bool, err error) {
 	value, inverted = strings.CutPrefix(value, "~")
 	for _, name := range strings.Fields(value) {
@@ -35,7 +36,8 @@ func Capabilities(value string) (bits uint64, inverted bool, err error) {
 	return bits, inverted, nil
 }
 
-// bounding adds to what earlier lines allow, or takes from it; empty, it allows none. systemd.exec(5).
+// bounding parses CapabilityBoundingSet=. A line adds to the capabilities that earlier lines allow, or removes from
+// them. An empty value allows none. systemd.exec(5).
 func bounding(l *loader, _, value string) error {
 	bits, inverted, err := Capabilities(value)
 	if err != nil {

@@ -21,7 +21,7 @@ type loader struct {
 
 type directive func(l *loader, key, value string) error
 
-// directives that are obeyed, by section and name.
+// directives maps the supported directives, by section and name, to their parsers.
 var directives = map[string]directive{
 	"Unit.Description":           text(func(s *Service) *string { return &s.Description }),
 	"Unit.StartLimitIntervalSec": span(func(s *Service) *time.Duration { return &s.StartLimitInterval }),
@@ -109,7 +109,8 @@ var directives = map[string]directive{
 	"Install.Alias":      list(func(s *Service) *[]string { return &s.Alias }),
 }
 
-// ignored directives order units, or shut a service in: a service that works inside of them works outside too.
+// ignored lists directives without effect here. They order units or sandbox a service: a service that works with them
+// also works without them.
 var ignored = map[string]map[string]bool{
 	"Unit": set(
 		"Documentation After Before Conflicts DefaultDependencies IgnoreOnIsolate RefuseManualStart " +
@@ -170,7 +171,7 @@ func output(field func(*Service) *string) directive {
 			return fmt.Errorf("%q is not supported", value)
 		}
 		if *field(l.service) = name; l.service.StandardOutput == "inherit" {
-			l.service.StandardOutput = "null" // as standard input
+			l.service.StandardOutput = "null" // The default follows standard input.
 		}
 		return nil
 	}
@@ -214,7 +215,7 @@ func span(field func(*Service) *time.Duration) directive {
 	}
 }
 
-// timeout is a span of which 0 means none.
+// timeout parses a time span. 0 means no timeout.
 func timeout(fields func(*Service) []*time.Duration) directive {
 	return func(l *loader, _, value string) error {
 		d, err := Span(value)
@@ -251,8 +252,8 @@ func list(field func(*Service) *[]string) directive {
 	}
 }
 
-// targets are dependencies on what the machine has reached when it runs services at all; others would have to be
-// started.
+// targets parses dependencies. Only targets are allowed, because the machine has reached them before it runs services.
+// Other units would have to be started.
 func targets(l *loader, _, value string) error {
 	for _, name := range strings.Fields(value) {
 		if !strings.HasSuffix(name, ".target") {
@@ -376,7 +377,7 @@ func signal(field func(*Service) *syscall.Signal) directive {
 	}
 }
 
-// Signal reads "SIGTERM", "TERM" or a number.
+// Signal parses "SIGTERM", "TERM" or a number.
 func Signal(value string) (syscall.Signal, error) {
 	if n, err := strconv.ParseUint(value, 10, 8); err == nil && n > 0 && n <= 64 {
 		return syscall.Signal(n), nil

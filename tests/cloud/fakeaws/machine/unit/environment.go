@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Variable is one NAME=value.
+// Variable is one NAME=value assignment.
 type Variable struct{ Name, Value string }
 
-// Assignments reads the value of Environment= or DefaultEnvironment=.
+// Assignments parses the value of Environment= or DefaultEnvironment=.
 func Assignments(value string, expand func(string) (string, error)) ([]Variable, error) {
 	words, err := Words(value)
 	if err != nil {
@@ -30,8 +30,8 @@ func Assignments(value string, expand func(string) (string, error)) ([]Variable,
 	return variables, nil
 }
 
-// ReadEnvironment reads an EnvironmentFile=, see systemd.exec(5). Lines without "=" are skipped, as documented; a name
-// that is none is an error, of which systemd only warns.
+// ReadEnvironment parses the contents of an EnvironmentFile=, see systemd.exec(5). It skips lines without "=", as
+// documented. An invalid name is an error, although systemd only warns about it.
 // https://www.freedesktop.org/software/systemd/man/252/systemd.exec.html#EnvironmentFile=
 func ReadEnvironment(text string) ([]Variable, error) {
 	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
@@ -65,7 +65,7 @@ func ReadEnvironment(text string) ([]Variable, error) {
 	return variables, nil
 }
 
-// afterComment cuts off a line whose continuation with a backslash belongs to it.
+// afterComment returns the text after a comment line. A backslash continues the comment on the next line.
 func afterComment(text string) string {
 	for {
 		line, rest, found := strings.Cut(text, "\n")
@@ -79,8 +79,8 @@ func afterComment(text string) string {
 	}
 }
 
-// environmentValue reads up to the end of the line. Quoted parts may follow each other; after an unquoted beginning
-// quotes are themselves.
+// environmentValue parses a value up to the end of the line. A value may consist of several quoted parts. After an
+// unquoted start, quotes are literal.
 func environmentValue(s string) (value, rest string, err error) {
 	var b strings.Builder
 	s = strings.TrimLeft(s, " \t\r")
@@ -92,7 +92,7 @@ func environmentValue(s string) (value, rest string, err error) {
 		b.WriteString(part)
 		s = strings.TrimLeft(left, " \t\r")
 	}
-	keep := b.Len() // blanks up to here were in quotes
+	keep := b.Len() // Blanks before this position were quoted.
 	i := 0
 	for ; i < len(s) && s[i] != '\n'; i++ {
 		if s[i] != '\\' {
@@ -123,7 +123,7 @@ func quotedValue(s string) (value, rest string, err error) {
 			switch {
 			case strings.IndexByte("\"\\`$", s[i]) >= 0:
 				b.WriteByte(s[i])
-			case s[i] == '\n': // continued
+			case s[i] == '\n': // A continued line.
 			default:
 				b.WriteString(s[i-1 : i+1])
 			}

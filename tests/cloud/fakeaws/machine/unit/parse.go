@@ -1,8 +1,7 @@
-// Package unit owns the reading of systemd's unit files: their syntax, words and variables, and what a .service file
-// says.
+// Package unit parses systemd's unit files: their syntax, words and variables, and the contents of a .service file.
 //
-// Invariant: a directive is either obeyed, or on the list of those that do not matter to the tests, or an error.
-// Nothing is skipped in silence, except what systemd documents as skipped.
+// Invariant: a directive is supported, or on the list of directives that the tests do not need, or an error. Nothing is
+// silently skipped, except what systemd documents as skipped.
 package unit
 
 import (
@@ -11,14 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// Entry is one assignment.
+// Entry is one assignment in a unit file.
 type Entry struct {
 	Section, Key, Value string
-	// Where is file:line of its beginning, for error messages.
+	// Where is the file:line of the start of the assignment, for error messages.
 	Where string
 }
 
-// Parse reads the lines of one unit file. https://www.freedesktop.org/software/systemd/man/252/systemd.syntax.html
+// Parse parses the lines of one unit file. https://www.freedesktop.org/software/systemd/man/252/systemd.syntax.html
 func Parse(file, text string) ([]Entry, error) {
 	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
 		return nil, fmt.Errorf("%s: not a text in UTF-8", file)
@@ -29,7 +28,7 @@ func Parse(file, text string) ([]Entry, error) {
 	for n, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
 		line = strings.TrimRight(line, " \t\r")
 		first := strings.TrimLeft(line, " \t")
-		// A comment is one also between the parts of a continued line.
+		// A comment may also stand between the parts of a continued line.
 		if strings.HasPrefix(first, "#") || strings.HasPrefix(first, ";") {
 			continue
 		}

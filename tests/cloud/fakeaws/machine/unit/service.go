@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// Service is what a .service unit says.
+// Service is the content of a .service unit.
 type Service struct {
-	// Name is the full name, "nstance-agent.service"; File is where it was read from.
+	// Name is the full name, such as "nstance-agent.service". File is the path of the unit file.
 	Name, File, Description string
 
 	Conditions []Condition
 
 	StartLimitInterval time.Duration
 	StartLimitBurst    int
-	// What to do with the machine: "none", "poweroff", "poweroff-force", "poweroff-immediate", "reboot" ….
+	// Actions on the machine: "none", "poweroff", "poweroff-force", "poweroff-immediate", "reboot" and so on.
 	StartLimitAction, FailureAction, SuccessAction string
 
 	Type            string // simple, exec, oneshot, notify
 	RemainAfterExit bool
-	NotifyAccess    string // none, main, exec, all; "" as the type has it
+	NotifyAccess    string // none, main, exec, all; "": the type's default
 
 	StartPre, Start, StartPost, Reload, Stop, StopPost []Command
 
@@ -32,7 +32,7 @@ type Service struct {
 	RestartPrevent           Statuses
 	TimeoutStart             time.Duration
 	TimeoutStop              time.Duration
-	TimeoutAbort             time.Duration // 0: as TimeoutStop
+	TimeoutAbort             time.Duration // 0: TimeoutStop
 	Watchdog                 time.Duration // 0: none
 	WatchdogSignal           syscall.Signal
 	KillSignal               syscall.Signal
@@ -50,35 +50,35 @@ type Service struct {
 	Directories     []Directory
 	PreserveRuntime string // no, yes, restart
 
-	// Output is "journal" or "null".
+	// StandardOutput and StandardError are "journal" or "null".
 	StandardOutput, StandardError string
 
 	NoNewPrivileges bool
-	// Bounding is nil for all capabilities, else the bits that remain.
+	// Bounding is nil for all capabilities. Otherwise it has the bits of the remaining capabilities.
 	Bounding *uint64
 	Ambient  uint64
-	// Limits by the kernel's number, soft and hard.
+	// Limits maps the kernel's number of a resource limit to its soft and hard value.
 	Limits map[int][2]uint64
 
 	WantedBy, RequiredBy, Also, Alias []string
 }
 
-// Condition is a Condition…= or an Assert…=.
+// Condition is a Condition…= or an Assert…= directive.
 type Condition struct {
 	Kind, Argument           string
 	Negate, Trigger, Asserts bool
 }
 
-// EnvironmentFile is one EnvironmentFile=.
+// EnvironmentFile is an EnvironmentFile= directive.
 type EnvironmentFile struct {
 	Path     string
 	Optional bool
 }
 
-// Directory is one directory of StateDirectory= and the like.
+// Directory is one directory of a directive such as StateDirectory=.
 type Directory struct {
 	Kind DirectoryKind
-	// Path is relative to the kind's base.
+	// Path is relative to the base of the kind.
 	Path string
 	Mode uint32
 }
@@ -86,11 +86,11 @@ type Directory struct {
 // DirectoryKind is one of [DirectoryKinds].
 type DirectoryKind struct {
 	Directive, Base, Variable string
-	// Owned by the unit's user: not so below /etc.
+	// Owned is set if the unit's user owns the directory. It is not set for directories below /etc.
 	Owned bool
 }
 
-// DirectoryKinds of systemd.exec(5), "Sandboxing".
+// DirectoryKinds are the directives in systemd.exec(5), "Sandboxing", that create directories.
 var DirectoryKinds = []DirectoryKind{
 	{"RuntimeDirectory", "/run", "RUNTIME_DIRECTORY", true},
 	{"StateDirectory", "/var/lib", "STATE_DIRECTORY", true},
@@ -99,13 +99,13 @@ var DirectoryKinds = []DirectoryKind{
 	{"ConfigurationDirectory", "/etc", "CONFIGURATION_DIRECTORY", false},
 }
 
-// Statuses are exit codes and signals.
+// Statuses is a set of exit codes and signals.
 type Statuses struct {
 	Codes   map[int]bool
 	Signals map[syscall.Signal]bool
 }
 
-// Has reports whether an end is one of them.
+// Has reports whether the set contains a wait status.
 func (s Statuses) Has(status syscall.WaitStatus) bool {
 	if status.Signaled() {
 		return s.Signals[status.Signal()]
@@ -113,11 +113,11 @@ func (s Statuses) Has(status syscall.WaitStatus) bool {
 	return s.Codes[status.ExitStatus()]
 }
 
-// Host is what specifiers tell of the machine.
+// Host contains the facts about the machine that specifiers refer to.
 type Host struct{ Hostname, MachineID, BootID, Kernel string }
 
-// Load reads a service from its file and the drop-ins that follow it. name is the full name, with the instance of a
-// template.
+// Load interprets the entries of a service's file and its drop-ins, in this order. name is the full name, including the
+// instance of a template.
 func Load(name string, host Host, entries []Entry) (*Service, error) {
 	if !ValidUnit(name) || !strings.HasSuffix(name, ".service") {
 		return nil, fmt.Errorf("%q is no name of a service", name)
@@ -184,7 +184,7 @@ func (s *Service) check() error {
 	return nil
 }
 
-// ValidUnit reports whether a text may be a unit's full name. systemd.unit(5).
+// ValidUnit reports whether a text is a valid full name of a unit. systemd.unit(5).
 func ValidUnit(name string) bool {
 	prefix, _, _ := strings.Cut(name, "@")
 	stem := strings.TrimSuffix(prefix, path.Ext(prefix))
@@ -199,8 +199,8 @@ func ValidUnit(name string) bool {
 	return true
 }
 
-// specifiers replaces %n and the like. systemd.unit(5), "Specifiers": those of the machine's manager, whose user is
-// root.
+// specifiers returns a function that replaces specifiers such as %n. The values are those of the system manager, which
+// runs as root. systemd.unit(5), "Specifiers".
 func specifiers(name string, host Host) func(string) (string, error) {
 	stem := strings.TrimSuffix(name, path.Ext(name))
 	prefix, instance, _ := strings.Cut(stem, "@")

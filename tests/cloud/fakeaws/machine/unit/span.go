@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Infinity is the span that does not end.
+// Infinity is the time span "infinity".
 const Infinity = time.Duration(math.MaxInt64)
 
 var spans = map[string]time.Duration{
@@ -21,8 +21,8 @@ var spans = map[string]time.Duration{
 	"weeks": 7 * 24 * time.Hour, "week": 7 * 24 * time.Hour, "w": 7 * 24 * time.Hour,
 }
 
-// Span reads "2s", "5min 20s", "1.5h", "infinity"; a number alone is in seconds. systemd.time(7), without months and
-// years.
+// Span parses time spans such as "2s", "5min 20s", "1.5h" and "infinity". A number without a unit is in seconds. It
+// follows systemd.time(7), without months and years.
 func Span(text string) (time.Duration, error) {
 	if text == "infinity" {
 		return Infinity, nil

@@ -10,9 +10,9 @@ import (
 
 const blank = " \t\n\r"
 
-// Words splits a value into items as systemd.syntax(7), "Quoting", says: quotes wrap whole items, escapes are those of
-// its table. What systemd only warns of is an error here, and so is a quote inside of a word, where systemd and its
-// manual differ.
+// Words splits a value into items as defined by systemd.syntax(7), "Quoting": quotes enclose whole items, and the
+// escapes are those in its table. Anything about which systemd only warns is an error. A quote inside a word is also an
+// error, because systemd and its manual differ there.
 func Words(value string) ([]string, error) {
 	words, err := split(value)
 	if err != nil {
@@ -25,7 +25,8 @@ func Words(value string) ([]string, error) {
 	return texts, nil
 }
 
-// word is an item with how it was written: a semicolon alone separates commands, escaped or in quotes it does not.
+// word is an item and its original spelling. A plain semicolon separates commands. An escaped or quoted semicolon does
+// not.
 type word struct{ text, raw string }
 
 func split(value string) ([]word, error) {
@@ -40,7 +41,7 @@ func split(value string) ([]word, error) {
 	return words, nil
 }
 
-// first takes the first item off a text that does not begin with a blank.
+// first returns the first item of a text and the rest. The text must not begin with a blank.
 func first(s string) (w word, rest string, err error) {
 	var text strings.Builder
 	i := 0
@@ -61,7 +62,7 @@ func first(s string) (w word, rest string, err error) {
 		case quote == 0 && (c == '"' || c == '\''):
 			return word{}, "", fmt.Errorf("a quote inside of a word in %q: quotes wrap whole items", s)
 		case s[i:] == `\;` && i == 0, i == 0 && len(s) > 2 && s[:2] == `\;` && strings.IndexByte(blank, s[2]) >= 0:
-			// systemd.service(5): an argument that is a semicolon.
+			// An argument that is a semicolon, see systemd.service(5).
 			return word{";", s[:2]}, s[2:], nil
 		case c == '\\':
 			part, n, err := unescape(s[i:])
@@ -84,7 +85,7 @@ func first(s string) (w word, rest string, err error) {
 var escapes = map[byte]string{'a': "\a", 'b': "\b", 'f': "\f", 'n': "\n", 'r': "\r", 't': "\t", 'v': "\v", '\\': `\`,
 	'"': `"`, '\'': "'", 's': " "}
 
-// unescape reads the escape at the beginning of s and tells how long it is.
+// unescape decodes the escape at the start of s. It returns the text and the length of the escape in bytes.
 func unescape(s string) (string, int, error) {
 	if len(s) < 2 {
 		return "", 0, errors.New("a backslash at the end")
@@ -126,16 +127,17 @@ func unescape(s string) (string, int, error) {
 	return string(rune(n)), begin + digits, nil
 }
 
-// Command is one command line. https://www.freedesktop.org/software/systemd/man/252/systemd.service.html#Command%20lines
+// Command is one command line.
+// https://www.freedesktop.org/software/systemd/man/252/systemd.service.html#Command%20lines
 type Command struct {
 	Path string
-	// Words are the arguments from argv[0] on, with variables unless Literal.
+	// Words are the arguments, starting with argv[0]. Unless Literal is set, they contain variables.
 	Words []string
-	// IgnoreFailure is the prefix "-", Literal ":", Privileged "+" or "!".
+	// IgnoreFailure is the prefix "-", Literal is ":", Privileged is "+" or "!".
 	IgnoreFailure, Literal, Privileged bool
 }
 
-// Argv is what to execute, with the variables replaced.
+// Argv returns the arguments with all variables replaced.
 func (c Command) Argv(environment map[string]string) []string {
 	if c.Literal {
 		return c.Words
@@ -176,8 +178,8 @@ func substitute(w string, environment map[string]string) string {
 	}
 }
 
-// splitValue splits the value of a variable: quotes are respected wherever they are and removed, a backslash keeps the
-// next character.
+// splitValue splits the value of a variable at blanks. Quotes are effective anywhere and are removed. A backslash keeps
+// the next character literal.
 func splitValue(value string) []string {
 	var words []string
 	var b strings.Builder
@@ -213,7 +215,7 @@ func splitValue(value string) []string {
 	return words
 }
 
-// ValidName reports whether a text may be the name of an environment variable.
+// ValidName reports whether a text is a valid name of an environment variable.
 func ValidName(name string) bool {
 	for i, c := range name {
 		letter := c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
@@ -224,7 +226,7 @@ func ValidName(name string) bool {
 	return name != ""
 }
 
-// commands reads the value of an Exec…= directive.
+// commands parses the value of an Exec…= directive.
 func commands(value string, expand func(string) (string, error)) ([]Command, error) {
 	words, err := split(value)
 	if err != nil {
