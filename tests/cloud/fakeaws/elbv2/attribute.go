@@ -10,7 +10,7 @@ import (
 // Attribute is one setting of a load balancer, target group or listener.
 type Attribute struct{ Key, Value string }
 
-// attribute describes a setting: its key, its default and the check of its values.
+// attribute describes a setting: its key, its default and the validation of its values.
 type attribute struct {
 	key   string
 	value string
@@ -21,7 +21,7 @@ func oneOf(values ...string) func(string) bool {
 	return func(v string) bool { return slices.Contains(values, v) }
 }
 
-// within accepts a decimal number of the range, and the alternatives.
+// within accepts a decimal number from low to high, and the alternatives.
 func within(low, high int, alternatives ...string) func(string) bool {
 	return func(v string) bool {
 		n, err := strconv.Atoi(v)
@@ -33,7 +33,7 @@ func anyText(v string) bool { return len(v) <= 1024 }
 
 var boolean = oneOf("true", "false")
 
-// balancerAttributes are those of network load balancers.
+// balancerAttributes are the attributes of network load balancers.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_LoadBalancerAttribute.html
 var balancerAttributes = []attribute{
@@ -43,13 +43,13 @@ var balancerAttributes = []attribute{
 	{"deletion_protection.enabled", "false", boolean},
 	{"load_balancing.cross_zone.enabled", "false", boolean},
 	{"zonal_shift.config.enabled", "false", boolean},
-	{"ipv6.deny_all_igw_traffic", "", boolean}, // the default follows the scheme
+	{"ipv6.deny_all_igw_traffic", "", boolean}, // The default depends on the scheme.
 	{"dns_record.client_routing_policy", "any_availability_zone",
 		oneOf("availability_zone_affinity", "partial_availability_zone_affinity", "any_availability_zone")},
 	{"secondary_ips.auto_assigned.per_subnet", "0", within(0, 7)},
 }
 
-// groupAttributes are those of target groups of network load balancers.
+// groupAttributes are the attributes of target groups of network load balancers.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetGroupAttribute.html
 var groupAttributes = []attribute{
@@ -73,8 +73,8 @@ type attributesAnswer struct {
 	Attributes []Attribute `xml:"Attributes>member"`
 }
 
-// listAttributes returns every known attribute: the value that was set, else that of defaults, else the general
-// default.
+// listAttributes returns every known attribute. The value is the one in set, or the one in defaults, or the attribute's
+// general default, in this order.
 func listAttributes(known []attribute, set, defaults map[string]string) attributesAnswer {
 	var out attributesAnswer
 	for _, a := range known {
@@ -90,7 +90,7 @@ func listAttributes(known []attribute, set, defaults map[string]string) attribut
 	return out
 }
 
-// setAttributes checks all wanted attributes before it sets any.
+// setAttributes sets the wanted attributes. If any of them is invalid, it sets none and returns an error.
 func setAttributes(known []attribute, set map[string]string, wanted []Attribute) error {
 	if len(wanted) == 0 {
 		return invalid("At least one attribute must be specified")

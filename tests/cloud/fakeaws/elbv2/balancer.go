@@ -15,7 +15,7 @@ import (
 type balancer struct {
 	arn, name, id  string
 	created        time.Time
-	in             createBalancer // a repeated request with the same settings returns the same load balancer
+	in             createBalancer // A repeated request with the same settings returns the same load balancer.
 	scheme         string
 	vpc            string
 	addressType    string
@@ -34,7 +34,7 @@ type createBalancer struct {
 	Name                        string
 	Type, Scheme, IpAddressType string
 	Subnets                     []string
-	SubnetMappings              []subnetMapping // the Terraform provider sends these instead of Subnets
+	SubnetMappings              []subnetMapping // The Terraform provider sends these instead of Subnets.
 	SecurityGroups              []string
 	Tags                        []Tag
 }
@@ -138,7 +138,7 @@ func (s *Service) placeBalancer(b *balancer, subnets []string) error {
 	return nil
 }
 
-// createInterfaces creates a network interface in each zone. On an error it leaves none.
+// createInterfaces creates a network interface in each zone. On an error it deletes those that it has created.
 func (s *Service) createInterfaces(b *balancer) error {
 	for i, z := range b.zones {
 		id, err := s.cfg.Network.CreateInterface(Interface{
@@ -195,7 +195,7 @@ func (s *Service) describeBalancer(now time.Time, b *balancer) loadBalancer {
 	}
 	out.State.Code = "active"
 	if !now.After(b.created) {
-		out.State.Code = "provisioning" // in the answer to CreateLoadBalancer
+		out.State.Code = "provisioning" // In the answer to CreateLoadBalancer.
 	}
 	return out
 }
@@ -243,7 +243,7 @@ func (s *Service) describeLoadBalancers(c *wire.Call) (any, error) {
 	return out, err
 }
 
-// deleteLoadBalancer succeeds for a load balancer that does not exist.
+// deleteLoadBalancer deletes a load balancer. It succeeds if the load balancer does not exist.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_DeleteLoadBalancer.html
 func (s *Service) deleteLoadBalancer(c *wire.Call) (any, error) {

@@ -72,7 +72,7 @@ func TestLoadBalancer(t *testing.T) {
 		Attributes: []types.LoadBalancerAttribute{
 			{Key: aws.String("deletion_protection.enabled"), Value: aws.String("false")},
 		}}))(t)
-	for range 2 { // "if it does not exist, the call succeeds"
+	for range 2 { // AWS: "If it does not exist, the call succeeds."
 		must(w.DeleteLoadBalancer(ctx, &elb.DeleteLoadBalancerInput{LoadBalancerArn: &before}))(t)
 	}
 	if len(w.network.interfaces) != 0 {

@@ -1,12 +1,13 @@
 // Package elbv2 fakes Elastic Load Balancing v2: network load balancers, target groups of instances, listeners,
 // registered targets and their health. No traffic flows through the load balancers.
 //
-// Invariant: references point to resources that exist. A target group that a listener uses cannot be deleted, a load
-// balancer has a network interface in each of its subnets until it is deleted, and every ARN in an answer can be
-// described.
+// Invariant: references point to resources that exist.
+//   - A target group that a listener uses cannot be deleted.
+//   - A load balancer has a network interface in each of its subnets until it is deleted.
+//   - Every ARN in an answer can be described.
 //
-// Actions, errors, defaults and limits follow the API reference, version 2015-12-01; ARNs and condition keys follow the
-// service authorization reference:
+// Actions, errors, defaults and limits follow the API reference, version 2015-12-01. ARNs and condition keys follow the
+// service authorization reference.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html
@@ -30,14 +31,14 @@ type Config struct {
 	Region, Account string
 	Network         Network
 	Now             func() time.Time // nil: time.Now
-	// Lock is the cloud's lock. Handlers are called with it held; Check and Run take it. nil: a new lock.
+	// Lock is the cloud's lock. Handlers are called with it held. Check and Run lock it. nil: a new lock.
 	Lock *sync.Mutex
-	// Probe makes one health check. nil: a running instance is healthy immediately. Only Check and Run call it, without
-	// the lock.
+	// Probe runs one health check. If it is nil, a running instance is healthy immediately. Only Check and Run call it,
+	// without the lock.
 	Probe Probe
 }
 
-// Service is the fake. All exported methods but Check and Run are called with the cloud's lock held.
+// Service is the fake. The caller must hold the cloud's lock for all exported methods except Check and Run.
 type Service struct {
 	cfg       Config
 	balancers map[string]*balancer         // by ARN
@@ -100,7 +101,7 @@ func (s *Service) arn(kind string, parts ...string) string {
 // newID returns a random ID, the last part of an ARN.
 func newID() string {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	_, _ = rand.Read(b[:]) // Never fails (crypto/rand).
 	return hex.EncodeToString(b[:])
 }
 
@@ -172,7 +173,7 @@ func (s *Service) listener(arn string) (*listener, error) {
 	return nil, wire.Errorf(400, "ListenerNotFound", "Listener '%s' not found", arn)
 }
 
-// inOrder lists resources by the time of their creation, oldest first, so that pages are stable.
+// inOrder returns resources sorted by creation time, oldest first. Pages of a list are therefore stable.
 func inOrder[T any](all map[string]T, key func(T) (time.Time, string)) []T {
 	return slices.SortedFunc(maps.Values(all), func(a, b T) int {
 		at, an := key(a)
@@ -203,7 +204,7 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// page returns one page of a list. Size is 1 to 400; 0 is 400.
+// page returns one page of a list and the marker of the next page. size is 1 to 400; 0 means 400.
 func page[T any](items []T, size int, marker string) ([]T, string, error) {
 	if size == 0 {
 		size = 400

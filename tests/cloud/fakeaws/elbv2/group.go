@@ -14,7 +14,7 @@ import (
 type group struct {
 	arn         string
 	created     time.Time
-	in          createGroup // a repeated request with the same settings returns the same group
+	in          createGroup // A repeated request with the same settings returns the same group.
 	name        string
 	protocol    string
 	port        int
@@ -29,7 +29,7 @@ type group struct {
 type check struct {
 	protocol, path, port, codes string
 	interval, timeout           int // seconds
-	healthy, unhealthy          int // checks in a row
+	healthy, unhealthy          int // Consecutive checks.
 }
 
 // matcher is the set of HTTP status codes of healthy targets.
@@ -94,7 +94,7 @@ func (s *Service) createTargetGroup(c *wire.Call) (any, error) {
 	return groupsAnswer{TargetGroups: []targetGroup{s.describeGroup(g)}}, nil
 }
 
-// checkGroup checks all settings but the health check, and sets defaults.
+// checkGroup checks all settings except the health check, and sets defaults.
 func (s *Service) checkGroup(g *group) error {
 	if g.addressType == "" {
 		g.addressType = "ipv4"
@@ -116,7 +116,7 @@ func (s *Service) checkGroup(g *group) error {
 	return nil
 }
 
-// setCheck sets the health check of a new group: the request's settings over the defaults.
+// setCheck sets the health check of a new group. The request's settings override the defaults.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/network/target-group-health-checks.html
 func (g *group) setCheck() error {
@@ -213,7 +213,7 @@ func (s *Service) describeGroup(g *group) targetGroup {
 	return out
 }
 
-// changeGroup returns a group that the caller may change.
+// changeGroup returns a group if the caller is allowed to change it.
 func (s *Service) changeGroup(c *wire.Call, arn string) (*group, error) {
 	if err := s.allow(c, arn, nil); err != nil {
 		return nil, err

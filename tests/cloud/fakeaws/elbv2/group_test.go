@@ -99,7 +99,7 @@ func TestTargets(t *testing.T) {
 	want("without a listener", "i-1:6443 unused Target.NotInUse")
 	w.listener(lb, g, 443)
 	w.register(g, "i-1", "i-2")
-	// i-2 is in a zone that the load balancer is not in
+	// The instance i-2 is in a zone in which the load balancer has no node.
 	want("with one", "i-1:6443 healthy", "i-2:6443 unused Target.NotInUse")
 	if got := w.states(g, targets("i-1", "i-9")...); !slices.Equal(got,
 		[]string{"i-1:6443 healthy", "i-9:6443 unused Target.NotRegistered"}) {
@@ -146,7 +146,7 @@ func TestDraining(t *testing.T) {
 	if got := w.states(g); len(got) != 0 {
 		t.Errorf("after it: %v", got)
 	}
-	deregister() // nothing there: that is fine
+	deregister() // An unregistered target is no error.
 	must(w.ModifyTargetGroupAttributes(ctx, &elb.ModifyTargetGroupAttributesInput{TargetGroupArn: g.TargetGroupArn,
 		Attributes: []types.TargetGroupAttribute{
 			{Key: aws.String("deregistration_delay.timeout_seconds"), Value: aws.String("0")},

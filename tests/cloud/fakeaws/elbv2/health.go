@@ -10,19 +10,20 @@ import (
 // Target describes one health check.
 type Target struct {
 	Group   string // ARN
-	ID      string // instance
+	ID      string // Instance ID.
 	VPC     string
 	Address string // to connect to
 	Port    int    // of the check
-	// Protocol is TCP, HTTP or HTTPS. Path and Codes ("200-399", "200,302") are set for HTTP and HTTPS.
+	// Protocol is TCP, HTTP or HTTPS. Path and Codes are set for HTTP and HTTPS only. Codes is a list such as "200-399"
+	// or "200,302".
 	Protocol, Path, Codes string
 	Timeout               time.Duration
 }
 
-// Probe reports whether one health check succeeds. It may run until its context ends.
+// Probe runs one health check and reports whether it succeeds. It may run until its context ends.
 type Probe func(context.Context, Target) bool
 
-// descriptions are AWS's explanations of reason codes.
+// descriptions maps reason codes to AWS's explanations.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html
 var descriptions = map[string]string{
@@ -34,7 +35,7 @@ var descriptions = map[string]string{
 	"Target.DeregistrationInProgress": "Target deregistration is in progress",
 }
 
-// health returns the state of a target and the reason code, "" for a healthy target.
+// health returns the state of a target and the reason code. The code of a healthy target is "".
 func (s *Service) health(g *group, t *target) (state, reason string) {
 	b := s.balancerOf(g)
 	instance, ok := s.cfg.Network.Instance(t.id)
@@ -67,8 +68,8 @@ func (b *balancer) covers(zone string) bool {
 	return false
 }
 
-// Health returns the state of an instance in a target group: initial, healthy, unhealthy, draining or unused; "" when
-// it is not registered. An instance with several ports is healthy when all of them are.
+// Health returns the state of an instance in a target group: initial, healthy, unhealthy, draining or unused. It
+// returns "" for an instance that is not registered. An instance with several ports is healthy if all of them are.
 func (s *Service) Health(targetGroup, instance string) string {
 	g, ok := s.groups[targetGroup]
 	if !ok {
@@ -87,7 +88,7 @@ func (s *Service) Health(targetGroup, instance string) string {
 	return worst
 }
 
-// Check makes one round of health checks: it probes each target of each group in use once, concurrently. It does not
+// Check runs one round of health checks: it probes each target of each group in use once, concurrently. It does not
 // hold the lock during probes, so a probe may call the cloud.
 func (s *Service) Check(ctx context.Context) {
 	type probed struct {
@@ -121,7 +122,7 @@ func (s *Service) Check(ctx context.Context) {
 	}
 	running.Wait()
 	if ctx.Err() != nil {
-		return // the results of canceled probes do not count
+		return // The results of canceled probes do not count.
 	}
 
 	s.cfg.Lock.Lock()
@@ -131,8 +132,8 @@ func (s *Service) Check(ctx context.Context) {
 	}
 }
 
-// describeCheck returns the health check of a target. It returns false, and resets the counts, while the instance does
-// not run.
+// describeCheck returns the health check of a target. If the instance does not run, describeCheck resets the counts and
+// returns false.
 func (s *Service) describeCheck(g *group, t *target) (Target, bool) {
 	port, err := strconv.Atoi(g.checkPort(t))
 	if err != nil {
@@ -164,8 +165,8 @@ func (t *target) recordCheck(ok bool, c check) {
 	}
 }
 
-// Run makes rounds of health checks until the context ends, the first immediately. The interval replaces that of every
-// group.
+// Run runs rounds of health checks until the context ends. The first round starts immediately. The interval replaces
+// the interval of every group.
 func (s *Service) Run(ctx context.Context, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

@@ -22,8 +22,8 @@ type listener struct {
 
 type certificate struct{ CertificateArn string }
 
-// action is what a listener does with a connection: it forwards it to one target group. The Terraform provider sends
-// the target group in either form.
+// action forwards connections to one target group. A request may name the target group in either field. The Terraform
+// provider uses both forms.
 type action struct {
 	Type           string
 	TargetGroupArn string         `xml:",omitempty"`
@@ -56,7 +56,7 @@ func (s *Service) createListener(c *wire.Call) (any, error) {
 	if err := c.Decode(&in); err != nil {
 		return nil, err
 	}
-	// The ARN of a listener is that of its load balancer with another type and one more part.
+	// A listener's ARN is the ARN of its load balancer with another resource type and one more part.
 	arn := strings.Replace(in.LoadBalancerArn, ":loadbalancer/", ":listener/", 1) + "/" + newID()
 	if err := s.allowCreate(c, in.LoadBalancerArn, arn, in.Tags, policy.Context{
 		"elasticloadbalancing:ListenerProtocol": {in.Protocol}}); err != nil {
@@ -90,7 +90,7 @@ func (s *Service) createListener(c *wire.Call) (any, error) {
 	return listenersAnswer{Listeners: []listenerAnswer{describeListener(l)}}, nil
 }
 
-// overlap tells whether two protocols cannot share a port. UDP and TCP can.
+// overlap reports whether two protocols conflict on one port. UDP and TCP do not.
 func overlap(a, b string) bool {
 	return (a == "UDP") == (b == "UDP") || a == "TCP_UDP" || b == "TCP_UDP"
 }

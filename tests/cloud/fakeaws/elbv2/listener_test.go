@@ -91,7 +91,7 @@ func TestTags(t *testing.T) {
 	wantCode(t, "tags of an unknown load balancer", err, "LoadBalancerNotFound")
 }
 
-// TestPermissions checks what policies are asked, and that a denial leaves no trace.
+// TestPermissions checks which permissions the service requests, and that a denied call changes nothing.
 func TestPermissions(t *testing.T) {
 	w := newWorld(t)
 	ctx, g := t.Context(), w.tg("g")

@@ -1,6 +1,6 @@
 package elbv2
 
-// Network is the part of EC2 that load balancers use. Its methods are called with the cloud's lock held.
+// Network is the part of EC2 that load balancers use. The caller holds the cloud's lock.
 type Network interface {
 	// VPC reports whether the VPC exists.
 	VPC(id string) bool

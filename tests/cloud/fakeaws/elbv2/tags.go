@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxTags is the number of tags that a resource can have.
+// maxTags is the maximum number of tags on a resource.
 const maxTags = 50
 
 // Tag is a label of a resource.
@@ -17,7 +17,7 @@ type Tag struct {
 	Value string
 }
 
-// requestTags returns the condition keys of the tags in a request.
+// requestTags returns the IAM condition keys of the tags in a request.
 func requestTags(tags []Tag) policy.Context {
 	conditions := policy.Context{}
 	for _, tag := range tags {
@@ -54,7 +54,7 @@ func (s *Service) setTags(arn string, tags []Tag) {
 	}
 }
 
-// checkExists returns AWS's error for an ARN of which no resource exists.
+// checkExists returns AWS's error if no resource has the ARN.
 func (s *Service) checkExists(arn string) error {
 	var err error
 	switch rest := strings.TrimPrefix(arn, "arn:aws:elasticloadbalancing:"+s.cfg.Region+":"+s.cfg.Account+":"); {

@@ -18,9 +18,9 @@ type key struct {
 // target is a registered target.
 type target struct {
 	key
-	draining  time.Time // time of its deregistration, zero before
-	good, bad int       // health checks in a row that succeeded or failed
-	verdict   string    // healthy, unhealthy, or "" before the first threshold is reached
+	draining  time.Time // Time of deregistration; zero before.
+	good, bad int       // Consecutive health checks that succeeded or failed.
+	verdict   string    // healthy, unhealthy; "" before the first threshold.
 }
 
 // TargetDescription names a target in requests and answers.
@@ -60,7 +60,7 @@ func (s *Service) registerTargets(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// register adds a checked target. It replaces a draining target, and keeps one that is registered.
+// register adds a target that checkTarget has accepted. It replaces a draining target and keeps a registered one.
 func (g *group) register(t TargetDescription) {
 	k := key{t.Id, t.Port}
 	if old, ok := g.targets[k]; ok && old.draining.IsZero() {
@@ -69,7 +69,7 @@ func (g *group) register(t TargetDescription) {
 	g.targets[k] = &target{key: k}
 }
 
-// checkTarget returns AWS's error for an instance that cannot be a target of the group.
+// checkTarget returns AWS's error if the instance cannot be a target of the group.
 func (s *Service) checkTarget(g *group, t TargetDescription) error {
 	if t.Port < 1 || t.Port > 65535 {
 		return invalid("Port '%d' must be between 1 and 65535", t.Port)
@@ -108,8 +108,8 @@ func (s *Service) deregisterTargets(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// deregister makes a target drain, or removes it when it gets no traffic. Port 0 means all ports of the target. A
-// target that does not exist is no error.
+// deregister starts to drain a target, or removes it if it receives no traffic. Port 0 means all ports of the instance.
+// A target that does not exist is no error.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_DeregisterTargets.html
 func (s *Service) deregister(g *group, id string, port int) {
@@ -130,12 +130,12 @@ func (s *Service) deregister(g *group, id string, port int) {
 func (g *group) drainDelay() time.Duration {
 	seconds, err := strconv.Atoi(g.attributes["deregistration_delay.timeout_seconds"])
 	if err != nil {
-		seconds = 300 // the default; setAttributes accepts only numbers
+		seconds = 300 // The default. setAttributes accepts only numbers.
 	}
 	return time.Duration(seconds) * time.Second
 }
 
-// prune removes targets that have drained, and instances that EC2 no longer knows.
+// prune removes targets that have drained, and targets with an instance that EC2 does not know any more.
 func (s *Service) prune(g *group) {
 	now := s.cfg.Now()
 	for k, t := range g.targets {
@@ -231,7 +231,7 @@ func (s *Service) Exists(targetGroup string) bool {
 	return err == nil
 }
 
-// Register registers an instance with a target group. Auto Scaling calls it. Errors are AWS's.
+// Register registers an instance with a target group, on the group's port. Auto Scaling calls it. Errors are AWS's.
 func (s *Service) Register(targetGroup, instance string) error {
 	g, err := s.group(targetGroup)
 	if err != nil {

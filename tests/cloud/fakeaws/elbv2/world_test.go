@@ -20,14 +20,14 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// network is EC2 as these tests want it: what is in the maps exists.
+// network fakes EC2. The resources in its maps exist.
 type network struct {
 	subnets    map[string]elbv2.Subnet
 	groups     map[string]string
 	instances  map[string]elbv2.Instance
 	interfaces map[string]elbv2.Interface
 	made       int
-	full       string // subnet without room
+	full       string // Subnet without free addresses.
 }
 
 func (n *network) VPC(id string) bool { return id == "vpc-1" || id == "vpc-2" }
@@ -64,7 +64,7 @@ type asked struct {
 	conditions       policy.Context
 }
 
-// world is the service behind the wire, with what is asked of policies on record and a clock of its own.
+// world is the service behind its HTTP API, with its own clock. It records the permissions that the service requests.
 type world struct {
 	*elb.Client
 	t       *testing.T
@@ -73,7 +73,7 @@ type world struct {
 	lock    *sync.Mutex
 	now     time.Time
 	asked   []asked
-	deny    string // an action
+	deny    string // A denied action.
 }
 
 func newWorld(t *testing.T) *world {
@@ -174,7 +174,7 @@ func wantCode(t *testing.T, what string, err error, code string) {
 	}
 }
 
-// lb makes a network load balancer in two zones.
+// lb creates a network load balancer in two zones.
 func (w *world) lb() types.LoadBalancer {
 	w.t.Helper()
 	return must(w.CreateLoadBalancer(w.t.Context(), &elb.CreateLoadBalancerInput{
@@ -183,7 +183,7 @@ func (w *world) lb() types.LoadBalancer {
 	}))(w.t).LoadBalancers[0]
 }
 
-// tg makes a target group of the defaults.
+// tg creates a target group with default settings.
 func (w *world) tg(name string) types.TargetGroup {
 	w.t.Helper()
 	return must(w.CreateTargetGroup(w.t.Context(), &elb.CreateTargetGroupInput{
@@ -220,7 +220,7 @@ func targets(ids ...string) []types.TargetDescription {
 	return out
 }
 
-// states are those of all targets of a group, as "i-1:6443 unused Target.NotInUse".
+// states returns the states of all targets of a group, such as "i-1:6443 unused Target.NotInUse".
 func (w *world) states(tg types.TargetGroup, ask ...types.TargetDescription) []string {
 	w.t.Helper()
 	out := must(w.DescribeTargetHealth(w.t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: tg.TargetGroupArn,

@@ -1,7 +1,7 @@
-// Package fault owns what a test makes go wrong on purpose.
+// Package fault injects the failures that a test requests into the fake AWS.
 //
-// Invariant: a fault happens exactly as often as it was asked for, to the calls that match it, and is told by what a
-// client could also see from AWS. A Set may be used concurrently.
+// Invariant: a fault affects exactly the requested number of matching calls. A client sees only what AWS could also
+// answer. A Set is safe for concurrent use.
 package fault
 
 import (
@@ -13,21 +13,21 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Match says which calls; an empty field matches all.
+// Match selects calls. An empty field matches all calls.
 type Match struct {
-	Service string // signing name: ec2, elasticloadbalancing
-	Action  string // RunInstances
-	Role    string // name of the caller's role; calls of the account itself have none
+	Service string // Signing name, such as "ec2" or "elasticloadbalancing".
+	Action  string // Such as "RunInstances".
+	Role    string // Name of the caller's role; "" for calls of the account itself.
 }
 
-// Effect is what happens to a call. Without any, the call is done and answered as ever.
+// Effect is the combined effect of faults on a call. The zero value has none.
 type Effect struct {
-	Err   *wire.Error   // answered instead of doing anything
-	Delay time.Duration // before anything happens
-	Lost  bool          // done, and the connection is cut instead of the answer
+	Err   *wire.Error   // The answer; the call is not executed.
+	Delay time.Duration // Wait before anything else.
+	Lost  bool          // The call is executed, and then the connection is cut.
 }
 
-// Forever as a number of calls: until Clear.
+// Forever is a number of calls: all calls until Clear.
 const Forever = -1
 
 type rule struct {
@@ -41,7 +41,7 @@ type shortage struct {
 	code                       string
 }
 
-// Set holds the faults of one cloud. The zero value has none.
+// Set holds the faults of one cloud. The zero value has none. It is safe for concurrent use.
 type Set struct {
 	mu        sync.Mutex
 	rules     []*rule
@@ -54,15 +54,15 @@ func (s *Set) Fail(m Match, n int, status int, code, message string) {
 	s.add(m, n, Effect{Err: wire.Errorf(status, code, "%s", message)})
 }
 
-// Throttle makes the next n matching calls fail as the service says that it was called too often.
+// Throttle makes the next n matching calls fail with the service's throttling error.
 func (s *Set) Throttle(m Match, n int) {
 	s.add(m, n, Effect{Err: &wire.Error{}})
 }
 
-// Delay makes the next n matching calls wait before they are looked at.
+// Delay delays the next n matching calls by d, before they are evaluated.
 func (s *Set) Delay(m Match, n int, d time.Duration) { s.add(m, n, Effect{Delay: d}) }
 
-// LoseAnswer does the next n matching calls and cuts their connections instead of answering.
+// LoseAnswer makes the service execute the next n matching calls and cut their connections instead of answering.
 func (s *Set) LoseAnswer(m Match, n int) { s.add(m, n, Effect{Lost: true}) }
 
 func (s *Set) add(m Match, n int, e Effect) {
@@ -71,30 +71,29 @@ func (s *Set) add(m Match, n int, e Effect) {
 	s.rules = append(s.rules, &rule{match: m, left: n, effect: e})
 }
 
-// NoCapacity makes launches fail that match all of the non-empty arguments, until Clear, with
-// InsufficientInstanceCapacity or another code of its kind (SpotMaxPriceTooLow, InstanceLimitExceeded,
-// VcpuLimitExceeded, Unsupported …).
+// NoCapacity makes launches fail that match all non-empty arguments, until Clear. code is InsufficientInstanceCapacity
+// or a similar error code, such as SpotMaxPriceTooLow, InstanceLimitExceeded, VcpuLimitExceeded or Unsupported.
 func (s *Set) NoCapacity(instanceType, zone, subnet, code string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shortages = append(s.shortages, shortage{instanceType: instanceType, zone: zone, subnet: subnet, code: code})
 }
 
-// SetLag makes EC2's describe calls show what is new only after a while: its eventual consistency.
+// SetLag delays the appearance of new resources in EC2's describe calls by d. It simulates EC2's eventual consistency.
 func (s *Set) SetLag(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lag = d
 }
 
-// Clear ends all faults.
+// Clear removes all faults.
 func (s *Set) Clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rules, s.shortages, s.lag = nil, nil, 0
 }
 
-// Take uses up the oldest fault of each kind that matches a call, and says what happens to it.
+// Take consumes the oldest matching fault of each kind and returns their combined effect on the call.
 func (s *Set) Take(service, action, role string) Effect {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,15 +123,15 @@ func (s *Set) Take(service, action, role string) Effect {
 	return out
 }
 
-// Pending is how many faults wait for a call: a test that meant one to happen checks that it did.
+// Pending returns the number of faults with calls left. A test checks with it that its faults have happened.
 func (s *Set) Pending() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.rules)
 }
 
-// Capacity is nil when an instance of the type may start there; else the error of RunInstances, CreateFleet or a
-// scaling activity.
+// Capacity returns nil if an instance of the type may start in the zone and the subnet. Otherwise it returns the error
+// of RunInstances, CreateFleet or a scaling activity.
 func (s *Set) Capacity(instanceType, zone, subnet string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +145,7 @@ func (s *Set) Capacity(instanceType, zone, subnet string) error {
 	return nil
 }
 
-// Lag is for how long describe calls do not show what is new.
+// Lag returns how long describe calls hide new resources.
 func (s *Set) Lag() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,8 +158,8 @@ func (m Match) matches(service, action, role string) bool {
 
 func fits(want, have string) bool { return want == "" || want == have }
 
-// capacityStatus: a lack of capacity is the server's fault, a limit of the account the client's.
-// Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+// capacityStatus returns the HTTP status of a code. A lack of capacity is a server error, and an account limit is a
+// client error. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 func capacityStatus(code string) int {
 	switch code {
 	case "InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity",
@@ -170,7 +169,7 @@ func capacityStatus(code string) int {
 	return http.StatusBadRequest
 }
 
-// throttled is each service's own way to say so. Source: the services' pages of common errors.
+// throttled returns the throttling error of a service, as documented on the service's page of common errors.
 func throttled(service string) *wire.Error {
 	switch service {
 	case "ec2":

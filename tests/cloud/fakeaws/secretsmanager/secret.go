@@ -15,7 +15,7 @@ import (
 func (s *Service) createSecret(c *wire.Call) (any, error) {
 	var in struct {
 		Name, ClientRequestToken, Description, KmsKeyId string
-		ForceOverwriteReplicaSecret                     bool // there are no replicas to overwrite
+		ForceOverwriteReplicaSecret                     bool // No effect: there are no replicas.
 		Tags                                            []tag
 		value
 	}
@@ -58,7 +58,7 @@ func (s *Service) createSecret(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// again answers CreateSecret for a name that is taken: a repetition of the call that made it is no error.
+// again answers CreateSecret for a name that exists. Repeating the original request is no error.
 func (x *secret) again(token string, v value) (any, error) {
 	if !x.deleted.IsZero() {
 		return nil,
@@ -71,7 +71,8 @@ func (x *secret) again(token string, v value) (any, error) {
 	return nil, fail("ResourceExistsException", "The operation failed because the secret %s already exists.", x.name)
 }
 
-// Recovery window in days. Source: https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_DeleteSecret.html
+// Limits of the recovery window in days.
+// https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_DeleteSecret.html
 const (
 	shortestWindow = 7
 	longestWindow  = 30
@@ -104,7 +105,7 @@ func (s *Service) deleteSecret(c *wire.Call) (any, error) {
 			fail("InvalidParameterException",
 				"You can't use ForceDeleteWithoutRecovery in conjunction with RecoveryWindowInDays.")
 	case err != nil && in.ForceDeleteWithoutRecovery && wire.AsError(err).Code == "ResourceNotFoundException":
-		return answer{in.SecretId, in.SecretId, wire.Time{Time: c.Now}}, nil // AWS does not mind
+		return answer{in.SecretId, in.SecretId, wire.Time{Time: c.Now}}, nil // As AWS answers.
 	case err != nil:
 		return nil, err
 	case in.ForceDeleteWithoutRecovery:
@@ -146,7 +147,7 @@ func (x *secret) json() secretJSON {
 	return out
 }
 
-// stages are the labels of the versions that have any.
+// stages returns the staging labels by version ID. Versions without a label are left out.
 func (x *secret) stages() map[string][]string {
 	out := map[string][]string{}
 	for _, v := range x.versions {
@@ -172,8 +173,8 @@ func (s *Service) describeSecret(c *wire.Call) (any, error) {
 	}{x.json(), x.stages()}, nil
 }
 
-// filter selects secrets: by what a value begins with, or, after "!", does not begin with.
-// Source: https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_Filter.html
+// filter selects secrets with a field that begins with a value or, after "!", does not.
+// https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_Filter.html
 type filter struct {
 	Key    string
 	Values []string
@@ -218,7 +219,7 @@ func (s *Service) listSecrets(c *wire.Call) (any, error) {
 	if err := c.Authorize("secretsmanager:ListSecrets", "*", nil); err != nil {
 		return nil, err
 	}
-	s.lookup("") // forgets those that are gone
+	s.lookup("") // Removes expired secrets.
 	found := slices.SortedFunc(maps.Values(s.secrets), func(a, b *secret) int {
 		return strings.Compare(a.name, b.name)
 	})
@@ -260,7 +261,7 @@ func (s *Service) listSecrets(c *wire.Call) (any, error) {
 	}{page, next}, err
 }
 
-// maxPage of all lists.
+// maxPage is the maximum page size of all lists.
 const maxPage = 100
 
 func page[T any](all []T, size *int, token string) ([]T, string, error) {

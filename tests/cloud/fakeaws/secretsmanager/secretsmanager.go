@@ -1,8 +1,11 @@
-// Package secretsmanager is a fake of AWS Secrets Manager, at the level of its JSON API.
+// Package secretsmanager fakes AWS Secrets Manager, at the level of its JSON API.
 //
-// Invariant: of a secret's versions at most one has each staging label, and one that has any version has one that is
-// AWSCURRENT. A version's value never changes. All state lies under the cloud's lock: handlers are called with it held.
-// Source: https://docs.aws.amazon.com/secretsmanager/latest/apireference/
+// Invariant: at most one version of a secret has a given staging label. A secret with any version has one with the
+// label AWSCURRENT. A version's value never changes.
+//
+// The cloud's lock guards all state. Handlers are called with it held.
+//
+// https://docs.aws.amazon.com/secretsmanager/latest/apireference/
 package secretsmanager
 
 import (
@@ -18,22 +21,22 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Service is the fake.
+// Service is the fake. The caller must hold the cloud's lock.
 type Service struct {
 	region, account string
 	now             func() time.Time
 	secrets         map[string]*secret // by name
 }
 
-// New makes a Secrets Manager with nothing in it.
+// New returns an empty Secrets Manager.
 func New(region, account string, now func() time.Time) *Service {
 	return &Service{region: region, account: account, now: now, secrets: map[string]*secret{}}
 }
 
-// Name is the signing name.
+// Name implements wire.Service: the name in the scope of signatures.
 func (s *Service) Name() string { return "secretsmanager" }
 
-// Operations are all that this fake can do.
+// Operations implements wire.Service.
 func (s *Service) Operations() map[string]wire.Handler {
 	return map[string]wire.Handler{
 		"CreateSecret":      s.createSecret,
@@ -49,8 +52,8 @@ func (s *Service) Operations() map[string]wire.Handler {
 type secret struct {
 	name, arn, description, keyID string
 	created, changed              time.Time
-	deleted                       time.Time  // when it was put up for deletion, zero when not
-	gone                          time.Time  // when that takes effect
+	deleted                       time.Time  // Time of DeleteSecret; zero without.
+	gone                          time.Time  // Time at which the deletion takes effect.
 	versions                      []*version // oldest first
 	tags                          map[string]string
 }
@@ -59,10 +62,11 @@ var nameForm = regexp.MustCompile(`^[A-Za-z0-9/_+=.@-]{1,512}$`)
 
 const suffixAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
-// newARN has six random characters at its end, so that a secret of the same name made later is another one.
+// newARN returns an ARN with six random characters at its end. They distinguish a secret from a later one of the same
+// name.
 func (s *Service) newARN(name string) string {
 	var b [6]byte
-	_, _ = rand.Read(b[:]) // never fails
+	_, _ = rand.Read(b[:]) // Never fails.
 	for i := range b {
 		b[i] = suffixAlphabet[int(b[i])%len(suffixAlphabet)]
 	}
@@ -73,8 +77,8 @@ func (s *Service) prefix() string {
 	return "arn:aws:secretsmanager:" + s.region + ":" + s.account + ":secret:"
 }
 
-// lookup finds a secret by its name, its ARN, or its ARN without the six characters. Those whose time has come are
-// gone.
+// lookup returns a secret by its name, its ARN, or its ARN without the six random characters. It removes secrets with
+// an expired recovery window first.
 func (s *Service) lookup(id string) *secret {
 	maps.DeleteFunc(s.secrets, func(_ string, x *secret) bool { return !x.deleted.IsZero() && !s.now().Before(x.gone) })
 	name, isARN := strings.CutPrefix(id, s.prefix())
@@ -89,7 +93,7 @@ func (s *Service) lookup(id string) *secret {
 	return nil
 }
 
-// keys are the condition keys of a secret that exists.
+// keys returns the IAM condition keys of an existing secret.
 func (x *secret) keys(id string) policy.Context {
 	ctx := policy.Context{"secretsmanager:SecretId": {id}}
 	for k, v := range x.tags {
@@ -99,8 +103,9 @@ func (x *secret) keys(id string) policy.Context {
 	return ctx
 }
 
-// find gets a secret and asks for permission to do the call's action to it, by its own policy, too. Of one that does
-// not exist AWS knows no ARN: then only who may do it to all secrets hears that there is none.
+// find returns a secret, after it has checked that the caller may perform the call's action on it. A secret that does
+// not exist has no ARN, so that the check uses the given ID. Only a caller with the permission for all secrets learns
+// that the secret does not exist.
 func (s *Service) find(c *wire.Call, id string, keys ...policy.Context) (*secret, error) {
 	x := s.lookup(id)
 	resource, all := id, policy.Context{"secretsmanager:SecretId": {id}}
@@ -119,7 +124,7 @@ func (s *Service) find(c *wire.Call, id string, keys ...policy.Context) (*secret
 	return x, nil
 }
 
-// live is find for operations that a secret which waits for its deletion refuses.
+// live is like find, but returns an error for a secret that is marked for deletion.
 func (s *Service) live(c *wire.Call, id string, keys ...policy.Context) (*secret, error) {
 	x, err := s.find(c, id, keys...)
 	if err == nil && !x.deleted.IsZero() {
@@ -141,7 +146,8 @@ func tagKeys(tags []tag) policy.Context {
 	return ctx
 }
 
-// maxTags on a secret. Source: https://docs.aws.amazon.com/secretsmanager/latest/userguide/reference_limits.html
+// maxTags is the maximum number of tags on a secret.
+// https://docs.aws.amazon.com/secretsmanager/latest/userguide/reference_limits.html
 const maxTags = 50
 
 func (x *secret) tag(tags []tag) error {

@@ -21,7 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// serve returns a client and what is added to the service's clock, in nanoseconds.
+// serve returns a client and an offset in nanoseconds that is added to the service's clock.
 func serve(t *testing.T) (*sdk.Client, *atomic.Int64) {
 	t.Helper()
 	later := new(atomic.Int64)

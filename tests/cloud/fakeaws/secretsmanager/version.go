@@ -15,7 +15,7 @@ const (
 	maxValue = 65536 // bytes
 )
 
-// version is one value of a secret. Its ID is the caller's token.
+// version is one value of a secret. Its ID is the token of the client's request.
 type version struct {
 	id      string
 	value   value
@@ -23,7 +23,7 @@ type version struct {
 	labels  []string
 }
 
-// value is a text or bytes: exactly one of them.
+// value is either a text or bytes.
 type value struct {
 	SecretString *string
 	SecretBinary []byte
@@ -51,7 +51,7 @@ func (v value) check() error {
 	return nil
 }
 
-// labelled finds the version that has a label.
+// labelled returns the version that has a label, or nil.
 func (x *secret) labelled(label string) *version {
 	i := slices.IndexFunc(x.versions, func(v *version) bool { return slices.Contains(v.labels, label) })
 	if i < 0 {
@@ -80,8 +80,8 @@ func (x *secret) move(label string, to *version) {
 	}
 }
 
-// put adds a version. The same token with the same value again is no error and changes nothing.
-// Source: https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_PutSecretValue.html
+// put adds a version. If the token already has a version with the same value, put succeeds and changes nothing.
+// https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_PutSecretValue.html
 func (x *secret) put(c *wire.Call, token string, v value, labels []string) (*version, error) {
 	if err := v.check(); err != nil {
 		return nil, err

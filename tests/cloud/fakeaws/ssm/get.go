@@ -18,7 +18,7 @@ type valueJSON struct {
 	Version                          int64
 }
 
-// value is a version of a parameter (0: the one in force) as Get operations tell it.
+// value returns a version of a parameter in the form of the Get operations. Number 0 means the current version.
 func (s *Service) value(p *parameter, number int64, decrypted bool) (valueJSON, error) {
 	v := p.current()
 	if number == 0 {
@@ -40,7 +40,7 @@ func (s *Service) value(p *parameter, number int64, decrypted bool) (valueJSON, 
 	return out, nil
 }
 
-// selected reads NAME, NAME:VERSION or an ARN of either, asks for permission and finds the value.
+// selected returns the value for NAME, NAME:VERSION or an ARN of either, after it has checked the caller's permission.
 func (s *Service) selected(c *wire.Call, given string, decrypted bool) (valueJSON, error) {
 	base, selector := given, ""
 	if strings.Contains(strings.TrimPrefix(given, "arn:aws:ssm:"+s.region+":"+s.account+":parameter/"), ":") {
@@ -131,7 +131,8 @@ func (s *Service) describeParameters(c *wire.Call) (any, error) {
 	}{page, next}, err
 }
 
-// filter selects parameters. Source: https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_ParameterStringFilter.html
+// filter selects parameters.
+// https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_ParameterStringFilter.html
 type filter struct {
 	Key, Option string
 	Values      []string

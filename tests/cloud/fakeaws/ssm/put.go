@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Limits. Source: https://docs.aws.amazon.com/systems-manager/latest/userguide/parameter-store-advanced-parameters.html
+// Limits. https://docs.aws.amazon.com/systems-manager/latest/userguide/parameter-store-advanced-parameters.html
 const (
 	maxStandard = 4096 // bytes
 	maxAdvanced = 8192
@@ -28,7 +28,8 @@ const (
 
 var nameForm = regexp.MustCompile(`^[a-zA-Z0-9_.\-/]+$`)
 
-// checkName follows the rules for names. Source: https://docs.aws.amazon.com/systems-manager/latest/userguide/sysman-paramstore-su-create.html
+// checkName checks the rules for names.
+// https://docs.aws.amazon.com/systems-manager/latest/userguide/sysman-paramstore-su-create.html
 func checkName(name string) error {
 	first := strings.ToLower(strings.TrimPrefix(name, "/"))
 	switch {
@@ -87,7 +88,8 @@ func (s *Service) allowPut(c *wire.Call, in *putInput) error {
 	return c.Authorize("ssm:AddTagsToResource", s.arn(in.Name), keys)
 }
 
-// next is the parameter as it will be, without its new version.
+// next returns the parameter with the requested settings, still without its new version. old is nil for a new
+// parameter.
 func (in *putInput) next(old *parameter) (*parameter, error) {
 	if err := checkName(in.Name); err != nil {
 		return nil, err
@@ -125,7 +127,7 @@ func (in *putInput) next(old *parameter) (*parameter, error) {
 	return p, p.tag(in.Tags)
 }
 
-// describe takes over what the new version is to have; what is not given stays as it was.
+// describe copies the requested settings to p. It keeps settings that the request does not contain.
 func (in *putInput) describe(p *parameter) error {
 	if in.Description != nil {
 		p.description = *in.Description

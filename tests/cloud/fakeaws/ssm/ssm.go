@@ -1,7 +1,10 @@
-// Package ssm is a fake of AWS Systems Manager's Parameter Store, at the level of its JSON API.
+// Package ssm fakes the Parameter Store of AWS Systems Manager, at the level of its JSON API.
 //
-// Invariant: versions of a parameter count up from 1 without gaps, and the value of a SecureString is told only to who
-// asks for it decrypted. All state lies under the cloud's lock: handlers are called with it held. Source:
+// Invariant: versions of a parameter count up from 1 without gaps. Only requests with decryption receive the value of a
+// SecureString in plain text.
+//
+// The cloud's lock guards all state. Handlers are called with it held.
+//
 // https://docs.aws.amazon.com/systems-manager/latest/APIReference/
 package ssm
 
@@ -16,21 +19,21 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Service is the fake.
+// Service is the fake. The caller must hold the cloud's lock.
 type Service struct {
 	region, account string
 	parameters      map[string]*parameter // by name
 }
 
-// New makes a Parameter Store with nothing in it.
+// New returns an empty Parameter Store.
 func New(region, account string) *Service {
 	return &Service{region: region, account: account, parameters: map[string]*parameter{}}
 }
 
-// Name is the signing name.
+// Name implements wire.Service: the name in the scope of signatures.
 func (s *Service) Name() string { return "ssm" }
 
-// Operations are all that this fake can do.
+// Operations implements wire.Service.
 func (s *Service) Operations() map[string]wire.Handler {
 	return map[string]wire.Handler{
 		"PutParameter":        s.putParameter,
@@ -43,8 +46,8 @@ func (s *Service) Operations() map[string]wire.Handler {
 
 type parameter struct {
 	name, kind, tier, dataType, description, keyID, allowedPattern string
-	versions                                                       []version // the last is in force
-	first                                                          int64     // number of versions[0]
+	versions                                                       []version // The last one is current.
+	first                                                          int64     // Number of versions[0].
 	tags                                                           map[string]string
 }
 
@@ -57,12 +60,12 @@ type version struct {
 func (p *parameter) current() version { return p.versions[len(p.versions)-1] }
 func (p *parameter) number() int64    { return p.first + int64(len(p.versions)) - 1 }
 
-// arn: names that begin with a slash do not get another.
+// arn returns the ARN of a parameter. A leading slash of the name is not doubled.
 func (s *Service) arn(name string) string {
 	return "arn:aws:ssm:" + s.region + ":" + s.account + ":parameter/" + strings.TrimPrefix(name, "/")
 }
 
-// plain is the name that a caller means by a name or an ARN.
+// plain returns the parameter's name for a name or an ARN.
 func (s *Service) plain(nameOrARN string) string {
 	name, ok := strings.CutPrefix(nameOrARN, "arn:aws:ssm:"+s.region+":"+s.account+":parameter/")
 	if ok && strings.Contains(name, "/") {
@@ -77,7 +80,7 @@ func (s *Service) plain(nameOrARN string) string {
 	return nameOrARN
 }
 
-// allow asks for permission to do the call's action to a parameter, whether it exists or not.
+// allow evaluates the caller's policies for the call's action on a parameter. The parameter need not exist.
 func (s *Service) allow(c *wire.Call, name string, keys policy.Context) error {
 	all := policy.Context{}
 	if p := s.parameters[name]; p != nil {
@@ -101,7 +104,7 @@ func tagKeys(tags []tag) policy.Context {
 	return ctx
 }
 
-// resource is how tag operations name a parameter.
+// resource names a parameter in tag operations.
 type resource struct{ ResourceType, ResourceId string }
 
 func (s *Service) tagged(c *wire.Call, r resource, keys policy.Context) (*parameter, error) {
@@ -137,7 +140,7 @@ func (s *Service) listTags(c *wire.Call) (any, error) {
 	return struct{ TagList []tag }{list}, nil
 }
 
-// maxTags on a parameter. Source:
+// maxTags is the maximum number of tags on a parameter.
 // https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_AddTagsToResource.html
 const maxTags = 50
 

@@ -61,7 +61,7 @@ func TestVersions(t *testing.T) {
 	}
 	fails(c.PutParameter(ctx, put))(t, "ParameterAlreadyExists")
 	put.Overwrite = aws.Bool(true)
-	fails(c.PutParameter(ctx, put))(t, "ValidationException") // tags
+	fails(c.PutParameter(ctx, put))(t, "ValidationException") // Tags need a new parameter.
 	put.Tags, put.Value, put.Description = nil, str("two"), nil
 	if out := must(c.PutParameter(ctx, put))(t); out.Version != 2 {
 		t.Errorf("put %+v", out)
