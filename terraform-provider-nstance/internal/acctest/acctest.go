@@ -31,7 +31,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/provider"
 )
 
-// Names that all tests use.
+// Names that all tests share.
 const (
 	Cluster = "example"
 	Shard   = "dev-1"

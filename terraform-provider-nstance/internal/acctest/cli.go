@@ -111,7 +111,7 @@ func NewCLIOf(t *testing.T, dir string) *CLI {
 		t.Fatalf("no configuration in %s: %v", dir, err)
 	}
 	for _, path := range files {
-		content, err := os.ReadFile(path) // copies the target of a symbolic link
+		content, err := os.ReadFile(path) // follows a symbolic link
 		if err != nil {
 			t.Fatal(err)
 		}

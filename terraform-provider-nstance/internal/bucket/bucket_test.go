@@ -62,7 +62,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestUnconditionalStoreIsRefused writes to an S3 endpoint that accepts every put, whatever its condition.
+// TestUnconditionalStoreIsRefused writes to an S3 endpoint that accepts every put, even if its condition does not hold.
 func TestUnconditionalStoreIsRefused(t *testing.T) {
 	var puts []string
 	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

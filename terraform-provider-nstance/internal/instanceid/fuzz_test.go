@@ -15,7 +15,7 @@ func FuzzTake(f *testing.F) {
 		"wrkzzzzzzzzzzzzzzzzzzzzzzzzzz", "wrk", "", "ACC06BGM7733ST2576NX5JHT4ECJW"} {
 		f.Add(seed)
 	}
-	for _, at := range []time.Time{time.UnixMilli(0), time.UnixMilli(1<<48 - 1)} { // first and last time that an ID can hold
+	for _, at := range []time.Time{time.UnixMilli(0), time.UnixMilli(1<<48 - 1)} { // the limits of an ID
 		if id, err := ident.NewID("wrk", at, rand.Reader); err == nil {
 			f.Add(id.String())
 		}

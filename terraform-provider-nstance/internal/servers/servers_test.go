@@ -40,7 +40,7 @@ func newCA(t testing.TB, name string) authority.CA {
 	return ca
 }
 
-// identity returns the identity of an operator or agent. It is expired if issued is long enough ago.
+// identity returns the identity of an operator or agent. Its certificate is valid for one hour from issued.
 func identity(t testing.TB, ca authority.CA, role authority.Role, issued time.Time) servers.Settings {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
@@ -88,7 +88,8 @@ func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest) (*nstanc
 		OperatorAddr: *a.leader})
 }
 
-// serve runs a server with the identity of until the test ends.
+// serve starts a server with a certificate for the given identity, and returns its address. The server stops when the
+// test ends.
 func serve(t *testing.T, ca authority.CA, of authority.Identity, a *api) (addr string) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)

@@ -12,7 +12,7 @@ import (
 // change describes the effects of a new configuration on the instances of a shard.
 type change struct {
 	roll, push, empty []string // names of static groups as tenant/name, sorted
-	rollTemplates     []string // templates whose dynamic groups roll
+	rollTemplates     []string // templates with dynamic groups that roll
 	pushTemplates     []string
 	terminates        bool
 }

@@ -33,7 +33,7 @@ type document struct {
 func docs() document {
 	var out document
 	if err := json.Unmarshal(config.Schema(), &out); err != nil {
-		panic("typedconfig: " + err.Error()) // the schema is constant
+		panic("typedconfig: " + err.Error()) // not reached: the schema is constant
 	}
 	return out
 }

@@ -40,7 +40,7 @@ func content(v reflect.Value, typ tftypes.Type) tftypes.Value {
 	case text:
 		s, err := v.Interface().(encoding.TextMarshaler).MarshalText()
 		if err != nil {
-			panic("typedconfig: " + err.Error()) // the shard is valid
+			panic("typedconfig: " + err.Error()) // not reached: the shard is valid
 		}
 		return tftypes.NewValue(typ, string(s))
 	case scalar:
@@ -76,7 +76,7 @@ func content(v reflect.Value, typ tftypes.Type) tftypes.Value {
 	default:
 		s, err := json.Marshal(v.Interface())
 		if err != nil {
-			panic("typedconfig: " + err.Error()) // the shard is valid
+			panic("typedconfig: " + err.Error()) // not reached: the shard is valid
 		}
 		return tftypes.NewValue(typ, string(s))
 	}
