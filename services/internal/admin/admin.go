@@ -1,10 +1,9 @@
-// Package admin is nstance-admin: the command line and the HTTP API with which people and scripts look after a cluster.
-// `cluster` commands and `config push` work on the bucket, all others on the operator API of the shards' leaders
+// Package admin implements nstance-admin, the command line and the HTTP API to operate a cluster. The `cluster`
+// commands and `config push` access the bucket. All other commands call the operator API of the shards' leaders
 // (package fleet).
 //
-// Invariant: a secret is written to standard output or a file only by the command that was asked for it (secret get,
-// nonce, register-operator); every command ends with 0 if all it was asked for was done, 1 if not, 2 if the command
-// line is wrong.
+// Invariant: only the commands secret get, nonce, and register-operator write a secret to standard output or a file.
+// Every command exits with 0 if it succeeded completely, 1 if it failed, and 2 if the command line is wrong.
 package admin
 
 import (
@@ -22,7 +21,8 @@ import (
 
 //go:generate go test -run ^TestGenerated$ . -update
 
-// Environment is what the program touches beside buckets, servers and named files. [System] is the real one.
+// Environment holds the program's access to the system, except buckets, servers, and named files. [System] returns the
+// real one.
 type Environment struct {
 	Stdin  io.Reader
 	Stdout io.Writer
@@ -32,7 +32,7 @@ type Environment struct {
 	Rand   io.Reader // used concurrently
 }
 
-// System is the process's own environment.
+// System returns the environment of this process.
 func System() Environment {
 	return Environment{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv, Now: time.Now,
 		Rand: rand.Reader}
@@ -45,7 +45,7 @@ const (
 	exitUsage   = 2
 )
 
-// Run runs one command line, without the program's name, until it is done or ctx ends. It returns the exit code.
+// Run runs one command line, without the program's name, until the command ends or ctx ends. It returns the exit code.
 func Run(ctx context.Context, args []string, version string, env Environment) int {
 	a := newApp(version, env)
 	root := a.command()
@@ -56,7 +56,7 @@ func Run(ctx context.Context, args []string, version string, env Environment) in
 	}
 	var usage *usageError
 	if !a.started && !errors.As(err, &usage) {
-		err = &usageError{err: err} // cobra's own: the command line did not get as far as a command
+		err = &usageError{err: err} // an error of cobra itself: no command was started
 	}
 	a.report(err)
 	if errors.As(err, &usage) {
@@ -65,12 +65,12 @@ func Run(ctx context.Context, args []string, version string, env Environment) in
 	return exitFailure
 }
 
-// app is one run.
+// app is one run of the program.
 type app struct {
 	Environment
 	version string
 	style   style
-	// started: a command is running; errors from before are about the command line.
+	// started means that a command is running. Earlier errors concern the command line.
 	started bool
 }
 
@@ -121,7 +121,7 @@ func (a *app) command() *cobra.Command {
 	return root
 }
 
-// prepare gives every command of ours what they have in common.
+// prepare sets the common properties of a command and its subcommands.
 func (a *app) prepare(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		a.prepare(sub)

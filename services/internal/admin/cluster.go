@@ -75,7 +75,7 @@ type initResult struct {
 	CAFingerprint   string    `json:"ca_fingerprint"` // SHA-256 in hexadecimal
 	CANotAfter      time.Time `json:"ca_not_after"`
 	NonceKeyCreated bool      `json:"nonce_key_created"`
-	EncryptionKey   string    `json:"encryption_key_id"` // which key seals, not the key
+	EncryptionKey   string    `json:"encryption_key_id"` // the ID of the key, not the key itself
 }
 
 func (a *app) initCluster(ctx context.Context, c *cluster, certFile, keyFile string) (initResult, error) {
@@ -162,7 +162,7 @@ The operator's ID and the end of the nonce are written to standard error.`,
 	return cmd
 }
 
-// noKeysYet says what to do about a cluster without its keys.
+// noKeysYet adds a hint to an error about a cluster without keys.
 func noKeysYet(err error) error {
 	if errors.Is(err, secretstore.ErrNotFound) {
 		return withHint(err,
@@ -172,8 +172,8 @@ func noKeysYet(err error) error {
 	return err
 }
 
-// writeSecret writes to a file that only we may read, or to standard output for "-": there without a line break, which
-// is not part of it, unless a person looks.
+// writeSecret writes to a file with access for the owner only, or to standard output if path is "-". Standard output
+// gets an extra line break only if it is a terminal, because a line break is not part of the secret.
 func (a *app) writeSecret(path string, content []byte) error {
 	if path != "-" {
 		if err := renameio.WriteFile(path, content, 0o600); err != nil {

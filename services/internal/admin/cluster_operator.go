@@ -86,12 +86,12 @@ is changed while more than a third of the certificate's life is left.`,
 	return cmd
 }
 
-// registration is what was asked for.
+// registration holds the parameters of a registration.
 type registration struct {
 	tenant, publicKeyFile, dir string
-	id                         ident.ID // zero: whose the key is, or a new one
+	id                         ident.ID // zero: the operator that has the key, or a new one
 	ttl                        time.Duration
-	renew                      bool // also if the certificate is not due yet
+	renew                      bool // also if the certificate is not due for renewal
 }
 
 type registered struct {
@@ -100,7 +100,7 @@ type registered struct {
 	Tenant   string    `json:"tenant"`
 	Dir      string    `json:"identity_dir"`
 	NotAfter time.Time `json:"not_after"`
-	Issued   bool      `json:"issued"` // false: the certificate that is there is still good
+	Issued   bool      `json:"issued"` // false: the existing certificate is still good
 }
 
 func (r registered) what() string {
@@ -110,8 +110,8 @@ func (r registered) what() string {
 	return "still good"
 }
 
-// register makes the record first, then the certificate's file: a certificate that is nobody's does no harm, and
-// running the command again finds the record by its key.
+// register writes the record first, then the certificate's file. A recorded certificate without a file does no harm,
+// and the next run of the command finds the record by its key.
 func (a *app) register(ctx context.Context, c *cluster, r registration) (registered, error) {
 	ca, err := c.state.LoadCA(ctx)
 	if err != nil {
@@ -160,8 +160,8 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 	return result, nil
 }
 
-// operatorKey returns the public key to register: the given one, or that of identity.key, which is made if there is
-// none.
+// operatorKey returns the public key to register: the given key or the key in identity.key. It generates identity.key
+// if the file is missing.
 func (a *app) operatorKey(r registration) (ed25519.PublicKey, error) {
 	if r.publicKeyFile != "" {
 		text, err := os.ReadFile(r.publicKeyFile)
@@ -211,7 +211,7 @@ func write(dir, name string, content []byte) error {
 	return nil
 }
 
-// parsePublicKey reads one PEM block with an Ed25519 key in PKIX form.
+// parsePublicKey parses one PEM block with an Ed25519 key in PKIX form.
 func parsePublicKey(text []byte) (ed25519.PublicKey, error) {
 	block, err := onePEM(text, "PUBLIC KEY")
 	if err != nil {
@@ -228,7 +228,7 @@ func parsePublicKey(text []byte) (ed25519.PublicKey, error) {
 	return key, nil
 }
 
-// parsePrivateKey reads one PEM block with an Ed25519 key in PKCS #8 form. Errors do not quote it.
+// parsePrivateKey parses one PEM block with an Ed25519 key in PKCS #8 form. Errors do not quote the key.
 func parsePrivateKey(text []byte) (ed25519.PrivateKey, error) {
 	block, err := onePEM(text, "PRIVATE KEY")
 	if err != nil {
@@ -259,8 +259,8 @@ func onePEM(text []byte, kind string) (*pem.Block, error) {
 	return block, nil
 }
 
-// findOperator looks for the operator that the registration is of: by ID if that is given, else by the key. id is zero
-// if there is none.
+// findOperator returns the operator of a registration. It searches by ID if an ID is given, otherwise by key. The
+// returned ID is zero if there is no such operator.
 func findOperator(ctx context.Context, state *clusterstate.State, r registration,
 	key ed25519.PublicKey) (record.Operator, ident.ID, objstore.Token, error) {
 	id := r.id
@@ -300,8 +300,8 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 	return nil
 }
 
-// stillGood says whether the directory holds the certificate that the record names, with more than a third of its life
-// left.
+// stillGood reports whether the directory holds the certificate that the record names, with more than a third of its
+// life left.
 func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
 	text, err := os.ReadFile(filepath.Join(r.dir, fleet.CertificateFile))
 	if err != nil || rec.Revision == 0 {
@@ -318,7 +318,7 @@ func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
 	return leaf.NotAfter.UTC(), a.Now().Before(fleet.Identity{Leaf: leaf}.RenewAt())
 }
 
-// recordOperator writes the record of a new certificate, conditional on what was there.
+// recordOperator writes the record of a new certificate if the record has not changed since it was read.
 func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token,
 	who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
 	writer, err := a.writer()

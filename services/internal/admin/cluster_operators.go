@@ -126,8 +126,8 @@ needed. Removing it twice changes nothing. The encryption key is not needed.`,
 	return cmd
 }
 
-// removeOperator makes a tombstone of an operator's record and returns since when it is one. A renewal that comes first
-// is met by trying again.
+// removeOperator replaces an operator's record by a tombstone and returns the time of its removal. It tries again if a
+// renewal writes the record first.
 func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (time.Time,
 	error) {
 	writer, err := a.writer()
@@ -147,7 +147,7 @@ func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, ten
 	return rec.RemovedAt, err
 }
 
-// writer names this run of the program in what it writes.
+// writer returns a name for this run, which the program writes into records.
 func (a *app) writer() (string, error) {
 	var random [8]byte
 	if _, err := io.ReadFull(a.Rand, random[:]); err != nil {

@@ -75,7 +75,7 @@ never replaced.`,
 	return cmd
 }
 
-// ours says whether a secret is the cluster's own.
+// ours reports whether a secret is one of the cluster's own secrets.
 func ours(name string) bool { return name == secretstore.CAKey || name == secretstore.NonceKey }
 
 // checkOurs checks the content of the cluster's own secrets.
@@ -101,7 +101,7 @@ func secretName(cmd *cobra.Command, name string) error {
 	return nil
 }
 
-// readSecret reads from a file or standard input. Errors do not quote it.
+// readSecret reads a file or standard input. Errors do not quote the content.
 func (a *app) readSecret(path string) (content []byte, err error) {
 	from := a.Stdin
 	if path != "-" {
@@ -160,7 +160,7 @@ is given in base64 as "value_base64".`,
 	return cmd
 }
 
-// shownSecret is made only to be printed by the command that was asked for it.
+// shownSecret is the output of the command that prints a secret.
 type shownSecret struct {
 	Name   string `json:"name"`
 	KeyID  string `json:"encryption_key_id,omitempty"`

@@ -97,7 +97,7 @@ func verify(ctx context.Context, c *cluster, now time.Time) (verification, error
 			err = c.verifyObject(ctx, key, entry, now)
 		}
 		if errors.Is(err, objstore.ErrNotFound) {
-			continue // gone since it was listed
+			continue // deleted since it was listed
 		}
 		if ctx.Err() != nil {
 			return verification{}, ctx.Err()
@@ -121,7 +121,7 @@ func verify(ctx context.Context, c *cluster, now time.Time) (verification, error
 	return v, nil
 }
 
-// probeAge is from when on a left-over probe object is worth telling.
+// probeAge is the age from which a leftover probe object is reported.
 const probeAge = time.Hour
 
 func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore.Entry, now time.Time) error {
@@ -185,7 +185,8 @@ func (c *cluster) verifySecret(ctx context.Context, name string) error {
 	return checkOurs(c, name, secret.Value.Reveal())
 }
 
-// same compares what a document says of itself with where it lies, in pairs; nothing if it could not be read.
+// same compares what a document says about itself with its location, in pairs. It returns nil if the document could not
+// be read.
 func same(read error, pairs ...string) error {
 	for i := 0; read == nil && i < len(pairs); i += 2 {
 		if pairs[i] != pairs[i+1] {

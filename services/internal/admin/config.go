@@ -181,8 +181,8 @@ func invalid(file string, problems config.Problems) error {
 		"docs/reference/configuration.md describes every field")
 }
 
-// readConfig reads and parses a configuration from a file, or from standard input for "-". The shard is nil if it is
-// not valid.
+// readConfig reads and parses a configuration from a file, or from standard input if path is "-". The shard is nil if
+// the configuration is not valid.
 func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, error) {
 	from := a.Stdin
 	if path != "-" {
@@ -193,7 +193,7 @@ func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, e
 		defer file.Close()
 		from = file
 	}
-	// one byte more: Parse then says that it is too long
+	// one extra byte makes Parse report a file that is too long
 	body, err := io.ReadAll(io.LimitReader(from, config.MaxSize+1))
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
@@ -239,7 +239,7 @@ With --refresh the shard's leader applies it at once.`,
 			return withHint(fmt.Errorf("%s is of shard %s, not of %s", args[0], shard.Server.Shard, wantShard),
 				"push the file of that shard, or leave --shard out")
 		}
-		if refresh { // before anything is written
+		if refresh { // fail before anything is written
 			f, err := a.fleet(s)
 			if err != nil {
 				return err
@@ -318,7 +318,7 @@ func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags,
 	return a.line("%s: written, %d bytes (%s)", name, len(body), token)
 }
 
-// checkDynamic refuses a configuration that takes something away from a group that was made at run time.
+// checkDynamic rejects a configuration that removes something which a dynamic group needs.
 func checkDynamic(ctx context.Context, state *clusterstate.State, shard *config.Shard) error {
 	groups, _, _, err := state.ReadGroups(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {

@@ -19,7 +19,7 @@ import (
 // usageError means that the command line is wrong.
 type usageError struct {
 	err     error
-	command string // whose help tells more
+	command string // command with the relevant help
 	hint    string
 }
 
@@ -32,7 +32,7 @@ func usageOf(cmd *cobra.Command, err error) error {
 	return &usageError{err: err, command: cmd.CommandPath()}
 }
 
-// hintedError carries what to do about an error.
+// hintedError is an error with a hint about what to do next.
 type hintedError struct {
 	err  error
 	hint string
@@ -58,7 +58,7 @@ func (e *shardsError) Error() string {
 	return fmt.Sprintf("%d of %d shards failed", len(e.errs), e.of)
 }
 
-// report tells people what went wrong, and what to do next.
+// report prints an error and what to do next.
 func (a *app) report(err error) {
 	var shards *shardsError
 	var usage *usageError
@@ -92,7 +92,7 @@ func (a *app) complain(message, hint string) {
 	}
 }
 
-// hintOf says what to do about errors of the contract's packages.
+// hintOf returns a hint for errors of the contract's packages.
 func hintOf(err error) string {
 	var hinted *hintedError
 	switch {

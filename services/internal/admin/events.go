@@ -55,7 +55,7 @@ func (a *app) follow(ctx context.Context, conn *fleet.Fleet, shards []string, f 
 				return
 			}
 			if err := a.writeEvent(f, e); err != nil {
-				broken = fmt.Errorf("write event: %w", err) // the reader is gone
+				broken = fmt.Errorf("write event: %w", err) // the reader has closed the output
 				cancel()
 			}
 		},
@@ -68,7 +68,7 @@ func (a *app) follow(ctx context.Context, conn *fleet.Fleet, shards []string, f 
 		},
 		Found: func(shard string) { a.note("shard %s: connected again", shard) },
 	})
-	if len(failed) > 0 { // which has been told
+	if len(failed) > 0 { // already reported
 		return fmt.Errorf("%d of %d shards could not be followed", len(failed), len(shards))
 	}
 	return broken
@@ -92,13 +92,13 @@ func (a *app) writeEvent(f format, e fleet.Event) error {
 	}
 	when := e.At
 	if when.IsZero() {
-		when = a.Now() // of groups no time is told
+		when = a.Now() // group events have no time
 	}
 	_, err := fmt.Fprintf(a.Stdout, "%s  %s  %s\n", a.style.out.dim(when.UTC().Format("15:04:05.000")), e.Shard, text)
 	return err
 }
 
-// eventText says in one line what happened. ok is false for what people need not see.
+// eventText describes an event in one line. ok is false for events that are not shown to people.
 func (a *app) eventText(e fleet.Event) (text string, ok bool) {
 	kind := fmt.Sprintf("%-16s", strings.ReplaceAll(e.Type, "_", " "))
 	p := a.style.out
@@ -134,7 +134,7 @@ func (a *app) eventText(e fleet.Event) (text string, ok bool) {
 	return kind + "  " + printable(what), true
 }
 
-// join puts the parts that there are after each other.
+// join joins the parts that are not empty.
 func join(parts ...string) string {
 	var out []string
 	for _, part := range parts {

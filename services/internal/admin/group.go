@@ -75,7 +75,7 @@ func (a *app) groupListCommand() *cobra.Command {
 	return cmd
 }
 
-// none says that nothing was found, unless that is because nobody answered.
+// none prints that nothing was found, unless shards failed.
 func (a *app) none(failed []*fleet.Error, text string) error {
 	if len(failed) == 0 {
 		a.note("%s", text)
@@ -213,7 +213,7 @@ follows.`,
 	return cmd
 }
 
-// showGroups shows what became of groups in shards, a line for each.
+// showGroups prints the results of a change of groups, one line per shard.
 func (a *app) showGroups(f format, answers []fleet.GroupAnswer, line func(fleet.GroupAnswer) string) error {
 	err := a.show(f, shardsOutput[fleet.GroupAnswer]{answers}, func(w io.Writer) error {
 		for _, answer := range answers {

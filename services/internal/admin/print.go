@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// style knows which of the two outputs show colours.
+// style holds the colors of standard output and standard error.
 type style struct{ out, err palette }
 
 type palette bool
@@ -24,7 +24,7 @@ func newStyle(env Environment) style {
 	return style{out: palette(colours && isTerminal(env.Stdout)), err: palette(colours && isTerminal(env.Stderr))}
 }
 
-// isTerminal reports whether a stream is a terminal (or another device that shows characters).
+// isTerminal reports whether a stream is a terminal or another character device.
 func isTerminal(stream any) bool {
 	file, ok := stream.(*os.File)
 	if !ok {
@@ -57,7 +57,7 @@ func (a *app) note(format string, args ...any) {
 	fmt.Fprintf(a.Stderr, format+"\n", args...)
 }
 
-// format is how a command shows what it found.
+// format is the output format of a command.
 type format string
 
 var formats = []string{"table", "json", "yaml"}
@@ -107,7 +107,7 @@ func writeJSON(w io.Writer, value any) error {
 	return enc.Encode(value)
 }
 
-// cell is one text of a table. Colours do not count for its width.
+// cell is one text of a table. Color codes do not count towards its width.
 type cell struct {
 	text  string
 	paint func(string) string
@@ -121,7 +121,8 @@ func plain(texts ...string) []cell {
 	return cells
 }
 
-// writeTable aligns rows under a head. Control characters, which names from elsewhere might hold, are shown as '?'.
+// writeTable writes rows in aligned columns under a header. It replaces control characters, which external names may
+// contain, by '?'.
 func writeTable(w io.Writer, p palette, head []string, rows [][]cell) error {
 	widths := make([]int, len(head))
 	for i, name := range head {
@@ -162,7 +163,7 @@ func writeTable(w io.Writer, p palette, head []string, rows [][]cell) error {
 	return err
 }
 
-// fact is one line of a description; those without a value are left out.
+// fact is one line of a description. Facts without a value are omitted.
 type fact struct{ name, value string }
 
 func writeFacts(w io.Writer, p palette, facts []fact) error {
@@ -189,7 +190,7 @@ func printable(text string) string {
 	}, text)
 }
 
-// stamp writes a time to the second in UTC, "" for none.
+// stamp formats a time in UTC with a resolution of one second. It returns "" for the zero time.
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -197,7 +198,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// age writes how long ago something was, roughly.
+// age formats the time between then and now, rounded to one unit.
 func age(now, then time.Time) string {
 	if then.IsZero() {
 		return ""
@@ -214,7 +215,7 @@ func age(now, then time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// pairs writes a map as k=v, sorted.
+// pairs formats a map as k=v, sorted by key.
 func pairs(m map[string]string) string {
 	var out []string
 	for k, v := range m {

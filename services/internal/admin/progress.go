@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// patience is after how long people are told what is being waited for.
+// patience is the time after which a message says what the program waits for.
 const patience = time.Second
 
-// during runs do, and says on standard error what is being done if it takes more than a second: on a terminal with the
-// seconds that went by, elsewhere once.
+// during runs do. If do takes more than a second, during says on standard error what the program waits for. On a
+// terminal, it also counts the seconds.
 func (a *app) during(what string, do func() error) error {
 	done := make(chan struct{})
 	var wg sync.WaitGroup

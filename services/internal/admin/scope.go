@@ -11,21 +11,21 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// Variables that stand in for flags.
+// The environment variables that set defaults of flags.
 const (
 	envServers  = "NSTANCE_ADMIN_SERVERS"
 	envIdentity = "NSTANCE_ADMIN_IDENTITY_DIR"
 	envShard    = "NSTANCE_ADMIN_SHARD"
 )
 
-// scope are the flags of commands that talk to shards.
+// scope holds the flags of commands that call shards.
 type scope struct {
 	servers, identityDir, shard string
 	all                         bool
 	timeout                     time.Duration
 }
 
-// scopeFlags adds them to a command.
+// scopeFlags adds the flags of scope to a command.
 func scopeFlags(cmd *cobra.Command) *scope {
 	s := new(scope)
 	s.reach(cmd)
@@ -37,7 +37,7 @@ func scopeFlags(cmd *cobra.Command) *scope {
 	return s
 }
 
-// reach adds what is needed to talk to any shard at all.
+// reach adds the flags that every call to a shard needs.
 func (s *scope) reach(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.servers, "servers", "", "operator addresses as shard=host:port,… (or "+envServers+
 		"); several of one shard are tried in turn")
@@ -46,7 +46,7 @@ func (s *scope) reach(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how long one call to one shard may take")
 }
 
-// fleet connects to what the flags say. Close it.
+// fleet returns a fleet for the flags. The caller must close it.
 func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	servers, err := fleet.ParseServers(cmp.Or(s.servers, a.Getenv(envServers)))
 	switch {
@@ -75,7 +75,7 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	return f, nil
 }
 
-// shards picks the shards that a command is about.
+// shards returns the shards that a command applies to.
 func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	if s.all {
 		return f.Shards(), nil
@@ -94,7 +94,7 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	return []string{shard}, nil
 }
 
-// ask runs a call against the shards that the flags name, telling people what it waits for.
+// ask runs a call against the selected shards and shows what it waits for.
 func ask[T any](ctx context.Context, a *app, s *scope, what string, call func(ctx context.Context, f *fleet.Fleet,
 	shards []string) []T) ([]T, error) {
 	f, err := a.fleet(s)
@@ -121,7 +121,7 @@ func whom(shards []string) string {
 	return strconv.Itoa(len(shards)) + " shards"
 }
 
-// outcome is the error of a command whose shards gave answers.
+// outcome returns the error of a command from the answers of its shards.
 func outcome[T any, P fleet.Answer[T]](answers []T) error {
 	failed := fleet.Failed[T, P](answers)
 	if len(failed) == 0 {
@@ -130,7 +130,7 @@ func outcome[T any, P fleet.Answer[T]](answers []T) error {
 	return &shardsError{failed, len(answers)}
 }
 
-// shardsOutput is what every shard command writes as JSON and YAML.
+// shardsOutput is the JSON and YAML output of every shard command.
 type shardsOutput[T any] struct {
 	Shards []T `json:"shards"`
 }

@@ -63,7 +63,7 @@ are given, or a proxy in front speaks TLS.`,
 	return cmd
 }
 
-// shutdownTime is what requests under way get at the end.
+// shutdownTime is the time that requests in progress get when the server stops.
 const shutdownTime = 5 * time.Second
 
 func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
@@ -94,7 +94,7 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 		return withHint(fmt.Errorf("listen: %w", err), "choose another address with --bind")
 	}
 	log := slog.New(slog.NewTextHandler(a.Stderr, nil))
-	request := 2 * s.timeout // reading a group, and changing it
+	request := 2 * s.timeout // to read a group and to change it
 	server := &http.Server{
 		Handler: httpapi.New(httpapi.Options{Fleet: f, Tokens: tokens, Version: a.version, Timeout: request,
 			Log: log}),

@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// bucketFlags say where a bucket is.
+// bucketFlags hold the location of a bucket.
 type bucketFlags struct {
 	location open.Location
 	timeout  time.Duration
@@ -41,8 +41,7 @@ func (b *bucketFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&b.timeout, "storage-timeout", storageTime, "how long the command may take with the bucket")
 }
 
-// open opens the bucket; a directory that is not there is made only if create says so. The returned context ends with
-// the time-out.
+// open opens the bucket. If create is set, it creates a missing directory. The returned context ends with the timeout.
 func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, context.Context, context.CancelFunc,
 	error) {
 	switch {
@@ -68,10 +67,10 @@ func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, co
 	return objstore.WithProbe(store, probeKey()), ctx, cancel, nil
 }
 
-// probeKey returns a new key for proving that a bucket honours conditional writes.
+// probeKey returns a new key to verify that a bucket honors conditional writes.
 func probeKey() string { return keys.Probe(keys.ClusterProbeShard, strings.ToLower(rand.Text())) }
 
-// secretFlags say where the cluster's secrets are and which keys open them.
+// secretFlags hold the location of the cluster's secrets and of the encryption keys.
 type secretFlags struct {
 	bucketFlags
 	cluster                   string
@@ -103,13 +102,13 @@ type cluster struct {
 	ring    keyring.Ring
 }
 
-// need is what a command needs of a cluster.
+// need describes what a command needs from a cluster.
 type need struct {
 	key bool // the encryption key
-	id  bool // --cluster-id: there is no ca.crt yet that would tell
+	id  bool // --cluster-id, because there is no ca.crt yet that names the cluster
 }
 
-// withCluster opens the cluster that the flags name and runs do.
+// withCluster opens the cluster that the flags name and calls do with it.
 func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 	do func(ctx context.Context, c *cluster) error) error {
 	if s.provider == secrets.ObjectStorage && s.prefix != "" {
@@ -155,7 +154,7 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 	})
 }
 
-// ring reads the encryption keys. Where none is needed, a source that has none is no error.
+// ring reads the encryption keys. If none is needed, a source without keys is not an error.
 func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, error) {
 	if !needed {
 		return keyring.Ring{}, nil

@@ -107,7 +107,7 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 	var superseded *shardconfig.SupersededError
 	switch {
 	case errors.As(err, &superseded):
-		c.Leader.Leader.Executor.Authority.Refuse(superseded.Term) // a newer term exists: fail with the end of leadership
+		c.Leader.Leader.Executor.Authority.Refuse(superseded.Term) // a newer term exists
 	case errors.As(err, &refused):
 		return invalidGroup(refused)
 	case errors.Is(err, shardconfig.ErrNoGroup):

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Outcome is what every shard's answer has: which shard, and, if it failed, why.
+// Outcome is the common part of every shard's answer: the name of the shard, and the error if the call failed.
 type Outcome struct {
 	Shard string `json:"shard"`
 	Err   *Error `json:"error,omitempty"`
@@ -40,7 +40,7 @@ type Answer[T any] interface {
 	outcome() *Outcome
 }
 
-// Answers of shards.
+// The answers of shards.
 type (
 	// GroupsAnswer lists groups.
 	GroupsAnswer struct {
@@ -51,9 +51,9 @@ type (
 	GroupAnswer struct {
 		Outcome
 		Group *Group `json:"group,omitempty"`
-		// PreviousSize is the desired size before it was changed.
+		// PreviousSize is the desired size before the change.
 		PreviousSize *uint32 `json:"previous_size,omitempty"`
-		// Restored: a static group's override was removed, the group stays.
+		// Restored means that a static group's override was removed and the group stays.
 		Restored bool `json:"restored_static,omitempty" jsonschema:"description=The override of a static group was removed and the group stays"`
 	}
 	// InstancesAnswer lists instances.
@@ -78,7 +78,7 @@ type (
 	}
 )
 
-// each asks shards side by side. Answers are in the order of the shards.
+// each calls ask for all shards concurrently. The answers are in the order of the shards.
 func each[T any, P Answer[T]](ctx context.Context, shards []string, ask func(ctx context.Context, shard string,
 	into *T) error) []T {
 	answers := make([]T, len(shards))
@@ -96,7 +96,7 @@ func each[T any, P Answer[T]](ctx context.Context, shards []string, ask func(ctx
 	return answers
 }
 
-// ConfigStatus asks for the state of the configuration.
+// ConfigStatus returns the state of the configuration of each shard.
 func (f *Fleet) ConfigStatus(ctx context.Context, shards []string) []ConfigAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *ConfigAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -107,8 +107,8 @@ func (f *Fleet) ConfigStatus(ctx context.Context, shards []string) []ConfigAnswe
 	})
 }
 
-// Refresh has shards read their configuration now. One that is invalid is an error of its shard; its problems are in
-// the answer.
+// Refresh makes shards read their configuration immediately. An invalid configuration is an error of its shard, and the
+// answer contains its problems.
 func (f *Fleet) Refresh(ctx context.Context, shards []string) []RefreshAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *RefreshAnswer) error {
 		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -127,7 +127,7 @@ func (f *Fleet) Refresh(ctx context.Context, shards []string) []RefreshAnswer {
 	})
 }
 
-// Groups lists the tenant's groups, by name.
+// Groups lists the tenant's groups, sorted by name.
 func (f *Fleet) Groups(ctx context.Context, shards []string) []GroupsAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupsAnswer) error {
 		var err error
@@ -136,7 +136,7 @@ func (f *Fleet) Groups(ctx context.Context, shards []string) []GroupsAnswer {
 	})
 }
 
-// Group lists one group of each shard, which must exist.
+// Group returns one group of each shard. A missing group is an error.
 func (f *Fleet) Group(ctx context.Context, shards []string, name string) []GroupsAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupsAnswer) error {
 		group, err := f.group(ctx, shard, name)
@@ -177,11 +177,10 @@ func (f *Fleet) group(ctx context.Context, shard, name string) (Group, error) {
 	return groups[i], nil
 }
 
-// scaleAttempts is how often a group that keeps being changed by others is read again.
+// scaleAttempts is the limit of attempts to change a group that other clients change at the same time.
 const scaleAttempts = 5
 
-// Scale changes a group's desired size and nothing else. The group must exist. What others change at the same time is
-// kept.
+// Scale changes only a group's desired size. The group must exist. Concurrent changes of other fields are kept.
 func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size uint32) []GroupAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
 		var err error
@@ -208,7 +207,7 @@ func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size ui
 	})
 }
 
-// CreateGroup creates a group from a definition. One that exists already is refused.
+// CreateGroup creates a group. It fails if the group already exists.
 func (f *Fleet) CreateGroup(ctx context.Context, shards []string, spec GroupSpec) []GroupAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
 		have, err := f.groups(ctx, shard)
@@ -224,7 +223,7 @@ func (f *Fleet) CreateGroup(ctx context.Context, shards []string, spec GroupSpec
 	})
 }
 
-// GroupSpec is the definition of a new group. What is not set is the template's.
+// GroupSpec defines a new group. Unset fields take the values of the template.
 type GroupSpec struct {
 	Name, Template           string
 	Size                     uint32
@@ -263,7 +262,7 @@ func (f *Fleet) upsert(ctx context.Context, shard string, r *nstancev1.UpsertGro
 	return group, err
 }
 
-// DeleteGroup removes a dynamic group, or the override of a static one.
+// DeleteGroup deletes a dynamic group, or the override of a static one.
 func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) []GroupAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -274,7 +273,8 @@ func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) [
 	})
 }
 
-// Instances lists the tenant's instances, of one group unless that is empty; oldest first.
+// Instances lists the tenant's instances, sorted by group and then from oldest to newest. If group is not empty, it
+// lists only instances of that group.
 func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []InstancesAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstancesAnswer) error {
 		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -292,14 +292,14 @@ func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []
 			if c := strings.Compare(a.Group, b.Group); c != 0 {
 				return c
 			}
-			// after the kind, IDs sort by age
+			// IDs sort by age after the kind
 			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):])
 		})
 		return err
 	})
 }
 
-// Instance asks for one instance.
+// Instance returns the status of one instance.
 func (f *Fleet) Instance(ctx context.Context, shards []string, id ident.ID) []InstanceAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -317,8 +317,8 @@ func (a *InstanceAnswer) take(i *nstancev1.InstanceStatus, err error) {
 	}
 }
 
-// CreateInstance makes an on-demand instance of a group. id may be zero: one is made here, so that a call whose answer
-// was lost is not repeated under another.
+// CreateInstance creates an on-demand instance of a group. If id is zero, CreateInstance makes an ID itself, so that a
+// call can be repeated with the same ID when its answer is lost.
 func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group string, id ident.ID, instanceType string,
 	vars map[string]string) []InstanceAnswer {
 	given := id
@@ -352,7 +352,7 @@ func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group strin
 	})
 }
 
-// DeleteInstance deletes one instance; the answer comes when the intent is durable.
+// DeleteInstance deletes one instance. It returns when the intent to delete is durable.
 func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID, reason string) []InstanceAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -363,7 +363,8 @@ func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID
 	})
 }
 
-// Elsewhere leaves out the shards that do not have an instance, if another does: an ID is in one shard only.
+// Elsewhere removes the answers of shards that do not have an instance, if another shard has it. An ID exists in one
+// shard only.
 func Elsewhere(answers []InstanceAnswer) []InstanceAnswer {
 	if !slices.ContainsFunc(answers, func(a InstanceAnswer) bool { return a.Err == nil }) {
 		return answers

@@ -15,15 +15,15 @@ import (
 	"github.com/nstance-kit/nstance/services/api/notleader"
 )
 
-// Error is why a shard did not do what was asked.
+// Error describes why a call to a shard failed.
 type Error struct {
 	Shard   string
 	Code    codes.Code
 	Message string
-	// Hint says what to do about it, or is empty.
+	// Hint says what to do next. It may be empty.
 	Hint string
 
-	leader string // operator address of the leader, if a server named it
+	leader string // operator address of the leader, if a server named one
 	err    error
 }
 
@@ -32,22 +32,22 @@ func (e *Error) Error() string { return fmt.Sprintf("shard %s: %s", e.Shard, e.M
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.err }
 
-// JSONSchemaAlias describes what [Error.MarshalJSON] writes.
+// JSONSchemaAlias returns the type that [Error.MarshalJSON] writes.
 func (Error) JSONSchemaAlias() any { return Failure{} }
 
-// MarshalJSON writes code, message and hint.
+// MarshalJSON writes the code, the message, and the hint.
 func (e *Error) MarshalJSON() ([]byte, error) {
 	return json.Marshal(Failure{Code: codeName(e.Code), Message: e.Message, Hint: e.Hint})
 }
 
-// Failure is an [Error] as programs see it.
+// Failure is the JSON form of an [Error].
 type Failure struct {
 	Code    string `json:"code" jsonschema:"description=Canonical gRPC code in lower case"`
 	Message string `json:"message"`
 	Hint    string `json:"hint,omitempty" jsonschema:"description=What to do about it"`
 }
 
-// codeName writes a code as in "not_found".
+// codeName returns the name of a code in snake case, such as "not_found".
 func codeName(code codes.Code) string {
 	var b strings.Builder
 	for i, r := range code.String() {
@@ -67,16 +67,16 @@ func noAddress(shard string) *Error {
 		Hint: "add it to --servers or NSTANCE_ADMIN_SERVERS as " + shard + "=host:port"}
 }
 
-// refuse is an error that this program decides on by itself.
+// refuse returns an error that nstance-admin itself detects, without an answer from the server.
 func refuse(shard string, code codes.Code, hint, format string, args ...any) *Error {
 	return &Error{Shard: shard, Code: code, Message: fmt.Sprintf(format, args...), Hint: hint}
 }
 
-// asError makes an Error of any.
+// asError converts any error to an Error.
 func asError(shard string, err error) *Error { return explain(shard, "", err, nil, time.Time{}) }
 
-// explain makes an Error of what a call at an address returned. cause is why no connection could be made, if that is
-// known.
+// explain converts the error of a call at an address to an Error. cause is the reason why no connection could be made,
+// or nil.
 func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	var own *Error
 	if errors.As(err, &own) {
@@ -111,7 +111,7 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	e.Hint = hint(e.Code)
 	if e.Code == codes.Unavailable {
 		switch {
-		case strings.Contains(e.Message, "remote error: tls:"): // the server's alert is all that there is
+		case strings.Contains(e.Message, "remote error: tls:"): // the server's alert is the only information
 			e.Hint = "the server refuses the certificate in --identity-dir: is it of this cluster? nstance-admin " +
 				"cluster register-operator makes a new one"
 		case strings.Contains(e.Message, "connection error:"), strings.Contains(e.Message, "error reading from server"):
@@ -122,7 +122,7 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	return e
 }
 
-// noise is what gRPC puts around the cause of a lost connection.
+// noise removes the text that gRPC adds to the cause of a lost connection.
 var noise = strings.NewReplacer("connection error: desc = ", "", "transport: Error while dialing: ", "", `"`, "")
 
 func explainHandshake(addr string, cause error, now time.Time) (message, hint string) {

@@ -1,8 +1,8 @@
-// Package fleet is the client of the operator API of any number of shards, with an operator's identity: it finds each
-// shard's leader, and turns answers and errors into what is shown to people and programs.
+// Package fleet calls the operator API of any number of shards with an operator's identity. It finds each shard's
+// leader and converts answers and errors to a form for people and programs.
 //
-// Invariant: nothing is said to, or believed from, a peer that is not a server of our cluster and of the shard that was
-// meant; and one shard's failure never keeps another's answer back.
+// Invariant: the client exchanges data only with a server of its own cluster and of the intended shard. The failure of
+// one shard never withholds the answer of another.
 package fleet
 
 import (
@@ -25,25 +25,25 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// Options of [New]. All are required.
+// Options configure [New]. All are required.
 type Options struct {
 	Servers Servers
 	// IdentityDir is read for every new connection, so that a renewed certificate is used without a restart.
 	IdentityDir string
-	// Timeout is for one call to one shard, connecting included.
+	// Timeout limits one call to one shard, including the time to connect.
 	Timeout time.Duration
 	Now     func() time.Time
-	// Rand makes instance IDs.
+	// Rand is the source of randomness for instance IDs.
 	Rand io.Reader
 }
 
-// Fleet calls servers. It may be used concurrently. Close it.
+// Fleet calls servers. It is safe for concurrent use. The caller must call Close.
 type Fleet struct {
 	options Options
 
 	mu    sync.Mutex
 	conns map[target]*conn
-	// leaders are the addresses that answered as leader last.
+	// leaders holds, by shard, the address that last answered as the leader.
 	leaders map[string]string
 }
 
@@ -54,26 +54,26 @@ type conn struct {
 	transport *transport
 }
 
-// New returns a Fleet that has not connected yet.
+// New returns a Fleet without connections.
 func New(options Options) *Fleet {
 	return &Fleet{options: options, conns: map[target]*conn{}, leaders: map[string]string{}}
 }
 
-// Shards returns the names of the shards that there are addresses of.
+// Shards returns the names of the shards with a known address.
 func (f *Fleet) Shards() []string { return f.options.Servers.Shards() }
 
-// Has says whether there is an address of a shard.
+// Has reports whether there is an address of a shard.
 func (f *Fleet) Has(shard string) bool { return f.options.Servers.Has(shard) }
 
-// Identity reads who calls are made as.
+// Identity reads the identity that calls use.
 func (f *Fleet) Identity() (Identity, error) { return LoadIdentity(f.options.IdentityDir) }
 
-// Close ends all connections.
+// Close closes all connections.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, c := range f.conns {
-		_ = c.Close() // fails only if it is closed already
+		_ = c.Close() // fails only if the connection is already closed
 	}
 	clear(f.conns)
 }
@@ -81,16 +81,16 @@ func (f *Fleet) Close() {
 // Client is the operator API of one shard.
 type Client = nstancev1.OperatorServiceClient
 
-// call runs one unary call against a shard's leader, within the time-out.
+// call runs one unary call against a shard's leader, within the timeout.
 func (f *Fleet) call(ctx context.Context, shard string, do func(context.Context, Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
 	defer cancel()
 	return f.reach(ctx, shard, do)
 }
 
-// reach runs do against a shard's leader: at the address that led last, then at the configured ones. A server that is
-// not the leader names it, and is followed once. do may run several times; all calls of the operator API are idempotent
-// or guarded. Errors are *[Error].
+// reach runs do against a shard's leader. It tries the last known leader, then the configured addresses. If a server
+// names another server as the leader, reach tries that one next, but only once. do may run several times, because all
+// calls of the operator API are idempotent or guarded. Errors are *[Error].
 func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context, Client) error) error {
 	queue := f.addresses(shard)
 	if len(queue) == 0 {
@@ -115,7 +115,7 @@ func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context
 		if to := err.leader; to != "" && to != addr && !followed {
 			followed = true
 			queue = append([]string{to}, slices.DeleteFunc(queue, func(a string) bool { return a == to })...)
-			first = nil // what the leader says counts
+			first = nil // the leader's own error is the relevant one
 		}
 		if ctx.Err() != nil {
 			break
@@ -170,7 +170,7 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 		return c, nil
 	}
 	t := &transport{shard: shard, options: f.options}
-	// "passthrough": the address is dialled as it is, and its host is the name that the certificate must have.
+	// With "passthrough", gRPC dials the address unchanged. Its host must match the server's certificate.
 	cc, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(t),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
@@ -179,7 +179,7 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 				MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-		grpc.WithDisableServiceConfig(), // no retries but ours
+		grpc.WithDisableServiceConfig(), // reach does the retries
 		grpc.WithContextDialer(t.dial),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
@@ -191,10 +191,10 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 	return c, nil
 }
 
-// maxMessage is the largest answer that is taken, in bytes: a list of some 20,000 instances.
+// maxMessage is the largest accepted answer in bytes. It has room for a list of about 20,000 instances.
 const maxMessage = 16 << 20
 
-// transport makes TLS connections, with the identity as it is then, and keeps why the last one failed.
+// transport makes TLS connections and keeps the error of the last handshake. Each handshake uses the current identity.
 type transport struct {
 	shard   string
 	options Options
@@ -211,7 +211,7 @@ func (t *transport) failure() error {
 	return t.err
 }
 
-// dial begins a connection, which has not failed yet.
+// dial starts a connection and clears the error of the previous one.
 func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
 	t.mu.Lock()
 	t.err = nil
@@ -240,7 +240,7 @@ func (t *transport) handshake(ctx context.Context, name string, raw net.Conn) (n
 	return credentials.NewTLS(identity.config(t.shard, t.options.Now)).ClientHandshake(ctx, name, raw)
 }
 
-// ServerHandshake is not a client's to do.
+// ServerHandshake always fails, because these are client credentials.
 func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("these credentials are a client's")
 }
@@ -250,8 +250,8 @@ func (t *transport) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
-// Clone returns t itself: it belongs to one connection.
+// Clone returns t itself, which belongs to one connection.
 func (t *transport) Clone() credentials.TransportCredentials { return t }
 
-// OverrideServerName is deprecated; the host of the address is the name.
+// OverrideServerName does nothing. It is deprecated, and the host of the address is the server name.
 func (t *transport) OverrideServerName(string) error { return nil }

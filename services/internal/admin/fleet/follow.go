@@ -15,20 +15,20 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// Watcher is told what happens in shards. Its functions are never called at the same time, and may block: what a shard
-// has to say waits.
+// Watcher receives the events of shards. Its functions are never called concurrently. They may block, and the events of
+// all shards then wait.
 type Watcher struct {
-	// Event is called for every event. Each stream begins with what holds already, marked Snapshot, anew after every
+	// Event is called for every event. Each stream begins with the current state, marked Snapshot, also after every
 	// reconnection.
 	Event func(Event)
-	// Lost is called when a shard's events stop: for good, or to be asked for again after retry, if that is not zero.
-	// Found is called when they flow again.
+	// Lost is called when a shard's event streams fail. They are opened again after retry. If retry is zero, they are
+	// not opened again. Found is called when events arrive again.
 	Lost  func(err *Error, retry time.Duration)
 	Found func(shard string)
 }
 
-// Follow watches shards until ctx ends. It connects again whenever a connection is lost; the errors of shards that can
-// never succeed are returned once no other shard is left, or ctx has ended.
+// Follow watches shards until ctx ends. It reconnects after every lost connection. A shard with a permanent error is
+// not retried. Follow returns these errors when ctx has ended or no other shard is left.
 func (f *Fleet) Follow(ctx context.Context, shards []string, watcher Watcher) []*Error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -93,7 +93,7 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 
 func ended(ctx context.Context) bool { return ctx.Err() != nil }
 
-// watch holds the three watch streams of one server until one of them ends, which is always an error.
+// watch holds the three watch streams of one server until one of them ends. It always returns an error.
 func watch(ctx context.Context, c Client, shard string, emit func(Event)) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {

@@ -14,31 +14,30 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// Files of an identity directory, as `nstance-admin cluster register-operator` writes them.
+// The files of an identity directory, as written by `nstance-admin cluster register-operator`.
 const (
 	CAFile          = "ca.crt"
 	KeyFile         = "identity.key"
 	CertificateFile = "identity.crt"
 )
 
-// maxFile bounds each of them, in bytes.
+// maxFile is the size limit of each of these files, in bytes.
 const maxFile = 64 << 10
 
-// ErrNoIdentity means that there is no complete identity in the directory.
+// ErrNoIdentity means that the directory has no complete identity.
 var ErrNoIdentity = errors.New("no identity")
 
-// Identity is who we are: an operator's certificate with its key, and the CA that servers' certificates come from. The
-// key does not show itself: TLS keeps it behind an interface.
+// Identity is an operator's certificate with its key, and the CA of the servers' certificates.
 type Identity struct {
 	Who   authority.Identity
 	Leaf  *x509.Certificate
 	roots *x509.CertPool
-	// load gives the certificate with its key; a function, so that no formatting verb reaches the key.
+	// load returns the certificate with its key. It is a function so that no formatting verb prints the key.
 	load func() *tls.Certificate
 }
 
-// LoadIdentity reads and checks an identity directory. The error wraps [ErrNoIdentity] where a file is missing; it
-// never quotes the key.
+// LoadIdentity reads and checks an identity directory. The error wraps [ErrNoIdentity] if a file is missing. It never
+// quotes the key.
 func LoadIdentity(dir string) (Identity, error) {
 	if dir == "" {
 		return Identity{}, fmt.Errorf("%w: no directory is named", ErrNoIdentity)
@@ -80,14 +79,14 @@ func LoadIdentity(dir string) (Identity, error) {
 	return Identity{Who: who, Leaf: pair.Leaf, roots: roots, load: func() *tls.Certificate { return &pair }}, nil
 }
 
-// RenewAt is when the certificate is due to be renewed: at two thirds of its life.
+// RenewAt returns the time to renew the certificate, which is after two thirds of its life.
 func (i Identity) RenewAt() time.Time {
 	life := i.Leaf.NotAfter.Sub(i.Leaf.NotBefore) - authority.Skew
 	return i.Leaf.NotAfter.Add(-life / 3)
 }
 
-// config is the TLS configuration of a connection to a server of a shard: TLS 1.3, host names checked, and the peer has
-// to be a server of our cluster and that shard.
+// config returns the TLS configuration of a connection to a server of a shard. It requires TLS 1.3 and a matching host
+// name. The peer must be a server of the same cluster and of that shard.
 func (i Identity) config(shard string, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
@@ -111,12 +110,12 @@ func (i Identity) config(shard string, now func() time.Time) *tls.Config {
 	}
 }
 
-// PeerError means that whoever answers under a server's address is not a server of that shard.
+// PeerError means that the peer at a server's address is not a server of the intended shard.
 type PeerError struct{ Reason string }
 
 func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }
 
-// ExpiredError means that our own certificate has ended.
+// ExpiredError means that the operator's own certificate has expired.
 type ExpiredError struct{ At time.Time }
 
 func (e *ExpiredError) Error() string {

@@ -7,13 +7,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 )
 
-// Servers are the operator addresses of shards, in the order they were given.
+// Servers holds the operator addresses of shards, in the given order.
 type Servers struct {
 	shards []string
 	addrs  map[string][]string
 }
 
-// ParseServers reads `shard=host:port,…` ([endpoints.Parse]). The addresses of a shard are tried in turn.
+// ParseServers parses `shard=host:port,…` ([endpoints.Parse]). The addresses of a shard are tried in turn.
 func ParseServers(text string) (Servers, error) {
 	shards, err := endpoints.Parse(text)
 	if err != nil {
@@ -29,5 +29,5 @@ func ParseServers(text string) (Servers, error) {
 // Shards returns the names of the shards.
 func (s Servers) Shards() []string { return slices.Clone(s.shards) }
 
-// Has says whether there is an address of a shard.
+// Has reports whether there is an address of a shard.
 func (s Servers) Has(shard string) bool { return len(s.addrs[shard]) > 0 }

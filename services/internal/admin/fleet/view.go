@@ -10,7 +10,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// Group is a group as people and programs see it. See GroupStatus in operator.proto for what the fields mean.
+// Group is the output form of a group. GroupStatus in operator.proto explains the fields.
 type Group struct {
 	Name          string            `json:"group"`
 	Static        bool              `json:"static"`
@@ -64,7 +64,7 @@ func viewGroup(g *nstancev1.GroupStatus) Group {
 	return view
 }
 
-// Instance is an instance as people and programs see it. See InstanceStatus in operator.proto.
+// Instance is the output form of an instance. InstanceStatus in operator.proto explains the fields.
 type Instance struct {
 	ID                  string    `json:"instance_id"`
 	Group               string    `json:"group,omitempty"`
@@ -99,7 +99,7 @@ type Instance struct {
 	Metrics             *Metrics  `json:"metrics,omitempty"`
 }
 
-// Metrics are an agent's last ones.
+// Metrics are the metrics that an agent reported last.
 type Metrics struct {
 	CPU                 float64  `json:"cpu" jsonschema:"description=Share in use from 0 to 1"`
 	MemoryUsedBytes     uint64   `json:"memory_used_bytes"`
@@ -133,7 +133,7 @@ func viewInstance(i *nstancev1.InstanceStatus) Instance {
 	return view
 }
 
-// Config is what a shard's leader says of the configuration that is in force.
+// Config is the state of a shard's active configuration according to its leader.
 type Config struct {
 	Cluster      string    `json:"cluster_id,omitempty"`
 	Leader       string    `json:"leader_id,omitempty"`
@@ -146,7 +146,7 @@ type Config struct {
 	Problems     []Problem `json:"problems,omitempty" jsonschema:"description=Of the refused one"`
 }
 
-// Problem is one thing that is wrong with a configuration.
+// Problem is one problem of a configuration.
 type Problem struct {
 	Path    string `json:"path,omitempty" jsonschema:"description=JSON path"`
 	Line    uint32 `json:"line,omitempty"`
@@ -170,7 +170,7 @@ func viewProblems(problems []*nstancev1.ConfigProblem) []Problem {
 	return out
 }
 
-// Refresh is what came of a refresh.
+// Refresh is the result of a refresh.
 type Refresh struct {
 	Result     string    `json:"result,omitempty" jsonschema:"enum=updated,enum=unchanged,enum=invalid"`
 	ETag       string    `json:"etag,omitempty"`
@@ -186,17 +186,17 @@ func viewRefresh(r *nstancev1.RefreshConfigResponse) Refresh {
 	}
 }
 
-// Event is one thing that happened in a shard, or, with Snapshot, that holds since before we looked. Times are the
+// Event is an event in a shard. If Snapshot is set, it describes state from before the watch began. Times are the
 // server's.
 type Event struct {
 	Shard string `json:"shard"`
-	// Stream is instance, group or error.
+	// Stream is "instance", "group", or "error".
 	Stream string `json:"stream"`
-	// Type is the name of the protocol's event type in lower case; for errors, error or resolved.
+	// Type is the name of the protocol's event type in lower case. For errors it is "error" or "resolved".
 	Type     string    `json:"type"`
 	At       time.Time `json:"at,omitzero"`
 	Snapshot bool      `json:"snapshot,omitempty"`
-	// Group and ID say what it is about.
+	// Group and ID identify the subject of the event.
 	Group    string    `json:"group,omitempty"`
 	ID       string    `json:"instance_id,omitempty"`
 	Reason   string    `json:"reason,omitempty"`
@@ -205,7 +205,7 @@ type Event struct {
 	Drain    bool      `json:"drain,omitempty"`
 	// Kind of an error.
 	Kind string `json:"kind,omitempty"`
-	// Details as of the event.
+	// Instance and GroupStatus are the states at the time of the event.
 	Instance    *Instance `json:"instance,omitempty"`
 	GroupStatus *Group    `json:"group_status,omitempty"`
 }

@@ -1,7 +1,7 @@
-// Package fleettest is a cluster for tests of nstance-admin: servers of shards on this machine, with real mutual TLS in
-// front of an operator API that keeps its state in memory.
+// Package fleettest provides a cluster for tests of nstance-admin: servers of shards on this machine. They use real
+// mutual TLS and serve an operator API with state in memory.
 //
-// Invariant: only what a server's leader would decide is made up here; connections, certificates and messages are real.
+// Invariant: the package fakes only the decisions of a leader. Connections, certificates, and messages are real.
 package fleettest
 
 import (
@@ -26,13 +26,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// Now is the time at which everything happens.
+// Now is the time of all clocks.
 var Now = time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
 
-// Clock tells Now.
+// Clock returns Now.
 func Clock() time.Time { return Now }
 
-// Rand returns the same bytes in every run. It may be used concurrently.
+// Rand returns a source of the same bytes in every run. It is safe for concurrent use.
 func Rand(seed byte) io.Reader { return &reader{from: rand.NewChaCha8([32]byte{seed})} }
 
 type reader struct {
@@ -46,14 +46,14 @@ func (r *reader) Read(p []byte) (int, error) {
 	return r.from.Read(p)
 }
 
-// Cluster is a CA, from which servers and operators have their certificates.
+// Cluster is a CA that issues the certificates of servers and operators.
 type Cluster struct {
 	ID   string
 	CA   authority.CA
 	rand io.Reader
 }
 
-// NewCluster makes the CA of a cluster.
+// NewCluster creates the CA of a cluster.
 func NewCluster(t testing.TB, id string) *Cluster {
 	t.Helper()
 	random := Rand(1)
@@ -64,8 +64,8 @@ func NewCluster(t testing.TB, id string) *Cluster {
 	return &Cluster{ID: id, CA: ca, rand: random}
 }
 
-// Identity writes the identity of a tenant's operator to a new directory, with a certificate that lasts ttl from issued
-// on.
+// Identity writes the identity of a tenant's operator to a new directory and returns its path. The certificate is valid
+// for ttl from issued on.
 func (c *Cluster) Identity(t testing.TB, tenant string, issued time.Time, ttl time.Duration) string {
 	t.Helper()
 	id, err := ident.NewID(ident.OperatorPrefix, Now, c.rand)
@@ -76,7 +76,7 @@ func (c *Cluster) Identity(t testing.TB, tenant string, issued time.Time, ttl ti
 		ttl)
 }
 
-// Write writes the identity directory of any client.
+// Write writes the identity directory of any client and returns its path.
 func (c *Cluster) Write(t testing.TB, who authority.Identity, issued time.Time, ttl time.Duration) string {
 	t.Helper()
 	key := ed25519.NewKeyFromSeed(append(make([]byte, 31), 7))
@@ -102,8 +102,8 @@ func (c *Cluster) Write(t testing.TB, who authority.Identity, issued time.Time, 
 	return dir
 }
 
-// Serve starts a server of a shard with an operator API, and returns its address. It ends with the test, or when stop
-// is called.
+// Serve starts a server of a shard with an operator API and returns its address. The server ends with the test, or when
+// stop is called.
 func (c *Cluster) Serve(t testing.TB, shard string, api nstancev1.OperatorServiceServer, hosts ...string) (addr string,
 	stop func()) {
 	t.Helper()

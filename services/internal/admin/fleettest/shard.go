@@ -17,41 +17,42 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// Shard is the operator API of one leader, with state in memory. Fields are set before it serves, or under [Shard.Do].
+// Shard is the operator API of one leader, with state in memory. Set the fields before serving, or with [Shard.Do].
 type Shard struct {
 	nstancev1.UnimplementedOperatorServiceServer
 
 	mu sync.Mutex
-	// Before may refuse a call, by the method's name.
+	// Before, if set, runs before every call with the method's name. An error rejects the call.
 	Before    func(method string) error
 	Config    *nstancev1.GetConfigStatusResponse
 	Refresh   *nstancev1.RefreshConfigResponse
 	Groups    []*nstancev1.GroupStatus
 	Instances []*nstancev1.InstanceStatus
-	// What watches send; they end when the channels are closed, with Ended.
+	// The events that watch streams send. The streams end with Ended when the channels are closed.
 	GroupEvents    chan *nstancev1.GroupEvent
 	InstanceEvents chan *nstancev1.InstanceEvent
 	ErrorEvents    chan *nstancev1.ErrorEvent
 	Ended          error
-	// Calls are the methods that were called, and Upserts the requests.
+	// Calls are the names of the called methods. Upserts are the requests of UpsertGroup. Tenants are the tenants of
+	// the clients.
 	Calls   []string
 	Upserts []*nstancev1.UpsertGroupRequest
 	Tenants []string
 }
 
-// Do runs f while no call does.
+// Do runs f while no call is in progress.
 func (s *Shard) Do(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
 }
 
-// NotLeader is the answer of a standby.
+// NotLeader returns the error of a standby.
 func NotLeader(shard, leader, addr string) error {
 	return notleader.Error("not the leader", &nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
 }
 
-// enter begins a call; leave ends it.
+// enter starts a call. leave ends it.
 func (s *Shard) enter(ctx context.Context, method string) (leave func(), err error) {
 	s.mu.Lock()
 	s.Calls = append(s.Calls, method)
@@ -68,7 +69,7 @@ func (s *Shard) enter(ctx context.Context, method string) (leave func(), err err
 	return s.mu.Unlock, nil
 }
 
-// GetConfigStatus implements the service.
+// GetConfigStatus implements nstancev1.OperatorServiceServer.
 func (s *Shard) GetConfigStatus(ctx context.Context, _ *nstancev1.GetConfigStatusRequest) (
 	*nstancev1.GetConfigStatusResponse, error) {
 	leave, err := s.enter(ctx, "GetConfigStatus")
@@ -79,7 +80,7 @@ func (s *Shard) GetConfigStatus(ctx context.Context, _ *nstancev1.GetConfigStatu
 	return proto.CloneOf(s.Config), nil
 }
 
-// RefreshConfig implements the service.
+// RefreshConfig implements nstancev1.OperatorServiceServer.
 func (s *Shard) RefreshConfig(ctx context.Context, _ *nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfigResponse,
 	error) {
 	leave, err := s.enter(ctx, "RefreshConfig")
@@ -90,7 +91,7 @@ func (s *Shard) RefreshConfig(ctx context.Context, _ *nstancev1.RefreshConfigReq
 	return proto.CloneOf(s.Refresh), nil
 }
 
-// ListGroups implements the service.
+// ListGroups implements nstancev1.OperatorServiceServer.
 func (s *Shard) ListGroups(ctx context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
 	leave, err := s.enter(ctx, "ListGroups")
 	if err != nil {
@@ -109,8 +110,8 @@ func (s *Shard) group(name string) *nstancev1.GroupStatus {
 	return nil
 }
 
-// UpsertGroup implements the service: size, vars and template are taken, everything is checked that nstance-admin
-// depends on.
+// UpsertGroup implements nstancev1.OperatorServiceServer. It applies size, vars, and template, and checks every
+// condition that nstance-admin depends on.
 func (s *Shard) UpsertGroup(ctx context.Context, r *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
 	error) {
 	leave, err := s.enter(ctx, "UpsertGroup")
@@ -139,7 +140,7 @@ func (s *Shard) UpsertGroup(ctx context.Context, r *nstancev1.UpsertGroupRequest
 	return &nstancev1.UpsertGroupResponse{Group: proto.CloneOf(g)}, nil
 }
 
-// DeleteGroup implements the service.
+// DeleteGroup implements nstancev1.OperatorServiceServer.
 func (s *Shard) DeleteGroup(ctx context.Context, r *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse,
 	error) {
 	leave, err := s.enter(ctx, "DeleteGroup")
@@ -172,7 +173,7 @@ func (s *Shard) instance(id string) *nstancev1.InstanceStatus {
 	return nil
 }
 
-// CreateInstance implements the service.
+// CreateInstance implements nstancev1.OperatorServiceServer.
 func (s *Shard) CreateInstance(ctx context.Context, r *nstancev1.CreateInstanceRequest) (
 	*nstancev1.CreateInstanceResponse, error) {
 	leave, err := s.enter(ctx, "CreateInstance")
@@ -192,7 +193,7 @@ func (s *Shard) CreateInstance(ctx context.Context, r *nstancev1.CreateInstanceR
 	return &nstancev1.CreateInstanceResponse{Instance: proto.CloneOf(i)}, nil
 }
 
-// DeleteInstance implements the service.
+// DeleteInstance implements nstancev1.OperatorServiceServer.
 func (s *Shard) DeleteInstance(ctx context.Context, r *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
 	leave, err := s.enter(ctx, "DeleteInstance")
@@ -208,7 +209,7 @@ func (s *Shard) DeleteInstance(ctx context.Context, r *nstancev1.DeleteInstanceR
 	return &nstancev1.DeleteInstanceResponse{Instance: proto.CloneOf(i)}, nil
 }
 
-// GetInstanceStatus implements the service.
+// GetInstanceStatus implements nstancev1.OperatorServiceServer.
 func (s *Shard) GetInstanceStatus(ctx context.Context, r *nstancev1.GetInstanceStatusRequest) (
 	*nstancev1.GetInstanceStatusResponse, error) {
 	leave, err := s.enter(ctx, "GetInstanceStatus")
@@ -223,7 +224,7 @@ func (s *Shard) GetInstanceStatus(ctx context.Context, r *nstancev1.GetInstanceS
 	return &nstancev1.GetInstanceStatusResponse{Instance: proto.CloneOf(i)}, nil
 }
 
-// ListInstances implements the service.
+// ListInstances implements nstancev1.OperatorServiceServer.
 func (s *Shard) ListInstances(ctx context.Context, r *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse,
 	error) {
 	leave, err := s.enter(ctx, "ListInstances")
@@ -240,14 +241,14 @@ func (s *Shard) ListInstances(ctx context.Context, r *nstancev1.ListInstancesReq
 	return out, nil
 }
 
-// WatchGroups implements the service.
+// WatchGroups implements nstancev1.OperatorServiceServer.
 func (s *Shard) WatchGroups(_ *nstancev1.WatchGroupsRequest, stream nstancev1.OperatorService_WatchGroupsServer) error {
 	return follow(stream.Context(), s, "WatchGroups", &s.GroupEvents, func(e *nstancev1.GroupEvent) error {
 		return stream.Send(&nstancev1.WatchGroupsResponse{Event: e})
 	})
 }
 
-// WatchInstances implements the service.
+// WatchInstances implements nstancev1.OperatorServiceServer.
 func (s *Shard) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 	stream nstancev1.OperatorService_WatchInstancesServer) error {
 	return follow(stream.Context(), s, "WatchInstances", &s.InstanceEvents, func(e *nstancev1.InstanceEvent) error {
@@ -255,7 +256,7 @@ func (s *Shard) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 	})
 }
 
-// WatchErrors implements the service.
+// WatchErrors implements nstancev1.OperatorServiceServer.
 func (s *Shard) WatchErrors(_ *nstancev1.WatchErrorsRequest, stream nstancev1.OperatorService_WatchErrorsServer) error {
 	return follow(stream.Context(), s, "WatchErrors", &s.ErrorEvents, func(e *nstancev1.ErrorEvent) error {
 		return stream.Send(&nstancev1.WatchErrorsResponse{Event: e})

@@ -1,7 +1,7 @@
-// Package httpapi is the HTTP API of `nstance-admin serve`: the operator API of a fleet as JSON.
+// Package httpapi serves the HTTP API of `nstance-admin serve`: the operator API of a fleet as JSON.
 //
-// Invariant: the routes are one table, from which the handler and the OpenAPI document both come; whoever changes
-// something is authenticated, unless only this machine can connect, and is named in the log.
+// Invariant: the handler and the OpenAPI document come from one table of routes. A client that changes something is
+// authenticated, unless only this machine can connect. The log names the client of every change.
 package httpapi
 
 import (
@@ -24,37 +24,38 @@ import (
 )
 
 const (
-	// maxBody bounds a request's body, in bytes.
+	// maxBody is the size limit of a request's body, in bytes.
 	maxBody = 64 << 10
-	// maxRequests are answered at the same time.
+	// maxRequests is the limit of concurrent requests.
 	maxRequests = 64
 )
 
-// Options of [New].
+// Options configure [New].
 type Options struct {
 	Fleet *fleet.Fleet
-	// Tokens are who may call, by the token. Empty: everyone who can connect, which then has to be this machine only.
+	// Tokens authenticate clients. If there are none, every client that can connect is accepted. The listener must then
+	// be reachable only from this machine.
 	Tokens  Tokens
 	Version string
-	// Timeout is for one request, with all that it asks of shards.
+	// Timeout limits one request, including its calls to shards.
 	Timeout time.Duration
 	Log     *slog.Logger
 }
 
-// Token is who may call, and by what. It does not show the token.
+// Token is a client's name and the hash of its token.
 type Token struct {
 	Name string
 	hash [sha256.Size]byte
 }
 
-// Tokens are those who may call.
+// Tokens are the accepted tokens.
 type Tokens []Token
 
-// minToken is the shortest token, in characters.
+// minToken is the length of the shortest token, in characters.
 const minToken = 16
 
-// ParseTokens reads a token file: on each line a token, or a name and a token. Empty lines and those that begin with #
-// are left out. Errors do not quote it.
+// ParseTokens parses a token file. Each line holds a token, or a name and a token. It ignores empty lines and lines
+// that begin with #. Errors do not quote the file.
 func ParseTokens(text string) (Tokens, error) {
 	var tokens Tokens
 	for i, line := range strings.Split(text, "\n") {
@@ -80,7 +81,7 @@ func ParseTokens(text string) (Tokens, error) {
 	return tokens, nil
 }
 
-// find returns who has a token; every one is compared, in constant time.
+// find returns the name of the client with a token. It compares every known token in constant time.
 func (t Tokens) find(token string) (name string, ok bool) {
 	hash := sha256.Sum256([]byte(token))
 	for _, have := range t {
@@ -114,7 +115,7 @@ func New(options Options) http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, "there is no %q; /openapi.json describes what there is", r.URL.Path)
 	})
-	// Browsers on this machine must not be talked into calls by other sites' pages.
+	// Pages of other sites must not make a browser on this machine call the API.
 	cross := http.NewCrossOriginProtection()
 	cross.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, http.StatusForbidden, "calls from other sites' pages are refused")
@@ -122,8 +123,8 @@ func New(options Options) http.Handler {
 	return a.guard(cross.Handler(mux))
 }
 
-// guard sets what all answers have, and refuses names under which this machine is not known: a page of another site may
-// have been given our address.
+// guard sets the common headers and limits, and rejects requests for names that do not belong to this machine. A page
+// of another site may use a name that resolves to this machine (DNS rebinding).
 func (a *api) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
@@ -157,21 +158,21 @@ func hostOf(hostport string) string {
 	return strings.Trim(hostport, "[]")
 }
 
-// Loopback says whether a host is this machine only.
+// Loopback reports whether a host names only this machine.
 func Loopback(host string) bool {
 	addr, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
 }
 
-// call is one request that may be answered.
+// call is one accepted request.
 type call struct {
 	*http.Request
 	who    string
 	shards []string
-	detail string // what a change is about, for the log
+	detail string // description of a change, for the log
 }
 
-// refused is an error with its status.
+// refused is an error with its HTTP status.
 type refused struct {
 	status  int
 	message string
@@ -183,7 +184,7 @@ func badRequest(format string, args ...any) error {
 	return &refused{http.StatusBadRequest, fmt.Sprintf(format, args...)}
 }
 
-// serve is the handler of one route.
+// serve returns the handler of one route.
 func (a *api) serve(r route) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		c := &call{Request: req, who: "local"}
@@ -225,7 +226,7 @@ func (a *api) serve(r route) http.HandlerFunc {
 	}
 }
 
-// scope reads the query: only what the route knows, each once, and which shards it is about.
+// scope reads the query parameters. It rejects unknown and repeated ones, and determines the shards of the request.
 func (a *api) scope(r route, c *call) error {
 	query := c.URL.Query()
 	for name, values := range query {
@@ -263,7 +264,7 @@ func (a *api) scope(r route, c *call) error {
 	return nil
 }
 
-// read decodes a JSON body, strictly.
+// read decodes a JSON body and rejects unknown fields.
 func (c *call) read(into any) error {
 	if kind, _, err := mime.ParseMediaType(c.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return &refused{http.StatusUnsupportedMediaType, "the body must be JSON: Content-Type: application/json"}
@@ -284,7 +285,7 @@ func (c *call) read(into any) error {
 	return nil
 }
 
-// empty refuses a body.
+// empty rejects a body.
 func (c *call) empty() error {
 	text, err := io.ReadAll(c.Body)
 	if text := strings.TrimSpace(string(text)); err != nil || text != "" && text != "{}" {
@@ -293,7 +294,7 @@ func (c *call) empty() error {
 	return nil
 }
 
-// Problem is the answer to a request that was refused.
+// Problem is the answer to a rejected request.
 type Problem struct {
 	Error string `json:"error"`
 }
@@ -309,5 +310,5 @@ func write(w http.ResponseWriter, status int, body any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(text, '\n')) // the client has gone
+	_, _ = w.Write(append(text, '\n')) // fails only if the client has disconnected
 }

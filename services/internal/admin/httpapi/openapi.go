@@ -9,7 +9,7 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-// document describes the routes: OpenAPI 3.1, whose schemas are JSON Schema 2020-12.
+// document describes the routes in OpenAPI 3.1. Its schemas are JSON Schema 2020-12.
 func (a *api) document() map[string]any {
 	paths := map[string]any{}
 	for _, r := range a.routes() {
@@ -76,7 +76,7 @@ func (a *api) operation(r route) map[string]any {
 	return out
 }
 
-// schema describes a value's type.
+// schema returns the schema of a value's type.
 func schema(value any) any {
 	if value == nil {
 		return map[string]any{}
@@ -89,7 +89,7 @@ func schema(value any) any {
 	s.Version = ""
 	text, err := json.Marshal(s)
 	if err != nil {
-		panic("httpapi: a type has no schema: " + err.Error()) // the types are ours, and all are described by a test
+		panic("httpapi: a type has no schema: " + err.Error()) // a test covers the schemas of all types
 	}
 	return json.RawMessage(text)
 }

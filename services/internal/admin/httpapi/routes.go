@@ -13,13 +13,13 @@ import (
 // route is one method of one path.
 type route struct {
 	method, path, name, summary string
-	// open: no token is needed.
+	// open routes need no token.
 	open bool
-	// shards: it is about shards, which the query names.
+	// shards means that the query selects shards.
 	shards bool
-	// query are parameters beside those of shards.
+	// query holds the parameters in addition to those that select shards.
 	query []parameter
-	// body and answer are values of the types that are read and written.
+	// body and answer are values of the request and response types.
 	body, answer any
 	do           func(*call) (status int, body any, err error)
 }
@@ -48,7 +48,7 @@ type ScaleRequest struct {
 	Size  *uint32 `json:"size" jsonschema:"maximum=2147483647"`
 }
 
-// Answers have one entry per shard that was asked.
+// The answers have one entry per requested shard.
 type (
 	// Groups is the answer of GET /groups.
 	Groups struct {
@@ -146,8 +146,8 @@ func (a *api) scale(c *call) (int, any, error) {
 	return statusOf(answers), Scaled{answers}, nil
 }
 
-// statusOf is 200 if every shard did what was asked, the error's own status if there was only one shard to ask, and 502
-// if some of several failed: the answers say which.
+// statusOf returns 200 if every shard succeeded. If one of several shards failed, it returns 502, and the answers say
+// which. If the only shard failed, it returns the status for that error.
 func statusOf[T any, P fleet.Answer[T]](answers []T) int {
 	failed := fleet.Failed[T, P](answers)
 	switch {
@@ -170,5 +170,5 @@ func statusOf[T any, P fleet.Answer[T]](answers []T) int {
 	case codes.DeadlineExceeded, codes.Canceled:
 		return http.StatusGatewayTimeout
 	}
-	return http.StatusBadGateway // also where our own certificate is refused: the caller cannot mend that
+	return http.StatusBadGateway // also if the shard rejects this process's certificate, which the caller cannot change
 }
