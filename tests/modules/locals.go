@@ -1,7 +1,7 @@
-// Package modules tests what the Terraform modules promise that no mock can tell: what the policies allow.
+// Package modules tests properties of the Terraform modules that a mocked provider cannot show, such as what the
+// policies allow.
 //
-// Invariant: what is tested is the module's own HCL, evaluated with the functions that Terraform has; nothing is copied
-// from it.
+// Invariant: the tests evaluate the modules' own HCL with Terraform's functions. They contain no copy of it.
 package modules
 
 import (
@@ -19,7 +19,8 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// functions are those of Terraform that the files read here use. One that is missing is an error that names it.
+// functions are the Terraform functions that the evaluated files use. A call of any other function is an error that
+// names it.
 var functions = map[string]function.Function{
 	"concat":     stdlib.ConcatFunc,
 	"flatten":    stdlib.FlattenFunc,
@@ -44,8 +45,8 @@ func parseFile(path string) (file, error) {
 	return file{body}, nil
 }
 
-// locals evaluates all of the file's locals. given are the other names: "var", and as "local" the locals of other
-// files.
+// locals evaluates all locals of the file. given are the values of other names: "var", and under "local" the locals of
+// other files.
 func (f file) locals(given map[string]cty.Value) (map[string]cty.Value, error) {
 	known := map[string]cty.Value{}
 	if others, ok := given["local"]; ok {
@@ -103,7 +104,7 @@ func (f file) evaluate(expression hcl.Expression, given, locals map[string]cty.V
 	return value, nil
 }
 
-// localsIn names the locals that an expression refers to.
+// localsIn returns the names of the locals that an expression refers to.
 func localsIn(expression hcl.Expression) (names []string) {
 	for _, traversal := range expression.Variables() {
 		if traversal.RootName() != "local" || len(traversal) < 2 {

@@ -42,15 +42,15 @@ func module(t *testing.T, parts ...string) file {
 	return f
 }
 
-// choices are the account module's variables that matter to policies.
+// choices are the variables of the account module that affect its policies.
 type choices struct {
 	prefix, kms, vpc string
 	parameter        bool
-	secrets          string // where secrets are; "": in the bucket
+	secrets          string // Where secrets are stored; "": in the bucket.
 	targetGroups     map[string]string
 }
 
-// locals evaluates the account module's policies.
+// locals evaluates the locals of the account module's policies.
 func (c choices) locals(t *testing.T) map[string]cty.Value {
 	t.Helper()
 	text := func(s string) cty.Value {
@@ -101,7 +101,7 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 	return out
 }
 
-// server parses the servers' policy.
+// server parses the policy of the servers' role.
 func (c choices) server(t *testing.T) *policy.Document {
 	t.Helper()
 	doc, err := policy.Parse(policy.Identity, c.locals(t)["server_policy"].AsString())
@@ -111,10 +111,11 @@ func (c choices) server(t *testing.T) *policy.Document {
 	return doc
 }
 
-// full has everything.
+// full uses every optional feature.
 var full = choices{kms: kms, vpc: vpc, targetGroups: map[string]string{"web/http": group}}
 
-// question is one row of a table. A resource stands for its last part where it can.
+// question is one row of a table: an action on a resource, and whether the policy must allow it. why is the error's
+// text.
 type question struct {
 	why      string
 	action   string
@@ -137,8 +138,8 @@ func ask(t *testing.T, doc *policy.Document, questions []question) {
 	}
 }
 
-// launched are the condition keys of a RunInstances call for an instance, changed by pairs of key and value; "" takes
-// the key away.
+// launched returns the condition keys of a RunInstances call for an instance. changes are pairs of key and value that
+// override them; the value "" removes a key.
 func launched(changes ...string) policy.Context {
 	out := policy.Context{
 		"aws:RequestTag/nstance:cluster": {"example"}, "aws:RequestTag/nstance:managed": {"true"},
@@ -153,7 +154,7 @@ func launched(changes ...string) policy.Context {
 	return out
 }
 
-// tagged are the condition keys of a call that touches what has these tags.
+// tagged returns the condition keys of a call on a resource with these tags.
 func tagged(pairs ...string) policy.Context {
 	out := policy.Context{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -287,7 +288,8 @@ func TestServerReadsOnlyItsKey(t *testing.T) {
 	})
 }
 
-// Where secrets are in a service: all of the cluster's may be read, and those made without which there is no CA.
+// TestServerReadsOnlyItsSecrets checks the permissions for secrets in a secrets service. Servers may read all secrets
+// of the cluster. They may create only the secrets that the CA needs.
 func TestServerReadsOnlyItsSecrets(t *testing.T) {
 	for store, names := range map[string]struct{ read, make, write, prefix string }{
 		"aws-secrets-manager": {"secretsmanager:GetSecretValue", "secretsmanager:CreateSecret",
@@ -314,7 +316,8 @@ func TestServerReadsOnlyItsSecrets(t *testing.T) {
 	}
 }
 
-// What may be written is what the layout of the bucket says.
+// TestServerWritesWhatTheLayoutSays checks that servers may write exactly the objects that the layout of the bucket
+// permits.
 func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 	id, err := ident.ParseID("acc06bgm7733st2576nx5jht4ecjw")
 	if err != nil {
@@ -375,7 +378,8 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 	})
 }
 
-// Every action is one that the servers use; docs and the provider's list of calls name the same.
+// TestServerHasNoOtherActions checks that the policies contain only actions that the servers use. The docs and the
+// provider's list of calls name the same actions.
 func TestServerHasNoOtherActions(t *testing.T) {
 	var actions []string
 	for _, doc := range []*policy.Document{
@@ -407,8 +411,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	}
 }
 
-// An inline policy of a role has 10,240 characters at most, without white space.
-// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+// TestServerPolicyFits checks the size of the policy. The inline policies of a role have at most 10,240 characters,
+// without white space. https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 func TestServerPolicyFits(t *testing.T) {
 	longest := full
 	longest.prefix, longest.targetGroups = strings.Repeat("p", 60), map[string]string{}
@@ -420,7 +424,7 @@ func TestServerPolicyFits(t *testing.T) {
 	}
 }
 
-// Both roles are for EC2's machines, and for nobody else.
+// TestWhoMayAssumeTheRoles checks that only EC2 may assume the roles.
 func TestWhoMayAssumeTheRoles(t *testing.T) {
 	trust, err := functions["jsonencode"].Call([]cty.Value{full.locals(t)["trust_policy"]})
 	if err != nil {
@@ -444,7 +448,7 @@ func TestWhoMayAssumeTheRoles(t *testing.T) {
 	}
 }
 
-// The agents' role has no rights: no resource of the module gives it a policy.
+// TestAgentRoleHasNoPolicy checks that no resource of the module attaches a policy to the agents' role.
 func TestAgentRoleHasNoPolicy(t *testing.T) {
 	var owners []string
 	for _, block := range module(t, "account", "main.tf").body.Blocks {
@@ -460,7 +464,7 @@ func TestAgentRoleHasNoPolicy(t *testing.T) {
 	}
 }
 
-// The bucket takes nothing over plain HTTP, from nobody.
+// TestBucketWantsTLS checks that the bucket policy denies all requests over plain HTTP.
 func TestBucketWantsTLS(t *testing.T) {
 	value, err := module(t, "cluster", "bucket.tf").attribute("aws_s3_bucket_policy", "this", "policy",
 		map[string]cty.Value{

@@ -16,8 +16,7 @@ import (
 
 //go:generate go test -run ^TestGenerated$ . -update
 
-// The marks in a README between which everything is made from the module's HCL. What is outside them is written by
-// hand.
+// begin and end mark the part of a README that is generated from the module's HCL. The rest is written by hand.
 const (
 	begin = "<!-- generated from the HCL files beside this one: begin -->\n"
 	end   = "<!-- generated: end -->\n"
@@ -26,11 +25,11 @@ const (
 // block is a variable or an output.
 type block struct {
 	name, description string
-	typ, value        string // as they are written; value is a variable's default
+	typ, value        string // As written in the file; value is a variable's default.
 	required          bool
 }
 
-// documented is what of a module is documented.
+// documented is the content of the generated part of a README.
 type documented struct {
 	terraform          string
 	providers          []string
@@ -38,8 +37,8 @@ type documented struct {
 	resources          []string
 }
 
-// readModule reads what is documented of the module in a directory. Variables and outputs come in the order in which
-// they are written.
+// readModule reads the documented parts of the module in a directory. Variables and outputs are in the order of the
+// files.
 func readModule(dir string) (documented, error) {
 	var out documented
 	paths, err := filepath.Glob(filepath.Join(dir, "*.tf"))
@@ -114,7 +113,7 @@ func (d *documented) addRequirements(b *hclsyntax.Block) (err error) {
 	return nil
 }
 
-// text is the value of an attribute that is a constant text; "" for none.
+// text returns the value of a constant text attribute, or "" if the attribute is missing.
 func text(a *hclsyntax.Attribute) (string, error) {
 	if a == nil {
 		return "", nil
@@ -129,7 +128,8 @@ func text(a *hclsyntax.Attribute) (string, error) {
 	return strings.TrimSpace(value.AsString()), nil
 }
 
-// written is an attribute's expression as it stands in the file, its lines moved to the left; "" for none.
+// written returns an attribute's expression as written in the file, without indentation. It returns "" if the attribute
+// is missing.
 func written(a *hclsyntax.Attribute, source []byte) string {
 	if a == nil {
 		return ""
@@ -138,14 +138,14 @@ func written(a *hclsyntax.Attribute, source []byte) string {
 	return strings.TrimSpace(string(hclwrite.Format(slices.Clone(r.SliceBytes(source)))))
 }
 
-// markdown is what stands between the marks.
+// markdown returns the text between the marks.
 func (d documented) markdown() string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "## Requirements\n\nTerraform or OpenTofu %s; providers %s.\n", d.terraform,
 		strings.Join(d.providers, ", "))
 	if len(d.variables) > 0 {
 		out.WriteString("\n## Variables\n")
-		// Those that have to be given come first.
+		// Required variables come first.
 		variables := slices.Clone(d.variables)
 		slices.SortStableFunc(variables, func(a, b block) int { return cmp.Compare(rank(a), rank(b)) })
 		for _, v := range variables {
@@ -185,7 +185,7 @@ func rank(b block) int {
 	return 1
 }
 
-// withGenerated puts the generated part into a README, between its marks.
+// withGenerated replaces the text between the marks of a README.
 func withGenerated(readme []byte, generated string) ([]byte, error) {
 	before, rest, found := bytes.Cut(readme, []byte(begin))
 	_, after, closed := bytes.Cut(rest, []byte(end))

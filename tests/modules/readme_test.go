@@ -12,7 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write generated files instead of comparing them")
 
-// Each module, and each example of one, says what it takes and gives, as its HCL has it.
+// TestGenerated checks that the README of each module and each AWS example documents the variables and outputs in its
+// HCL.
 func TestGenerated(t *testing.T) {
 	var dirs []string
 	for _, pattern := range []string{"modules/*/*", "examples/aws/*"} {

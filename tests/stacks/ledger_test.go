@@ -23,18 +23,18 @@ import (
 
 // ledger records the calls of all stacks and the policies of their servers' roles.
 //
-// The policies must allow exactly the actions that the servers' calls asked for, and no call may be denied. So every
-// action that is removed from a policy makes the test fail: either a call is denied, or the action was never needed.
-// TestLedger proves that each difference is found.
+// The policies must allow exactly the actions that the servers' calls require, and no call may be denied. Removing any
+// action from a policy therefore makes the test fail: either a call is denied, or the action was never needed.
+// TestLedger proves that the ledger reports each kind of difference.
 type ledger struct {
 	mu         sync.Mutex
-	operations map[string]bool            // every operation called, by servers and by the AWS provider
-	used       map[string]map[string]bool // IAM actions that a server's call asked for, by call: "ec2:RunInstances"
-	allowed    map[string]bool            // IAM actions of the policies
+	operations map[string]bool            // Every operation called by the servers or the AWS provider.
+	used       map[string]map[string]bool // IAM actions that a server's call requires, by call: "ec2:RunInstances".
+	allowed    map[string]bool            // IAM actions that the policies allow.
 	denied     []string
 }
 
-// addPolicies records what a stack's roles allow. It is called while the roles exist.
+// addPolicies records the actions that a stack's roles allow. The roles must still exist.
 func (b *ledger) addPolicies(t *testing.T, l *lab.Lab, cluster string) {
 	t.Helper()
 	b.mu.Lock()
@@ -50,7 +50,7 @@ func (b *ledger) addPolicies(t *testing.T, l *lab.Lab, cluster string) {
 	}
 }
 
-// addCalls records all calls of a stack. It is called after the stack is destroyed.
+// addCalls records all calls of a stack. It must be called after the stack is destroyed.
 func (b *ledger) addCalls(l *lab.Lab, cluster string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -129,8 +129,8 @@ func (b *ledger) checkPermissions(t *testing.T) {
 	}
 }
 
-// checkOperations compares the calls with the list of operations of the fake, so that it implements none that are no
-// longer called.
+// checkOperations compares the calls with the fake's list of operations. The fake must not implement operations that
+// are no longer called.
 func (b *ledger) checkOperations(t *testing.T) {
 	callers, err := fakeaws.CalledOperations()
 	if err != nil {
@@ -161,7 +161,7 @@ func (b *ledger) problems(documented map[string]string) (problems []string) {
 	return problems
 }
 
-// TestLedger changes what is allowed, called or documented, and checks that every difference is found.
+// TestLedger changes what is allowed, called or documented, and checks that the ledger reports every difference.
 func TestLedger(t *testing.T) {
 	docs := map[string]string{"ec2:RunInstances": "ec2:CreateTags ec2:RunInstances iam:PassRole",
 		"s3:ListObjectsV2": "s3:ListBucket"}
@@ -201,7 +201,7 @@ func TestLedger(t *testing.T) {
 
 var row = regexp.MustCompile("(?m)^\\| `([a-z0-9]+:[A-Za-z0-9]+)` \\| ((?:`[a-z0-9]+:[A-Za-z]+` ?)+)\\|")
 
-// documented reads the tables of docs/reference/aws.md.
+// documented returns the contents of the tables in docs/reference/aws.md.
 func documented(t *testing.T) map[string]string {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs", "reference", "aws.md"))

@@ -35,9 +35,9 @@ func multiAZ(t *testing.T, calls *ledger) {
 		f.open(t, stack)
 		f.healthy(t)
 		f.settled(t, 1, nil)
-		f.refresh(t) // for destroy, which changes the configuration first
+		f.refresh(t) // For destroy, which changes the configuration first.
 	}
-	// Every VM is registered with the load balancer's target group, and answers it.
+	// Every VM is registered with the load balancer's target group and passes its health check.
 	lab.Eventually(t, soon, "three healthy targets", func() string {
 		targets := l.Targets(t)
 		if healthy := slices.DeleteFunc(targets, func(s string) bool { return s != "healthy" }); len(healthy) < 3 {

@@ -24,10 +24,11 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// soon bounds what a machine of the fake cloud does within seconds; a silent death is noticed by keepalive, within 30.
+// soon limits operations that a machine of the fake cloud completes within seconds. Detecting a silent death by
+// keepalive takes up to 30 s.
 const soon = 2 * time.Minute
 
-// shard is the output of the module.
+// shard is the module's output "shard".
 type shard struct {
 	ID        string `json:"id"`
 	LeaderIP  string `json:"leader_ipv4"`
@@ -35,7 +36,7 @@ type shard struct {
 	ASG       string `json:"autoscaling_group_name"`
 }
 
-// fleet is one shard of a stack while it is used.
+// fleet is one shard of an applied stack.
 type fleet struct {
 	*lab.Lab
 	cluster string
@@ -55,8 +56,8 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 	f.state = f.State(t, bucket, f.cluster, f.shard.ID, f.key)
 }
 
-// refresh tells the leader, until the test ends, to look for a new configuration every second: it would find one by
-// itself within three minutes.
+// refresh asks the leader every second to look for a new configuration, until the test ends. Without it, the leader
+// looks within three minutes.
 func (f *fleet) refresh(t *testing.T) {
 	t.Helper()
 	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
@@ -70,7 +71,7 @@ func (f *fleet) refresh(t *testing.T) {
 				ticker.Stop()
 				return
 			case <-ticker.C:
-				_, _ = operator.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{}) // there may be no leader now
+				_, _ = operator.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{}) // There may be no leader.
 			}
 		}
 	}()
@@ -94,7 +95,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	stack.Output(t, "shard", &f.shard)
 	f.open(t, stack)
 
-	// apply waited for the leader: by then it has its address.
+	// apply has waited for the leader, which has its address by then.
 	f.healthy(t)
 	f.settled(t, 2, nil)
 	if code, said := stack.Plan(t); code != 0 {
@@ -103,7 +104,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	noSecrets(t, f, stack)
 	f.refresh(t)
 
-	// A server that is stopped in an orderly way lets go of the address before it lets go of the shard.
+	// A server that stops regularly detaches the leader interface before it releases the lock.
 	detached := f.count("DetachNetworkInterface")
 	if out, err := f.Machines.Exec(f.servers()[0].ID, "systemctl", "restart", "nstance-server"); err != nil {
 		t.Fatalf("restart the server: %v\n%s", err, out)
@@ -113,18 +114,18 @@ func singleShard(t *testing.T, calls *ledger) {
 		t.Error("the server that was stopped kept the leader's interface")
 	}
 
-	// A VM is lost behind everybody's back.
+	// A VM dies without notice.
 	victim := f.workers()[0]
 	f.Cloud.EC2().Kill(victim.ID)
 	f.settled(t, 2, []string{victim.ID})
 
-	// A mistake in the configuration is found by the plan.
+	// plan reports a mistake in the configuration.
 	code, said := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}}).Plan(t)
 	if code != 1 || !strings.Contains(said, "health_check_interval") {
 		t.Errorf("a configuration with a wrong duration: exit code %d, want 1 and its name:\n%s", code, said)
 	}
 
-	// The group's arguments change: the plan names the group that rolls, and apply rolls it.
+	// The group's arguments change. plan names the group that rolls, and apply rolls it.
 	old := ids(f.workers())
 	vars["worker_args"] = `{"Monitoring": {"Enabled": true}}`
 	code, said = stack.Plan(t)
@@ -134,20 +135,21 @@ func singleShard(t *testing.T, calls *ledger) {
 	stack.Apply(t)
 	f.settled(t, 2, old)
 
-	// The cloud takes a VM away, and says so before: its replacement runs while it still does.
+	// The cloud announces that it takes a VM away. The replacement starts while the VM still runs.
 	vars["worker_args"] = `{"InstanceMarketOptions": {"MarketType": "spot"}}`
 	old = ids(f.workers())
 	stack.Apply(t)
 	f.settled(t, 2, old)
 	doomed := f.workers()[0]
-	const notice = 20 * time.Second // AWS gives two minutes
+	const notice = 20 * time.Second // AWS gives two minutes.
 	if !f.Cloud.EC2().Interrupt(doomed.ID, time.Now().Add(notice)) {
 		t.Errorf("%s could not be interrupted: %+v", doomed.ID, doomed)
 	}
 	f.joined(t, doomed.ID)
 	f.settled(t, 2, []string{doomed.ID})
 
-	// Scaled to zero, the server is gone and the VMs run on; scaled back, what was lost meanwhile is replaced.
+	// Scaled to zero, the Auto Scaling group has no server and the VMs continue to run. Scaled up again, the server
+	// replaces the VMs that were lost in between.
 	vars["server_count"] = 0
 	stack.Apply(t)
 	lab.Eventually(t, soon, "no server", func() string {
@@ -176,14 +178,14 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 }
 
-// workers are the VMs of the shard that are not gone or going.
+// workers returns the shard's VMs that are pending or running.
 func (f *fleet) workers() []ec2.InstanceView {
 	return slices.DeleteFunc(f.Instances(f.cluster), func(i ec2.InstanceView) bool {
 		return i.State != "running" && i.State != "pending" || i.Zone != f.shard.ID
 	})
 }
 
-// servers are the machines of the shard's Auto Scaling group.
+// servers returns the machines of the shard's Auto Scaling group.
 func (f *fleet) servers() (servers []ec2.InstanceView) {
 	f.Cloud.Locked(func() {
 		s := f.Cloud.EC2()
@@ -196,7 +198,7 @@ func (f *fleet) servers() (servers []ec2.InstanceView) {
 	return servers
 }
 
-// count says how often the servers have called something.
+// count returns how often the servers have called an action.
 func (f *fleet) count(action string) (n int) {
 	for _, call := range f.Cloud.Calls() {
 		if call.Action == action && call.Principal.Role == f.cluster+"-nstance-server" {
@@ -215,8 +217,8 @@ func ids(instances []ec2.InstanceView) []string {
 	return out
 }
 
-// healthy waits until the leader answers at the shard's fixed address, as a VM of the network would see it, and holds
-// its interface.
+// healthy waits until the leader answers at the shard's fixed address, as seen from a VM of the network, and holds the
+// leader interface.
 func (f *fleet) healthy(t *testing.T) {
 	t.Helper()
 	lab.Eventually(t, soon, "the leader answers at "+f.shard.LeaderIP, func() string {
@@ -241,8 +243,7 @@ func (f *fleet) healthy(t *testing.T) {
 	})
 }
 
-// settled waits until the shard has so many VMs, none of them of those that had to go, each with an agent that
-// registered.
+// settled waits until the shard has the given number of VMs, each with a registered agent. None of them may be in gone.
 func (f *fleet) settled(t *testing.T, size int, gone []string) {
 	t.Helper()
 	lab.Eventually(t, soon, fmt.Sprintf("%d registered VMs without %v", size, gone), func() string {
@@ -268,7 +269,7 @@ func (f *fleet) settled(t *testing.T, size int, gone []string) {
 	})
 }
 
-// joined waits until a third VM runs beside the one that will be taken away.
+// joined waits until a third VM runs beside the doomed one.
 func (f *fleet) joined(t *testing.T, doomed string) {
 	t.Helper()
 	lab.Eventually(t, soon, "a replacement beside "+doomed, func() string {
@@ -279,7 +280,7 @@ func (f *fleet) joined(t *testing.T, doomed string) {
 	})
 }
 
-// noSecrets looks for the cluster's private keys and encryption key in what the CLI left on disk.
+// noSecrets searches the files of the CLI for the cluster's private keys and encryption key.
 func noSecrets(t *testing.T, f *fleet, stack *lab.Stack) {
 	t.Helper()
 	files := stack.Files(t)

@@ -1,5 +1,6 @@
-// Package stacks applies the examples to a cloud on this machine, uses what comes of them, and destroys it: tofu or
-// terraform, the real AWS provider, ours, real servers and agents on machines that boot the userdata they were given.
+// Package stacks applies the examples to a cloud on this host, uses the resulting shards, and destroys them. It uses
+// tofu or terraform, the real AWS provider, this repository's provider, and real servers and agents. The machines boot
+// the userdata that they receive.
 package stacks
 
 import (
@@ -11,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// TestMain leaves the stacks out of `go test -short`: they take minutes, root, and tools that scripts/tool.sh builds.
+// TestMain skips the stacks in `go test -short`. They take minutes, and need root and tools that scripts/tool.sh
+// builds.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if testing.Short() {
@@ -26,8 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestStacks applies both examples, each with another CLI, and compares the recorded calls with the servers' permissions
-// and with the operations of the fake AWS.
+// TestStacks applies both examples, each with a different CLI. It compares the recorded calls with the servers'
+// permissions and with the operations of the fake AWS.
 func TestStacks(t *testing.T) {
 	var calls ledger
 	t.Run("apply", func(t *testing.T) {

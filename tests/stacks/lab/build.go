@@ -15,18 +15,18 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
 )
 
-// Programs are what a stack is made of, built once for all tests of a process.
+// Programs are the programs and images of a stack. They are built once per test process.
 type Programs struct {
-	// ServerImage and AgentImage are trees that images/packer/provision.sh made.
+	// ServerImage and AgentImage are directories of trees made by images/packer/provision.sh.
 	ServerImage, AgentImage string
 	Versitygw               string
-	CLIConfig               string // TF_CLI_CONFIG_FILE: our provider, and hashicorp/aws from this machine's mirror
+	CLIConfig               string // TF_CLI_CONFIG_FILE: this provider, and hashicorp/aws from the local mirror.
 	dir                     string
 }
 
 var programs = sync.OnceValues(build)
 
-// Root is the repository.
+// Root returns the root directory of the repository.
 func Root() string {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok {
@@ -35,10 +35,10 @@ func Root() string {
 	return filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(file))))
 }
 
-// Build builds the programs.
+// Build builds the programs on the first call and returns them.
 func Build() (Programs, error) { return programs() }
 
-// Discard removes what Build made.
+// Discard removes the files that Build created.
 func Discard() error {
 	p, err := programs()
 	return errors.Join(err, os.RemoveAll(p.dir))
@@ -65,7 +65,7 @@ func build() (p Programs, err error) {
 	return p, err
 }
 
-// images makes the images of both roles with the script that Packer runs.
+// images builds the images of both roles with the script that Packer runs.
 func images(ctx context.Context, bin, dir string) (server, agent string, err error) {
 	runner, err := machine.New(machine.Config{Dir: dir})
 	if err != nil {
@@ -92,7 +92,8 @@ func images(ctx context.Context, bin, dir string) (server, agent string, err err
 	return server, agent, err
 }
 
-// CLI returns the path of "tofu" or "terraform". Terraform is taken from PATH only; ok says whether it is there.
+// CLI returns the path of "tofu" or "terraform". Terraform is searched in PATH only. ok reports whether the CLI is
+// available.
 func CLI(name string) (path string, ok bool, err error) {
 	if name == "tofu" {
 		path, err = run(context.Background(), "scripts/tool.sh", "tofu")

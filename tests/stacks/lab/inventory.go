@@ -15,7 +15,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
 )
 
-// Inventory asks every service for what there is, sorted: what somebody would pay for, or trip over, after a destroy.
+// Inventory returns all resources of all services, sorted. After a destroy it lists what would cost money or obstruct
+// later stacks.
 func (l *Lab) Inventory(t *testing.T) (found []string) {
 	t.Helper()
 	ctx, cfg := t.Context(), l.Config()

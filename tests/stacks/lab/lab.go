@@ -1,8 +1,8 @@
-// Package lab is a cloud on this machine for tests of whole stacks: fakeaws with real machines, whose images the real
-// provisioning script made, a real S3 server behind the buckets, and the examples of this repository applied to it by
-// the real CLIs.
+// Package lab provides a cloud on this host for tests of whole stacks. It consists of fakeaws with real machines,
+// images made by the real provisioning script, and a real S3 server behind the buckets. The real CLIs apply the
+// examples of this repository to it.
 //
-// Invariant: programs and modules under test are as users get them; what is fake is the cloud alone.
+// Invariant: the programs and modules under test are those that users get. Only the cloud is fake.
 package lab
 
 import (
@@ -41,16 +41,17 @@ import (
 	s3front "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )
 
-// The images that there are, made on this machine's architecture.
+// The images of the lab, for the architecture of this host.
 const (
 	ServerAMI = "ami-0000000000000000a"
 	AgentAMI  = "ami-0000000000000000b"
 )
 
-// scaling is how often Auto Scaling looks at its groups: AWS takes its time, a test does not.
+// scaling is the time between two evaluations of the Auto Scaling groups. It is shorter than on AWS to speed up the
+// tests.
 const scaling = 500 * time.Millisecond
 
-// Lab is one cloud, empty but for the images.
+// Lab is one cloud. At first it contains only the images.
 type Lab struct {
 	Cloud    *fakeaws.Cloud
 	Machines *machine.Runner
@@ -58,7 +59,7 @@ type Lab struct {
 	programs Programs
 }
 
-// New starts a cloud that ends with the test. When the test fails, what the machines wrote is logged.
+// New starts a cloud that ends with the test. If the test fails, New's cleanup logs the output of the machines.
 func New(t *testing.T) *Lab {
 	t.Helper()
 	programs, err := Build()
@@ -107,7 +108,7 @@ func New(t *testing.T) *Lab {
 	return l
 }
 
-// probe is a load balancer's health check, made from the VPC.
+// probe runs a load balancer's health check from the VPC.
 func (l *Lab) probe(ctx context.Context, target elbv2.Target) bool {
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		return l.Machines.DialVPC(ctx, target.VPC, network, address)
@@ -133,7 +134,7 @@ func (l *Lab) probe(ctx context.Context, target elbv2.Target) bool {
 	return resp.StatusCode >= 200 && resp.StatusCode < 400
 }
 
-// Key reads the encryption key by its ARN or name, as the servers do.
+// Key returns the encryption key with the given ARN or name, read like the servers read it.
 func (l *Lab) Key(t *testing.T, provider, id string) string {
 	t.Helper()
 	if provider == "aws-parameter-store" {
@@ -152,7 +153,7 @@ func (l *Lab) Key(t *testing.T, provider, id string) string {
 	return awssdk.ToString(out.SecretString)
 }
 
-// tell logs what the machines of a failed test wrote.
+// tell logs the output of the machines, if the test has failed.
 func (l *Lab) tell(t *testing.T, logs string) {
 	if !t.Failed() {
 		return
@@ -171,7 +172,7 @@ func (l *Lab) tell(t *testing.T, logs string) {
 	}
 }
 
-// environment is what a person would set to use this cloud.
+// environment returns the environment variables with which a user would select this cloud.
 func (l *Lab) environment() map[string]string {
 	access, secret := l.Cloud.Credentials()
 	return map[string]string{
@@ -182,14 +183,14 @@ func (l *Lab) environment() map[string]string {
 	}
 }
 
-// Config is the SDK's configuration of the account itself.
+// Config returns an SDK configuration with the credentials of the account itself.
 func (l *Lab) Config() awssdk.Config {
 	access, secret := l.Cloud.Credentials()
 	return awssdk.Config{Region: l.Cloud.Region(), BaseEndpoint: awssdk.String(l.Endpoint),
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
 }
 
-// State reads and writes a shard's documents in a bucket, as nstance-admin would with the encryption key.
+// State returns access to a shard's documents in a bucket, like nstance-admin with the encryption key.
 func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterstate.State {
 	t.Helper()
 	access, secret := l.Cloud.Credentials()
@@ -209,7 +210,7 @@ func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterst
 		Secrets: secrets})
 }
 
-// Operator connects to a shard's leader from its network, as a new operator.
+// Operator connects to a shard's leader from the shard's network, as a new operator.
 func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 	host string) nstancev1.OperatorServiceClient {
 	t.Helper()
@@ -230,7 +231,7 @@ func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 	return nstancev1.NewOperatorServiceClient(conn)
 }
 
-// Instances are those that are not terminated, of one cluster's VMs where its name is given.
+// Instances returns the instances that are not terminated. If cluster is not "", it returns only that cluster's VMs.
 func (l *Lab) Instances(cluster string) (alive []ec2.InstanceView) {
 	l.Cloud.Locked(func() {
 		for _, instance := range l.Cloud.EC2().Instances() {
@@ -244,7 +245,7 @@ func (l *Lab) Instances(cluster string) (alive []ec2.InstanceView) {
 	return alive
 }
 
-// Targets are the states of all targets of all target groups.
+// Targets returns the states of all targets of all target groups.
 func (l *Lab) Targets(t *testing.T) (states []string) {
 	t.Helper()
 	client := elasticloadbalancingv2.NewFromConfig(l.Config())
@@ -265,7 +266,8 @@ func (l *Lab) Targets(t *testing.T) (states []string) {
 	return states
 }
 
-// Eventually looks until look returns "", which it has to within a time-out; else what it returned last is the failure.
+// Eventually calls look until it returns "". If that takes longer than within, the test fails with the last result of
+// look. Eventually returns the time that it took.
 func Eventually(t *testing.T, within time.Duration, what string, look func() string) time.Duration {
 	t.Helper()
 	began, ticker := time.Now(), time.NewTicker(100*time.Millisecond)

@@ -12,14 +12,14 @@ import (
 	"github.com/gruntwork-io/terratest/modules/terraform"
 )
 
-// Stack is an example of the repository, in a directory of its own, under one of the CLIs.
+// Stack is a copy of an example in its own directory, together with one of the CLIs.
 type Stack struct {
 	lab     *Lab
 	options *terraform.Options
 }
 
-// Stack copies an example, "aws/single-shard", with the modules, and initializes it. What it was given stays until the
-// test ends, when what is still there is left to the fake cloud's own end.
+// Stack copies an example, such as "aws/single-shard", and the modules, and initializes it. The copy exists until the
+// test ends. Resources that still exist then end with the fake cloud.
 func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Stack {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Sta
 	return s
 }
 
-// With returns the same stack with other variables.
+// With returns the same stack with some variables replaced.
 func (s *Stack) With(vars map[string]any) *Stack {
 	options := *s.options
 	options.Vars = maps.Clone(options.Vars)
@@ -46,37 +46,38 @@ func (s *Stack) With(vars map[string]any) *Stack {
 	return &Stack{s.lab, &options}
 }
 
-// Apply applies and returns what the CLI said.
+// Apply runs apply and returns the CLI's output.
 func (s *Stack) Apply(t *testing.T) string {
 	t.Helper()
 	return terraform.ApplyContext(t, t.Context(), s.options)
 }
 
-// Plan plans and returns the exit code (0: no changes, 1: an error, 2: changes) and what the CLI said, errors and
-// warnings included.
+// Plan runs plan and returns its exit code and output. The code is 0 for no changes, 1 for an error, and 2 for changes.
+// The output includes errors and warnings.
 func (s *Stack) Plan(t *testing.T) (code int, said string) {
 	t.Helper()
 	stdout, stderr, code, err := terraform.RunTerraformCommandAndGetStdOutErrCodeContextE(t, t.Context(), s.options,
 		terraform.FormatArgs(s.options, "plan", "-input=false", "-detailed-exitcode")...)
-	if code < 0 || code > 2 { // every code but 0 is an error to terratest
+	if code < 0 || code > 2 { // For terratest every code except 0 is an error.
 		t.Fatalf("plan: exit code %d: %v", code, err)
 	}
 	return code, unwrap(stdout + stderr)
 }
 
-// Destroy destroys everything.
+// Destroy destroys all resources of the stack.
 func (s *Stack) Destroy(t *testing.T) {
 	t.Helper()
 	terraform.DestroyContext(t, t.Context(), s.options)
 }
 
-// Output reads an output into a value.
+// Output decodes an output of the stack into a value.
 func (s *Stack) Output(t *testing.T, name string, into any) {
 	t.Helper()
 	terraform.OutputStructContext(t, t.Context(), s.options, name, into)
 }
 
-// Files returns the contents of what the CLI left in the stack's directory, state and plans above all, by path.
+// Files returns the contents of the files that the CLI left in the stack's directory, by path. They include states and
+// plans.
 func (s *Stack) Files(t *testing.T) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
@@ -102,7 +103,7 @@ func orSkip(err error) error {
 	return fs.SkipDir
 }
 
-// unwrap joins the lines of a diagnostic, which the CLIs break where the terminal is thought to end.
+// unwrap joins the lines of a diagnostic. The CLIs break lines at the assumed width of the terminal.
 func unwrap(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
@@ -129,7 +130,7 @@ func copyTree(t *testing.T, from, to string) {
 			return os.MkdirAll(target, 0o755)
 		}
 		if strings.Contains(entry.Name(), ".tfstate") || strings.HasPrefix(entry.Name(), ".terraform") {
-			return nil // somebody's own
+			return nil // Local files of a developer.
 		}
 		content, err := os.ReadFile(path)
 		if err != nil {

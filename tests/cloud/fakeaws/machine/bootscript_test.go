@@ -13,8 +13,8 @@ import (
 // repository is the root of this repository.
 const repository = "../../../.."
 
-// fakeAgent is what the test's own program does as /usr/local/bin/nstance-agent: it prints what a real agent would read,
-// and then runs as a service that is ready.
+// fakeAgent is the behavior of the test program under the name /usr/local/bin/nstance-agent. It prints what a real
+// agent reads, and then runs as a service that is ready.
 func fakeAgent() {
 	for _, name := range []string{"NSTANCE_INSTANCE_ID", "NSTANCE_INSTANCE_KIND", "NSTANCE_SERVER_REGISTRATION_ADDR",
 		"NSTANCE_SERVER_AGENT_ADDR"} {

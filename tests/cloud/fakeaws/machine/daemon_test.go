@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// daemon is a service that this test's own program is when an image has it under that name: it tells what it was given,
-// says that it is ready unless /run/unready exists, feeds its watchdog unless /run/stuck exists, and ends well on
-// SIGTERM, unless /run/stubborn exists.
+// daemon is the behavior of the test program as a service. It prints its arguments and environment. It sends READY=1
+// unless /run/unready exists, and feeds the watchdog unless /run/stuck exists. It ends with success on SIGTERM, unless
+// /run/stubborn exists.
 func daemon() {
 	fmt.Printf("args %q\n", os.Args[1:])
 	fmt.Printf("uid %d gid %d groups %v umask %o\n", os.Getuid(), os.Getgid(), must(os.Getgroups()),
@@ -61,7 +61,7 @@ func daemon() {
 	}
 }
 
-// answer tells who connects to port 7 the machine's name.
+// answer sends the machine's name to every client of port 7.
 func answer() {
 	l := must(net.Listen("tcp", ":7"))
 	f := must(os.Create("/run/listening"))

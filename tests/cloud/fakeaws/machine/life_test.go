@@ -22,7 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
 )
 
-// processes are those of the whole host, machines included, whose command line has a text.
+// processes returns the PIDs of the processes with a text in their command line. It searches the whole host, including
+// machines.
 func processes(text string) (pids []string) {
 	entries := must(os.ReadDir("/proc"))
 	for _, e := range entries {
@@ -34,7 +35,8 @@ func processes(text string) (pids []string) {
 	return pids
 }
 
-// host is what machines may not leave anything in: mounts, network interfaces, namespaces held open.
+// host returns the state of the host that machines must not change: mounts, network interfaces, and open network
+// namespaces.
 func host() []string {
 	links := must(exec.Command("ip", "-o", "link").Output())
 	state := strings.Split(string(links), "\n")
@@ -107,7 +109,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-// orphan is a program that starts a machine and is killed.
+// orphan starts a machine and waits. The test kills this process.
 func orphan() {
 	r := must(machine.New(machine.Config{Dir: os.Args[1], Images: map[string]string{"": os.Args[2]},
 		Guest: os.Args[3]}))
@@ -155,20 +157,20 @@ func TestExited(t *testing.T) {
 	}
 	m, _ := w.Machine(id)
 	m.Stop()
-	// Its ID is free again.
+	// The ID of an ended machine can be used again.
 	again := w.start("vpc-a", 20, "", notify("started again"))
 	w.run(again, "true")
 	if _, err := w.Start(ec2.MachineSpec{ID: again, Image: "ami-1", Primary: nic("vpc-a", 20, 0)}); err == nil {
 		t.Error("a machine was started twice")
 	}
-	if _, err := w.Exec(again, "kill", "-KILL", "1"); err != nil { // which the kernel ignores
+	if _, err := w.Exec(again, "kill", "-KILL", "1"); err != nil { // The kernel ignores it.
 		t.Error(err)
 	}
-	_, _ = w.Exec(again, "poweroff", "--force") // it may not live to tell
+	_, _ = w.Exec(again, "poweroff", "--force") // The machine may end before it answers.
 	if got := <-exited; got != "started again" {
 		t.Errorf("%s ended", got)
 	}
-	// A machine that cannot be made ends like one that dies.
+	// A machine that cannot be created ends like one that dies.
 	w.start("vpc-a", 21, "", notify("unmade"), func(s *ec2.MachineSpec) { s.Primary.MAC = "no address" })
 	if got := <-exited; got != "unmade" {
 		t.Errorf("%s ended", got)
@@ -268,7 +270,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// The images' own provisioning script and units, with another program in the place of the server's.
+// TestProvision runs the images' own provisioning script and units, with another program in place of the server.
 func TestProvision(t *testing.T) {
 	images := "../../../../images/packer"
 	w := newWorld(t,

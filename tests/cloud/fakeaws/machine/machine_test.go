@@ -21,7 +21,7 @@ import (
 var guest string
 
 func TestMain(m *testing.M) {
-	switch filepath.Base(os.Args[0]) { // inside of a machine
+	switch filepath.Base(os.Args[0]) { // Inside a machine.
 	case "daemon":
 		daemon()
 		return
@@ -49,19 +49,19 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
-	_ = os.RemoveAll(dir) // below the temporary directory
+	_ = os.RemoveAll(dir) // Below the temporary directory.
 	os.Exit(code)
 }
 
-// world is a runner with what its machines are made of.
+// world is a runner and the image tree of its machines.
 type world struct {
 	*machine.Runner
 	t    *testing.T
 	tree string
 }
 
-// newWorld returns a runner whose image has the files: path to content. It closes it at the end of the test and tells
-// what machines said when it failed.
+// newWorld returns a runner with an image that consists of the given files, as path to content. It closes the runner
+// when the test ends. If the test has failed, it logs the output of the machines.
 func newWorld(t *testing.T, files map[string]string) *world {
 	t.Helper()
 	tree := t.TempDir()
@@ -94,7 +94,7 @@ func newWorld(t *testing.T, files map[string]string) *world {
 	return &world{r, t, tree}
 }
 
-// with puts this test's own program into the image, under names by which it is something else.
+// with installs the test program in the image under the given names. Each name selects another behavior.
 func (w *world) with(names ...string) *world {
 	w.t.Helper()
 	text := must(os.ReadFile(must(os.Executable())))
@@ -137,7 +137,7 @@ func nic(vpc string, n, index int) ec2.NIC {
 		}}
 }
 
-// run runs a shell command inside and returns what it wrote; it may not fail.
+// run runs a shell command inside a machine and returns its output. The test fails if the command fails.
 func (w *world) run(id, command string) string {
 	w.t.Helper()
 	out, err := w.Exec(id, "sh", "-c", command)
@@ -147,7 +147,7 @@ func (w *world) run(id, command string) string {
 	return strings.TrimSpace(out)
 }
 
-// fails runs a shell command inside that has to fail.
+// fails runs a shell command inside a machine. The test fails if the command succeeds.
 func (w *world) fails(id, command string) {
 	w.t.Helper()
 	if out, err := w.Exec(id, "sh", "-c", command); err == nil {
@@ -155,7 +155,7 @@ func (w *world) fails(id, command string) {
 	}
 }
 
-// eventually waits until a command says what is wanted.
+// eventually waits up to 10 s until the output of a command is the wanted one.
 func (w *world) eventually(id, command, want string) {
 	w.t.Helper()
 	var out string

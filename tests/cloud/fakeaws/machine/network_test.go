@@ -15,10 +15,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// answerer is a boot script that stays and tells who connects to port 7 the machine's name.
+// answerer is a boot script that stays and sends the machine's name to every client of port 7.
 const answerer = "#!/bin/sh\nexec answerer\n"
 
-// who connects and returns who answers.
+// who connects to an address and returns the name of the machine that answers.
 func who(dial func(ctx context.Context, network, address string) (net.Conn, error), address string,
 	patience time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -47,8 +47,8 @@ func (w *world) fromVPC(vpc string) dialer {
 	}
 }
 
-// reaches asserts who answers at an address, "" for nobody. Somebody may be a few seconds in coming: a lost question
-// for an IPv6 neighbour is repeated after a second (RFC 4861, section 10, RETRANS_TIMER).
+// reaches asserts which machine answers at an address; "" means none. An answer may take a few seconds: a lost IPv6
+// neighbor solicitation is repeated after a second (RFC 4861, section 10, RETRANS_TIMER).
 func (w *world) reaches(what string, dial dialer, address, want string) {
 	w.t.Helper()
 	patience := 5 * time.Second
@@ -140,7 +140,7 @@ func TestMoveAddress(t *testing.T) {
 			}
 		}
 	}
-	// As when the holder dies.
+	// The machine that holds the interface dies.
 	if err := machine(one).Plug(moving); err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestMetadata(t *testing.T) {
 		{strict, "GET", "/latest/user-data", with, 200, userdata},
 		{lax, "GET", "/latest/user-data", nil, 404, ""},
 		{lax, "GET", "/latest/meta-data/instance-id", nil, 200, "i-2"},
-		{lax, "GET", "/latest/meta-data/instance-id", with, 401, ""}, // of another machine
+		{lax, "GET", "/latest/meta-data/instance-id", with, 401, ""}, // A token of another machine.
 	} {
 		code, text := ask(c.id, c.method, c.path, c.header)
 		if code != c.code || code == 200 && text != c.text {

@@ -44,7 +44,7 @@ ProtectSystem=strict
 WantedBy=multi-user.target
 `
 
-// image is what the tests of units run on, with users as Debian has them.
+// service boots a machine for the tests of units, with users as on Debian.
 func (w *world) service(units map[string]string) string {
 	w.t.Helper()
 	w.with("daemon")
@@ -61,7 +61,7 @@ func (w *world) service(units map[string]string) string {
 	return id
 }
 
-// property of a unit, as systemctl tells it.
+// property returns a property of a unit from systemctl show.
 func (w *world) property(id, unit, name string) string {
 	w.t.Helper()
 	return w.run(id, "systemctl show -p "+name+" --value "+unit)
@@ -82,7 +82,7 @@ func TestService(t *testing.T) {
 		t.Errorf("started, it is %q", got)
 	}
 	pid := w.property(id, "daemon", "MainPID")
-	w.eventually(id, "journalctl -u daemon | grep -c NoNewPrivs", "1") // which it says last, and may be on its way
+	w.eventually(id, "journalctl -u daemon | grep -c NoNewPrivs", "1") // The last line of the output.
 	out := w.run(id, "journalctl -u daemon -o cat") + "\n"
 	for _, want := range []string{
 		`args ["one" "first  'second word'" "first" "second word" "$x" "daemon.service" ""]`,
@@ -100,7 +100,7 @@ func TestService(t *testing.T) {
 		t.Errorf("directories and what comes before: %s", got)
 	}
 
-	// Killed, it is started again, and so it is when it does not feed its watchdog.
+	// systemd restarts a killed service, and a service that misses its watchdog deadline.
 	w.run(id, "systemctl kill -s KILL daemon")
 	w.eventually(id, "systemctl show -p NRestarts,ActiveState --value daemon", "active\n1")
 	if again := w.property(id, "daemon", "MainPID"); again == pid {
@@ -110,14 +110,14 @@ func TestService(t *testing.T) {
 	w.eventually(id, "journalctl -u daemon | grep -c 'Watchdog timed out'", "1")
 	w.run(id, "rm /run/stuck")
 	w.eventually(id, "systemctl show -p NRestarts,ActiveState --value daemon", "active\n2")
-	w.run(id, "journalctl -u daemon | grep -q 'SIGABRT: abort'") // as Go's runtime takes it
+	w.run(id, "journalctl -u daemon | grep -q 'SIGABRT: abort'") // Go's runtime reports the signal.
 
 	// Without READY=1 a start waits.
 	w.run(id, "systemctl stop daemon; touch /run/unready; systemctl start --no-block daemon")
 	w.eventually(id, "systemctl is-active daemon", "activating")
 	w.run(id, "rm /run/unready; systemctl start daemon; systemctl is-active daemon")
 
-	// Asked to end, it does so well; one that does not is killed in the end.
+	// The service ends with success after SIGTERM. A service that ignores SIGTERM is killed after the timeout.
 	w.run(id,
 		"systemctl stop daemon; journalctl -u daemon | grep -q 'ends well'; ! ls /run/thing 2>/dev/null; ls "+
 			"/var/lib/thing")
@@ -139,7 +139,7 @@ func TestService(t *testing.T) {
 	if got := w.property(id, "daemon", "ActiveState,UnitFileState"); got != "inactive\ndisabled" {
 		t.Errorf("without what its condition asks for, it is %q", got)
 	}
-	// All that is known of the processes goes with them.
+	// No process is left.
 	if got := w.run(id, "pgrep -c daemon || true"); got != "0" {
 		t.Errorf("%s daemons stay", got)
 	}
@@ -183,7 +183,7 @@ func TestServiceKinds(t *testing.T) {
 	w.run(id, "systemctl start at@here")
 	w.eventually(id, "cat /run/at", "here at")
 	w.run(id, "systemctl reload at@here")
-	// the hang-up ended it well
+	// The service ends with success after SIGHUP.
 	w.eventually(id, "systemctl show -p ActiveState,Result --value at@here", "inactive\nsuccess")
 }
 
@@ -198,7 +198,7 @@ func TestPowerOff(t *testing.T) {
 	m, _ := w.Machine(id)
 	w.run(id, "systemctl enable --now daemon; systemctl start witness")
 
-	// Booted again, it starts what is enabled, and does not run the boot script.
+	// A rebooted machine starts the enabled units, but does not run the boot script.
 	w.run(id, "touch /run/gone /var/stays; systemctl reboot")
 	w.eventually(id, "test ! -e /run/gone && systemctl is-active daemon && systemctl is-system-running",
 		"active\nrunning")

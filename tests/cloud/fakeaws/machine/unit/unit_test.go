@@ -43,7 +43,7 @@ func TestWords(t *testing.T) {
 		`"" ''`:                       {"", ""},
 		`a\sb \x41\102 "\u00e4\n"`:    {"a b", "AB", "ä\n"},
 		`\\ \" "\"" '\''`:             {`\`, `"`, `"`, "'"},
-		`"VAR1=word1 word2" VAR2="x"`: nil, // a quote inside of a word
+		`"VAR1=word1 word2" VAR2="x"`: nil, // A quote inside a word.
 		`"a`:                          nil,
 		`"a"b`:                        nil,
 		`\q`:                          nil,
@@ -62,7 +62,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// load reads a service of the given lines of [Service], after an ExecStart.
+// load parses a service that has an ExecStart= and the given lines in [Service].
 func load(t *testing.T, lines string) (*unit.Service, error) {
 	t.Helper()
 	entries, err := unit.Parse("f", "[Service]\n"+lines+"\n")
@@ -72,7 +72,7 @@ func load(t *testing.T, lines string) (*unit.Service, error) {
 	return unit.Load("a@b-c.service", unit.Host{Hostname: "host", MachineID: "0123"}, entries)
 }
 
-// The examples of systemd.service(5), "Command lines", but for quotes inside of words.
+// TestCommandLines checks the examples in systemd.service(5), "Command lines", except those with quotes inside words.
 func TestCommandLines(t *testing.T) {
 	environment := map[string]string{"ONE": "one", "TWO": "two two", "QUOTED": "'two two' too", "EMPTY": "",
 		"ESCAPED": `a\ b "c d"e`}
@@ -242,7 +242,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// What the images have is what these machines run.
+// TestImageUnits checks that the unit files of the images can be loaded.
 func TestImageUnits(t *testing.T) {
 	files, err := filepath.Glob("../../../../../images/packer/files/*.service")
 	if err != nil || len(files) < 2 {
@@ -304,7 +304,7 @@ func FuzzReadEnvironment(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What was read can be written, in quotes, and read again.
+		// The variables can be written with quotes and parsed again.
 		var b strings.Builder
 		for _, v := range variables {
 			b.WriteString(v.Name + "=\"" + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "`", "\\`", "$",
