@@ -168,7 +168,7 @@ func NewKey() string {
 	return base64.StdEncoding.EncodeToString(key[:])
 }
 
-// Provider returns the provider block for the bucket, followed by more attributes in HCL.
+// Provider returns the provider block for the bucket. more holds further lines of the block in HCL.
 func (b Bucket) Provider(more ...string) string {
 	at := b.Location
 	return fmt.Sprintf(`

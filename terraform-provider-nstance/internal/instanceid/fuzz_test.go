@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// FuzzTake checks that the parts match the ID: the storage form consists of kind and UUID, and created_at is the ID's
-// time in RFC 3339.
+// FuzzTake checks that the parts match the ID: the storage form is uuid-kind, and created_at is the ID's time in RFC
+// 3339.
 func FuzzTake(f *testing.F) {
 	for _, seed := range []string{"acc06bgm7733st2576nx5jht4ecjw", "wrk06bgm7733st2576nx5jht4ecjw",
 		"wrkzzzzzzzzzzzzzzzzzzzzzzzzzz", "wrk", "", "ACC06BGM7733ST2576NX5JHT4ECJW"} {

@@ -87,7 +87,8 @@ func readFile(path string) (data []byte, err error) {
 	return data, err
 }
 
-// PeerError means that the peer at a server's address is not a server of the requested shard.
+// PeerError means that the peer at a server's address is not a server of the operator's cluster and the requested
+// shard.
 type PeerError struct{ Reason string }
 
 func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }

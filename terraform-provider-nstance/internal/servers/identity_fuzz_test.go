@@ -41,7 +41,7 @@ func FuzzIdentity(f *testing.F) {
 	})
 }
 
-// quotesKey fails the test if the error contains a line of a PEM block of text.
+// quotesKey fails the test if the error contains a line of at least 16 characters from a PEM block in text.
 func quotesKey(t *testing.T, err error, text string) {
 	t.Helper()
 	for rest := []byte(text); ; {
