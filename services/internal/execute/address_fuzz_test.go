@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// However a provider spells an address, a record can hold what is made of it: the canonical form, or nothing.
+// FuzzAddress checks that address returns the canonical form or "", so that a record can always hold the result.
 func FuzzAddress(f *testing.F) {
 	for _, text := range []string{"10.0.0.1", "FD00::0001", "fe80::1%eth0", "::ffff:10.0.0.1", "", "10.0.0.256",
 		"10.0.0.1/24", " 10.0.0.1", "1.2.3.4\x00"} {

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// stray makes a VM with our tags that the picture shows as one without record.
+// stray adds a VM with the shard's tags but without a record.
 func (b *bench) stray() infra.VM {
 	b.t.Helper()
 	vm := b.plant(b.newID(), infra.Running)
@@ -47,7 +47,7 @@ func TestConfirmOrphan(t *testing.T) {
 			t.Errorf("an answer that did not come counts: %+v", s.Strays)
 		}
 
-		// It has a record after all, one that no list has shown.
+		// The VM has a record that no list has shown.
 		id := vm.Tags.Instance
 		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 2, Term: 3,
 			ReservedTerm: 3, Writer: "w",
@@ -64,7 +64,7 @@ func TestConfirmOrphan(t *testing.T) {
 	})
 }
 
-// The VM of a reservation that no list has shown is adopted.
+// TestConfirmOrphanOfAReservation checks that the VM of an unlisted reservation is adopted.
 func TestConfirmOrphanOfAReservation(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		vm := b.stray()
@@ -85,7 +85,7 @@ func TestConfirmOrphanOfAReservation(t *testing.T) {
 	})
 }
 
-// A VM without record dies only when its ID is dead, durably.
+// TestTerminateStray checks that a VM without a record is terminated only after its tombstone is durable.
 func TestTerminateStray(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		vm := b.stray()
@@ -131,7 +131,7 @@ func TestTerminateStray(t *testing.T) {
 	})
 }
 
-// A record that turns up at the last moment saves its VM.
+// TestTerminateStrayWithARecord checks that a record that appears at the last moment saves its VM.
 func TestTerminateStrayWithARecord(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		vm := b.stray()
@@ -198,7 +198,7 @@ func TestSettle(t *testing.T) {
 			t.Error("what is settled is no trouble")
 		}
 
-		// Somebody else has settled it, of a lower term or of a higher.
+		// Another leader, of a lower or a higher term, has already settled it.
 		for _, by := range []uint64{4, term + 1} {
 			vm := leave(func() infra.VM { return infra.VM{Tags: infra.Tags{Instance: b.newID()}} })
 			left, _ := b.World.Leftover(vm.Tags.Instance)
@@ -215,7 +215,7 @@ func TestSettle(t *testing.T) {
 	})
 }
 
-// An instance of this term whose create call came to nothing that could be recorded.
+// TestSettleUsed settles an instance of this term with a create call that ended without a recorded result.
 func TestSettleUsed(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		found, lost := b.reserve(), b.reserve()

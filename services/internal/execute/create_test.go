@@ -27,7 +27,7 @@ import (
 
 var create = plan.Action{Kind: plan.Create, Reason: "the group is smaller than its size"}
 
-// inBubble runs a test of a bench in a bubble's time, until all of the executor's tasks have ended.
+// inBubble runs a test of a bench in a synctest bubble, and waits for all of the executor's tasks.
 func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -92,14 +92,15 @@ func TestCreate(t *testing.T) {
 		if len(delays) != 1 || delays[0] != 0 || b.pending() != 0 || b.backoff().Failures != 0 {
 			t.Errorf("entered after %v, %d pending, back-off %+v", delays, b.pending(), b.backoff())
 		}
-		// The pool is filled again behind it.
+		// The pool is refilled in the background.
 		if n := b.World.ReservationsLeft(pool); n != execute.ReservePool {
 			t.Errorf("%d reservations", n)
 		}
 	})
 }
 
-// While reservations last there is no storage request before the provider's call.
+// TestCreateDoesNotWaitForStorage checks that a create with a reservation calls the provider before any storage
+// request.
 func TestCreateDoesNotWaitForStorage(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
@@ -131,7 +132,7 @@ func TestCreateWithoutReservation(t *testing.T) {
 	})
 }
 
-// An answer that tells nothing is met with the same bytes until one tells something.
+// TestCreateAmbiguousAnswers checks that the executor repeats the identical request after an indeterminate answer.
 func TestCreateAmbiguousAnswers(t *testing.T) {
 	for name, outcome := range map[string]mock.Outcome{
 		"refused with no reason": {Err: infra.Errorf(infra.Indeterminate, "create", "internal error")},
@@ -174,7 +175,7 @@ func TestCreateAmbiguousAnswers(t *testing.T) {
 	}
 }
 
-// A refusal says nothing about the calls before it.
+// TestCreateRefusedAfterALostAnswer checks that a refusal does not count for the calls before it.
 func TestCreateRefusedAfterALostAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made, unmade := b.reserve(), b.reserve()
@@ -203,7 +204,7 @@ func TestCreateRefusedAfterALostAnswer(t *testing.T) {
 	})
 }
 
-// register has an instance's agent register, as the service does.
+// register registers an instance's agent like the registration service.
 func (b *bench) register(t *testing.T, id ident.ID) {
 	t.Helper()
 	if _, err := b.Update(t.Context(), id, func(r *record.Instance) {
@@ -214,8 +215,8 @@ func (b *bench) register(t *testing.T, id ident.ID) {
 	}
 }
 
-// A call that lands late makes a VM after the provider was asked for it in vain. Once its agent has registered nothing
-// is refused: the instance lives, and none is asked for at the next placement.
+// TestCreateLandsLate covers a create call that succeeds after a lookup of the VM found nothing. Once the agent has
+// registered, the create is not refused: the instance stays, and no other placement is tried.
 func TestCreateLandsLate(t *testing.T) {
 	for name, lost := range map[string]bool{"found then": false, "lost again": true} {
 		t.Run(name, func(t *testing.T) {
@@ -259,7 +260,8 @@ func TestCreateLandsLate(t *testing.T) {
 	}
 }
 
-// Who registers before the tombstone of a refused create is durable lives.
+// TestCreateRefusedAndRegistered checks that an instance stays if its agent registers before the tombstone of the
+// refused create is durable.
 func TestCreateRefusedAndRegistered(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -286,7 +288,8 @@ func TestCreateRefusedAndRegistered(t *testing.T) {
 	})
 }
 
-// Nor about those that a client made by itself before it was throttled.
+// TestCreateRefusedAfterThrottling checks that a refusal does not count for the tries that a client made before it was
+// throttled.
 func TestCreateRefusedAfterThrottling(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made := b.reserve()
@@ -309,7 +312,7 @@ func TestCreateRefusedAfterThrottling(t *testing.T) {
 	})
 }
 
-// A definite refusal burns the ID, and counts.
+// TestCreateRefused checks that a definite refusal makes the ID unusable and counts as a failure.
 func TestCreateRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -334,7 +337,7 @@ func TestCreateRefused(t *testing.T) {
 	})
 }
 
-// Another placement is another request, and needs another ID.
+// TestCreateElsewhere checks that another placement uses another ID.
 func TestCreateElsewhere(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for range execute.ReservePool {
@@ -363,7 +366,7 @@ func TestCreateElsewhere(t *testing.T) {
 			t.Errorf("%d IDs burnt, back-off %+v, %d VMs", burnt, b.backoff(), len(b.provider.VMs()))
 		}
 
-		// What was refused is not tried for three minutes.
+		// A refused placement is not tried again for three minutes.
 		b.calls = nil
 		b.do(create)
 		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.InstanceType != "large" ||
@@ -386,8 +389,8 @@ func TestCreateElsewhere(t *testing.T) {
 	})
 }
 
-// Between a refusal and the next placement's ID, for which the bucket may take its time, the instance still counts:
-// nobody asks for another in its place.
+// TestCreateElsewhereCountsMeanwhile checks that an instance counts as pending between a refusal and the reservation
+// for the next placement, which may have to wait for the bucket. Otherwise another instance would be created for it.
 func TestCreateElsewhereCountsMeanwhile(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		first := b.reserve()
@@ -414,7 +417,7 @@ func TestCreateElsewhereCountsMeanwhile(t *testing.T) {
 	})
 }
 
-// Whoever knows which subnets are full is asked in the background, and not on the way to a create.
+// TestCreateSkipsFullSubnets checks that the provider is asked for full subnets in the background, not during a create.
 func TestCreateSkipsFullSubnets(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
@@ -447,7 +450,7 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 	})
 }
 
-// An ID that was asked for before has its VM, or has had it.
+// TestCreateConflict checks that a conflict on an ID leads to the existing VM, or to a failure if the VM is gone.
 func TestCreateConflict(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made, gone := b.reserve(), b.reserve()
@@ -475,7 +478,8 @@ func TestCreateConflict(t *testing.T) {
 	})
 }
 
-// Nothing is asked, and nothing counts as failed, while the leader may not act for long enough.
+// TestCreateWaitsForAuthority checks that the executor makes no call, and counts no failure, while the remaining
+// authority is too short.
 func TestCreateWaitsForAuthority(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -497,7 +501,7 @@ func TestCreateWaitsForAuthority(t *testing.T) {
 	})
 }
 
-// A call whose answer nobody waited for is the next leader's to settle.
+// TestCreateCutOff checks that a call that ends with the leadership is left for the next leader to settle.
 func TestCreateCutOff(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -540,8 +544,8 @@ func TestCreateForAGroupThatIsGone(t *testing.T) {
 	})
 }
 
-// An instance that is deleted before the provider has answered is not asked for again; its deletion looks what came of
-// the calls.
+// TestDeletedWhileCreated checks that a create call is not repeated for an instance that is marked for deletion. The
+// deletion looks up the result of the earlier calls.
 func TestDeletedWhileCreated(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -574,7 +578,8 @@ func TestDeletedWhileCreated(t *testing.T) {
 	})
 }
 
-// An agent may register before the provider's answer is recorded: nothing of that is lost.
+// TestRegisteredWhileCreated checks that nothing is lost if the agent registers before the provider's answer is
+// recorded.
 func TestRegisteredWhileCreated(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -603,7 +608,7 @@ func TestRegisteredWhileCreated(t *testing.T) {
 	})
 }
 
-// What the provider has done must be recorded, however long the bucket does not answer.
+// TestCreatedIsRecorded checks that the result of a create is recorded, however long the bucket does not answer.
 func TestCreatedIsRecorded(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -644,7 +649,7 @@ func TestOnDemand(t *testing.T) {
 			t.Errorf("a second time: %v, %d calls", err, len(b.made(mock.Create)))
 		}
 
-		// Its ID is the caller's: there is no other to try elsewhere with.
+		// The caller fixed the ID, so there is no other placement to try.
 		b.provider.SetCapacity(mock.Place{}, 0)
 		b.calls = nil
 		refused := b.newID()
@@ -668,7 +673,7 @@ func TestOnDemandWithoutAskingAnybody(t *testing.T) {
 		_ = b.CreateOnDemand(t.Context(), group, b.newID(), "", nil)
 		b.wait()
 
-		// Refused lately: nothing is written, the same ID will do later.
+		// After a recent refusal nothing is written, and the same ID can be used later.
 		id := b.newID()
 		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.Is(err, execute.ErrNoCapacity) {
 			t.Error(err)
@@ -682,7 +687,7 @@ func TestOnDemandWithoutAskingAnybody(t *testing.T) {
 			t.Error(err)
 		}
 
-		// Written, but nothing came of it: collection settles it.
+		// The reservation is written but not used, so garbage collection settles it.
 		id = b.newID()
 		b.render = errTest
 		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.Is(err, errTest) {
@@ -708,7 +713,7 @@ func TestRefill(t *testing.T) {
 			return mem.Fault{Before: time.Second}
 		}
 		for range 3 {
-			b.Refill(t.Context(), pool) // one of them does it
+			b.Refill(t.Context(), pool) // one call refills, the others do nothing
 		}
 		time.Sleep(1500 * time.Millisecond)
 		if got := b.standing(); !slices.Equal(got, []string{"storage"}) {
@@ -725,7 +730,7 @@ func TestRefill(t *testing.T) {
 			}
 		}
 
-		// A pool that nobody draws from is not filled.
+		// A pool that no group uses is not filled.
 		b.World.Configure((&config.Shard{}).WithDefaults(), nil)
 		b.World.TakeReservation(pool)
 		b.Refill(t.Context(), pool)

@@ -31,7 +31,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("%+v", rec)
 		}
 		b.wantEvents(shardstate.EventPendingDeletion)
-		// It never goes back, and its deadline stays.
+		// The state does not change back, and the deadline stays.
 		mark.Deadline = deadline.Add(time.Hour)
 		b.do(mark)
 		if again := b.read(id); again.Revision != rec.Revision || !again.DeleteDeadline.Equal(deadline) {
@@ -42,7 +42,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("back-off %+v", b.backoff())
 		}
 
-		// Somebody else has written: what was decided was decided about something else.
+		// Another writer changed the record, so the plan was based on an old version.
 		id = b.serving()
 		other, token, _ := b.World.Record(id)
 		other.Image, other.Revision = "other", other.Revision+1
@@ -53,7 +53,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("%+v", rec)
 		}
 		b.wantEvents()
-		b.do(mark) // the plan wants it still
+		b.do(mark) // the plan still wants the deletion
 		if rec := b.read(id); rec.State != record.Deleting || rec.Image != "other" {
 			t.Errorf("%+v", rec)
 		}
@@ -70,7 +70,8 @@ func TestMark(t *testing.T) {
 	})
 }
 
-// A drain is announced when its deletion is durable, and after the load balancers were told, whatever they said.
+// TestDrain checks that a drain is announced after the deletion is durable and after the calls to the load balancers,
+// whatever their results.
 func TestDrain(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"lb1", "lb2"} })
@@ -139,7 +140,7 @@ func TestTerminate(t *testing.T) {
 		if vm, _ := b.provider.Instance(id); vm.State != infra.Deleting {
 			t.Errorf("its VM is %s", vm.State)
 		}
-		// Asked again for what the provider has forgotten.
+		// The second call is for a VM that the provider has forgotten.
 		b.script = func(call mock.Call) mock.Outcome {
 			return mock.Outcome{Err: infra.Errorf(infra.NotFound, "delete", "what VM")}
 		}
@@ -150,7 +151,8 @@ func TestTerminate(t *testing.T) {
 	})
 }
 
-// An instance whose provider ID nobody knows is looked up by its tag; one that is not known yet is not gone yet.
+// TestTerminateWithoutProviderID checks that a VM without a known provider ID is looked up by its tag. A VM that the
+// provider does not know yet does not count as gone.
 func TestTerminateWithoutProviderID(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -165,7 +167,7 @@ func TestTerminateWithoutProviderID(t *testing.T) {
 		b.do(terminate)
 		if view := b.view(id); view.Plan.Failed.Count != 1 || view.Plan.Provider.Value == plan.ProviderGone ||
 			b.standing() != nil {
-			t.Errorf("%+v, standing %v", view.Plan, b.standing()) // tried again, after a while
+			t.Errorf("%+v, standing %v", view.Plan, b.standing()) // tried again after the backoff
 		}
 		b.plant(id, infra.Running)
 		b.do(terminate)
@@ -192,7 +194,8 @@ func TestTerminateWithoutProviderID(t *testing.T) {
 	})
 }
 
-// After the tombstone nobody knows that an instance was in a load balancer.
+// TestForget checks that an instance leaves its load balancers before its tombstone is written. The tombstone does not
+// name them.
 func TestForget(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"lb"} })
@@ -215,7 +218,7 @@ func TestForget(t *testing.T) {
 		}
 		b.wantEvents(shardstate.EventDeleted)
 
-		// A load balancer that is gone, or refuses for good, does not keep it.
+		// A load balancer that is gone, or definitely refuses, does not prevent it.
 		for _, class := range []infra.Class{infra.NotFound, infra.Denied} {
 			id := b.serving()
 			b.leave(id)
@@ -244,7 +247,7 @@ func TestLoadBalancersThatAreNotThere(t *testing.T) {
 	})
 }
 
-// What is about to go because its group is gone is registered with nothing.
+// TestNoLoadBalancersForADeletedGroup checks that instances of a deleted group are not registered.
 func TestNoLoadBalancersForADeletedGroup(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.serving()
@@ -299,7 +302,7 @@ func TestForgetGroup(t *testing.T) {
 	})
 }
 
-// A change is applied to the newest version that there is.
+// TestUpdate checks that a change is applied to the newest version of the record.
 func TestUpdate(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.serving()
@@ -311,7 +314,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("no change: %+v, %v", rec, err)
 		}
 
-		// Somebody else of this term wrote first: an earlier attempt of our own whose answer was lost.
+		// Another write of this term came first, such as an earlier attempt with a lost answer.
 		rec, token, _ := b.World.Record(id)
 		rec.Image, rec.Revision = "other", rec.Revision+1
 		b.write(rec, token)
@@ -320,7 +323,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 
-		// The answer is lost, or comes late.
+		// The store's answer is lost, late or indeterminate.
 		for name, fault := range map[string]mem.Fault{"lost": {Lost: true}, "late": {Late: 3},
 			"indeterminate": {Err: objstore.ErrIndeterminate}} {
 			n := 0
@@ -341,7 +344,7 @@ func TestUpdate(t *testing.T) {
 		}
 		b.storeFault = nil
 
-		// What the caller changes is the caller's copy.
+		// The callback changes a copy of the record.
 		_, _ = b.Update(t.Context(), id, func(r *record.Instance) { r.Vars = map[string]string{"a": "b"} })
 		b.storeFault = func(mem.Request) mem.Fault { return mem.Fault{Err: errTest} }
 		if _, err := b.Update(t.Context(), id, func(r *record.Instance) {
@@ -376,7 +379,7 @@ func TestUpdateRefused(t *testing.T) {
 		if _, err := b.Update(t.Context(), id, change); !errors.As(err, &superseded) || superseded.Token != "" {
 			t.Errorf("%v: its record is gone", err)
 		}
-		// A bucket that was set back has an older version than was seen: nobody may go on from that.
+		// A bucket that was restored has an older version than the leader knows. Update must not continue from it.
 		rec, _, _ = b.World.Record(id)
 		rec.Revision = 1
 		b.write(rec, "")

@@ -31,7 +31,7 @@ var (
 
 const term = 7
 
-// bench is an Executor of term 7 between a bucket and a provider in memory. It runs in a bubble's time.
+// bench is an Executor of term 7 with a bucket and a provider in memory. It runs in a synctest bubble.
 type bench struct {
 	*execute.Executor
 	t        *testing.T
@@ -138,7 +138,6 @@ func (b *bench) configure(change func(g *config.Group)) {
 	b.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
 }
 
-// reserve puts one reservation into the pool.
 func (b *bench) reserve() ident.ID {
 	b.t.Helper()
 	id := b.newID()
@@ -157,7 +156,7 @@ func (b *bench) newID() ident.ID {
 	return id
 }
 
-// write puts a record into the bucket behind the executor's back.
+// write puts a record into the bucket without the executor's knowledge.
 func (b *bench) write(rec record.Instance, token objstore.Token) objstore.Token {
 	b.t.Helper()
 	token, err := b.state.PutInstance(b.t.Context(), rec, token)
@@ -167,7 +166,7 @@ func (b *bench) write(rec record.Instance, token objstore.Token) objstore.Token 
 	return token
 }
 
-// serving makes a registered instance with a VM that runs.
+// serving adds a registered instance with a running VM.
 func (b *bench) serving() ident.ID {
 	b.t.Helper()
 	id := b.newID()
@@ -194,7 +193,7 @@ func (b *bench) plant(id ident.ID, state infra.State) infra.VM {
 	return vm
 }
 
-// leave marks an instance as deleting, durably.
+// leave durably marks an instance for deletion.
 func (b *bench) leave(id ident.ID) {
 	b.t.Helper()
 	b.do(plan.Action{Kind: plan.Mark, Instance: id, Reason: "test", Cause: "scale_down",
@@ -229,7 +228,7 @@ func (b *bench) wantState(id ident.ID, want record.State) {
 	}
 }
 
-// made returns the calls of a kind that were made.
+// made returns the recorded calls of a kind.
 func (b *bench) made(kind mock.Kind) (calls []mock.Call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -241,7 +240,6 @@ func (b *bench) made(kind mock.Kind) (calls []mock.Call) {
 	return calls
 }
 
-// records returns every instance record of the shard.
 func (b *bench) records() map[ident.ID]record.Instance {
 	b.t.Helper()
 	out := map[ident.ID]record.Instance{}
@@ -258,7 +256,7 @@ func (b *bench) backoff() plan.Backoff {
 	return view.Backoff
 }
 
-// pending is how many creates of the group have no ID yet.
+// pending returns the number of the group's creates that have no ID yet.
 func (b *bench) pending() int {
 	s, _ := b.World.Snapshot(workers, nil)
 	return s.PendingCreates
@@ -273,7 +271,7 @@ func (b *bench) view(id ident.ID) shardstate.InstanceView {
 	return view
 }
 
-// wantEvents checks what was told of instances since the last look.
+// wantEvents checks the instance events since the previous check.
 func (b *bench) wantEvents(want ...shardstate.InstanceEventType) {
 	b.t.Helper()
 	b.mu.Lock()
@@ -294,7 +292,7 @@ func (b *bench) wantEvents(want ...shardstate.InstanceEventType) {
 	}
 }
 
-// standing returns the kinds of the errors that hold now.
+// standing returns the kinds of the standing errors.
 func (b *bench) standing() (kinds []string) {
 	for _, e := range b.World.Standing(workers.Tenant) {
 		kinds = append(kinds, string(e.Kind))

@@ -32,7 +32,7 @@ var (
 
 const term = 7
 
-// shard is a leader of term 7 between a bucket and a provider in memory, in a bubble's time.
+// shard is a leader of term 7 with a bucket and a provider in memory, in a synctest bubble.
 type shard struct {
 	*leader.Leader
 	t        *testing.T
@@ -117,7 +117,7 @@ func (s *shard) configure(size int) {
 	s.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
 }
 
-// fault sets what goes wrong in the bucket from now on.
+// fault sets the fault injection of the bucket.
 func (s *shard) fault(fault func(mem.Request) mem.Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +130,7 @@ func (s *shard) answer(script func(mock.Call) mock.Outcome) {
 	s.script = script
 }
 
-// inBubble runs a test of a shard in a bubble's time, until all of the leader's tasks have ended.
+// inBubble runs a test of a shard in a synctest bubble, and waits for all of the leader's tasks.
 func inBubble(t *testing.T, size int, test func(t *testing.T, s *shard)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -149,7 +149,7 @@ func (s *shard) newID() ident.ID {
 	return id
 }
 
-// write puts the record of an instance that an earlier leader made into the bucket.
+// write puts an instance record by an earlier leader into the bucket.
 func (s *shard) write(id ident.ID, state record.State, change func(*record.Instance)) {
 	s.t.Helper()
 	now := time.Now().UTC()
@@ -200,7 +200,7 @@ func TestTakeOver(t *testing.T) {
 		for _, id := range []ident.ID{registered, hidden, orphan} {
 			s.plant(id)
 		}
-		// The last two writes are not in the list yet: VMs tell of them.
+		// The list does not contain the last two writes yet. Only their VMs show that they exist.
 		left := s.newID()
 		s.write(hidden, record.Registered, asWritten)
 		s.write(left, record.Reserved, asWritten)
@@ -266,8 +266,8 @@ func TestTakeOverMeetsAHigherTerm(t *testing.T) {
 	})
 }
 
-// A provider that does not answer does not keep the leader from leading for long, and a moment's throttling does not
-// leave it in the dark.
+// TestTakeOverWithoutProvider checks that a provider that does not answer delays the leader only briefly, and that a
+// new leader survives a short throttling.
 func TestTakeOverWithoutProvider(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -320,7 +320,7 @@ func TestCollect(t *testing.T) {
 				s.World.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
 		}
 		time.Sleep(20 * time.Second)
-		// At 0, 1, 3, 7 and 15 s.
+		// The lists are at 0, 1, 3, 7 and 15 s.
 		if n := s.provider.Count(mock.List); n != 5 || s.standing("provider") ||
 			!s.World.ShardSnapshot().Listed.Complete {
 			t.Errorf("%d lists, standing: %t", n, s.standing("provider"))
@@ -337,7 +337,8 @@ func TestCollect(t *testing.T) {
 	})
 }
 
-// The list with which a leader begins is not asked for twice, but the next is, an interval later.
+// TestCollectAfterTakeOver checks that the list from TakeOver replaces the first list of Collect, and that the next one
+// follows an interval later.
 func TestCollectAfterTakeOver(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		if err := s.TakeOver(t.Context()); err != nil {
@@ -357,8 +358,8 @@ func TestCollectAfterTakeOver(t *testing.T) {
 	})
 }
 
-// What an earlier leader had sent lands after its successor has read the bucket. A minute later the successor knows;
-// then, while nothing changes, it costs one request each ten minutes.
+// TestRecheck checks that the leader notices, a minute after the takeover, what an earlier leader wrote after the new
+// leader had read the bucket. Later checks without changes cost one request every ten minutes.
 func TestRecheck(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		marked, kept, dead := s.newID(), s.newID(), s.newID()
@@ -466,7 +467,7 @@ func TestHoldAddress(t *testing.T) {
 		if s.provider.Holder() != "here" || s.standing("leader_network") || s.provider.Count(mock.Acquire) != 3 {
 			t.Errorf("the address is at %q after %d calls", s.provider.Holder(), s.provider.Count(mock.Acquire))
 		}
-		// Somebody takes it away: it is looked after every minute.
+		// Another machine takes the address. The leader checks every minute and takes it back.
 		if err := s.provider.Acquire(t.Context(), "there"); err != nil {
 			t.Fatal(err)
 		}
@@ -527,7 +528,8 @@ func TestCreateInstance(t *testing.T) {
 	})
 }
 
-// What an earlier leader left of a creation is settled first, and then the same ID has the same answer.
+// TestCreateInstanceLeftByAnEarlierLeader checks that the leader first settles an earlier leader's create, and that the
+// same ID then gives the same answer.
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 	inBubble(t, 0, func(t *testing.T, s *shard) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -543,7 +545,7 @@ func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 		}
 		var superseded *clusterstate.SupersededError
 		for _, id := range []ident.ID{running, nothing} {
-			for range 2 { // first met in the bucket, then known
+			for range 2 { // first found in the bucket, then known
 				if _, err := s.CreateInstance(ctx, workers, id, "", nil); !errors.As(err, &superseded) {
 					t.Errorf("%v", err)
 				}
@@ -607,7 +609,7 @@ func TestDeleteInstance(t *testing.T) {
 	})
 }
 
-// A loop brings a group to its size, replaces what is lost, and takes away what is too much.
+// TestLoop checks that the loop brings a group to its size, replaces a lost instance, and deletes surplus instances.
 func TestLoop(t *testing.T) {
 	inBubble(t, 5, func(t *testing.T, s *shard) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -631,7 +633,7 @@ func TestLoop(t *testing.T) {
 		if err := s.provider.Terminate(s.provider.VMs()[2].ProviderID); err != nil {
 			t.Fatal(err)
 		}
-		// it never registered: that counts as a failure, and waits
+		// The instance never registered, which counts as a failed create and causes a backoff.
 		time.Sleep(s.World.Settings().CollectInterval + 5*time.Second)
 		if n := alive(); n != 5 {
 			t.Errorf("%d VMs", n)
@@ -645,7 +647,8 @@ func TestLoop(t *testing.T) {
 	})
 }
 
-// Actions other than creates are bounded, and what had to wait is planned again as soon as there is room.
+// TestLoopDefers checks the limit of running actions other than creates, and that deferred actions are planned again
+// when slots become free.
 func TestLoopDefers(t *testing.T) {
 	inBubble(t, 0, func(t *testing.T, s *shard) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -694,7 +697,7 @@ func TestLoopDefers(t *testing.T) {
 	})
 }
 
-// A create is never held up by other actions.
+// TestLoopCreatesPastABacklog checks that other actions do not delay creates.
 func TestLoopCreatesPastABacklog(t *testing.T) {
 	inBubble(t, 100, func(t *testing.T, s *shard) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// create_rate_limit spaces creates, over all groups.
+// TestCreateEvery checks that create_rate_limit spaces creates over all groups.
 func TestCreateEvery(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
@@ -36,7 +36,7 @@ func TestCreateEvery(t *testing.T) {
 	every := time.Minute
 	loop := &leader.Loop{
 		World: world, Log: slog.New(slog.DiscardHandler),
-		// Creates are started and never end.
+		// Creates start and never end.
 		Env:         tasks.Env{Now: func() time.Time { return now }, Go: func(string, func()) {}},
 		CreateEvery: func() time.Duration { return every },
 		Started: func(kind plan.Kind) {
@@ -68,8 +68,8 @@ func TestCreateEvery(t *testing.T) {
 	}
 }
 
-// However many instances are missing, only so many creates are under way; as they end others begin, until all were
-// asked for.
+// TestCreatesAreBounded checks the limit of running creates, however many instances are missing. When creates end,
+// others start, until all instances are requested.
 func TestCreatesAreBounded(t *testing.T) {
 	const size, most = 600, 128
 	inBubble(t, size, func(t *testing.T, s *shard) {
@@ -91,7 +91,7 @@ func TestCreatesAreBounded(t *testing.T) {
 				break
 			}
 			before = now
-			time.Sleep(time.Second) // of the bubble: those that were asked for answer
+			time.Sleep(time.Second) // fake time, in which the running creates end
 		}
 		if high != most {
 			t.Errorf("%d creates were asked for at once, want %d", high, most)
@@ -103,8 +103,9 @@ func TestCreatesAreBounded(t *testing.T) {
 	})
 }
 
-// While all instances of a group report in time nothing is planned, however often a report was the one nearest to being
-// missed; and one that is missed is asked about when it is.
+// TestReportsInTimeArePlannedOnce checks that nothing is planned while all instances of a group report in time, even
+// though the report due next changes all the time. It also checks that a missed report leads to a question when it is
+// due.
 func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	const instances, interval = 20, time.Minute
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
@@ -142,7 +143,7 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 		world.Reported(id, streams[n], shardstate.Report{Healthy: true})
 	}
 	next := loop.Pass(t.Context())
-	// Now they report one after the other, spread over the interval; whenever its time has come the loop passes.
+	// The instances report one after the other, spread over the interval. The loop passes whenever it is due.
 	began := now
 	play := func(d time.Duration, mute int) {
 		for end := now.Add(d); now.Before(end); {
@@ -166,7 +167,7 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	if passes > 15*10 {
 		t.Errorf("%d looks in ten intervals", passes)
 	}
-	play(interval, 0) // it was the last to report
+	play(interval, 0) // instance 0 reported last
 	if plans != before || len(started) > 0 {
 		t.Errorf("%d plans, started %q before a report was missed", plans-before, started)
 	}

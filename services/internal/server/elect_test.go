@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// unreadable is a store in which some keys cannot be read from the moment on in which the first term's lock is written
-// until it is released.
+// unreadable is a store in which keys with a prefix cannot be read. The fault begins with the write of the first term's
+// lock and ends with its release.
 type unreadable struct {
 	objstore.Store
 	prefix string
@@ -92,9 +92,9 @@ func TestPassingFaultAtTakeOverEndsTheTermOnly(t *testing.T) {
 	}
 }
 
-// destroyed is a store from which the shard's configuration goes while the first lock is written: the cluster was
-// destroyed, and a standby comes to lead. If there is a channel, it is told of the first release, which waits until it
-// is heard of again.
+// destroyed is a store that deletes the shard's configuration when the first lock is written. This simulates a standby
+// that takes over after the cluster was destroyed. If released is not nil, the first release of the lock sends to it
+// and then waits to receive from it.
 type destroyed struct {
 	objstore.Store
 	once     sync.Once
@@ -115,7 +115,7 @@ func (d *destroyed) Put(ctx context.Context, key string, body []byte, cond objst
 	return d.Store.Put(ctx, key, body, cond)
 }
 
-// A server that is told to stop while it gives up a term that failed ends as it was told to.
+// TestStopWhileATermIsGivenUp checks that a requested stop while a failed term ends is a clean stop.
 func TestStopWhileATermIsGivenUp(t *testing.T) {
 	r := newRig(t)
 	r.configure(nil)
@@ -148,6 +148,6 @@ func TestDestroyedClusterIsNotBegunAgain(t *testing.T) {
 	if err != nil || len(entries) > 0 {
 		t.Errorf("in the bucket are %v, %v", entries, err)
 	}
-	r.configure(nil) // it is applied again
+	r.configure(nil) // the configuration is applied again
 	p.await("two VMs", func() bool { return r.running() == 2 })
 }

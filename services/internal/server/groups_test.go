@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// readCounter counts the reads of one object.
+// readCounter is a store that counts the reads of one object.
 type readCounter struct {
 	objstore.Store
 	key   string
@@ -27,7 +27,7 @@ func (s *readCounter) Get(ctx context.Context, key string) (objstore.Object, err
 	return s.Store.Get(ctx, key)
 }
 
-// plannedGroups flushes the leader's planning and returns how many times it has planned a group so far.
+// plannedGroups completes the leader's pending planning and returns the number of groups planned so far.
 func (p *run) plannedGroups() uint64 {
 	p.rig.t.Helper()
 	p.server.leading.Load().leader.Loop.Pass(p.rig.t.Context())
@@ -38,7 +38,7 @@ func (p *run) plannedGroups() uint64 {
 	return m.GetHistogram().GetSampleCount()
 }
 
-// A changed group is planned alone, and no boot script is read again.
+// TestChangedGroupIsAppliedAlone checks that only a changed group is planned, and that no boot script is read again.
 func TestChangedGroupIsAppliedAlone(t *testing.T) {
 	r := newRig(t)
 	store := &readCounter{Store: r.bucket, key: keys.File("boot.sh")}
@@ -71,7 +71,7 @@ func TestChangedGroupIsAppliedAlone(t *testing.T) {
 	if n := p.plannedGroups() - planned; n != 1 {
 		t.Errorf("one group was changed, %d were planned", n)
 	}
-	_ = p.end() // waits for what the change started in the background
+	_ = p.end() // waits for the background tasks of the change
 	if n := store.reads.Load() - reads; n != 0 {
 		t.Errorf("one group was changed, the boot script was read %d more times", n)
 	}

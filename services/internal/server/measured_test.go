@@ -83,8 +83,8 @@ func (p *fullProvider) Verify(ctx context.Context, _ *config.Shard) error {
 	return infra.Throttled
 }
 
-// providerInterfaces returns the methods of Provider and of every capability, by interface, as package infra declares
-// them: its exported interfaces with methods that take a context.
+// providerInterfaces returns, by interface, the methods of Provider and of every capability that package infra
+// declares. These are its exported interfaces with methods that take a context.
 func providerInterfaces(t *testing.T) map[string][]string {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "../infra/infra.go", nil, 0)
@@ -111,7 +111,8 @@ func providerInterfaces(t *testing.T) map[string][]string {
 	return interfaces
 }
 
-// Every method of every capability that package infra declares has a timeout and is counted.
+// TestEveryProviderMethodIsMeasured checks that every method of every capability in package infra has a timeout and is
+// counted.
 func TestEveryProviderMethodIsMeasured(t *testing.T) {
 	for name, methods := range providerInterfaces(t) {
 		for _, method := range methods {
@@ -146,7 +147,7 @@ func TestEveryProviderMethodIsMeasured(t *testing.T) {
 	}
 }
 
-// The code that looks for a capability gets the measured one.
+// TestCapabilitiesAreMeasured checks that infra.Capability returns the measured capability.
 func TestCapabilitiesAreMeasured(t *testing.T) {
 	full := &fullProvider{}
 	calls := map[string]int{}

@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// A command line, an argument a line, is taken with everything that the server needs of it, or refused at once with the
-// flag's name.
+// FuzzParseOptions parses a command line with one argument per line. An accepted one has everything that the server
+// needs. A refused one has an error that names the flag.
 func FuzzParseOptions(f *testing.F) {
 	for _, args := range []string{
 		"--id\ns1\n--shard\na\n--storage\ns3\n--bucket\nb\n--prefix\np/",
@@ -80,7 +80,7 @@ func isPort(text string) bool {
 	return err == nil && n >= 0 && n <= 65535
 }
 
-// An ARN gives the ID that it ends in, anything else is one.
+// FuzzInterfaceID checks that an ARN gives the ID at its end, and that any other text is an ID.
 func FuzzInterfaceID(f *testing.F) {
 	for _, text := range []string{"", "eni-0123456789abcdef0",
 		"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-0123456789abcdef0",

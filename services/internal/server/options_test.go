@@ -98,7 +98,7 @@ func TestPorts(t *testing.T) {
 		t.Errorf("advertised (-want +got):\n%s", diff)
 	}
 
-	// What the configuration says of one address is more than the machine's own.
+	// A host that the configuration advertises takes precedence over --advertise-host.
 	p, err = portsOf(shard(func(s *config.Server) {
 		s.Advertise = s.Bind
 		s.Advertise.Agent, s.Advertise.Operator = "agents.example.com:443", "0.0.0.0:9993"

@@ -15,12 +15,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// changeCloud changes the cloud that the rig's server has.
+// changeCloud changes the cloud of the rig's server.
 func (r *rig) changeCloud(change func(*infra.Cloud)) {
 	r.set = func(cfg *Config) { change(&cfg.Clouds[0]) }
 }
 
-// metric reads one line of the metrics.
+// metric returns one line of the metrics.
 func (p *run) metric(name string) string {
 	resp, err := http.Get("http://" + p.rig.ports[0] + "/metrics")
 	if err != nil {
@@ -68,7 +68,7 @@ func TestLeaderInterfaceMustAgree(t *testing.T) {
 	}
 }
 
-// The check is made before anything else is done with the configuration.
+// TestOtherLeaderInterfaceIsNotReady checks that the flag is compared before the configuration is used.
 func TestOtherLeaderInterfaceIsNotReady(t *testing.T) {
 	r := newRig(t)
 	r.configure(nil)
@@ -130,7 +130,7 @@ func TestThrottlingIsCounted(t *testing.T) {
 	}
 }
 
-// verifier is a provider that counts configurations and finds trouble in them.
+// verifier is a provider that counts configurations and finds problems in them.
 type verifier struct {
 	infra.Provider
 	configured *atomic.Int32
@@ -182,7 +182,7 @@ func (refusingProvider) Verify(_ context.Context, shard *config.Shard) error {
 	return nil
 }
 
-// refuseBadArgs gives the mock provider a check that refuses the argument Bad, and a source of another key.
+// refuseBadArgs makes the mock provider refuse the argument Bad, and adds another key source.
 func refuseBadArgs(cfg *Config) {
 	open := cfg.Clouds[0].Open
 	cfg.Clouds[0].Open = func(ctx context.Context, env infra.Env) (infra.Provider, error) {

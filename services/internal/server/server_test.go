@@ -32,7 +32,7 @@ import (
 
 const testKey = "thisisatest32bytekey123456789012"
 
-// rig is what servers share: a bucket, a cloud, ports.
+// rig is what the servers of a test share: a bucket, a cloud, ports.
 type rig struct {
 	t        *testing.T
 	bucket   objstore.Store
@@ -95,7 +95,7 @@ type run struct {
 	stop context.CancelFunc
 	done chan error
 	log  *lockedBuffer
-	// confirm is the word of a person about orphans.
+	// confirm delivers a person's confirmation of orphans.
 	confirm chan os.Signal
 	server  *server
 }
@@ -150,7 +150,7 @@ func (r *rig) start(key string) *run {
 	return p
 }
 
-// end stops the server, if it still runs, and returns what Run did.
+// end stops the server if it still runs, and returns the result of Run.
 func (p *run) end() error {
 	p.stop()
 	return p.wait()
@@ -234,7 +234,8 @@ func TestElectionIsForServersAndItsResultForEverybody(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	p.await("the leader's page", func() bool { code, body := page(); return code == 200 && body == "leader term=1\n" })
-	// The election port speaks TLS, to servers alone: services/internal/peer tests who is refused.
+	// The election port serves only TLS, and only to servers. The tests of services/internal/peer cover the refused
+	// clients.
 	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(
 		t.Context(), "tcp", r.ports[1])
 	if err != nil {
@@ -321,13 +322,13 @@ func TestStoreWithoutConditionsIsRefused(t *testing.T) {
 	}
 }
 
-// TestTakenPort checks that a server with a taken port does not exit: it reports the port, and serves once it is free.
+// TestTakenPort checks that a server with a taken port does not exit. It reports the port, and serves once it is free.
 func TestTakenPort(t *testing.T) {
 	for i, name := range []string{"health", "election", "registration", "operators", "agents"} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.configure(nil)
-			// The cluster gets its CA from another server, so that the services' ports are opened at the start.
+			// Another server creates the cluster's CA, so that this one opens the services' ports at its start.
 			if i > 1 {
 				free := newRig(t)
 				free.bucket, free.provider = r.bucket, r.provider
@@ -360,7 +361,7 @@ func TestTakenPort(t *testing.T) {
 	}
 }
 
-// closeOnLog closes a listener when an error with some text is logged.
+// closeOnLog closes a listener when an error with a certain text is logged.
 type closeOnLog struct {
 	slog.Handler
 	text     string
@@ -377,7 +378,7 @@ func (h closeOnLog) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// TestLeaderWithTakenPortHandsOver checks that a new leader that cannot serve releases the lock, and says why.
+// TestLeaderWithTakenPortHandsOver checks that a new leader that cannot serve releases the lock and reports why.
 func TestLeaderWithTakenPortHandsOver(t *testing.T) {
 	r := newRig(t)
 	r.configure(nil)
@@ -404,7 +405,7 @@ func TestLeaderWithTakenPortHandsOver(t *testing.T) {
 	p.await("readiness", func() bool { code, _ := p.get(r.ports[0]); return code == http.StatusOK })
 }
 
-// outage is a store that cannot be reached until a moment of a fake clock.
+// outage is a store that cannot be reached until a given time of a fake clock.
 type outage struct {
 	objstore.Store
 	now  *time.Time
@@ -479,7 +480,7 @@ func TestManyOrphansAwaitAPersonsWord(t *testing.T) {
 	})
 	next.confirm <- nil
 	next.await("four orphans to be confirmed", func() bool { return confirmed() == 4 })
-	// Once the sweep has gone on there is nothing to confirm.
+	// After the garbage collection there are no orphans to confirm.
 	next.await("nothing to be confirmed", func() bool {
 		next.confirm <- nil
 		return strings.Contains(next.log.String(), `"orphans confirmed","count":0`)

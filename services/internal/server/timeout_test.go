@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// deadlineStore records the longest time that any request for an instance record could have taken.
+// deadlineStore records the longest timeout of any request for an instance record.
 type deadlineStore struct {
 	objstore.Store
 	mu      sync.Mutex

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// severedStore fails every request once it is severed, as for a process that is killed.
+// severedStore fails every request after it is severed. This simulates a killed process.
 type severedStore struct {
 	objstore.Store
 	severed atomic.Bool
@@ -38,7 +38,7 @@ func (s *severedStore) Put(ctx context.Context, key string, body []byte, cond ob
 	return s.Store.Put(ctx, key, body, cond)
 }
 
-// startKillable starts a server, and returns a function that ends it without a trace: it cannot release the lock.
+// startKillable starts a server. kill ends it without a release of the lock.
 func (r *rig) startKillable(key string) (p *run, kill func()) {
 	shared := r.bucket
 	defer func() { r.bucket = shared }()
@@ -51,7 +51,6 @@ func (r *rig) startKillable(key string) (p *run, kill func()) {
 	}
 }
 
-// replaceOne stops a VM and waits for its replacement.
 func (p *run) replaceOne() {
 	p.rig.t.Helper()
 	p.await("two VMs", func() bool { return p.rig.running() == 2 })
@@ -76,9 +75,9 @@ func (p *run) replaceOne() {
 	})
 }
 
-// A configuration that this server cannot run is reported and never recorded as applied. The shard goes on with the
-// configuration before: with the leader that was told of it, with the successor of a killed leader, and with a server
-// on a new machine.
+// TestConfigurationThatCannotRunIsNotApplied checks that a configuration that this server cannot run is reported and
+// never recorded as applied. The shard continues with the previous configuration in three cases: the current leader,
+// the successor of a killed leader, and a server on a new machine.
 func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -141,12 +140,12 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 			}
 			p.replaceOne()
 			if name == "provider that the build lacks" {
-				kill() // the successor waits for the end of the lease: once is enough
+				kill() // The successor waits for the end of the lease, so one case is enough.
 			} else {
 				_ = p.end()
 			}
 
-			next := r.start(testKey) // with a cache of its own
+			next := r.start(testKey) // with a separate cache
 			next.await("the next leader", func() bool { return next.server.leading.Load() != nil })
 			if !strings.Contains(next.log.String(), "the newest configuration is refused") {
 				t.Error("the next leader does not say in its log that it goes on with the configuration before")
@@ -161,7 +160,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 				t.Error("the next leader recorded it as applied")
 			}
 
-			// Mended, it is taken without a restart.
+			// The corrected configuration is applied without a restart.
 			r.configure(good)
 			result, problems, err = next.server.leading.Load().operator.Refresh(t.Context())
 			if err != nil || result == shardconfig.Invalid || result == shardconfig.Restart {
@@ -172,7 +171,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 	}
 }
 
-// applied returns the body of the configuration that is recorded as applied.
+// applied returns the body of the recorded applied configuration.
 func (r *rig) applied() []byte {
 	r.t.Helper()
 	obj, err := r.bucket.Get(r.t.Context(), keys.Applied("a"))

@@ -20,8 +20,7 @@ import (
 
 const shardName = "a"
 
-// document is a valid configuration; the arguments take the place of %[1]s (a top-level member) and %[2]s (in the
-// template t).
+// document returns a valid configuration. more is inserted as a top-level member, template as part of the template t.
 func document(more, template string) string {
 	return fmt.Sprintf(`{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
@@ -34,7 +33,7 @@ func document(more, template string) string {
 }`, more, template)
 }
 
-// bucket is the Store that a server has, over a bucket in memory.
+// bucket is a Store in memory that works like that of a server.
 type bucket struct {
 	*mem.Store
 	state *clusterstate.State
@@ -68,7 +67,7 @@ func (b *bucket) PutApplied(ctx context.Context, applied Applied) error {
 	return b.state.WriteApplied(ctx, applied.Body, applied.Source, applied.Term)
 }
 
-// write is what Terraform does.
+// write stores a configuration like Terraform.
 func (b *bucket) write(t testing.TB, text string) {
 	t.Helper()
 	if _, err := b.Put(t.Context(), keys.Config(shardName), []byte(text), objstore.Always()); err != nil {
@@ -76,7 +75,7 @@ func (b *bucket) write(t testing.TB, text string) {
 	}
 }
 
-// leader is a manager that leads, and what it handed on.
+// leader is a Manager that leads, with what it passed to its applier.
 type leader struct {
 	*Manager
 	mu      sync.Mutex
@@ -96,7 +95,6 @@ func lead(t testing.TB, b *bucket, term uint64) *leader {
 	return l
 }
 
-// ApplyConfig implements Applier.
 func (l *leader) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +102,7 @@ func (l *leader) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]con
 	l.applied++
 }
 
-// ApplyGroups implements Applier. It takes only the groups that are said to have changed.
+// ApplyGroups implements Applier. It takes only the groups in changed.
 func (l *leader) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,8 +174,8 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	}
 }
 
-// TestEveryTermIsRecorded: what is applied is the same, and yet the bucket knows of each leader's term before it does
-// anything. A lock that is removed then is followed by one of a higher term.
+// TestEveryTermIsRecorded checks that each leader records its term before any other write, even if the configuration is
+// the same. If the lock is then removed, the next lock has a higher term.
 func TestEveryTermIsRecorded(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
@@ -208,7 +206,7 @@ func TestInvalidKeepsWhatIsInForce(t *testing.T) {
 			t.Errorf("status %+v", s)
 		}
 	}
-	// The next leader, in a fresh process too, stands on what was applied.
+	// The next leader starts from the applied configuration, also in a new process.
 	next := lead(t, b, 2)
 	if s := next.Status(); s.ETag != before.ETag || s.RefusedETag == "" || next.groups[static].Size != 3 {
 		t.Errorf("next leader's status %+v", s)
@@ -267,7 +265,7 @@ func TestRestart(t *testing.T) {
 	if s := l.Status(); s.RestartETag == "" || s.RestartETag == was {
 		t.Errorf("the configuration that waits for a restart has the ETag %q", s.RestartETag)
 	}
-	// No leader has run with it yet, so that it is not what a server falls back to.
+	// No leader has run with the configuration yet, so servers do not fall back to it.
 	if applied, err := b.Applied(t.Context()); err != nil || string(applied.Source) != was {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
 	}
@@ -280,7 +278,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A standby that waited while the configuration changed must not lead with the provider that it opened at its start.
+// TestRestartAtTakeOver checks that a standby does not lead with the provider from its start if the configuration has
+// changed since.
 func TestRestartAtTakeOver(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
@@ -365,7 +364,7 @@ func TestStaticOverride(t *testing.T) {
 	}
 }
 
-// A dynamic group's entry that became an override of a static group must not keep the group from being changed.
+// TestDynamicGroupBecomesStatic checks that the group can be changed after its dynamic entry became an override.
 func TestDynamicGroupBecomesStatic(t *testing.T) {
 	b := newBucket()
 	b.write(t, strings.Replace(document("", ""), `"static"`, `"other"`, 1))
@@ -400,7 +399,7 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if err != nil || g.Static || g.Kind != "knc" {
 		t.Fatalf("%+v, %v", g, err)
 	}
-	// Nothing changed, nothing written.
+	// Nothing changed, so nothing is written.
 	_, token, _, err := b.Groups(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -421,7 +420,7 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if _, err := l.Delete(t.Context(), fleet, ""); err != nil {
 		t.Errorf("deleted twice: %v", err)
 	}
-	// The next leader knows of it, a new definition takes its place, and then it is not forgotten.
+	// The next leader knows of the deletion. A new definition replaces it, and then Forget does nothing.
 	next := lead(t, b, 2)
 	if !next.groups[fleet].Deleted {
 		t.Error("the next leader does not know that the group is on its way out")
@@ -486,7 +485,8 @@ func TestRefusedGroups(t *testing.T) {
 	}
 }
 
-// A configuration that takes the template of a dynamic group away is refused, and one that is none the worse is not.
+// TestConfigThatBreaksADynamicGroup checks that a configuration that removes the template of a dynamic group is
+// refused. A configuration that breaks no further group is accepted.
 func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
@@ -506,7 +506,8 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	if next := lead(t, b, 2); next.groups[fleet].Kind != "knc" || next.Status().RefusedETag == "" {
 		t.Errorf("the next leader takes it: %+v", next.Status())
 	}
-	// Where nothing better was ever applied, the shard is served all the same, and later versions are not held up.
+	// Without a better applied configuration, the shard is served with the broken group, and later versions are
+	// accepted.
 	if err := b.Store.Delete(t.Context(), keys.Applied(shardName)); err != nil {
 		t.Fatal(err)
 	}
@@ -530,7 +531,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	}
 	other := config.GroupKey{Tenant: "prod", Group: "other"}
 
-	// A late write of an earlier leader's comes first: both changes hold.
+	// A late write of an earlier leader comes first. Both changes are kept.
 	groups, token, _, err := b.Groups(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -548,7 +549,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Errorf("%v", l.groups)
 	}
 
-	// So it is when only a refresh notices.
+	// The same holds if only a refresh notices the write.
 	groups, token, _, _ = b.Groups(t.Context())
 	groups = with(groups, other, nil)
 	groups.Revision++
@@ -560,7 +561,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Error("not taken")
 	}
 
-	// A document that is gone is no order to delete everything: it is written again.
+	// A missing document does not delete the groups. The next change writes it again.
 	if err := b.Store.Delete(t.Context(), keys.Groups(shardName)); err != nil {
 		t.Fatal(err)
 	}
@@ -576,7 +577,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Errorf("%+v, %v", groups, err)
 	}
 
-	// A leader of a higher term ends this one.
+	// A write of a leader with a higher term ends this leader.
 	groups.Term, groups.Revision = 6, groups.Revision+1
 	if _, err := b.PutGroups(t.Context(), groups, token); err != nil {
 		t.Fatal(err)
@@ -614,7 +615,7 @@ func TestOnlyChangedGroupsAreApplied(t *testing.T) {
 	}
 }
 
-// Writers in parallel lose nothing.
+// TestConcurrentChanges checks that no parallel write is lost.
 func TestConcurrentChanges(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))

@@ -16,7 +16,7 @@ func inZone(zone string) string {
 		`"provider": {"kind": "mock", "zone": "`+zone+`"}`, 1)
 }
 
-// refuseZone is a trial that refuses one zone, and counts its calls.
+// refuseZone returns a trial that refuses one zone and counts its calls.
 func refuseZone(zone string, calls *int) Trial {
 	return func(_ context.Context, shard *config.Shard, _ bool) error {
 		*calls++
@@ -54,7 +54,7 @@ func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
 	}
 
-	// A new process, and then its leader, go on with the configuration that was applied.
+	// A new process, and then its leader, continue with the applied configuration.
 	next := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
 	next.SetTrial(refuseZone("bad", &trials))
 	if err := next.Load(t.Context()); err != nil {
@@ -68,7 +68,7 @@ func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
 		t.Errorf("the next leader's status: %+v", s)
 	}
 
-	// Once it is mended, it is taken.
+	// A corrected configuration is applied.
 	b.write(t, inZone("good"))
 	next.refresh(t, Restart)
 	if s := next.Status(); s.RefusedETag != "" {

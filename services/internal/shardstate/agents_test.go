@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// What changes no decision sooner than the next wake-up touches no group: reports are most of what a leader hears.
+// TestReportsTouchOnlyWhatChanges checks that a report marks its group as dirty only if it changes a decision before
+// the next scheduled plan. Reports are most of what a leader receives.
 func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -18,7 +19,7 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	if !ok {
 		t.Fatal("not ours to hear")
 	}
-	// The first agent to connect makes silence count in every group.
+	// The first agent that connects starts the counting of silence in every group.
 	p.wantDirty(t, "first stream", others, workers)
 	steps := []struct {
 		name   string
@@ -78,8 +79,8 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-// The short way takes a report only if there is nothing to decide after it, and leaves all others as they are to the
-// long way.
+// TestRepeatedReports checks that Repeated accepts a report only if it needs no decision, and leaves all others
+// unchanged for Reported.
 func TestRepeatedReports(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -129,7 +130,7 @@ func TestRepeatedReports(t *testing.T) {
 	if p.wakes != 0 {
 		t.Error("somebody is woken for nothing")
 	}
-	// Each announcement ends with a report that does not repeat it: that, too, is news.
+	// A report that no longer contains an announcement ends the announcement, so it is not a repeated report.
 	for name, why := range map[string]plan.Stopping{"powering off": plan.PowerOff,
 		"a reboot": plan.Reboot, "a restart": plan.Restart} {
 		p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1", Stopping: why})
@@ -195,7 +196,7 @@ func TestStrangersAreNotHeard(t *testing.T) {
 	}
 }
 
-// A drain that was announced is no loss to tell of.
+// TestEndOfDeletingStreamIsNoLoss checks that the end of the stream of an instance in deletion causes no lost event.
 func TestEndOfDeletingStreamIsNoLoss(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -207,7 +208,8 @@ func TestEndOfDeletingStreamIsNoLoss(t *testing.T) {
 	p.wantEvents(t, "its stream closed")
 }
 
-// A new stream may belong to an agent that never got what was sent on the one before.
+// TestFilesAreSentAnewOnANewStream checks that files count as not sent on a new stream. The agent may not have received
+// what was sent on the previous one.
 func TestFilesAreSentAnewOnANewStream(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -222,11 +224,11 @@ func TestFilesAreSentAnewOnANewStream(t *testing.T) {
 	}
 }
 
-// One instance that comes up ends the group's back-off.
+// TestRecovery checks that one instance that becomes healthy ends the group's backoff.
 func TestRecovery(t *testing.T) {
 	p := newPicture(t)
 	p.CreateFailed(workers, "no room")
-	p.CreateFailed(workers, "no room") // side by side
+	p.CreateFailed(workers, "no room") // in parallel
 	s, _ := p.Snapshot(workers, nil)
 	if s.Backoff.Failures != 1 || s.Backoff.Reason != "no room" {
 		t.Fatalf("back-off %+v", s.Backoff)

@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// asking is an Asker in front of a mock, in a bubble's time.
+// asking is an Asker in front of a mock provider, in a synctest bubble.
 type asking struct {
 	*shardstate.Asker
 	world    *shardstate.State
@@ -56,7 +56,7 @@ func newAsking(t *testing.T) *asking {
 	return a
 }
 
-// lose makes n registered instances whose VMs have stopped without a word.
+// lose creates n registered instances with VMs that have stopped without notice.
 func (a *asking) lose(t *testing.T, n int) []ident.ID {
 	t.Helper()
 	var ids []ident.ID
@@ -78,7 +78,7 @@ func (a *asking) lose(t *testing.T, n int) []ident.ID {
 	return ids
 }
 
-// askAll does what the reconciler does with questions of the plan.
+// askAll asks the planned questions like the reconciler.
 func (a *asking) askAll(t *testing.T, ids []ident.ID) {
 	t.Helper()
 	for _, id := range ids {
@@ -110,7 +110,7 @@ func TestAThousandQuestionsAreOneList(t *testing.T) {
 		ids := a.lose(t, 1000)
 		began := time.Now()
 		a.askAll(t, ids)
-		a.askAll(t, ids) // what waits is not asked twice
+		a.askAll(t, ids) // a queued question is not asked twice
 		a.wait()
 		a.wantStopped(t, ids)
 		a.wantCalls(t, 0, 1)
@@ -135,7 +135,7 @@ func TestAFewQuestionsAreAskedSingly(t *testing.T) {
 	})
 }
 
-// A question that hangs holds up nobody else.
+// TestASlowAnswerHoldsNobodyUp checks that a question without an answer does not delay the others.
 func TestASlowAnswerHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
@@ -160,15 +160,16 @@ func TestASlowAnswerHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// An answer says nothing about what happened after the question: who asks while a list is under way waits for the next.
+// TestQuestionsDuringAListWaitForTheNext checks that a question during a list waits for the next list. An answer says
+// nothing about what happened after its call started.
 func TestQuestionsDuringAListWaitForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
 		ids := a.lose(t, 100)
 		a.askAll(t, ids[:50])
-		time.Sleep(10 * time.Millisecond) // under way
+		time.Sleep(10 * time.Millisecond) // the list is running
 		a.askAll(t, ids[50:])
-		time.Sleep(15 * time.Millisecond) // answered
+		time.Sleep(15 * time.Millisecond) // the list has ended
 		a.wantStopped(t, ids[:50])
 		if view, _ := a.world.Instance(ids[50]); !view.Plan.Asking {
 			t.Error("a question was answered by a list that began before it")
@@ -183,7 +184,7 @@ func TestQuestionsDuringAListWaitForTheNext(t *testing.T) {
 	})
 }
 
-// More single questions than may be under way become a list.
+// TestManyFewsAreAList checks that questions beyond the limit of running single calls become a list.
 func TestManyFewsAreAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
@@ -215,7 +216,7 @@ func TestUnansweredQuestions(t *testing.T) {
 		if len(a.failed) != 1 || !errors.Is(a.failed[0], infra.Throttled) || a.answered != 1 {
 			t.Errorf("failed %v, answered %d", a.failed, a.answered)
 		}
-		// Only the one that was not answered waits before it is asked about again.
+		// Only the question without an answer has a backoff.
 		for n, want := range []int{1, 0} {
 			if view, _ := a.world.Instance(ids[n]); view.Plan.Asking || view.Plan.AskFailed.Count != want {
 				t.Errorf("%+v", view.Plan)
@@ -231,7 +232,8 @@ func TestUnansweredQuestions(t *testing.T) {
 	})
 }
 
-// Without a provider ID the VM is looked up by its tag; what nobody knows is asked of nobody.
+// TestQuestionsWithoutProviderID checks that a VM without a known provider ID is looked up by its tag, and that an
+// unknown instance causes no call.
 func TestQuestionsWithoutProviderID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)

@@ -28,7 +28,7 @@ const (
 	EventRegistered      InstanceEventType = "registered"
 	EventHealthy         InstanceEventType = "healthy"
 	EventUnhealthy       InstanceEventType = "unhealthy"
-	EventLost            InstanceEventType = "lost" // the health stream closed, or the provider reports that the VM is gone
+	EventLost            InstanceEventType = "lost" // the health stream closed, or the VM is gone
 	EventNotice          InstanceEventType = "notice"
 	EventPendingDeletion InstanceEventType = "pending_deletion"
 	EventDeleted         InstanceEventType = "deleted"

@@ -19,7 +19,7 @@ var (
 		config.GroupKey{Tenant: "default", Group: "others"}
 )
 
-// picture is a State with a clock that stands still, and everything that it told.
+// picture is a State with a manual clock. It records the State's events and wakes.
 type picture struct {
 	*shardstate.State
 	now       time.Time
@@ -37,7 +37,7 @@ func (p *picture) Instance(e shardstate.InstanceEvent) { p.instances = append(p.
 func (p *picture) Group(key config.GroupKey)           { p.groups = append(p.groups, key) }
 func (p *picture) Error(e shardstate.ErrorEvent)       { p.errors = append(p.errors, e) }
 
-// newPicture has two groups, and nothing to look at.
+// newPicture returns a State with two groups, nothing of which is dirty.
 func newPicture(t *testing.T) *picture {
 	p := &picture{now: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)}
 	p.State = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 7,
@@ -56,7 +56,7 @@ func newPicture(t *testing.T) *picture {
 	return p
 }
 
-// forget clears what is due and what was told.
+// forget clears the dirty marks and the recorded events.
 func (p *picture) forget() {
 	p.TakeDirty()
 	p.SweepDue()
@@ -73,7 +73,7 @@ func (p *picture) newID(t *testing.T) ident.ID {
 	return id
 }
 
-// put takes a record of a group in a state.
+// put stores a record of a group in the given state.
 func (p *picture) put(id ident.ID, key config.GroupKey, state record.State) record.Instance {
 	p.revision++
 	rec := record.Instance{ID: id, State: state, Revision: p.revision, Tenant: key.Tenant, Group: key.Group,
@@ -93,7 +93,7 @@ func (p *picture) put(id ident.ID, key config.GroupKey, state record.State) reco
 	return rec
 }
 
-// serving is a registered instance of the workers.
+// serving adds a registered instance to the group workers.
 func (p *picture) serving(t *testing.T) ident.ID {
 	t.Helper()
 	id := p.newID(t)
@@ -101,13 +101,13 @@ func (p *picture) serving(t *testing.T) ident.ID {
 	return id
 }
 
-// vm is what the provider says of an instance.
+// vm returns the provider's description of an instance's VM.
 func (p *picture) vm(id ident.ID, state infra.State) infra.VM {
 	return infra.VM{ProviderID: "vm-" + id.String(), State: state, LaunchedAt: p.now,
 		Tags: infra.Tags{Owner: owner, Tenant: workers.Tenant, Group: workers.Group, Instance: id}}
 }
 
-// planned is what the planner is shown of an instance.
+// planned returns the planner's view of an instance.
 func (p *picture) planned(t *testing.T, id ident.ID) plan.Instance {
 	t.Helper()
 	for _, key := range []config.GroupKey{workers, others} {
@@ -122,7 +122,7 @@ func (p *picture) planned(t *testing.T, id ident.ID) plan.Instance {
 	return plan.Instance{}
 }
 
-// wantDirty checks which groups are to be looked at, and that somebody was woken for them.
+// wantDirty checks which groups are dirty, and that the planner was woken for them.
 func (p *picture) wantDirty(t *testing.T, what string, want ...config.GroupKey) {
 	t.Helper()
 	got := p.TakeDirty()
@@ -141,7 +141,7 @@ func (p *picture) wantDirty(t *testing.T, what string, want ...config.GroupKey) 
 	p.wakes = 0
 }
 
-// wantEvents checks what was told of instances.
+// wantEvents checks which instance events were published.
 func (p *picture) wantEvents(t *testing.T, what string, want ...shardstate.InstanceEventType) {
 	t.Helper()
 	var got []shardstate.InstanceEventType

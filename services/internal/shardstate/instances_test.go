@@ -8,14 +8,14 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// A leader that learns late that an instance is to go leaves its node some time to drain, once; the record keeps its
-// deadline.
+// TestDrainKnownLate checks the deadline of a deletion that the leader learns of late. The leader gives the node some
+// time to drain, once. The record keeps its deadline.
 func TestDrainKnownLate(t *testing.T) {
 	const drain = 2 * time.Minute
 	for _, tc := range []struct {
 		name        string
 		late, drain time.Duration
-		want        time.Duration // from when the leader learns of it
+		want        time.Duration // from when the leader learns of the deletion
 	}{
 		{name: "at once", drain: drain, want: drain},
 		{name: "with most of the time left", late: 50 * time.Second, drain: drain, want: 70 * time.Second},

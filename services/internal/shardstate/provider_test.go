@@ -36,7 +36,8 @@ func TestListed(t *testing.T) {
 	p.wantEvents(t, "the same list again")
 }
 
-// An answer covers what happened before it was asked for: one that was asked for earlier loses, whenever it comes.
+// TestOlderAnswersLose checks that an answer to an earlier call never replaces that to a later call, whatever the order
+// in which they arrive.
 func TestOlderAnswersLose(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -62,7 +63,7 @@ func TestOlderAnswersLose(t *testing.T) {
 		t.Errorf("a newer answer left it %q", got)
 	}
 
-	// A whole list that was overtaken by another says nothing of strays either.
+	// An overtaken list does not change the strays either.
 	stranger := p.vm(p.newID(t), infra.Running)
 	p.Listed([]infra.VM{stranger}, late.Add(2*time.Second))
 	p.Listed(nil, late)
@@ -71,7 +72,8 @@ func TestOlderAnswersLose(t *testing.T) {
 	}
 }
 
-// Who is not known to the provider yet is not gone, and one whose create call is under way is whatever it was.
+// TestAbsenceNeedsTime checks that an instance that the provider does not know yet is not gone. An instance with a
+// running create call does not change.
 func TestAbsenceNeedsTime(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -100,7 +102,7 @@ func TestAbsenceNeedsTime(t *testing.T) {
 	}
 }
 
-// An unknown state keeps what was known, and what was learnt stays learnt.
+// TestAnswersFillIn checks that an unknown state does not replace a known one, and that known values stay.
 func TestAnswersFillIn(t *testing.T) {
 	p := newPicture(t)
 	id := p.newID(t)
@@ -151,7 +153,7 @@ func TestStrays(t *testing.T) {
 		t.Errorf("orphans %v", orphans)
 	}
 
-	// Work on one is one at a time, and what was read of its record stays from list to list.
+	// Only one task works on a stray at a time, and the reads of its record stay from list to list.
 	of := "vm-" + orphan.String()
 	if !p.BeginStray(of) || p.BeginStray(of) || p.BeginStray("vm-nobody") {
 		t.Error("work on a stray is not one at a time")
@@ -175,7 +177,7 @@ func TestStrays(t *testing.T) {
 	p.EndStray(of, true)
 }
 
-// A person's word that many orphans may go is about those that were found, and asks for a sweep.
+// TestConfirmOrphans checks that a confirmation covers the known orphans and makes garbage collection due.
 func TestConfirmOrphans(t *testing.T) {
 	p := newPicture(t)
 	found, later := p.vm(p.newID(t), infra.Running), p.vm(p.newID(t), infra.Running)
@@ -230,7 +232,7 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// Work under way is part of what the planner sees, so that nothing is planned twice.
+// TestWork checks that the planner sees running work, so that it plans nothing twice.
 func TestWork(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)

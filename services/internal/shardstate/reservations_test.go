@@ -10,7 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// Whoever empties a shard waits until it has no records but tombstones, so reservations must not stay.
+// TestReservationsOfATerminatingShard checks that a terminating shard keeps no reservations. A client waits until the
+// shard has only tombstones.
 func TestReservationsOfATerminatingShard(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	woken := 0
@@ -59,7 +60,7 @@ func TestReservationsOfATerminatingShard(t *testing.T) {
 	}
 }
 
-// constant reads as a byte repeated.
+// constant is a reader of one repeated byte.
 type constant byte
 
 func (c constant) Read(p []byte) (int, error) {

@@ -20,7 +20,8 @@ func (p *picture) without(key config.GroupKey) map[config.GroupKey]config.Group 
 	return groups
 }
 
-// A group that vanishes from the configuration is emptied before it is forgotten, and is itself again if it comes back.
+// TestGroupsVanishAndReturn checks that a group that is removed from the configuration is emptied before it is dropped,
+// and is restored if it comes back.
 func TestGroupsVanishAndReturn(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -55,7 +56,7 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 		t.Error("it is even planned")
 	}
 
-	// Creates under way keep it too.
+	// Running creates keep the group too.
 	p.ExpectCreates(others, 1)
 	p.Configure(p.shard, p.without(others))
 	if g, ok := p.State.Group(others); !ok || !g.Deleted {
@@ -69,8 +70,8 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	}
 }
 
-// A record of a group that nobody knows makes one that is to be emptied, out of whatever load balancer its instances
-// may be in.
+// TestRecordsOfUnknownGroups checks that a record with an unknown group creates a deleted group. That group has all
+// load balancers of the shard, because its instances may be in any of them.
 func TestRecordsOfUnknownGroups(t *testing.T) {
 	p := newPicture(t)
 	p.shard.LoadBalancers = map[string]config.LoadBalancer{"b": {}, "a": {}}
@@ -125,7 +126,8 @@ func TestDirtyMarks(t *testing.T) {
 	}
 }
 
-// What is raised about an instance or a group ends with it: a leader may live for months.
+// TestErrorsEndWithWhatTheyAreAbout checks that the errors of an instance or a group end with it. Without that, they
+// would accumulate in a leader that runs for months.
 func TestErrorsEndWithWhatTheyAreAbout(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -202,7 +204,7 @@ func TestReservations(t *testing.T) {
 	if views := p.Instances("default", ""); len(views) != 0 {
 		t.Errorf("%v", views)
 	}
-	// One that is used is, before anything else is known of it.
+	// A reservation in use is an instance immediately.
 	rec := record.Instance{ID: ids[0], State: record.Reserved, Tenant: "default", Group: "workers", CreatedAt: p.now}
 	p.Use(rec, "t")
 	if _, token, ok := p.Record(ids[0]); !ok || token != "t" {
@@ -281,7 +283,7 @@ func TestViews(t *testing.T) {
 		t.Error(p.Numbers())
 	}
 	if health := p.Health(p.now); health.Running != 3 || health.Silent != 2 {
-		// the silent one, and the on-demand one that has just registered and has not connected in four intervals
+		// the silent one, and the on-demand one that registered but did not connect within four intervals
 		t.Errorf("%+v", health)
 	}
 	if p.DrainTimeout(workers) != 0 || p.DrainTimeout(config.GroupKey{}) != p.shard.Server.DefaultDrainTimeout.D() ||

@@ -37,7 +37,7 @@ func TestSleep(t *testing.T) {
 func TestWaitIsForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, wait := tasks.Real()
-		wait() // for none
+		wait() // no task runs
 		var ended atomic.Int32
 		env.Go("outer", func() {
 			_ = env.Sleep(t.Context(), time.Second)
