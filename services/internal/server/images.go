@@ -63,6 +63,7 @@ const (
 	allImages
 )
 
+// ids returns the last known ID of each image, or its fallback if it was never found.
 func (b *imageBook) ids(shard *config.Shard) map[string]string {
 	out := make(map[string]string, len(shard.Images))
 	for name, image := range shard.Images {

@@ -51,6 +51,7 @@ func (r *rig) startKillable(key string) (p *run, kill func()) {
 	}
 }
 
+// replaceOne stops a VM and waits for its replacement.
 func (p *run) replaceOne() {
 	p.rig.t.Helper()
 	p.await("two VMs", func() bool { return p.rig.running() == 2 })

@@ -95,6 +95,7 @@ func lead(t testing.TB, b *bucket, term uint64) *leader {
 	return l
 }
 
+// ApplyConfig implements Applier.
 func (l *leader) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

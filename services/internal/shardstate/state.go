@@ -98,6 +98,7 @@ type stray struct {
 	confirmed bool
 }
 
+// New returns an empty State.
 func New(opts Options) *State {
 	if opts.Events == nil {
 		opts.Events = noEvents{}

@@ -73,6 +73,7 @@ func (w *State) view(inst *instance) InstanceView {
 	return v
 }
 
+// GroupView returns one group, and whether it exists.
 func (w *State) GroupView(key config.GroupKey) (GroupView, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

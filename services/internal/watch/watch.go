@@ -148,6 +148,7 @@ func (s *Subscription[K, V]) Next(ctx context.Context) (V, error) {
 	}
 }
 
+// Close ends the subscription with ErrClosed once its queued events are read.
 func (s *Subscription[K, V]) Close() {
 	s.hub.mu.Lock()
 	delete(s.hub.subs, s)
