@@ -18,8 +18,8 @@ func group(n int) *plantest.Fleet {
 	return f
 }
 
-// Planning a quiet group, as after every event; one of which an instance was lost; one of which all were; one that
-// rotates.
+// BenchmarkNext plans a group in which nothing changed, one that lost an instance, one that lost all, and one that
+// rotates its instances.
 func BenchmarkNext(b *testing.B) {
 	cases := []struct {
 		name  string
@@ -51,8 +51,8 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
-// A quiet plan of any size allocates its scratch space and nothing else; a plan that replaces all allocates per action
-// only.
+// TestAllocations checks that a plan without actions allocates only its scratch space, for any group size. A plan that
+// replaces all instances may allocate only per action.
 func TestAllocations(t *testing.T) {
 	quiet := group(1000).Snapshot()
 	if n := testing.AllocsPerRun(20, func() { plan.Next(quiet) }); n > 3 {

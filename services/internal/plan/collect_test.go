@@ -13,7 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// shard with that many VMs listed a second ago and those strays, which are vm-1, vm-2 and so on.
+// shard returns a snapshot of a shard with the given number of VMs, listed a second ago. The strays are vm-1, vm-2 and
+// so on.
 func shard(listed int, strays ...plan.Stray) plan.ShardSnapshot {
 	s := snapshot(0)
 	for n := range strays {
@@ -23,7 +24,7 @@ func shard(listed int, strays ...plan.Stray) plan.ShardSnapshot {
 		Listed: plan.Observed[int]{Value: listed, Complete: true, At: ago(time.Second)}}
 }
 
-// orphan is a VM of that age whose record's key was read, in vain, so long ago.
+// orphan returns a VM of the given age. Each value in reads is the age of one read that found no record.
 func orphan(age time.Duration, reads ...time.Duration) plan.Stray {
 	s := plan.Stray{Instance: id(1), State: plan.ProviderRunning, LaunchedAt: ago(age)}
 	for _, r := range reads {
@@ -193,9 +194,9 @@ func buried(d time.Duration) func(*plan.ShardSnapshot) {
 	return func(s *plan.ShardSnapshot) { s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(d)}} }
 }
 
-// Whatever is listed: only VMs with an ID, without live record, after two reads that are an interval apart or with a
-// tombstone, are terminated; never more than 2 and more than 5 % orphans unless a person said so; nothing that is busy
-// is touched.
+// TestSweepProperties checks that garbage collection terminates only VMs with an ID and without a live record. Such a
+// VM needs a tombstone, or two reads that are one interval apart. More than 2 orphans that are more than 5 % are
+// terminated only after a person has confirmed them. Nothing that has work in progress is touched.
 func TestSweepProperties(t *testing.T) {
 	states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning,
 		plan.ProviderStopped, plan.ProviderGoing, plan.ProviderGone}

@@ -20,7 +20,7 @@ var now = plantest.Epoch
 
 func ago(d time.Duration) time.Time { return now.Add(-d) }
 
-// snapshot of a group of that size with those instances, which are i1, i2 and so on.
+// snapshot returns a group of the given size with the given instances, which are named i1, i2 and so on.
 func snapshot(size int, instances ...plan.Instance) plan.Snapshot {
 	for n := range instances {
 		instances[n].ID = id(n + 1)
@@ -45,7 +45,7 @@ func id(n int) ident.ID {
 	return made
 }
 
-// with returns a well instance of an hour's age, changed.
+// with returns a healthy instance that is one hour old, after applying change to it.
 func with(change func(*plan.Instance)) plan.Instance {
 	i := plan.Instance{State: record.Registered, CreatedAt: ago(time.Hour), LaunchedAt: ago(time.Hour),
 		RegisteredAt: ago(59 * time.Minute),
@@ -102,7 +102,7 @@ func deleting(change func(*plan.Instance)) plan.Instance {
 
 func onDemand(i plan.Instance) plan.Instance { i.OnDemand = true; return i }
 
-// said in short: what is planned, one line for each action.
+// planned returns one short line for each planned action, and the decision.
 func planned(s plan.Snapshot) (lines []string, d plan.Decision) {
 	d = plan.Next(s)
 	name := func(of ident.ID) string {
@@ -136,13 +136,13 @@ func TestRules(t *testing.T) {
 		snapshot plan.Snapshot
 		change   func(*plan.Snapshot)
 		want     []string
-		wake     time.Duration // 0: not looked at; negative: none
+		wake     time.Duration // 0: not checked; negative: none
 		blocked  string
 	}{
 		{name: "nothing to do; the next missed report", snapshot: snapshot(2, well(), well()), wake: 56 * time.Second},
 		{name: "an empty group of size zero", snapshot: snapshot(0), wake: -1},
 
-		// Scale up.
+		// Scaling up.
 		{name: "creates what is missing", snapshot: snapshot(3, well()), want: []string{"create", "create"}},
 		{name: "creates under way count", snapshot: snapshot(4, well(), creating()),
 			change: func(s *plan.Snapshot) { s.PendingCreates = 2 }},
@@ -155,7 +155,7 @@ func TestRules(t *testing.T) {
 			wake:    time.Second, change: func(s *plan.Snapshot) { s.CreateBudget = 0 }},
 		{name: "a negative size is none", snapshot: snapshot(-1)},
 
-		// Scale down.
+		// Scaling down.
 		{name: "the oldest go", snapshot: snapshot(1, well(), older(time.Minute), older(2*time.Minute)),
 			want: []string{"mark_deleting i3 scale_down +1m0s", "mark_deleting i2 scale_down +1m0s"}},
 		{name: "unhealthy first, then never registered, then the oldest",
@@ -208,7 +208,7 @@ func TestRules(t *testing.T) {
 			notWell(time.Hour, "v0")),
 			want: []string{"mark_deleting i3 drift +1m0s", "mark_deleting i2 scale_down +1m0s"}},
 
-		// Lost.
+		// Lost instances.
 		{name: "gone", snapshot: snapshot(2, gone(), well()), want: []string{"create for i1", "mark_deleting i1 gone"}},
 		{name: "gone according to an incomplete list", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderGone, At: now}
@@ -288,7 +288,7 @@ func TestRules(t *testing.T) {
 				s.SilenceFrom = ago(time.Minute)
 			}},
 
-		// Unhealthy.
+		// Unhealthy instances.
 		{name: "three reports missed: replaced first", snapshot: snapshot(2, silent(), well()),
 			want: []string{"create for i1"}},
 		{name: "registered by a leader whose clock was an hour ahead: silent nevertheless",
@@ -459,7 +459,7 @@ func TestRules(t *testing.T) {
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
 		{name: "an unknown hash is no drift", snapshot: snapshot(1, with(func(i *plan.Instance) { i.InfraHash = "" }))},
 
-		// Drain and end.
+		// Drains and terminations.
 		{name: "drain is announced", snapshot: snapshot(0, deleting(nil)), want: []string{"drain i1 +1m0s"},
 			wake: time.Minute},
 		{name: "drain was announced", snapshot: snapshot(0, announced()), wake: time.Minute},
@@ -507,7 +507,7 @@ func TestRules(t *testing.T) {
 			i.Failed = plan.Failure{At: ago(time.Second), Count: 7}
 		})), wake: 53360 * time.Millisecond},
 
-		// What stays.
+		// Instances that stay.
 		{name: "files are out of date", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.RuntimeHash = "r0"
 		})), want: []string{"push_files i1"}},
@@ -554,7 +554,7 @@ func TestRules(t *testing.T) {
 			i.RuntimeHash = "r0"
 		}))), want: []string{"push_files i1"}},
 
-		// The end of groups.
+		// Deleted and terminating groups.
 		{name: "a deleted group", snapshot: snapshot(2, well(), onDemand(well())),
 			want: []string{"mark_deleting i1 group_deleted +1m0s",
 				"mark_deleting i2 group_deleted +1m0s"}, change: func(s *plan.Snapshot) { s.Group.Deleted = true }},
@@ -665,15 +665,15 @@ func forced(s *plan.Snapshot)   { s.Settings.ForcedAge = 2 * time.Hour }
 func eligible(s *plan.Snapshot) { s.Settings.EligibleAge = 2 * time.Hour }
 func balanced(s *plan.Snapshot) { s.Group.LoadBalancers = []string{"www"} }
 
-// answered: the provider was asked about everything a moment ago.
+// answered marks the provider's answers about all instances as new.
 func answered(s *plan.Snapshot) {
 	for n := range s.Instances {
 		s.Instances[n].Provider.At = now
 	}
 }
 
-// The firm wake-up leaves out the reports that well instances owe, but only where a report that comes cannot change
-// what else is planned.
+// TestFirm checks the time that assumes reports from healthy instances. It may skip the due times of those reports only
+// where a report cannot change the rest of the plan.
 func TestFirm(t *testing.T) {
 	tripped := snapshot(2, well(), well())
 	tripped.Shard = plan.ShardHealth{Running: 10, Silent: 9}

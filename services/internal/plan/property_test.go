@@ -15,8 +15,8 @@ var (
 	from   = flag.Int64("from", 0, "seed of the first random world")
 )
 
-// Whatever happens to a group, no decision breaks a rule ([plantest.Check], after every event), and once the faults
-// stop the group reaches its size, healthy and as configured, and is then quiet.
+// TestWorldsHold checks that no decision breaks a rule ([plantest.Check], after every event). Once the faults stop, the
+// group converges: it has its size, all instances are healthy and current, and no action follows.
 func TestWorldsHold(t *testing.T) {
 	for seed := *from; seed < *from+*worlds; seed++ {
 		rng := rand.New(rand.NewSource(seed))
@@ -31,7 +31,7 @@ func TestWorldsHold(t *testing.T) {
 			f.Run(time.Duration(rng.Intn(int(8 * time.Minute))))
 		}
 		f.Calm()
-		f.Settings.EligibleAge, f.Settings.ForcedAge = 0, 0 // else it is never quiet for long
+		f.Settings.EligibleAge, f.Settings.ForcedAge = 0, 0 // otherwise rotation never ends for long
 		f.Run(150 * time.Minute)
 		if err := f.Err(); err != nil {
 			t.Fatalf("seed %d: %v\n%s", seed, err, f.Transcript())
@@ -47,15 +47,15 @@ func TestWorldsHold(t *testing.T) {
 	}
 }
 
-// A wave of false signals (agents cut off while their VMs run) never removes more than max_unhealthy of a group, nor
-// the only instance before its replacement is healthy, however it spreads within one and a half report intervals.
+// TestFalseWaves cuts agents off while their VMs run, spread over at most one and a half report intervals. Such false
+// signals never remove more than max_unhealthy of a group, nor the only instance before its replacement is healthy.
 func TestFalseWaves(t *testing.T) {
 	for seed := range int64(400) {
 		rng := rand.New(rand.NewSource(seed))
 		f := plantest.Random(rng)
 		f.Settings.EligibleAge, f.Settings.ForcedAge, f.Settings.OnDemandAge = 0, 0, 0
 		size := f.Group.Size
-		f.Mute = rng.Intn(2) == 0 // a partition that new VMs share, or not
+		f.Mute = rng.Intn(2) == 0 // whether new VMs share the partition
 		f.Run(time.Minute)
 		f.Begin()
 		original := append([]*plantest.VM(nil), f.VMs...)
@@ -70,7 +70,7 @@ func TestFalseWaves(t *testing.T) {
 		}
 		limit := f.Group.MaxUnhealthy.Of(size)
 		if f.Mute {
-			limit = 0 // nothing could take their place
+			limit = 0 // no replacement can become healthy
 		}
 		if n := f.Marked("unhealthy"); n > limit {
 			t.Fatalf("seed %d: %d of %d removed, at most %d may be\n%s", seed, n, size, limit, f.Transcript())
@@ -78,7 +78,7 @@ func TestFalseWaves(t *testing.T) {
 	}
 }
 
-// Snapshots that no world may ever lead to do not lead to a decision that breaks a rule either.
+// TestAnySnapshotHolds checks that even unreachable snapshots lead to decisions that break no rule.
 func TestAnySnapshotHolds(t *testing.T) {
 	for seed := range int64(20000) {
 		checkSeed(t, seed)
@@ -97,8 +97,8 @@ func checkSeed(t *testing.T, seed int64) {
 	}
 }
 
-// The same instances in the same order give the same plan, wherever they lie in memory, and planning changes nothing in
-// its snapshot.
+// TestNextIsPure checks that the same instances in the same order give the same plan, wherever they are in memory.
+// Planning must not change its snapshot.
 func TestNextIsPure(t *testing.T) {
 	for seed := range int64(300) {
 		rng := rand.New(rand.NewSource(seed))

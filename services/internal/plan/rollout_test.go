@@ -15,11 +15,11 @@ import (
 
 var update = flag.Bool("update", false, "write the golden transcripts anew")
 
-// rollouts are played whole; their transcripts are under testdata.
+// rollouts are complete scripts. Their expected transcripts are under testdata.
 var rollouts = []struct {
 	name  string
 	setup func(f *plantest.Fleet)
-	size  int // instances there at the start
+	size  int // number of instances at the start
 	play  func(f *plantest.Fleet)
 	check func(t *testing.T, f *plantest.Fleet)
 }{
@@ -254,8 +254,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// A thousand VMs of a group that vanish at once are replaced in one pass, after one question to the provider each that
-// is shared.
+// TestAThousandLostAtOnce checks that 1,000 VMs of a group that vanish at the same time are replaced in one pass, after
+// one shared question to the provider.
 func TestAThousandLostAtOnce(t *testing.T) {
 	f := plantest.New(1)
 	f.Group.Size = 1000

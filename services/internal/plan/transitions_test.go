@@ -88,12 +88,13 @@ func TestStreamTransitions(t *testing.T) {
 	}
 }
 
-// Rule 30: a leader that learns late of a deletion grants half of the drain time again, at most 30 s.
+// TestRule30LateDeletion checks that a leader that learns late of a deletion grants half of the drain time, at most 30
+// s.
 func TestRule30LateDeletion(t *testing.T) {
 	for _, c := range []struct {
 		name            string
-		decided, drain  time.Duration // decided so long ago, for a drain of that length
-		want            time.Duration // granted from now on
+		decided, drain  time.Duration // time since the decision, and the drain time
+		want            time.Duration // time granted from now on
 		alreadyDeleting bool
 	}{
 		{name: "learned in time", decided: time.Second, drain: 5 * time.Minute, want: 5*time.Minute - time.Second},
@@ -183,7 +184,7 @@ func TestWorkTransitionsCountFailuresByKind(t *testing.T) {
 	}
 }
 
-// Rule 25: the wait doubles with every failure.
+// TestRule25BackoffDoublesWithinBounds checks that the backoff doubles with every failure.
 func TestRule25BackoffDoublesWithinBounds(t *testing.T) {
 	key := config.GroupKey{Tenant: "default", Group: "workers"}
 	if until := (plan.Backoff{}).Until(key); !until.IsZero() {
@@ -305,11 +306,11 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// Rule 26 counts across groups.
+// TestRule26CountSilence checks that the guard counts silence across groups.
 func TestRule26CountSilence(t *testing.T) {
 	s := snapshot(0).Settings
 	soon := silentDeleting()
-	soon.DeletingAt = ago(9 * time.Minute) // it reported a minute before
+	soon.DeletingAt = ago(9 * time.Minute) // its last report was a minute before
 	rebooting := restarting(4*time.Minute, true)
 	off := poweringOff(0)
 	for _, c := range []struct {
@@ -334,7 +335,8 @@ func TestRule26CountSilence(t *testing.T) {
 	}
 }
 
-// Rule 33: an instance that has not reported to this leader gets the time to come back, also where reports are frequent.
+// TestRule33TimeToComeBack checks the time in which an instance may reconnect to a new leader. A short report interval
+// must not shorten it.
 func TestRule33TimeToComeBack(t *testing.T) {
 	s := snapshot(2, unheard(), well())
 	s.Settings.HealthInterval = 5 * time.Second

@@ -1,7 +1,7 @@
-// Package proof holds the real election against a real S3 server, real processes and real signals, with a network
-// between them that loses, delays and repeats: what the simulator shows of the code, this shows of the code with
-// everything below it. It has tests only.
+// Package proof tests the real election with a real S3 server, real processes and real signals. The network between
+// them loses, delays and repeats messages. So the package tests the code together with everything below it, where
+// package sim tests the code alone. It has tests only.
 //
-// Invariant: what is checked is what was seen from outside, on one clock: requests with their beginning and end, and
-// the moments at which a leader had authority. Nothing is read from the elector's state.
+// Invariant: the checks use only external observations on one clock. These are the requests with their beginnings and
+// ends, and the moments at which a leader had authority. Nothing is read from the elector's state.
 package proof

@@ -7,7 +7,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// TestHistories: the check takes what a register does, and refuses what it does not.
+// TestHistories checks that the check accepts possible histories of a register, and rejects impossible ones.
 func TestHistories(t *testing.T) {
 	put := func(begin, end int64, condition, token string, what outcome) op {
 		if what == unknown {

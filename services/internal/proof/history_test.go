@@ -18,24 +18,24 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
-// history is what all clients did to one object, in order of their beginnings, on one clock.
+// history holds the requests of all clients to one object, ordered by their beginnings, on one clock.
 type history struct {
 	clock lease.Clock
 	key   string
 	mu    sync.Mutex
 	ops   []op
 
-	last             record.Lock // that was written
-	named, inherited int         // heirs in it, and those of them who then led
+	last             record.Lock // the last one written
+	named, inherited int         // number of heirs named in locks, and of those that then led
 }
 
-// op is one request. Tokens are those of the object's contents; "" is "no object".
+// op is one request. A token identifies the contents of the object; "" means that there is no object.
 type op struct {
 	client     int
 	begin, end int64
 	put        bool
-	condition  string // of a put: what must be there
-	token      string // of a put: what it writes. Of a get: what it saw
+	condition  string // of a put: the token that must be there
+	token      string // of a put: the token that it writes; of a get: the token that it read
 	outcome    outcome
 }
 
@@ -43,8 +43,8 @@ type outcome int
 
 const (
 	done     outcome = iota
-	conflict         // a put whose condition did not hold
-	unknown          // a put that may have happened or may still happen
+	conflict         // a put with a condition that did not hold
+	unknown          // a put that may have taken effect, or still may
 )
 
 func (o op) String() string {
@@ -55,14 +55,14 @@ func (o op) String() string {
 		o.outcome)
 }
 
-// recorded is a client's store; what it does is written into the history.
+// recorded is a client's store that writes its requests into the history.
 type recorded struct {
 	objstore.Store
 	history *history
 	client  int
 }
 
-// Get implements objstore.Store. A get that failed says nothing.
+// Get implements objstore.Store. A failed get is not recorded, because it shows nothing.
 func (r recorded) Get(ctx context.Context, key string) (objstore.Object, error) {
 	begin := r.history.now()
 	obj, err := r.Store.Get(ctx, key)
@@ -102,17 +102,17 @@ func (r recorded) Put(ctx context.Context, key string, body []byte, cond objstor
 	return token, err
 }
 
-// wrote counts heirs, as far as their writers heard of it.
+// wrote counts named heirs, and the heirs that then led. It sees only acknowledged writes.
 func (h *history) wrote(body []byte) {
 	lock, err := record.DecodeLock(body)
 	if err != nil {
-		return // nobody would understand it, and the test would fail
+		return // no server could decode it either, and the test would fail
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
 	case lock.Term < h.last.Term || lock.Term == h.last.Term && lock.Revision < h.last.Revision:
-		return // told late
+		return // the acknowledgment came late
 	case lock.Term > h.last.Term && h.last.Heir == election.Peer{ID: lock.LeaderID, Incarnation: lock.Incarnation}:
 		h.inherited++
 	}
@@ -122,14 +122,14 @@ func (h *history) wrote(body []byte) {
 	h.last = lock
 }
 
-// lock is the last one that was written.
+// lock returns the last lock that was written.
 func (h *history) lock() record.Lock {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.last
 }
 
-// heirs says how many there were, and how many of them inherited.
+// heirs returns how many heirs were named, and how many of them took over.
 func (h *history) heirs() (named, inherited int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -144,13 +144,15 @@ func (h *history) add(o op) {
 	h.ops = append(h.ops, o)
 }
 
-// settled replaces writes with an unknown result by what became of them, which the rest of the history tells: every
-// version of the lock is written on the condition of one that is never there again, so of the writes of a version one
-// at most has an effect. If one was acknowledged, it is that. If the version was ever seen, one of the unknown ones had
-// an effect before that. If not, none had.
+// settled decides the outcome of writes with an unknown result from the rest of the history. Every write of the lock is
+// conditional on one version, and a replaced version never returns. So at most one write per version takes effect:
+//
+//   - If one was acknowledged, it is that one.
+//   - If the new version was ever seen, one of the unknown writes took effect before that.
+//   - Otherwise none took effect.
 func settled(ops []op) (out []op) {
 	acknowledged := map[string]bool{}
-	seen := map[string]int64{} // until when at the latest a version must have been written
+	seen := map[string]int64{} // the latest time at which a version can have been written
 	note := func(token string, end int64) {
 		if at, ok := seen[token]; token != "" && (!ok || end < at) {
 			seen[token] = end
@@ -165,7 +167,7 @@ func settled(ops []op) (out []op) {
 			note(o.condition, o.end)
 		}
 	}
-	for changed := true; changed; { // a version that was replaced by an unknown write that was seen was there, too
+	for changed := true; changed; { // if an unknown write was seen, the version that it replaced existed, too
 		changed = false
 		for _, o := range ops {
 			at, ok := seen[o.token]
@@ -194,7 +196,7 @@ func settled(ops []op) (out []op) {
 	return out
 }
 
-// register is an object with conditional puts. The state is the token of its content.
+// register models an object with conditional puts. Its state is the token of its content.
 var register = porcupine.Model{
 	Init: func() any { return "" },
 	Step: func(state, input, _ any) (bool, any) {
@@ -213,7 +215,7 @@ var register = porcupine.Model{
 	DescribeOperation: func(input, _ any) string { return fmt.Sprint(input) },
 }
 
-// check fails the test if the object did not behave like one that does one thing at a time.
+// check fails the test if the object did not behave like a linearizable register.
 func (h *history) check(t *testing.T) {
 	t.Helper()
 	h.mu.Lock()
@@ -229,8 +231,8 @@ func (h *history) check(t *testing.T) {
 		}
 	}
 	for i, o := range settled(h.ops) {
-		// Porcupine wants the calls of a client one after the other; a write that landed late overlaps the next. So
-		// each has a client of its own.
+		// Porcupine expects the calls of one client in sequence, but a write that takes effect late overlaps the next
+		// one. So each call gets a separate client.
 		operations = append(operations, porcupine.Operation{ClientId: i, Input: o, Call: o.begin, Output: nil,
 			Return: o.end})
 	}

@@ -38,9 +38,9 @@ const (
 )
 
 var (
-	// options make elections quick; everything in the elector is a fraction of them.
+	// options make elections quick. All durations of the elector are fractions of them.
 	options = election.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
-	// peerOptions are the same with an heir.
+	// peerOptions are options with heirs.
 	peerOptions = election.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond,
 		PeerLease:    250 * time.Millisecond,
 		PeerInterval: 50 * time.Millisecond, HeirLease: 2400 * time.Millisecond, HeirRenew: 600 * time.Millisecond,
@@ -74,7 +74,7 @@ func backend(t *testing.T) fakes3.Backend {
 			t.Logf("versitygw: %s", said)
 		}
 	})
-	// The posix back end takes every directory for a bucket.
+	// The posix backend treats every directory as a bucket.
 	if err := os.Mkdir(filepath.Join(dir, "objects", bucketName), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func openStore(ctx context.Context, url, access, secret string) (*s3.Store, erro
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
-// reign is a stretch of time in which a process had authority: it was asked at its beginning and at its end, and often
+// reign is a period in which a process had authority. The process was asked at its beginning, at its end, and often
 // between.
 type reign struct {
 	Process    string
@@ -94,14 +94,14 @@ type reign struct {
 	From, Last election.Instant
 }
 
-// reigns are all that were seen.
+// reigns collects all observed periods of authority. It is safe for concurrent use.
 type reigns struct {
 	mu   sync.Mutex
 	all  []reign
-	last election.Instant // somebody had authority
+	last election.Instant // when any process last had authority
 }
 
-// begin adds a stretch and returns how it goes on.
+// begin adds a period of authority, and returns the function that extends it.
 func (r *reigns) begin(process string, term uint64) (extend func(at election.Instant)) {
 	index := -1
 	return func(at election.Instant) {
@@ -116,15 +116,15 @@ func (r *reigns) begin(process string, term uint64) (extend func(at election.Ins
 	}
 }
 
-// since reports whether somebody has had authority after an instant.
+// since reports whether any process has had authority after at.
 func (r *reigns) since(at election.Instant) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.last > at
 }
 
-// act is leader's code: it uses its authority as often as it can and tells when it had it. The clock is read first:
-// whoever still has authority after that had it then.
+// act uses the authority as often as possible and records when it had it. It reads the clock first: if it still has
+// authority after that, it had it at the time read.
 func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func(election.Instant)) {
 	ticker := time.NewTicker(500 * time.Microsecond)
 	defer ticker.Stop()
@@ -140,7 +140,7 @@ func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func
 	}
 }
 
-// check fails the test if two had authority at once, or a later one had a lower term.
+// check fails the test if two processes had authority at the same time, or if a later term has a lower number.
 func (r *reigns) check(t *testing.T) (terms int) {
 	t.Helper()
 	r.mu.Lock()
@@ -159,9 +159,9 @@ func (r *reigns) check(t *testing.T) (terms int) {
 	return len(r.all)
 }
 
-// TestLock plays the election of three processes against a real S3 server, each with a bad network of its own, and asks
-// afterwards: was there one leader at a time, and did the lock behave like one register? With peers they talk to each
-// other over real connections, which are bad as well.
+// TestLock runs the election of three processes against a real S3 server, each with a separate unreliable network. It
+// then checks that there was one leader at a time, and that the lock behaved like one register. With peers, the
+// processes also talk to each other over real, unreliable connections.
 func TestLock(t *testing.T) {
 	if testing.Short() {
 		t.Log("the real S3 server is left out of a short run")
@@ -183,13 +183,13 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// contest is one lock and those who want it.
+// contest is one lock and its candidates.
 type contest struct {
 	options election.Options
 	clock   lease.Clock
 	seen    *reigns
 	history *history
-	cluster *transporttest.Cluster // nil: they do not talk to each other
+	cluster *transporttest.Cluster // nil: candidates do not talk to each other
 }
 
 func (e *contest) play(t *testing.T, b fakes3.Backend) {
@@ -235,12 +235,13 @@ func (e *contest) play(t *testing.T, b fakes3.Backend) {
 	w := &weather{contest: e, proxies: proxies, relays: relays, rng: rand.New(rand.NewPCG(seed, 9))}
 	w.play(duration)
 	w.fair()
-	// On a good network somebody must lead soon, whatever is left of the bad one, and have an heir if there can be one.
+	// On a good network a candidate must lead soon, even if delayed requests are left over. It must have an heir if
+	// there can be one.
 	from := e.clock.Now()
 	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
 		t.Error("nobody leads although the network is good again")
 	}
-	// No process lives for more than ten seconds: on a good network one heir or another inherits.
+	// No process lives for more than ten seconds, so on a good network some heir takes over.
 	if e.cluster != nil && !within(30*time.Second, func() bool {
 		_, inherited := e.history.heirs()
 		return inherited > 0
@@ -250,7 +251,7 @@ func (e *contest) play(t *testing.T, b fakes3.Backend) {
 	stop()
 	running.Wait()
 	terms := e.seen.check(t)
-	if terms < 2 { // every process is started anew within ten seconds
+	if terms < 2 { // every process restarts within ten seconds
 		t.Errorf("%d leaderships: the leader has not changed once", terms)
 	}
 	e.history.check(t)
@@ -285,8 +286,7 @@ type candidate struct {
 	source *transport.Source
 }
 
-// stand takes part until ctx ends, and starts anew every few seconds as a process that is restarted does: with another
-// incarnation.
+// stand takes part until ctx ends. Every few seconds it restarts with another incarnation, as a restarted process does.
 func (c *candidate) stand(ctx context.Context) {
 	for life := 0; ctx.Err() == nil; life++ {
 		name := fmt.Sprintf("%s-%d", c.id, life)
@@ -306,14 +306,15 @@ func (c *candidate) stand(ctx context.Context) {
 			config.Self.Addresses.Election = c.relay.addr
 			config.Links, hangUp = c.connect(config.Self.Peer())
 		}
-		// Its error says that the release had no answer, which is what this network is for.
+		// The error says that the release had no answer, which is expected on this network.
 		_ = lease.Run(run, config)
 		hangUp()
 		end()
 	}
 }
 
-// connect opens a process's election port, to which its relay then leads, and has it connect to those of others.
+// connect opens the election port of a process, points its relay there, and connects the process to the ports of the
+// others.
 func (c *candidate) connect(self election.Peer) (lease.Links, func()) {
 	log := slog.New(slog.DiscardHandler)
 	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *transport.Source {
@@ -340,17 +341,17 @@ func (c *candidate) connect(self election.Peer) (lease.Links, func()) {
 	}
 }
 
-// weather is that of all ways, to the bucket and between the servers.
+// weather sets the quality of all connections, to the bucket and between the servers.
 type weather struct {
 	*contest
 	proxies  []*proxy
 	relays   []*relay
 	rng      *rand.Rand
-	betrayed int // leaders that lost heir and bucket at once
+	betrayed int // number of leaders that lost their heir and the bucket at the same time
 }
 
-// play changes the weather every second or so. With heirs every other change waits until there is one, and then takes
-// both away from its leader at once: it is the moment for which promises are made.
+// play changes the weather about once per second. With heirs, every other change waits for an heir, then cuts its
+// leader off from the heir and the bucket at the same time. Promises exist for that case.
 func (w *weather) play(duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
 		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {
@@ -361,7 +362,7 @@ func (w *weather) play(duration time.Duration) {
 	}
 }
 
-// fair makes everything good.
+// fair makes all connections good.
 func (w *weather) fair() {
 	for _, p := range w.proxies {
 		p.set(map[fault]int{none: 1})
@@ -371,13 +372,13 @@ func (w *weather) fair() {
 	}
 }
 
-// wait lets a time pass that is drawn between two.
+// wait lets a random time between least and most pass.
 func (w *weather) wait(least, most time.Duration) {
 	within(least+time.Duration(w.rng.Int64N(int64(most-least))), func() bool { return false })
 }
 
-// change makes each way to the bucket good, bad in one way or in all, or no way at all. Between servers it changes more
-// often.
+// change makes each way to the bucket good, faulty in one way or all ways, or dead. It changes the connections between
+// servers more often.
 func (w *weather) change() {
 	for _, p := range w.proxies {
 		odds := map[fault]int{none: 6}
@@ -406,12 +407,13 @@ func (w *weather) change() {
 	}
 }
 
-// nothing is a way to the bucket on which no request is answered.
+// nothing returns a way to the bucket on which no request is answered.
 func (w *weather) nothing() map[fault]int {
 	return map[fault]int{[]fault{cut, halfOpen, lost, late}[w.rng.IntN(4)]: 1}
 }
 
-// betray waits for a leader with an heir, whose promises may be late, and cuts it off from him and from the bucket.
+// betray waits for a leader with an heir, possibly with late promises. It then cuts the leader off from its heir and
+// the bucket.
 func (w *weather) betray() {
 	w.fair()
 	if w.rng.IntN(2) == 0 {
@@ -437,7 +439,7 @@ func (w *weather) betray() {
 	w.wait(w.options.PeerLease, w.options.HeirLease)
 }
 
-// within polls until the condition holds or the time is over, and says which.
+// within polls until the condition holds or the time is over, and reports whether it held.
 func within(patience time.Duration, holds func() bool) bool {
 	end := time.NewTimer(patience)
 	defer end.Stop()

@@ -23,13 +23,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
-// childVariable holds a child's settings; with it the test program is a candidate and not a test.
+// childVariable holds a child's settings. If it is set, the test program runs as a candidate and runs no tests.
 const childVariable = "NSTANCE_PROOF_CHILD"
 
-// settings of a child.
+// settings configure a child.
 type settings struct {
 	Name, URL, Access, Secret string
-	// Clock only prints the clock.
+	// Clock makes the child only print the clock.
 	Clock bool
 }
 
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child is a candidate that prints every stretch of authority, a line each time it grew by some milliseconds.
+// child runs a candidate that prints its periods of authority, a line each time one has grown by some milliseconds.
 func child(text string) error {
 	var s settings
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -76,7 +76,7 @@ func child(text string) error {
 				}
 				if now.Last = at; at.Sub(told) > 5*time.Millisecond {
 					told = at
-					_ = out.Encode(now) // a parent that is gone takes this process with it
+					_ = out.Encode(now) // if the parent is gone, this process ends, too
 				}
 			})
 			return nil
@@ -112,12 +112,12 @@ func startChild(t *testing.T, s settings, heard func(reign)) *process {
 		lines := bufio.NewScanner(stdout)
 		for lines.Scan() {
 			var r reign
-			if err := json.Unmarshal(lines.Bytes(), &r); err != nil { // cut off by its death
+			if err := json.Unmarshal(lines.Bytes(), &r); err != nil { // truncated, because the child was killed
 				break
 			}
 			heard(r)
 		}
-		_ = cmd.Wait() // killed
+		_ = cmd.Wait() // the error says that it was killed
 	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
@@ -126,8 +126,8 @@ func startChild(t *testing.T, s settings, heard func(reign)) *process {
 	return p
 }
 
-// TestPause stops the leader's process beyond its lease, again and again: another leads meanwhile, and when the first
-// wakes up it does not act once in the belief that it still leads.
+// TestPause repeatedly stops the leader's process for longer than its lease. Another process leads meanwhile. The
+// stopped process must not act as leader after it resumes.
 func TestPause(t *testing.T) {
 	if testing.Short() {
 		t.Log("the real S3 server is left out of a short run")
@@ -189,7 +189,7 @@ func TestPause(t *testing.T) {
 			t.Fatal(err)
 		}
 		overtaken++
-		// Long enough to be seen acting, if it did.
+		// This is long enough to observe an action, if there is one.
 		within(options.Lease/2, func() bool { return false })
 	}
 	for _, p := range children {
@@ -206,8 +206,8 @@ func TestPause(t *testing.T) {
 	t.Logf("%d leaderships, %d leaders were stopped beyond their lease and overtaken", terms, overtaken)
 }
 
-// TestSuspendedTime: the clock of leases is the one that counts while a machine is suspended. A time namespace
-// (time_namespaces(7)) sets CLOCK_BOOTTIME ahead of everything else, as having been suspended does, and the clock
+// TestSuspendedTime checks that the clock of leases counts while a machine is suspended. A time namespace
+// (time_namespaces(7)) sets CLOCK_BOOTTIME ahead of all other clocks, as a suspension does, and the lease clock
 // follows.
 func TestSuspendedTime(t *testing.T) {
 	if testing.Short() {

@@ -21,23 +21,22 @@ type fault int
 const (
 	none       fault = iota
 	slow             // forwarded after a pause, answered
-	cut              // the connection ends before the server has heard anything
-	lost             // the server does its work, the answer never comes
-	late             // the caller hears nothing; long after, the server does its work
-	halfOpen         // taken and never answered, not forwarded
+	cut              // the connection ends before the server receives the request
+	lost             // the server handles the request, but the answer never arrives
+	late             // no answer; the server handles the request much later
+	halfOpen         // accepted, never answered, not forwarded
 	refused          // 503, not forwarded
-	faultKinds       // how many there are
+	faultKinds       // number of faults
 )
 
 var faultNames = [...]string{"none", "slow", "cut", "lost", "late", "half-open", "refused"}
 
-// proxy stands before an S3 server and is bad at it. One proxy is one client's way to the server, so clients can be cut
-// off one by one.
+// proxy is an unreliable proxy of an S3 server. Each client has its own, so that clients can be cut off one by one.
 type proxy struct {
 	url string
 
 	upstream *http.Client
-	longest  time.Duration // of pauses
+	longest  time.Duration // the longest pause
 	seed     uint64
 	counts   [faultKinds]atomic.Int64
 	running  sync.WaitGroup
@@ -47,7 +46,7 @@ type proxy struct {
 	weights  [faultKinds]int
 }
 
-// newProxy starts a proxy to a server on a Unix socket. It ends with the test, after all that it still had to forward.
+// newProxy starts a proxy to a server on a Unix socket. When the test ends, it first forwards what it still holds.
 func newProxy(t *testing.T, socket string, seed uint64, longest time.Duration) *proxy {
 	t.Helper()
 	p := &proxy{longest: longest, seed: seed, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 1)),
@@ -67,7 +66,7 @@ func newProxy(t *testing.T, socket string, seed uint64, longest time.Duration) *
 	return p
 }
 
-// set changes how often each fault happens, by weights.
+// set changes how often each fault occurs, by weights.
 func (p *proxy) set(weights map[fault]int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +76,7 @@ func (p *proxy) set(weights map[fault]int) {
 	}
 }
 
-// next draws a fault and how long it takes.
+// next draws a fault and its duration.
 func (p *proxy) next() (fault, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,7 +114,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.Header()[name] = values
 		}
 		w.WriteHeader(resp.StatusCode)
-		_, _ = io.Copy(w, resp.Body) // whoever has hung up does not want it
+		_, _ = io.Copy(w, resp.Body) // an error means that the client has hung up
 	case cut:
 		panic(http.ErrAbortHandler)
 	case lost:
@@ -134,7 +133,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// wait reports whether the time passed; the end of the test ends every wait.
+// wait reports whether the time passed. The end of the test ends every wait.
 func (p *proxy) wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -147,7 +146,7 @@ func (p *proxy) wait(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// forward sends the request on as it came; its signature is over these very headers.
+// forward forwards the request unchanged, because its signature covers these headers.
 func (p *proxy) forward(r *http.Request, body []byte) (*http.Response, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 10*time.Second)
 	out, err := http.NewRequestWithContext(ctx, r.Method, "http://"+r.Host+r.URL.RequestURI(), bytes.NewReader(body))

@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// relay is the way to one server's election port, and is bad at it: it delays what it carries, holds it back in one
-// direction or both, and cuts and refuses connections. A TCP stream loses nothing in the middle, so that what a network
-// loses is late there, or never comes.
+// relay is an unreliable way to one server's election port. It delays bytes, holds them back in one direction or both,
+// and cuts and refuses connections. A TCP stream loses nothing in the middle, so lost packets appear as late or missing
+// bytes.
 type relay struct {
 	addr  string
 	ended context.Context //nolint:containedctx // of the test: everything in here ends with it
 
 	running sync.WaitGroup
-	delay   atomic.Int64   // of every byte, there and back
-	held    [2]atomic.Bool // to the server, from it: nothing arrives until that is over
+	delay   atomic.Int64   // of every byte, in both directions
+	held    [2]atomic.Bool // to the server, from it: nothing arrives until the end of the hold
 	refuses atomic.Bool
 
 	mu       sync.Mutex
-	upstream string // "": nobody listens
+	upstream string // "": connections are refused
 	conns    []net.Conn
 	counts   [weathers]int
 }
@@ -32,13 +32,13 @@ type relay struct {
 // Weathers of a relay.
 const (
 	fair      = iota
-	slowPeers // up to half a promise later, there and back
+	slowPeers // up to half a promise of delay in both directions
 	deaf      // nothing arrives at the server
-	mute      // nothing comes from it
+	mute      // nothing comes from the server
 	silent    // both
-	flaky     // cut again and again
+	flaky     // cut repeatedly
 	gone      // refused
-	weathers  // how many there are
+	weathers  // number of weathers
 )
 
 var weatherNames = [...]string{"fair", "slow", "deaf", "mute", "silent", "flaky", "gone"}
@@ -69,14 +69,14 @@ func newRelay(t *testing.T) *relay {
 	return r
 }
 
-// to has new connections lead to another process. Those that there are go on until one side ends.
+// to points new connections to another process. Existing ones continue until one side ends them.
 func (r *relay) to(addr string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.upstream = addr
 }
 
-// keep notes a connection, unless all is over.
+// keep registers a connection, and returns false after the end of the test.
 func (r *relay) keep(conn net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +125,7 @@ func (r *relay) serve(conn net.Conn) {
 	both.Wait()
 }
 
-// carry takes one direction's bytes, each as late as the weather was when it came.
+// carry forwards the bytes of one direction. Each piece has the delay that was set when it arrived.
 func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 	type piece struct {
 		due   time.Time
@@ -156,13 +156,13 @@ func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 			break
 		}
 	}
-	_ = to.Close() // what follows in either direction has no receiver
+	_ = to.Close() // bytes that follow in either direction have no receiver
 	_ = from.Close()
-	for range pieces { // until its reader has noticed
+	for range pieces { // until the reader has noticed
 	}
 }
 
-// set changes the weather. What was late stays so in every one but fair.
+// set changes the weather. A delay remains in every weather except fair.
 func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
 	switch weather {
 	case fair:

@@ -7,7 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// start begins one action, as the executor does: the work shows in the next snapshot, its result comes later.
+// start begins one action, as the executor does. The next snapshot shows the work in progress; its result follows
+// later.
 func (f *Fleet) start(a plan.Action) {
 	vm := f.VM(a.Instance)
 	switch a.Kind {
@@ -90,7 +91,7 @@ func (f *Fleet) work(vm *VM, work plan.Work, d time.Duration, done func()) {
 func (f *Fleet) startCreate() {
 	vm := f.make()
 	vm.State, vm.Work, vm.Truth = record.Reserved, plan.Creating, plan.ProviderUnknown
-	// The provider acts whether or not the leader that asked is still there.
+	// The provider acts even if the leader that called it is gone.
 	f.after(f.Create, 0, func() {
 		if f.Refuse != "" {
 			f.drop(vm)
@@ -102,7 +103,7 @@ func (f *Fleet) startCreate() {
 	})
 }
 
-// created: the call was answered and recorded (or a later leader found the VM by its tag).
+// created records the answer to a create call, or a later leader's discovery of the VM by its tag.
 func (f *Fleet) created(vm *VM) {
 	vm.Work, vm.State, vm.LaunchedAt = plan.Idle, record.Created, f.Now
 	f.see(vm, f.Now)
@@ -123,7 +124,7 @@ func (f *Fleet) see(vm *VM, asked time.Time) {
 		Absent: vm.Truth == plan.ProviderUnknown})
 }
 
-// list is the collection's look at everything, every interval.
+// list simulates the provider's list of all VMs, which garbage collection requests once per interval.
 func (f *Fleet) list() {
 	for _, vm := range f.VMs {
 		if !f.Deaf {
@@ -133,7 +134,7 @@ func (f *Fleet) list() {
 	f.after(f.Settings.CollectInterval, 0, f.list)
 }
 
-// EndVM is the provider ending a VM, asked or not.
+// EndVM makes the provider end a VM, whether or not that was requested.
 func (f *Fleet) EndVM(vm *VM) {
 	if vm.Truth == plan.ProviderGone || vm.Truth == plan.ProviderGoing {
 		return
@@ -143,7 +144,7 @@ func (f *Fleet) EndVM(vm *VM) {
 	f.after(f.End, 0, func() { vm.Truth = plan.ProviderGone })
 }
 
-// Destroy is a VM that vanishes from one moment to the next: its stream closes and the provider knows it no more.
+// Destroy removes a VM immediately: its stream closes and the provider does not know it any more.
 func (f *Fleet) Destroy(vm *VM) {
 	vm.Truth = plan.ProviderGone
 	f.lose(vm)
@@ -155,13 +156,13 @@ func (f *Fleet) lose(vm *VM) {
 	}
 }
 
-// Stop is a machine that stops by itself; the provider keeps it.
+// Stop stops a machine without a request. The provider keeps the VM.
 func (f *Fleet) Stop(vm *VM) {
 	vm.Truth = plan.ProviderStopped
 	f.lose(vm)
 }
 
-// CutOff separates an agent from the server; Mend joins them again.
+// CutOff separates an agent from the server. [Fleet.Mend] connects them again.
 func (f *Fleet) CutOff(vm *VM) {
 	f.refresh(vm)
 	vm.Cut = true
@@ -174,14 +175,14 @@ func (f *Fleet) Mend(vm *VM) {
 	vm.reportFrom = f.Now
 }
 
-// Notice is the cloud's word that it will take the VM away.
+// Notice announces that the cloud will take the VM away at the deadline.
 func (f *Fleet) Notice(vm *VM, deadline time.Duration) {
 	f.refresh(vm)
 	vm.Notice, vm.NoticeDeadline = true, f.Now.Add(deadline)
 	f.after(deadline, 0, func() { f.EndVM(vm) })
 }
 
-// PowerOff is an agent's word that its machine powers off, which it does after d.
+// PowerOff announces that a machine powers off, and stops it after d.
 func (f *Fleet) PowerOff(vm *VM, d time.Duration) {
 	f.refresh(vm)
 	vm.PowerOffAt = f.Now
@@ -192,7 +193,7 @@ func (f *Fleet) PowerOff(vm *VM, d time.Duration) {
 	})
 }
 
-// Restart is an agent's word that it, or with reboot its machine, is back after d.
+// Restart announces that an agent, or with reboot its machine, restarts. It is back after d.
 func (f *Fleet) Restart(vm *VM, reboot bool, d time.Duration) {
 	f.refresh(vm)
 	vm.RestartingAt, vm.Reboot = f.Now, reboot
@@ -203,8 +204,8 @@ func (f *Fleet) Restart(vm *VM, reboot bool, d time.Duration) {
 	})
 }
 
-// Crash ends the leader and starts another: what it only remembered is gone, writes and calls under way have happened
-// or, by landed, not.
+// Crash ends the leader and starts another one, which has none of the state that was only in memory. For each write and
+// call in progress, landed decides whether it took effect.
 func (f *Fleet) Crash(landed func() bool) {
 	term := f.term
 	f.term++
@@ -221,7 +222,7 @@ func (f *Fleet) Crash(landed func() bool) {
 	f.pending, f.backoff, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, false, false
 	for _, vm := range f.VMs {
 		if vm.State != record.Reserved {
-			vm.Work = plan.Idle // a call that is still open is settled by the next leader; here its answer does
+			vm.Work = plan.Idle // a real new leader would settle the call; here the answer of the call does
 		}
 		vm.Failed, vm.MaintenanceFailed, vm.AskFailed, vm.Asking = plan.Failure{}, plan.Failure{}, plan.Failure{}, false
 		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false,

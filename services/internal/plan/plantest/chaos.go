@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Random returns a world with random settings and a group that is at its size.
+// Random returns a Fleet with random settings and a group that has its size.
 func Random(rng *rand.Rand) *Fleet {
 	f := New(rng.Int63())
 	f.Spread = true
@@ -41,7 +41,7 @@ func Random(rng *rand.Rand) *Fleet {
 	return f
 }
 
-// RandomSnapshot returns a snapshot that need not be one that a world leads to: any state next to any other.
+// RandomSnapshot returns a random snapshot. Its combination of states need not be reachable.
 func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	f := Random(rng)
 	f.Group.Size = rng.Intn(8)
@@ -118,7 +118,7 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	return s
 }
 
-// Trouble does one random thing to the world, and says so in the transcript. Faults that last end with [Fleet.Calm].
+// Trouble causes one random fault and notes it in the transcript. [Fleet.Calm] ends the faults that last.
 func (f *Fleet) Trouble(rng *rand.Rand) {
 	var running []*VM
 	for _, vm := range f.VMs {
@@ -199,8 +199,8 @@ func (f *Fleet) Calm() {
 	}
 }
 
-// Settled says what is not as it should be once nothing fails any more: the group at its size, every instance healthy
-// and as configured, nothing on its way. Empty when all is well.
+// Settled describes what has not converged after the faults have ended. It returns "" if the group has its size, every
+// instance is healthy and current, and no work is in progress.
 func (f *Fleet) Settled() (wrong string) {
 	f.Snapshot()
 	managed := 0

@@ -11,11 +11,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// voluntary are the causes of deletions that the planner chose; the others follow a loss.
+// voluntary are the causes of deletions that the planner chooses. All other causes follow a loss.
 var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
 	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseExpired: true, plan.CauseDrift: true}
 
-// Check holds one decision against what must be true of every decision for its snapshot.
+// Check checks one decision against the rules that hold for every snapshot. It returns the first violation.
 func Check(s plan.Snapshot, d plan.Decision) error {
 	if again := plan.Next(s); !reflect.DeepEqual(again, d) {
 		return fmt.Errorf("not deterministic: %+v, then %+v", d, again)
@@ -84,7 +84,7 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 	return checkSize(s, desired, surge, counted, creates, marked)
 }
 
-// counts is the page's rule, written a second time.
+// counts is a second, independent implementation of the rule for which instances count towards a group's size.
 func counts(s plan.Snapshot, i *plan.Instance) bool {
 	if i.OnDemand || i.State == record.Deleting || i.Work == plan.MarkingDeleting {
 		return false
@@ -136,7 +136,7 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		case !i.RegisteredAt.IsZero():
 			registered++
 		case creates > 0 && i.Work == plan.Idle && i.State == record.Created && timedOut(s, i):
-			failed++ // waits for an earlier attempt at its deletion
+			failed++ // its deletion has failed before and waits for the next attempt
 		}
 	}
 	counted -= failed

@@ -1,6 +1,6 @@
-// Package plantest is a small world around the planner for tests: one group, its VMs, their agents and a provider, on a
-// clock that jumps from event to event. It applies what the planner decides, checks every decision against what must
-// always hold, and keeps a transcript.
+// Package plantest simulates the surroundings of the planner for tests: one group, its VMs, their agents and a
+// provider, on a clock that jumps from event to event. It applies the planner's decisions, checks each one against the
+// rules that always hold, and writes a transcript.
 //
 // Invariant: the same script gives the same transcript, byte for byte.
 package plantest
@@ -18,29 +18,29 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Epoch is when worlds begin.
+// Epoch is the time at which every simulation begins.
 var Epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// World is one group and everything around it. It is not safe for concurrent use.
+// Fleet is one group and everything around it. It is not safe for concurrent use.
 type Fleet struct {
 	Now      time.Time
 	Settings plan.Settings
 	Group    config.Group
-	// Write, Create, Boot, End and Ask are how long a bucket write, a create call, a boot until registration, the end
-	// of a terminated VM and a question to the provider take.
+	// Write, Create, Boot, End and Ask are the durations of a bucket write, a create call, a boot until registration,
+	// the end of a terminated VM, and a question to the provider.
 	Write, Create, Boot, End, Ask time.Duration
-	// Reserve is how long a create waits for an instance ID; zero: a reservation is at hand.
+	// Reserve is how long a create action waits for an instance ID. Zero means that a reservation is available.
 	Reserve time.Duration
-	// DrainAfter is how long an operator takes to drain a node; zero: it never says so.
+	// DrainAfter is how long an operator takes to drain a node. Zero means that it never reports the node as drained.
 	DrainAfter time.Duration
-	// Refuse makes create calls fail with that reason. Mute keeps agents of new VMs from registering.
+	// Refuse, if not empty, makes create calls fail with that reason. Mute keeps agents of new VMs from registering.
 	Refuse string
 	Mute   bool
-	// Broken makes every write fail, Deaf every question to the provider.
+	// Broken makes every write fail. Deaf makes every question to the provider fail.
 	Broken, Deaf bool
-	// Spread: the agents of added instances report at different times; otherwise all together.
+	// Spread makes the agents of added instances report at different times. Otherwise they report together.
 	Spread bool
-	// Shard is what the rest of the shard adds to the guard's count.
+	// Shard is the contribution of the rest of the shard to the guard's counts.
 	Shard plan.ShardHealth
 
 	VMs []*VM // sorted by ID, until they are forgotten
@@ -50,39 +50,39 @@ type Fleet struct {
 	backoff                  plan.Backoff
 	guardRaised              bool
 	backoffRaised            bool
-	Forgotten                bool // the group was
+	Forgotten                bool // the group was forgotten
 	effects                  []effect
 	sequence, term, named    int
 	rand                     *rand.Rand
-	doubt                    *rand.Rand // of checkFirm
+	doubt                    *rand.Rand // for checkFirm
 	scriptStart              time.Time
 	log                      strings.Builder
 	marks                    map[plan.Cause]int
-	// what was last asked about an instance, and why, if nothing else was done since
+	// asked holds the reason of the last question about an instance, if no other action on it followed.
 	asked map[ident.ID]string
 	err   error
 }
 
-// VM is an instance as the leader sees it, and the truth about it.
+// VM is an instance as the leader knows it, together with its true state.
 type VM struct {
 	plan.Instance
 	Name string
-	// State of the machine as it is: running, going, stopped or gone.
+	// Truth is the true state of the machine: running, going, stopped or gone.
 	Truth plan.ProviderState
-	// Agent runs and Cut: the network between it and the server is cut.
+	// Agent means that the agent runs. Cut means that the network between it and the server is cut.
 	Agent, Cut bool
 	Unwell     bool
-	reportFrom time.Time // reports come every interval from then on
+	reportFrom time.Time // reports come once per interval from then on
 }
 
 type effect struct {
 	at       time.Time
 	sequence int
-	term     int // of the leader that waits for it; 0: nobody does
+	term     int // of the leader that waits for it; 0: no leader waits
 	run      func()
 }
 
-// New returns a world with default settings and an empty group of size zero.
+// New returns a Fleet with default settings and an empty group of size zero.
 func New(seed int64) *Fleet {
 	f := &Fleet{
 		Now: Epoch, scriptStart: Epoch, leaderSince: Epoch, term: 1,
@@ -101,16 +101,16 @@ func New(seed int64) *Fleet {
 	return f
 }
 
-// Err is the first thing that went against a rule.
+// Err returns the first violation of a rule, or nil.
 func (f *Fleet) Err() error { return f.err }
 
-// Transcript is what happened since [Fleet.Begin].
+// Transcript returns the events since [Fleet.Begin].
 func (f *Fleet) Transcript() string { return f.log.String() }
 
-// Marked counts the deletions that were decided, by cause.
+// Marked returns the number of deletions that were decided for a cause.
 func (f *Fleet) Marked(cause plan.Cause) int { return f.marks[cause] }
 
-// Begin starts the transcript and its clock anew.
+// Begin clears the transcript and restarts its clock.
 func (f *Fleet) Begin() {
 	f.log.Reset()
 	f.scriptStart = f.Now
@@ -126,7 +126,7 @@ func (f *Fleet) stamp(t time.Time) string {
 	return "+" + t.Sub(f.scriptStart).Round(time.Millisecond).String()
 }
 
-// Snapshot is what the planner sees now.
+// Snapshot returns the planner's present input.
 func (f *Fleet) Snapshot() plan.Snapshot {
 	for _, vm := range f.VMs {
 		f.refresh(vm)
@@ -148,7 +148,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	return s
 }
 
-// refresh folds the reports that have come in until now into the leader's view.
+// refresh applies the reports that have arrived by now to the leader's state.
 func (f *Fleet) refresh(vm *VM) {
 	if vm.RegisteredAt.IsZero() || !vm.speaks() {
 		return
@@ -171,7 +171,7 @@ func (f *Fleet) refresh(vm *VM) {
 
 func (vm *VM) speaks() bool { return vm.Agent && !vm.Cut && vm.Truth == plan.ProviderRunning }
 
-// Run plans, applies and moves the clock from event to event for that long.
+// Run plans, applies the plans, and advances the clock from event to event for d. It stops at the first violation.
 func (f *Fleet) Run(d time.Duration) {
 	end := f.Now.Add(d)
 	for f.err == nil {
@@ -197,7 +197,7 @@ func (f *Fleet) Run(d time.Duration) {
 	}
 }
 
-// Pass plans once, checks the decision and starts what it asks for. It returns when to look again.
+// Pass plans once, checks the decision and starts its actions. It returns the time of the next plan.
 func (f *Fleet) Pass() (wake time.Time) {
 	if f.Forgotten {
 		return
@@ -212,11 +212,11 @@ func (f *Fleet) Pass() (wake time.Time) {
 	if f.Forgotten {
 		return
 	}
-	// What is under way is not planned again, and nothing changes before the time that was asked for.
+	// A second plan must not repeat work in progress, and nothing may change before the requested time.
 	s = f.Snapshot()
 	again := plan.Next(s)
 	if onlyEvents(again.Actions) {
-		// What was started can change what is to be said, once.
+		// The actions just started may change alerts and events once.
 		f.apply(again)
 		s = f.Snapshot()
 		again = plan.Next(s)
@@ -238,8 +238,8 @@ func (f *Fleet) Pass() (wake time.Time) {
 	return wake
 }
 
-// checkFirm looks whether something is to be done before the firm wake-up of a decision although every report that is
-// owed comes in time. The snapshot's instances are changed.
+// checkFirm checks that no action is due before NextIfReporting if every expected report arrives in time. It changes
+// the snapshot's instances.
 func (f *Fleet) checkFirm(s plan.Snapshot, d plan.Decision) {
 	ahead := 3 * s.Settings.HealthInterval
 	if !d.NextIfReporting.IsZero() {
@@ -281,7 +281,7 @@ func (f *Fleet) fail(format string, args ...any) {
 	}
 }
 
-// write adds an action to the transcript; a question that is only repeated is left out.
+// write adds an action to the transcript. It omits repetitions of the same question.
 func (f *Fleet) write(a plan.Action) {
 	if a.Kind == plan.Ask && f.asked[a.Instance] == a.Reason {
 		return
@@ -312,7 +312,7 @@ func (f *Fleet) write(a plan.Action) {
 	}
 }
 
-// after runs fn once d has passed; for a leader of that term, or whoever leads if it is zero.
+// after runs fn after d, if the leader of the given term still leads then. Zero means any leader.
 func (f *Fleet) after(d time.Duration, term int, fn func()) {
 	f.sequence++
 	e := effect{at: f.Now.Add(d), sequence: f.sequence, term: term, run: fn}
@@ -325,7 +325,7 @@ func (f *Fleet) after(d time.Duration, term int, fn func()) {
 	f.effects = slices.Insert(f.effects, at, e)
 }
 
-// VM returns the VM of an instance, nil if there is none.
+// VM returns the VM of an instance, or nil if there is none.
 func (f *Fleet) VM(id ident.ID) *VM {
 	for _, vm := range f.VMs {
 		if vm.ID == id {
@@ -335,7 +335,7 @@ func (f *Fleet) VM(id ident.ID) *VM {
 	return nil
 }
 
-// Named returns a VM by its name in the transcript; it panics if there is none.
+// Named returns a VM by its name in the transcript. It panics if there is none.
 func (f *Fleet) Named(name string) *VM {
 	for _, vm := range f.VMs {
 		if vm.Name == name {
@@ -349,7 +349,7 @@ func (f *Fleet) drop(vm *VM) {
 	f.VMs = slices.DeleteFunc(f.VMs, func(other *VM) bool { return other == vm })
 }
 
-// Add puts an instance into the group that has been running healthily for an hour.
+// Add adds an instance to the group that has been running and healthy for one hour.
 func (f *Fleet) Add() *VM {
 	vm := f.make()
 	launched := f.Now.Add(-time.Hour)
@@ -362,7 +362,7 @@ func (f *Fleet) Add() *VM {
 	return vm
 }
 
-// phase spreads reports over their interval.
+// phase returns a random offset that spreads reports over their interval.
 func (f *Fleet) phase() time.Duration {
 	if !f.Spread {
 		return 0
