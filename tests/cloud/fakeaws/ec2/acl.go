@@ -2,7 +2,7 @@ package ec2
 
 import "github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 
-// networkACL is the default network ACL of a VPC. It is associated with all subnets, and lets everything pass.
+// networkACL is the default network ACL of a VPC. It is associated with all subnets and allows all traffic.
 type networkACL struct {
 	entity
 	vpc          *vpc
@@ -44,7 +44,7 @@ type aclXML struct {
 	Tags         []Tag               `xml:"tagSet>item"`
 }
 
-// entries returns the rules: everything is allowed, then denied.
+// entries returns the rules: the first allows all traffic, the last denies all traffic.
 //
 // https://docs.aws.amazon.com/vpc/latest/userguide/default-network-acl.html
 func (a *networkACL) entries() (list []aclEntryXML) {

@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// defaultAddressLimit is how many elastic IP addresses an account has in a region.
+// defaultAddressLimit is the default number of elastic IP addresses of an account in a region.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/elastic-ip-addresses-eip.html
 const defaultAddressLimit = 5
 
@@ -15,23 +15,22 @@ const defaultAddressLimit = 5
 type address struct {
 	entity
 	public      netip.Addr
-	association string // "": associated with nothing
+	association string // "": not associated
 	iface       string
-	private     netip.Addr // of the interface
-	holder      string     // the NAT gateway that uses it, "" for users' own associations
+	private     netip.Addr // private address of the interface
+	holder      string     // the NAT gateway that uses it, "" for associations of users
 }
 
 func (a *address) disassociate() {
 	a.association, a.iface, a.private, a.holder = "", "", netip.Addr{}, ""
 }
 
-// associate puts an address in front of a private one.
+// associate associates an elastic address with a private address of an interface.
 func (a *address) associate(i *Interface, private netip.Addr, holder string) {
 	a.association, a.iface, a.private, a.holder = newID("eipassoc"), i.id, private, holder
 }
 
-// SetAddressLimit says how many elastic IP addresses the account may have, 5 as long as it does not. It takes the
-// cloud's lock.
+// SetAddressLimit sets the account's limit of elastic IP addresses. The default is 5. It takes the cloud's lock.
 func (s *Service) SetAddressLimit(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +77,7 @@ func (s *Service) allocateAddress(c *wire.Call) (any, error) {
 	}{a.public.String(), "amazon", "vpc", a.id, s.cfg.Region}, nil
 }
 
-// addressBy finds an address by its allocation or by itself.
+// addressBy returns the elastic address with an allocation ID or a public address.
 func (s *Service) addressBy(allocation, public string) (*address, error) {
 	switch {
 	case allocation == "" && public == "":
@@ -101,7 +100,7 @@ func (s *Service) addressBy(allocation, public string) (*address, error) {
 	return nil, failf("InvalidAddress.NotFound", "Address '%s' not found.", public)
 }
 
-// allowAddress asks for permission on an address that may not exist, and on what it belongs to.
+// allowAddress asks for permission on an elastic address, which may not exist, and on the other resources of the call.
 func (s *Service) allowAddress(c *wire.Call, action string, a *address, allocation string, others ...string) error {
 	if a != nil {
 		allocation = a.id

@@ -1,10 +1,10 @@
-// Package ec2 is a fake of Amazon EC2: networks, network interfaces, images, launch templates and instances, at the
-// level of its query API.
+// Package ec2 is a fake of Amazon EC2 at the level of its query API: networks, network interfaces, images, launch
+// templates and instances.
 //
-// Invariant: all state lies under one lock, which is the cloud's. Operations and the Go methods for other fakes are
-// called with that lock held and never take it; the levers for tests take it themselves and say so. Every operation
-// asks for permission before it tells or changes anything, and checks everything before it changes anything: a refused
-// call leaves no trace.
+// Invariant: the cloud's lock protects all state. Operations and the Go methods for other fakes are called with that
+// lock held and never take it. The test controls take the lock themselves, and their comments say so. Every operation
+// asks for permission before it returns or changes anything, and checks everything before it changes anything. So a
+// refused call changes nothing.
 package ec2
 
 import (
@@ -23,41 +23,43 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Config is what a Service is made of. Region, Account, Zones and Lock are required.
+// Config configures a Service. Region, Account, Zones and Lock are required.
 type Config struct {
 	Region, Account string
 	Zones           []string
 	Now             func() time.Time
 	Machines        Machines // nil: instances are records only
 	Log             *slog.Logger
-	Lock            *sync.Mutex // the cloud's
+	Lock            *sync.Mutex // the cloud's lock
 	Faults          Faults      // nil: none
-	// Attaching is how long a network interface stays attaching or detaching. Zero: it is attached or gone at once.
+	// Attaching is the time that a network interface stays attaching or detaching. Zero means that it attaches and
+	// detaches immediately.
 	Attaching time.Duration
 }
 
-// Faults are what tests make go wrong inside EC2. Failed, delayed and lost calls are the business of the cloud around
-// it. A *fault.Set is one.
+// Faults are the faults that tests inject inside EC2. The cloud around EC2 injects failed, delayed and lost calls. A
+// *fault.Set implements Faults.
 type Faults interface {
-	// Lag is how long after its creation a resource is not found by Describe operations: EC2 is eventually consistent.
+	// Lag returns the time after a resource's creation in which Describe operations do not find it, because EC2 is
+	// eventually consistent.
 	Lag() time.Duration
-	// Capacity is the error of a launch when instances of the type cannot be had there, else nil.
+	// Capacity returns the error of a launch if the type has no capacity in the zone or subnet, else nil.
 	Capacity(instanceType, zone, subnet string) error
 }
 
-// Service is the fake.
+// Service is the fake EC2.
 type Service struct {
 	cfg Config
 	mu  *sync.Mutex
 
-	sequence int                          // counts creations, for a stable order
+	sequence int                          // number of creations so far, for a stable order
 	tags     map[string]map[string]string // by resource ID
 	kinds    []kind
 	network
 	machinery
 }
 
-// New makes an empty region: a region without a default VPC.
+// New makes an empty region without a default VPC.
 func New(cfg Config) *Service {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -73,12 +75,12 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// Name is the service's name in the scope of a signature.
+// Name returns the service's signing name.
 func (s *Service) Name() string { return "ec2" }
 
 func (s *Service) now() time.Time { return s.cfg.Now() }
 
-// Operations are the handlers by the name of the action.
+// Operations returns the handlers by the name of the action.
 func (s *Service) Operations() map[string]wire.Handler {
 	all := map[string]wire.Handler{}
 	maps.Copy(all, s.tagOperations())
@@ -87,27 +89,27 @@ func (s *Service) Operations() map[string]wire.Handler {
 	return all
 }
 
-// resource is what every kind of thing that has an ID and tags looks like to this package.
+// resource is the common interface of everything that has an ID and tags.
 type resource interface {
 	ID() string
 	born() time.Time
 	serial() int
 }
 
-// entity is embedded by every resource.
+// entity holds the common fields of resources. Every resource embeds it.
 type entity struct {
 	id      string
 	created time.Time
 	number  int
 }
 
-// ID is the resource's AWS ID.
+// ID returns the resource's AWS ID.
 func (e *entity) ID() string      { return e.id }
 func (e *entity) born() time.Time { return e.created }
 func (e *entity) serial() int     { return e.number }
 
-// entity makes the identity of a new resource: an ID like AWS's, a prefix and 17 hexadecimal digits that begin with a
-// zero.
+// entity makes the identity of a new resource. Its ID has AWS's form: a prefix and 17 hexadecimal digits that begin
+// with a zero.
 func (s *Service) entity(prefix string) entity {
 	s.sequence++
 	return entity{id: newID(prefix), created: s.now(), number: s.sequence}
@@ -119,18 +121,18 @@ func newID(prefix string) string {
 	return prefix + "-0" + hex.EncodeToString(b[:])
 }
 
-// kind is a kind of resource, known by the prefix of its IDs.
+// kind is a kind of resource. The prefix of an ID identifies it.
 type kind struct {
 	prefix string // "vpc"
 	name   string // "vpc": the type in ARNs and tag specifications
-	noun   string // "vpc ID": how AWS's messages call the ID
+	noun   string // "vpc ID": name of the ID in AWS's messages
 	code   string // "InvalidVpcID.NotFound"
 	find   func(id string) (resource, bool)
-	// context are the condition keys that the type adds to those of every resource. nil: none.
+	// context returns the condition keys that the type adds to those of every resource. Nil means none.
 	context func(id string) policy.Context
 }
 
-// kind finds the kind that an ID belongs to. The longest prefix wins: "eni" is no "eni-attach".
+// kind returns the kind that an ID belongs to. The longest prefix wins: "eni-attach" is not an "eni".
 func (s *Service) kind(id string) (kind, bool) {
 	var best kind
 	for _, k := range s.kinds {
@@ -142,7 +144,7 @@ func (s *Service) kind(id string) (kind, bool) {
 	return best, best.prefix != ""
 }
 
-// exists returns the documented NotFound error for an ID that nothing has.
+// exists returns the documented NotFound error if no resource has the ID.
 func (s *Service) exists(id string) error {
 	k, ok := s.kind(id)
 	if !ok {
@@ -154,19 +156,19 @@ func (s *Service) exists(id string) error {
 	return nil
 }
 
-// arn is the ARN of a resource of a type; an empty or "*" ID stands for one that does not exist yet.
+// arn returns the ARN of a resource of a type. An empty ID or "*" means a resource that does not exist yet.
 func (s *Service) arn(resourceType, id string) string {
 	if id == "" {
 		id = "*"
 	}
 	account := s.cfg.Account
 	if resourceType == "image" || resourceType == "prefix-list" {
-		account = "" // these may be others', and AWS leaves the account out
+		account = "" // AWS leaves the account out, because these may belong to others
 	}
 	return "arn:aws:ec2:" + s.cfg.Region + ":" + account + ":" + resourceType + "/" + id
 }
 
-// ARN is the ARN of a resource by its ID, "" for an ID of no known form.
+// ARN returns the ARN of a resource by its ID, "" if the form of the ID is unknown.
 func (s *Service) ARN(id string) string {
 	k, ok := s.kind(id)
 	if !ok {
@@ -175,7 +177,7 @@ func (s *Service) ARN(id string) string {
 	return s.arn(k.name, id)
 }
 
-// conditions are the condition keys of a resource that exists: its tags, and what its type has.
+// conditions returns the condition keys of an existing resource: its tags and the keys of its type.
 //
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
 func (s *Service) conditions(id string) policy.Context {
@@ -192,12 +194,12 @@ func (s *Service) conditions(id string) policy.Context {
 	return c
 }
 
-// allow asks for permission of an action ("AttachNetworkInterface") on each of the resources.
+// allow asks for permission for an action ("AttachNetworkInterface") on each of the resources.
 func (s *Service) allow(c *wire.Call, action string, ids ...string) error {
 	for _, id := range ids {
 		arn := s.ARN(id)
 		if arn == "" {
-			arn = "*" // an ID of no known form: a policy for "*" lets it through to the error that says so
+			arn = "*" // unknown form of ID: only a policy for "*" allows it, and the caller then gets the ID's error
 		}
 		if err := c.Authorize("ec2:"+action, arn, s.conditions(id)); err != nil {
 			return err
@@ -206,13 +208,13 @@ func (s *Service) allow(c *wire.Call, action string, ids ...string) error {
 	return nil
 }
 
-// allowAny asks for permission of an action that has no resource level, as all Describe actions.
+// allowAny asks for permission for an action without a resource level, such as all Describe actions.
 func (s *Service) allowAny(c *wire.Call, action string) error {
 	return c.Authorize("ec2:"+action, "*", policy.Context{"ec2:Region": {s.cfg.Region}})
 }
 
-// allowNew asks for permission to create a resource of a type with the tags, and to tag it while it is created. keys
-// are the further condition keys.
+// allowNew asks for permission to create a resource of a type, and to tag it during creation. keys holds further
+// condition keys.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
 func (s *Service) allowNew(c *wire.Call, action, resourceType string, tags map[string]string,
@@ -231,7 +233,7 @@ func (s *Service) allowNew(c *wire.Call, action, resourceType string, tags map[s
 	return c.Authorize("ec2:CreateTags", s.arn(resourceType, "*"), context)
 }
 
-// requestTags are the condition keys of tags in a request.
+// requestTags returns the condition keys of tags in a request.
 func requestTags(tags map[string]string) policy.Context {
 	context := policy.Context{}
 	for _, key := range slices.Sorted(maps.Keys(tags)) {
@@ -241,7 +243,7 @@ func requestTags(tags map[string]string) policy.Context {
 	return context
 }
 
-// visible tells whether Describe operations see a resource already.
+// visible reports whether Describe operations already find a resource.
 func (s *Service) visible(r resource) bool {
 	if s.cfg.Faults == nil {
 		return true
@@ -250,39 +252,39 @@ func (s *Service) visible(r resource) bool {
 	return window <= 0 || s.now().Sub(r.born()) >= window
 }
 
-// sorted are the values of a table in the order of their creation.
+// sorted returns the values of a table in the order of their creation.
 func sorted[T resource](table map[string]T) []T {
 	return slices.SortedFunc(maps.Values(table), func(a, b T) int { return cmp.Compare(a.serial(), b.serial()) })
 }
 
-// failf is a client error in EC2's form: HTTP status 400.
+// failf returns a client error in EC2's form, with HTTP status 400.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 func failf(code, format string, args ...any) error {
 	return wire.Errorf(http.StatusBadRequest, code, format, args...)
 }
 
-// missing refuses a request without a required parameter.
+// missing returns the error for a missing required parameter.
 func missing(parameter string) error {
 	return failf("MissingParameter", "The request must contain the parameter %s", parameter)
 }
 
-// invalid refuses a parameter's value.
+// invalid returns the error for an invalid parameter value.
 func invalid(parameter string, value any) error {
 	return failf("InvalidParameterValue", "Value (%v) for parameter %s is invalid.", value, parameter)
 }
 
-// done is the answer of operations that only say that they worked.
+// done is the answer of operations that only report success.
 type done struct {
 	Return bool `xml:"return"`
 }
 
 var ok = done{Return: true}
 
-// timestamp is a time as EC2 writes it: UTC with milliseconds.
+// timestamp formats a time like EC2: UTC with milliseconds.
 func timestamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
 
-// required refuses an empty parameter; pairs are names and values.
+// required returns an error if a parameter is empty. pairs holds names and values alternately.
 func required(pairs ...string) error {
 	if len(pairs)%2 != 0 {
 		panic(fmt.Sprintf("ec2: odd list of parameters: %q", pairs))

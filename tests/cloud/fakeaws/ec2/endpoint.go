@@ -10,19 +10,19 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// fullAccess is the policy of an endpoint that was made without one.
+// fullAccess is the default policy of an endpoint.
 const fullAccess = "{\n  \"Version\": \"2008-10-17\",\n  \"Statement\": [\n    {\n      \"Effect\": \"Allow\",\n    " +
 	"  \"Principal\": \"*\",\n      \"Action\": \"*\"," +
 	"\n      \"Resource\": \"*\"\n    }\n  ]\n}"
 
-// endpoint makes a service reachable in a VPC: by a prefix list in route tables (Gateway) or by network interfaces
-// (Interface).
+// endpoint makes a service reachable in a VPC. A Gateway endpoint uses a prefix list in route tables. An Interface
+// endpoint uses network interfaces.
 type endpoint struct {
 	entity
-	vpc, service, kind string // kind: Gateway or Interface
+	vpc, service, kind string // kind is Gateway or Interface
 	policy             string
-	tables             []string          // Gateway
-	interfaces         map[string]string // Interface: by subnet
+	tables             []string          // Gateway: route tables
+	interfaces         map[string]string // Interface: interface IDs by subnet
 	groups             []string
 	privateDNS         bool
 	addressType        string // ipv4, dualstack, ipv6
@@ -30,7 +30,7 @@ type endpoint struct {
 	inboundOnly        *bool
 }
 
-// endpointSubnet is a SubnetConfiguration: addresses wanted in a subnet.
+// endpointSubnet is a SubnetConfiguration: the requested addresses in a subnet.
 type endpointSubnet struct {
 	SubnetID string `query:"SubnetId"`
 	Ipv4     string
@@ -156,7 +156,7 @@ func (s *Service) newGatewayEndpoint(e *endpoint, in endpointInput) error {
 	return nil
 }
 
-// addTables adds routes to a gateway endpoint. A table has one to each service.
+// addTables adds a gateway endpoint's routes to route tables. A table has at most one route to each service.
 func (s *Service) addTables(e *endpoint, ids []string) error {
 	tables := slices.Clone(e.tables)
 	for _, id := range ids {
@@ -248,8 +248,8 @@ func (s *Service) checkPrivateDNS(e *endpoint, v *vpc) error {
 	return nil
 }
 
-// addSubnets gives an interface endpoint network interfaces in subnets: one for each zone. On an error there are none
-// but those of before.
+// addSubnets creates an interface endpoint's network interfaces in subnets, at most one per zone. On an error it
+// creates none.
 func (s *Service) addSubnets(e *endpoint, ids []string, wanted []endpointSubnet) error {
 	specs := map[string]InterfaceSpec{}
 	zones := map[string]bool{}

@@ -7,10 +7,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// endpointService is a service that endpoints lead to.
+// endpointService is a service that an endpoint can connect to.
 type endpointService struct{ name, kind string }
 
-// endpointServices are those of AWS that stacks of ours may use.
+// endpointServices returns the AWS services that this fake offers to endpoints.
 func (s *Service) endpointServices() []endpointService {
 	prefix := "com.amazonaws." + s.cfg.Region + "."
 	all := []endpointService{{prefix + "dynamodb", "Gateway"}, {prefix + "s3", "Gateway"}}
@@ -23,19 +23,19 @@ func (s *Service) endpointServices() []endpointService {
 	return all
 }
 
-// privateServiceName is the usual name of a service: what private DNS answers for.
+// privateServiceName returns the usual host name of a service, which private DNS resolves.
 func (s *Service) privateServiceName(service string) string {
 	return service[strings.LastIndex(service, ".")+1:] + "." + s.cfg.Region + ".amazonaws.com"
 }
 
-// prefixList is a list of AWS's own: the addresses of a service.
+// prefixList is a prefix list of AWS: the addresses of a service.
 type prefixList struct {
 	entity
 	name   string
 	blocks []string
 }
 
-// addPrefixLists makes the lists of the services with gateway endpoints. They have always been there.
+// addPrefixLists makes the lists of the services with gateway endpoints. They exist in every region from the beginning.
 func (s *Service) addPrefixLists() {
 	for id, list := range map[string]prefixList{
 		"pl-68a54001": {name: "s3", blocks: []string{"3.5.76.0/22", "18.34.244.0/22", "18.34.48.0/20",
@@ -49,7 +49,7 @@ func (s *Service) addPrefixLists() {
 	}
 }
 
-// servicePrefixList is the list of a service with gateway endpoints.
+// servicePrefixList returns the prefix list of a service with gateway endpoints.
 func (s *Service) servicePrefixList(service string) *prefixList {
 	for _, list := range s.prefixLists {
 		if list.name == service {
@@ -59,7 +59,7 @@ func (s *Service) servicePrefixList(service string) *prefixList {
 	return &prefixList{}
 }
 
-// lists are the prefix lists in a fixed order.
+// lists returns a page of the prefix lists that the query selects, in a fixed order.
 func (s *Service) lists(q query, filters map[string]func(*prefixList) []string) ([]*prefixList, string, error) {
 	found, _, err := find(s, s.prefixLists, query{ids: q.ids, filters: q.filters}, filters)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// The SDK's constants of endpoint states are written with capitals, as in the API's reference; what AWS answers is not.
+// The SDK's constants of endpoint states are capitalized, as in the API's reference. AWS's answers are not.
 const (
 	s3Service  = "com.amazonaws.us-west-2.s3"
 	ec2Service = "com.amazonaws.us-west-2.ec2"

@@ -7,10 +7,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// pageSize is how many results an answer has when the caller does not say.
+// pageSize is the default number of results in an answer.
 const pageSize = 1000
 
-// Filter is one Filter.N of a Describe operation: the resource must have one of the values. Values may hold the
+// Filter is one Filter.N of a Describe operation. A resource passes if it has one of the values. Values may contain the
 // wildcards * and ?.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
@@ -19,9 +19,9 @@ type Filter struct {
 	Value []string
 }
 
-// matches tells whether a resource passes all filters. values gives the resource's values for a filter's name, and
-// false for a name that the operation does not know: AWS refuses those. The filters tag:KEY and tag-key are answered
-// from tags, unless tags is nil.
+// matches reports whether a resource passes all filters. values returns the resource's values for a filter's name, and
+// false if the operation does not know the name, which AWS refuses. The filters tag:KEY and tag-key use tags, unless
+// tags is nil.
 func matches(filters []Filter, tags map[string]string, values func(name string) ([]string, bool)) (bool, error) {
 	all := true
 	for _, f := range filters {
@@ -61,10 +61,10 @@ func filterValues(f Filter, tags map[string]string, values func(name string) ([]
 	return have, nil
 }
 
-// wildcard matches * (any characters), ? (one character) and a backslash before either, case-sensitively.
+// wildcard matches * (any characters), ? (one character) and a backslash before either. It is case-sensitive.
 func wildcard(pattern, value string) bool {
 	p, v := []rune(pattern), []rune(value)
-	star, mark := -1, 0 // where the last * stands, and up to where it has eaten
+	star, mark := -1, 0 // position of the last *, and of the text after its match
 	i, j := 0, 0
 	for j < len(v) {
 		if i < len(p) {
@@ -94,7 +94,7 @@ func wildcard(pattern, value string) bool {
 	return i == len(p)
 }
 
-// query is what the Describe operations have in common.
+// query holds the common parameters of the Describe operations.
 type query struct {
 	ids        []string
 	filters    []Filter
@@ -102,9 +102,9 @@ type query struct {
 	nextToken  string
 }
 
-// find answers a Describe operation: the resources with the IDs that pass the filters, one page of them. An ID that
-// nothing has, or nothing yet by the window of eventual consistency, is the documented NotFound error. values has a
-// function for each filter that the operation knows.
+// find answers a Describe operation. It returns one page of the resources with the IDs that pass the filters. An ID
+// without a visible resource is the documented NotFound error. values has a function for each filter that the operation
+// knows.
 func find[T resource](s *Service, table map[string]T, q query, values map[string]func(T) []string) (page []T,
 	next string, err error) {
 	for _, f := range q.filters {
@@ -144,7 +144,7 @@ func find[T resource](s *Service, table map[string]T, q query, values map[string
 	return paged(found, q.maxResults, q.nextToken)
 }
 
-// notFound is the error for an ID that a Describe does not find, whether it will later or never.
+// notFound returns the error for an ID that a Describe does not find, temporarily or permanently.
 func (s *Service) notFound(id string) error {
 	k, known := s.kind(id)
 	if !known {
@@ -153,7 +153,7 @@ func (s *Service) notFound(id string) error {
 	return failf(k.code, "The %s '%s' does not exist", k.noun, id)
 }
 
-// paged cuts a page out of the results. AWS takes 5 to 1000 for MaxResults.
+// paged cuts a page out of the results. AWS accepts 5 to 1000 for MaxResults.
 func paged[T any](items []T, maxResults int, token string) ([]T, string, error) {
 	switch {
 	case maxResults < 0 || maxResults > 0 && maxResults < 5:

@@ -29,7 +29,7 @@ func TestWildcard(t *testing.T) {
 	}
 }
 
-// FuzzWildcard compares with the same pattern as a regular expression.
+// FuzzWildcard compares wildcard with an equivalent regular expression.
 func FuzzWildcard(f *testing.F) {
 	f.Add("a*b?c", "axxbyc")
 	f.Add(`\**\?`, "*ab?")
@@ -65,7 +65,7 @@ func TestDescribe(t *testing.T) {
 	ctx := t.Context()
 	for _, zone := range []string{"us-west-2a", "us-west-2b", "us-west-2c"} {
 		for _, third := range []string{"10", "11", "20"} {
-			id := w.addSubnet("10.0."+third+string(zone[len(zone)-1]-'a'+'0')+".0/24", zone) // 10.0.100.0/24
+			id := w.addSubnet("10.0."+third+string(zone[len(zone)-1]-'a'+'0')+".0/24", zone) // such as 10.0.100.0/24
 			must(w.client.CreateTags(ctx, &sdk.CreateTagsInput{Resources: []string{id},
 				Tags: []types.Tag{{Key: aws.String("third"), Value: aws.String(third)}}}))(t)
 		}

@@ -7,13 +7,13 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// internetGateway connects a VPC with the internet.
+// internetGateway connects a VPC to the internet.
 type internetGateway struct {
 	entity
-	vpc string // "": attached to none
+	vpc string // "": not attached
 }
 
-// egressGateway lets IPv6 out and nothing in.
+// egressGateway allows IPv6 traffic out of a VPC, but not into it.
 type egressGateway struct {
 	entity
 	vpc string
@@ -34,7 +34,7 @@ type internetGatewayXML struct {
 func (s *Service) internetGatewayXML(g *internetGateway) internetGatewayXML {
 	out := internetGatewayXML{ID: g.id, Owner: s.cfg.Account, Tags: s.tagList(g.id)}
 	if g.vpc != "" {
-		// an internet gateway is available and never attached
+		// the state of an attached internet gateway is "available", never "attached"
 		out.Attachments = []gatewayAttachmentXML{{"available", g.vpc}}
 	}
 	return out
@@ -60,7 +60,7 @@ func (s *Service) createInternetGateway(c *wire.Call) (any, error) {
 	}{s.internetGatewayXML(g)}, nil
 }
 
-// gatewayAndVPC reads a call about an internet gateway, with or without a VPC, and authorizes it.
+// gatewayAndVPC decodes a call about an internet gateway, with or without a VPC, and authorizes it.
 func (s *Service) gatewayAndVPC(c *wire.Call, action string, withVPC bool) (*internetGateway, *vpc, error) {
 	var in struct {
 		InternetGatewayID string `query:"InternetGatewayId"`
@@ -267,7 +267,7 @@ func (s *Service) describeEgressGateways(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An ID that nothing has is no error here: the answer is empty.
+	// An unknown ID is not an error here: the answer is empty.
 	if len(in.IDs) > 0 {
 		found = slices.DeleteFunc(found, func(g *egressGateway) bool { return !slices.Contains(in.IDs, g.id) })
 	}

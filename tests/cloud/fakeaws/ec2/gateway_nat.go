@@ -7,18 +7,18 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// natVisible is how long a deleted NAT gateway is still described: "usually about an hour".
+// natVisible is the time that a deleted NAT gateway is still described: "usually about an hour".
 // https://docs.aws.amazon.com/vpc/latest/userguide/nat-gateway-working-with.html
 const natVisible = time.Hour
 
-// natGateway translates private addresses of a VPC.
+// natGateway translates the private addresses of a VPC.
 type natGateway struct {
 	entity
 	vpc, subnet string
-	private     bool // connectivity
+	private     bool // connectivity type
 	iface       string
-	final       []natAddressXML // how its addresses were when it was deleted
-	deleted     time.Time       // zero: it works
+	final       []natAddressXML // its addresses at the time of deletion
+	deleted     time.Time       // time of deletion; zero: not deleted
 }
 
 func (s *Service) natByID(id string) (*natGateway, error) {
@@ -32,7 +32,7 @@ func (s *Service) natByID(id string) (*natGateway, error) {
 	return nil, failf("NatGatewayNotFound", "The Nat Gateway %s was not found", id)
 }
 
-// forgetNATs forgets those that were deleted long ago.
+// forgetNATs removes NAT gateways that were deleted longer than natVisible ago.
 func (s *Service) forgetNATs() {
 	for id, g := range s.natGateways {
 		if !g.deleted.IsZero() && s.now().Sub(g.deleted) >= natVisible {
@@ -41,7 +41,7 @@ func (s *Service) forgetNATs() {
 	}
 }
 
-// natInput is the parameters of CreateNatGateway.
+// natInput holds the parameters of CreateNatGateway.
 type natInput struct {
 	SubnetID                       string   `query:"SubnetId"`
 	AllocationID                   string   `query:"AllocationId"`
@@ -137,7 +137,7 @@ func (s *Service) newNAT(in natInput) (*natGateway, error) {
 		}
 		spec.Addresses = append(spec.Addresses, a)
 	}
-	// Each further elastic address needs a private one.
+	// Each additional elastic address needs a private address.
 	if wanted := max(1, len(spec.Addresses)) + spec.Secondary; len(elastic) > wanted {
 		spec.Secondary += len(elastic) - wanted
 	}

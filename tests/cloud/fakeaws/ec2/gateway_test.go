@@ -55,7 +55,7 @@ func TestInternetGateway(t *testing.T) {
 	want(t, "detaching again", detach(), "Gateway.NotAttached")
 }
 
-// An unknown egress-only gateway is an empty answer, and an error when it shall be deleted.
+// TestEgressGateway also checks an unknown gateway: describing it gives an empty answer, deleting it gives an error.
 func TestEgressGateway(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
@@ -138,7 +138,7 @@ func TestNATGateway(t *testing.T) {
 	_, err = w.client.DisassociateAddress(ctx, &sdk.DisassociateAddressInput{AssociationId: a.AssociationId})
 	want(t, "taking the address away", err, "AuthFailure")
 
-	// Deleted at once, seen for an hour.
+	// The NAT gateway is deleted immediately, but visible for an hour.
 	must(w.client.DeleteNatGateway(ctx, &sdk.DeleteNatGatewayInput{NatGatewayId: made.NatGatewayId}))(t)
 	if got := must(describe())(t); got.State != types.NatGatewayStateDeleted || got.DeleteTime == nil ||
 		len(got.NatGatewayAddresses) != 1 {

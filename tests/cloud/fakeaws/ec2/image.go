@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Accounts behind the aliases that DescribeImages takes as owners.
+// Accounts behind the aliases that DescribeImages accepts as owners.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeImages.html
 const (
 	ownerAmazon      = "137112412989"
@@ -19,33 +19,33 @@ const (
 	ownerCanonical   = "099720109477"
 )
 
-// AMI is an image that a test adds. Empty fields get what a plain Linux image of today has.
+// AMI is an image that a test adds. Empty fields get the values of a typical current Linux image.
 type AMI struct {
-	ID          string // ami-…; made up when empty
+	ID          string // ami-…; generated when empty
 	Name        string
 	Description string
-	Owner       string // account; empty: the cloud's own; "amazon" is Amazon's
-	Alias       string // amazon, aws-marketplace; follows from Owner when empty
+	Owner       string // account; "amazon" is Amazon's; empty: the cloud's own
+	Alias       string // amazon, aws-marketplace; derived from Owner when empty
 	Arch        string // x86_64 (default), arm64
 	Created     time.Time
 	Deprecated  time.Time // zero: never
 	State       string    // available (default), pending, failed, deregistered …
 	Private     bool
-	RootDevice  string // /dev/xvda
-	RootGiB     int32  // 8
-	BootMode    string // uefi-preferred
-	IMDSv2      bool   // the image wants tokens: HttpTokens is "required" unless a launch says otherwise
+	RootDevice  string // default /dev/xvda
+	RootGiB     int32  // default 8
+	BootMode    string // default uefi-preferred
+	IMDSv2      bool   // HttpTokens is "required" unless a launch sets it
 	Tags        map[string]string
 }
 
-// image is the record of one.
+// image is a stored image.
 type image struct {
 	entity
 	ami      AMI
 	snapshot string
 }
 
-// AddImage makes an image known and returns its ID. It takes the cloud's lock.
+// AddImage adds an image and returns its ID. It takes the cloud's lock.
 func (s *Service) AddImage(a AMI) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,8 +77,8 @@ func (s *Service) AddImage(a AMI) string {
 	return a.ID
 }
 
-// SetImageState changes an image: "deregistered" removes it as DeregisterImage does; other states keep it visible but
-// not to be launched.
+// SetImageState changes an image's state. "deregistered" removes the image, like DeregisterImage. An image in another
+// state than "available" is visible, but cannot be launched. It takes the cloud's lock.
 func (s *Service) SetImageState(id, state string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +92,7 @@ func (s *Service) SetImageState(id, state string) {
 	}
 }
 
-// imageByID finds an image that the account can see.
+// imageByID returns an image that the account can see.
 func (s *Service) imageByID(id string) (*image, error) {
 	if !wellFormed(id, "ami") {
 		return nil, failf("InvalidAMIID.Malformed", "Invalid id: \"%s\" (expecting \"ami-...\")", id)
@@ -104,7 +104,7 @@ func (s *Service) imageByID(id string) (*image, error) {
 	return m, nil
 }
 
-// launchableImage is imageByID for a launch.
+// launchableImage returns an image that the account can launch.
 func (s *Service) launchableImage(id string) (*image, error) {
 	m, err := s.imageByID(id)
 	if err == nil && m.ami.State != "available" {
@@ -208,7 +208,7 @@ var imageFilters = map[string]func(imageXML) []string{
 	"name":                func(m imageXML) []string { return []string{m.Name} },
 	"owner-alias":         func(m imageXML) []string { return []string{m.ImageOwnerAlias} },
 	"owner-id":            func(m imageXML) []string { return []string{m.ImageOwnerID} },
-	"platform":            func(imageXML) []string { return nil }, // windows only
+	"platform":            func(imageXML) []string { return nil }, // Windows only
 	"root-device-name":    func(m imageXML) []string { return []string{m.RootDeviceName} },
 	"root-device-type":    func(m imageXML) []string { return []string{m.RootDeviceType} },
 	"state":               func(m imageXML) []string { return []string{m.ImageState} },
@@ -259,7 +259,7 @@ func (s *Service) describeImages(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// eligible tells whether the request's other parameters than its filters let an image through.
+// eligible reports whether an image matches the request's parameters other than the filters.
 func (s *Service) eligible(m *image, in describeImagesInput) bool {
 	own := m.ami.Owner == s.cfg.Account
 	named := slices.Contains(in.ImageID, m.id)
@@ -278,7 +278,7 @@ func (s *Service) eligible(m *image, in describeImagesInput) bool {
 	return true
 }
 
-// checkOwner: an account, or one of the aliases.
+// checkOwner refuses an owner that is neither an account nor an alias.
 func checkOwner(o string) error {
 	account := len(o) == 12 && strings.Trim(o, "0123456789") == ""
 	if account || slices.Contains([]string{"self", "amazon", "aws-marketplace", "aws-backup-vault", "all"}, o) {
@@ -297,10 +297,10 @@ func (s *Service) ownedBy(m *image, owner string) bool {
 	return false
 }
 
-// public tells whether everybody may launch an image. A test's own images are the account's alone.
+// public reports whether every account may launch an image. The account's own images are private.
 func (s *Service) public(m *image) bool { return !m.ami.Private && m.ami.Owner != s.cfg.Account }
 
-// imageContext are the condition keys of an image.
+// imageContext returns the condition keys of an image.
 func (s *Service) imageContext(id string) policy.Context {
 	m := s.images[id]
 	return policy.Context{

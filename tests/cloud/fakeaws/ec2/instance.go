@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Instance states as the API names them. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
+// Names of instance states in the API.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
 const (
 	statePending      = "pending"
 	stateRunning      = "running"
@@ -23,34 +24,34 @@ var stateCodes = map[string]int{statePending: 0, stateRunning: 16, stateShutting
 	stateStopping: 64, stateStopped: 80}
 
 const (
-	// terminatedVisible is how long a terminated instance is still described: "usually about one hour".
+	// terminatedVisible is the time that a terminated instance is still described: "usually about one hour".
 	terminatedVisible = time.Hour
-	// tokenValid is how long a client token is remembered after its instances' end: "at least 24 hours".
+	// tokenValid is the time that a client token is remembered after its instances ended: "at least 24 hours".
 	tokenValid = 24 * time.Hour
 )
 
-// Profile is an instance profile as IAM knows it.
+// Profile is EC2's view of an IAM instance profile.
 type Profile struct {
 	ARN, ID, Name string
-	RoleName      string // "" for a profile without a role
+	RoleName      string // "" without a role
 	RoleARN       string
 }
 
-// Credentials are what the metadata service gives an instance's role.
+// Credentials are the credentials that the metadata service returns for an instance's role.
 type Credentials struct {
 	Access, Secret, Token string
 	Expires               time.Time
 }
 
-// Identity is what the VM half asks IAM for. Its methods are called with the cloud's lock held.
+// Identity is EC2's access to IAM. Its methods are called with the cloud's lock held.
 type Identity interface {
 	// InstanceProfile finds a profile by name or ARN.
 	InstanceProfile(nameOrARN string) (Profile, bool)
-	// RoleCredentials makes credentials of a role for a session; the session is the instance's ID.
+	// RoleCredentials returns credentials of a role for a session. The session is the instance's ID.
 	RoleCredentials(role, session string) Credentials
 }
 
-// machinery is the state of the VM half.
+// machinery is the state of instances, images and launch templates.
 type machinery struct {
 	instances    map[string]*instance
 	reservations map[string]*reservation
@@ -63,8 +64,8 @@ type machinery struct {
 	identity     Identity
 	bootTime     time.Duration
 	stopTime     time.Duration
-	vcpuLimit    int             // of all running on-demand instances; 0: none
-	spotLimit    int             // spot instances; 0: none
+	vcpuLimit    int             // vCPUs of all running on-demand instances; 0: no limit
+	spotLimit    int             // spot instances; 0: no limit
 	withoutType  map[string]bool // "type zone" pairs that are not offered
 }
 
@@ -78,14 +79,15 @@ func newMachinery() machinery {
 	}
 }
 
-// SetIdentity connects IAM. Without it any instance profile exists and has a role of its name.
+// SetIdentity connects IAM. Without it, every instance profile exists and has a role of the same name.
 func (s *Service) SetIdentity(i Identity) { s.identity = i }
 
-// SetTimes says how long an instance without a machine stays pending, and any stays shutting-down or stopping at least.
-// They are zero: a state is left by the next look at it.
+// SetTimes sets the time that an instance without a machine stays pending, and the minimum time that any instance stays
+// shutting-down or stopping. The defaults are zero: the next call ends the state.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
-// machineOperations are the handlers of the VM half. Before each, what is due by the clock happens.
+// machineOperations returns the handlers for instances, images and launch templates. Each handler first applies what is
+// due.
 func (s *Service) machineOperations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
 		"RunInstances":                   s.runInstances,
@@ -109,7 +111,7 @@ func (s *Service) machineOperations() map[string]wire.Handler {
 	return all
 }
 
-// machineKinds are the resources of the VM half.
+// machineKinds returns the kinds of resources that belong to instances, images and launch templates.
 func (s *Service) machineKinds() []kind {
 	return []kind{
 		{prefix: "i", name: "instance", noun: "instance ID", code: "InvalidInstanceID.NotFound",
@@ -127,24 +129,25 @@ func (s *Service) machineKinds() []kind {
 	}
 }
 
-// reservation is the instances of one launch.
+// reservation groups the instances of one launch.
 type reservation struct {
 	entity
-	requester  string // AWS service that asked for it, "" for users
+	requester  string // AWS service that launched it, "" for users
 	key        tokenKey
-	parameters string // of the request, for its token
+	parameters string // the request's parameters, compared when its token is used again
 	instances  []*instance
 }
 
-// tokenKey is the scope of a client token: RunInstances is idempotent in a zone when the request names one, explicitly
-// or by its subnet, else in the region. https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
+// tokenKey is the scope of a client token. RunInstances is idempotent in a zone if the request names one, directly or
+// by its subnet. Otherwise it is idempotent in the region.
+// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 type tokenKey struct{ token, zone string }
 
 // instance is one VM.
 type instance struct {
 	entity
 	reservation *reservation
-	index       int // in its launch
+	index       int // index in its launch
 	data        launchData
 	kind        *instanceType
 	image       *image
@@ -152,42 +155,43 @@ type instance struct {
 	subnet      string
 	vpc         string
 	token       string
-	launched    time.Time // of the last start
+	launched    time.Time // time of the last start
 	userdata    []byte    // decoded
 	profile     *Profile
-	groups      []string // security groups, kept for the answers about a terminated one
+	groups      []string // security groups, kept for describing a terminated instance
 	volumes     []string
-	privateName string // DNS
+	privateName string // private DNS name
 	spot        *spotRequest
 
 	state      string
-	changed    time.Time // when it came into the state
-	due        time.Time // when it leaves a passing state by itself; zero: when its machine says so
+	changed    time.Time // time of the last state change
+	due        time.Time // end of a transitional state; zero: the machine ends it
 	reason     *stateReason
 	transition string
 
 	machine    Machine
-	start      int // counts starts: what a machine of an earlier start says is not heard
+	start      int // number of starts: events of a machine from an earlier start are ignored
 	notice     *spotNotice
-	rebalance  time.Time // a recommendation was given; zero: none
+	rebalance  time.Time // time of the rebalance recommendation; zero: none
 	lifecycle  string    // autoscaling/target-lifecycle-state
 	protection bool      // DisableApiTermination
 }
 
-// spotNotice is a two-minute warning.
+// spotNotice is the two-minute notice of a spot interruption.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 type spotNotice struct {
 	at     time.Time
 	action string // terminate, stop, hibernate
 }
 
-// stateReason says why an instance is as it is.
+// stateReason is the reason for an instance's state.
 type stateReason struct {
 	Code    string `xml:"code"`
 	Message string `xml:"message"`
 }
 
-// Reasons. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+// Reasons for states.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 var (
 	byUser = &stateReason{Code: "Client.UserInitiatedShutdown",
 		Message: "Client.UserInitiatedShutdown: User initiated shutdown"}
@@ -200,10 +204,10 @@ var (
 	byFailure = &stateReason{Code: "Server.InternalError", Message: "Server.InternalError: Internal error on launch"}
 )
 
-// alive tells whether it has or will have a machine again: everything but what is on its way out.
+// alive reports whether an instance is neither terminated nor shutting down.
 func (i *instance) alive() bool { return i.state != stateTerminated && i.state != stateShuttingDown }
 
-// enter moves an instance into a state and says why.
+// enter sets an instance's state and the reason for it.
 func (s *Service) enter(i *instance, state string, why *stateReason) {
 	now := s.cfg.Now()
 	i.state, i.changed, i.due, i.reason, i.transition = state, now, time.Time{}, why, ""
@@ -217,7 +221,7 @@ func (s *Service) enter(i *instance, state string, why *stateReason) {
 	}
 }
 
-// instanceContext are the condition keys of an existing instance.
+// instanceContext returns the condition keys of an existing instance.
 func (s *Service) instanceContext(id string) policy.Context {
 	i := s.instances[id]
 	c := policy.Context{
@@ -239,7 +243,7 @@ func (i *instance) tenancy() string {
 	return "default"
 }
 
-// instanceByID finds one for an operation on it. A terminated one is found as long as it is visible.
+// instanceByID returns an instance for an operation on it. A terminated instance is found while it is visible.
 func (s *Service) instanceByID(id string) (*instance, error) {
 	if !wellFormed(id, "i") {
 		return nil, failf("InvalidInstanceID.Malformed", "Invalid id: \"%s\"", id)
@@ -250,7 +254,7 @@ func (s *Service) instanceByID(id string) (*instance, error) {
 	return nil, failf("InvalidInstanceID.NotFound", "The instance ID '%s' does not exist", id)
 }
 
-// instancesByID finds several, each once, in the order they were named.
+// instancesByID returns several instances, each once, in the order of the IDs.
 func (s *Service) instancesByID(ids []string) ([]*instance, error) {
 	if len(ids) == 0 {
 		return nil, missing("InstanceId")
@@ -270,7 +274,7 @@ func (s *Service) instancesByID(ids []string) ([]*instance, error) {
 	return found, nil
 }
 
-// wellFormed tells whether an ID is a prefix and 8 or 17 hexadecimal digits.
+// wellFormed reports whether an ID consists of the prefix and 8 or 17 hexadecimal digits.
 func wellFormed(id, prefix string) bool {
 	if len(id) <= len(prefix)+1 || id[:len(prefix)+1] != prefix+"-" {
 		return false
@@ -287,7 +291,7 @@ func wellFormed(id, prefix string) bool {
 	return true
 }
 
-// dryRun is the answer to a call that was allowed but only asks whether it would be.
+// dryRun returns the DryRunOperation error for an allowed call that asks for a dry run, else nil.
 func dryRun(asked bool) error {
 	if !asked {
 		return nil
@@ -296,7 +300,7 @@ func dryRun(asked bool) error {
 		"Request would have succeeded, but DryRun flag is set.")
 }
 
-// invalidCombination refuses parameters that exclude each other.
+// invalidCombination returns the error for parameters that exclude each other.
 func invalidCombination(message string) error {
 	return failf("InvalidParameterCombination", "%s", message)
 }
@@ -307,7 +311,7 @@ func tokenMismatch(token string) error {
 		token)
 }
 
-// through makes filters over what answers show of a resource filters of the resource.
+// through converts filters on the rendered form of a resource to filters on the resource.
 func through[T, X any](render func(T) X, filters map[string]func(X) []string) map[string]func(T) []string {
 	out := make(map[string]func(T) []string, len(filters))
 	for name, values := range filters {
@@ -316,7 +320,7 @@ func through[T, X any](render func(T) X, filters map[string]func(X) []string) ma
 	return out
 }
 
-// one is a filter over one value; an empty one is none.
+// one makes a filter on one value. An empty value counts as no value.
 func one[X any](text func(X) string) func(X) []string {
 	return func(x X) []string {
 		if v := text(x); v != "" {
@@ -328,7 +332,7 @@ func one[X any](text func(X) string) func(X) []string {
 
 func ptr[T any](v T) *T { return &v }
 
-// value is what a pointer points to, or the zero value.
+// value returns the value that a pointer points to, or the zero value if it is nil.
 func value[T any](p *T) T {
 	if p == nil {
 		var zero T
@@ -337,7 +341,7 @@ func value[T any](p *T) T {
 	return *p
 }
 
-// orElse is what a pointer points to, or another value.
+// orElse returns the value that a pointer points to, or another value if it is nil.
 func orElse[T any](p *T, other T) T {
 	if p == nil {
 		return other

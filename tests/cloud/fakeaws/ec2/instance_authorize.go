@@ -8,13 +8,13 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// authorizeLaunch asks for every permission that a launch needs: RunInstances on each resource that takes part,
-// CreateTags on those that are tagged as they are made, PassRole for the profile's role.
+// authorizeLaunch asks for every permission that a launch needs: RunInstances on each resource, CreateTags on each
+// resource that is tagged during creation, and PassRole for the profile's role.
 //
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ExamplePolicies_EC2.html#iam-example-runinstances
 func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
-	if l.image == nil { // a repeated request: what it names may be gone, and then there is nothing to ask about it
+	if l.image == nil { // a repeated request; its resources may no longer exist and are then not checked
 		if err := s.resolve(l); err != nil {
 			return s.allowNew(c, "RunInstances", "instance", nil, nil)
 		}
@@ -67,7 +67,7 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	if err := s.allowMade(c, l, "instance", l.context(), l.asked.InstanceType != nil); err != nil {
 		return err
 	}
-	// The spot request is looked at only when it is tagged as it is made.
+	// AWS checks the spot request only if it is tagged during creation.
 	if l.spot && len(l.tags["spot-instances-request"]) > 0 {
 		if err := s.allowMade(c, l, "spot-instances-request", nil, l.asked.InstanceMarketOptions != nil); err != nil {
 			return err
@@ -76,7 +76,7 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	return s.allowProfile(c, l)
 }
 
-// allowMade asks for permission to make a resource of the launch, and to tag it meanwhile.
+// allowMade asks for permission to create a resource during the launch, and to tag it.
 func (s *Service) allowMade(c *wire.Call, l *launch, resourceType string, keys policy.Context, overridden bool) error {
 	context := s.templateContext(l, overridden)
 	maps.Copy(context, keys)
@@ -90,8 +90,8 @@ func (s *Service) allowLaunch(c *wire.Call, l *launch, arn string, context polic
 	return c.Authorize("ec2:RunInstances", arn, context)
 }
 
-// templateContext says which template a launch uses, and whether the resource is as the template says: the request did
-// not override it.
+// templateContext returns the condition keys for the launch template: its ARN, and whether the resource comes from the
+// template without being overridden by the request.
 func (s *Service) templateContext(l *launch, overridden bool) policy.Context {
 	c := policy.Context{"ec2:IsLaunchTemplateResource": {strconv.FormatBool(l.templateID != "" && !overridden)}}
 	if l.templateID != "" {
@@ -100,7 +100,7 @@ func (s *Service) templateContext(l *launch, overridden bool) policy.Context {
 	return c
 }
 
-// allowProfile asks for permission to hand the profile's role to EC2.
+// allowProfile asks for permission to pass the profile's role to EC2.
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
 func (s *Service) allowProfile(c *wire.Call, l *launch) error {
 	if l.profile == nil {
@@ -109,7 +109,7 @@ func (s *Service) allowProfile(c *wire.Call, l *launch) error {
 	return c.Authorize("iam:PassRole", l.profile.RoleARN, policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}})
 }
 
-// context are the condition keys of an instance that is about to be.
+// context returns the condition keys of an instance that is being launched.
 func (l *launch) context() policy.Context {
 	d := &l.data
 	c := policy.Context{
@@ -130,7 +130,7 @@ func (l *launch) context() policy.Context {
 	return c
 }
 
-// metadataContext are the condition keys of metadata options.
+// metadataContext returns the condition keys of metadata options.
 func metadataContext(m *metadataOptions) policy.Context {
 	c := policy.Context{}
 	if m == nil {

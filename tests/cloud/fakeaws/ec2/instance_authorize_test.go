@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 )
 
-// identity knows one profile.
+// identity is an IAM with one profile.
 type identity struct{}
 
 func (identity) InstanceProfile(nameOrARN string) (Profile, bool) {
@@ -99,7 +99,7 @@ func TestLaunchPermissions(t *testing.T) {
 		t.Errorf("terminating asked for %+v", w.asked)
 	}
 
-	// Each of them is needed.
+	// Each permission is necessary.
 	for _, missing := range want {
 		w.deny = func(a asked) bool { return a.action+" "+a.resource == missing }
 		if _, err := w.client.RunInstances(t.Context(), in); code(t, err) != "UnauthorizedOperation" {
@@ -107,7 +107,7 @@ func TestLaunchPermissions(t *testing.T) {
 		}
 	}
 	w.deny = nil
-	in.ClientToken = nil // the SDK has put one in
+	in.ClientToken = nil // the SDK has set one
 	in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String("other")}
 	if _, err := w.client.RunInstances(t.Context(), in); code(t, err) != "InvalidParameterValue" {
 		t.Errorf("a profile that does not exist: %v", err)
@@ -148,7 +148,7 @@ func TestTemplatePermissions(t *testing.T) {
 	}
 }
 
-// Every operation of the VM half must ask: AWS lets nobody in unasked.
+// TestAllAsk checks that every operation on instances, images and launch templates asks for permission.
 func TestAllAsk(t *testing.T) {
 	w := newVMWorld(t, nil)
 	id := w.run(nil).InstanceId

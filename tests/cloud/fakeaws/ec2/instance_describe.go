@@ -89,7 +89,7 @@ type maintenanceXML struct {
 	RebootMigration string `xml:"rebootMigration"`
 }
 
-// metadataXML tells the options and that they are in force.
+// metadataXML is the metadata options and their state, which is always "applied".
 type metadataXML struct {
 	metadataOptions
 	State string `xml:"state"`
@@ -159,7 +159,7 @@ func (s *Service) instanceXML(i *instance) instanceXML {
 			AttachTime: wire.Time{Time: v.attached}, DeleteOnTermination: !v.keep, Status: "attached", VolumeID: v.id,
 		}})
 	}
-	if i.state == stateTerminated { // its network is gone, and the answers about it with it
+	if i.state == stateTerminated { // its network is gone, so answers omit it
 		out.PrivateDNSName = ""
 		return out
 	}
@@ -209,7 +209,7 @@ func (s *Service) describeInstances(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// instanceTextFilters are the filters of DescribeInstances that look at one value.
+// instanceTextFilters are the filters of DescribeInstances that use one value.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
 var instanceTextFilters = map[string]func(x instanceXML) string{
 	"architecture":                        func(x instanceXML) string { return x.Architecture },
@@ -246,7 +246,7 @@ var instanceTextFilters = map[string]func(x instanceXML) string{
 	"metadata-options.state":   func(x instanceXML) string { return x.Metadata.State },
 	"monitoring-state":         func(x instanceXML) string { return x.Monitoring.State },
 	"platform-details":         func(x instanceXML) string { return x.PlatformDetails },
-	"platform":                 func(instanceXML) string { return "" }, // only windows has one
+	"platform":                 func(instanceXML) string { return "" }, // Windows only
 	"private-dns-name":         func(x instanceXML) string { return x.PrivateDNSName },
 	"private-ip-address":       func(x instanceXML) string { return x.PrivateIP },
 	"reason":                   func(x instanceXML) string { return x.Transition },
@@ -276,7 +276,7 @@ var instanceTextFilters = map[string]func(x instanceXML) string{
 	"state-reason-message": func(x instanceXML) string { return value(x.StateReason).Message },
 }
 
-// instanceListFilters look at several values.
+// instanceListFilters are the filters that use several values.
 var instanceListFilters = map[string]func(x instanceXML) []string{
 	"block-device-mapping.device-name": devices(func(d attachedDevice) string { return d.DeviceName }),
 	"block-device-mapping.volume-id":   devices(func(d attachedDevice) string { return d.Ebs.VolumeID }),
@@ -311,7 +311,7 @@ func groupsOf(one func(groupRefXML) string) func(instanceXML) []string {
 	}
 }
 
-// instanceFilters are all filters of DescribeInstances.
+// instanceFilters returns all filters of DescribeInstances.
 func (s *Service) instanceFilters() map[string]func(*instance) []string {
 	all := through(s.instanceXML, instanceListFilters)
 	for name, text := range instanceTextFilters {

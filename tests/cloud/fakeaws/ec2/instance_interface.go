@@ -4,19 +4,19 @@ import (
 	"slices"
 )
 
-// nicPlan is one network interface of a launch: an existing one, or what is made anew.
+// nicPlan is one network interface of a launch, either an existing one or one to create.
 type nicPlan struct {
 	existing *Interface
 	spec     InterfaceSpec
 	index    int
 	keep     bool // not deleted with the instance
-	// Where it lies, of both kinds.
+	// Location of the interface, in both cases.
 	subnet, vpc, zone string
 	groups            []string
 }
 
-// locate finds the zone that a request names, by its primary interface's subnet or its placement: "" when it leaves it
-// open.
+// locate sets the zone that a request names, by its primary interface's subnet or its placement. The zone stays "" if
+// the request names none.
 func (s *Service) locate(l *launch) error {
 	for _, nic := range l.data.NetworkInterface {
 		if id := value(nic.NetworkInterfaceID); id != "" {
@@ -150,7 +150,7 @@ func (s *Service) planInterface(l *launch, nic launchInterface) (nicPlan, error)
 	if err := s.CheckGroups(n.vpc, p.groups); err != nil {
 		return p, err
 	}
-	// A subnet's own setting holds for the primary interface only.
+	// A subnet's default for public addresses applies only to the primary interface.
 	public := p.index == 0 && n.mapPublic && !n.native
 	if nic.AssociatePublicIPAddress != nil {
 		if *nic.AssociatePublicIPAddress && len(l.data.NetworkInterface) > 1 {
@@ -174,7 +174,7 @@ func (s *Service) planInterface(l *launch, nic launchInterface) (nicPlan, error)
 	return p, p.addresses(nic)
 }
 
-// addresses reads the addresses that a request wants an interface to have.
+// addresses reads the addresses that a request sets for an interface.
 func (p *nicPlan) addresses(nic launchInterface) error {
 	in := interfaceInput{PrivateIPAddress: value(nic.PrivateIPAddress),
 		SecondaryPrivateIPAddressCount: p.spec.Secondary, Ipv6AddressCount: p.spec.IPv6Count}
@@ -192,7 +192,7 @@ func (p *nicPlan) addresses(nic launchInterface) error {
 	return err
 }
 
-// roomInSubnets is how many of count instances the subnets have addresses for.
+// roomInSubnets returns how many of count instances the subnets have addresses for.
 func (s *Service) roomInSubnets(l *launch, count int) (int, error) {
 	need := map[string]int{}
 	for _, p := range l.net {
@@ -212,7 +212,7 @@ func (s *Service) roomInSubnets(l *launch, count int) (int, error) {
 	return count, nil
 }
 
-// createInterfaces makes and attaches the interfaces of a new instance.
+// createInterfaces creates and attaches the interfaces of a new instance.
 func (s *Service) createInterfaces(l *launch, i *instance) error {
 	for _, p := range l.net {
 		eni := p.existing
@@ -227,10 +227,10 @@ func (s *Service) createInterfaces(l *launch, i *instance) error {
 	return nil
 }
 
-// releaseInterfaces ends the attachments of an instance that ended.
+// releaseInterfaces ends the attachments of a terminated instance.
 func (s *Service) releaseInterfaces(i *instance) { s.detachAll(i.id) }
 
-// nics are the interfaces that a machine starts with.
+// nics returns the interfaces that a machine starts with.
 func (s *Service) nics(i *instance) (primary NIC, others []NIC) {
 	for n, eni := range s.attached(i.id) {
 		if n == 0 {
@@ -242,7 +242,8 @@ func (s *Service) nics(i *instance) (primary NIC, others []NIC) {
 	return primary, others
 }
 
-// hostName is an instance's private DNS name. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-naming.html
+// hostName returns an instance's private DNS name.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-naming.html
 func (s *Service) hostName(i *instance) string {
 	kind := "ip-name"
 	if n := s.subnets[i.subnet]; n != nil {

@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// launch is one RunInstances, or what Auto Scaling does in its stead, from its request to its reservation.
+// launch is one launch by RunInstances or by Auto Scaling, from the request to the reservation.
 type launch struct {
-	data     launchData // joined with the template's
-	asked    launchData // of the request alone
+	data     launchData // merged with the template's data
+	asked    launchData // data of the request alone
 	min, max int32
-	subnet   string // of the request's top level
-	implicit bool   // the primary interface was not in the request
+	subnet   string // from the request's top level
+	implicit bool   // the request did not contain the primary interface
 	token    tokenKey
-	by       string            // AWS service that asks, "" for users
-	extra    map[string]string // tags of AWS's own, on the instance
+	by       string            // AWS service that launches, "" for users
+	extra    map[string]string // AWS's own tags on the instance
 
 	templateID      string
 	templateName    string
 	templateVersion int64
 
-	zone string // "" when the request leaves it open
+	zone string // "" if the request names none
 
-	// Filled by resolve.
+	// Set by resolve.
 	image    *image
 	kind     *instanceType
 	net      []nicPlan
@@ -39,7 +39,8 @@ type launch struct {
 // launchTypes are the resource types that a launch may tag.
 var launchTypes = []string{"instance", "volume", "network-interface", "spot-instances-request", "elastic-gpu"}
 
-// resolve looks up everything a launch names and refuses what is not there or does not fit together.
+// resolve looks up everything that a launch names. It refuses resources that do not exist, and settings that do not fit
+// together.
 func (s *Service) resolve(l *launch) error {
 	d := &l.data
 	var err error
@@ -49,7 +50,7 @@ func (s *Service) resolve(l *launch) error {
 	if l.image, err = s.launchableImage(*d.ImageID); err != nil {
 		return err
 	}
-	name := orElse(d.InstanceType, "m1.small") // the documented default, which no VPC of today takes
+	name := orElse(d.InstanceType, "m1.small") // the documented default, which no VPC supports any more
 	if l.kind = s.types[name]; l.kind == nil {
 		return failf("InvalidParameterValue", "Invalid value '%s' for InstanceType.", name)
 	}
@@ -85,7 +86,7 @@ func (s *Service) resolve(l *launch) error {
 	return s.planInterfaces(l)
 }
 
-// launchTagsOf are the tags of a launch by resource type.
+// launchTagsOf returns the tags of a launch by resource type.
 func launchTagsOf(specs []launchTags) (map[string]map[string]string, error) {
 	plain := make([]TagSpecification, len(specs))
 	for n, spec := range specs {
@@ -104,7 +105,7 @@ func launchTagsOf(specs []launchTags) (map[string]map[string]string, error) {
 	return all, nil
 }
 
-// profileOf finds the instance profile of a launch.
+// profileOf returns the instance profile of a launch.
 func (s *Service) profileOf(p *profileSpecification) (*Profile, error) {
 	if p == nil {
 		return nil, nil
@@ -214,7 +215,7 @@ func (l *launch) checkOptions() error {
 	return nil
 }
 
-// checkMetadata refuses wrong metadata options.
+// checkMetadata refuses invalid metadata options.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceMetadataOptionsRequest.html
 func checkMetadata(m *metadataOptions) error {
 	if m == nil {
@@ -240,7 +241,8 @@ func checkMetadata(m *metadataOptions) error {
 	return nil
 }
 
-// metadata are the options in force: those of the launch, then the image's, then AWS's.
+// metadata returns the effective options. The launch takes precedence over the image, and the image over AWS's
+// defaults.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-options.html
 func (l *launch) metadata() *metadataOptions {
 	m := value(l.data.MetadataOptions)
@@ -256,7 +258,7 @@ func (l *launch) metadata() *metadataOptions {
 	}
 }
 
-// room refuses a launch that no zone, subnet or quota has room for, and says how many instances it may be.
+// room returns the number of instances to launch. It refuses a launch for which the zone, subnet or quota has no room.
 func (s *Service) room(l *launch) (int, error) {
 	zone, subnet := l.net[0].zone, l.net[0].subnet
 	if !s.offered(l.kind.name, zone) {
@@ -298,7 +300,7 @@ func (s *Service) room(l *launch) (int, error) {
 	return s.roomInSubnets(l, count)
 }
 
-// launch makes the instances of a resolved launch.
+// launch creates and boots the instances of a resolved launch.
 func (s *Service) launch(l *launch) (*reservation, error) {
 	count, err := s.room(l)
 	if err != nil {
@@ -325,7 +327,7 @@ func (s *Service) launch(l *launch) (*reservation, error) {
 	return r, nil
 }
 
-// create makes one instance with all that belongs to it. It is not booted yet.
+// create creates one instance and the resources that belong to it. It does not boot the instance.
 func (s *Service) create(l *launch, r *reservation, index int) (*instance, error) {
 	now := s.cfg.Now()
 	i := &instance{
@@ -358,7 +360,7 @@ func (s *Service) create(l *launch, r *reservation, index int) (*instance, error
 	return i, nil
 }
 
-// erase takes back an instance of a launch that failed.
+// erase removes an instance of a failed launch.
 func (s *Service) erase(i *instance) {
 	s.releaseInterfaces(i)
 	s.releaseVolumes(i)
@@ -370,8 +372,8 @@ func (s *Service) erase(i *instance) {
 	delete(s.tags, i.id)
 }
 
-// overlay joins a template with a request: per field the request wins; structures are joined in turn, block devices by
-// their name, interfaces by their index, tags by resource type and key.
+// overlay merges a template with a request. The request takes precedence per field. Structures are merged recursively,
+// block devices by name, interfaces by index, and tags by resource type and key.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
 func overlay(base, over launchData) launchData {
 	out := base
@@ -400,7 +402,7 @@ func overlay(base, over launchData) launchData {
 	return out
 }
 
-// joinBy joins two lists whose items have a key.
+// joinBy merges two lists. Items with the same key are joined.
 func joinBy[T any](base, over []T, key func(T) string, join func(a, b T) T) []T {
 	out := slices.Clone(base)
 	for _, o := range over {

@@ -2,7 +2,7 @@ package ec2
 
 import "github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 
-// boot starts the machine of an instance, when machines are real; else it runs after the boot time.
+// boot starts the machine of an instance. Without real machines, the instance is running after the boot time.
 func (s *Service) boot(i *instance) {
 	i.start++
 	if s.cfg.Machines == nil {
@@ -33,10 +33,10 @@ func (s *Service) boot(i *instance) {
 			s.cfg.Log.Error("network interface not plugged", "instance_id", i.id, "mac", nic.MAC, "error", err)
 		}
 	}
-	i.due = s.cfg.Now() // it was started: the next look finds it running
+	i.due = s.cfg.Now() // the machine has started: the next settle sets the state to running
 }
 
-// unhook takes the machine from an instance. What it says from now on is not heard.
+// unhook detaches the machine from an instance. Later events of the machine are ignored.
 func (s *Service) unhook(i *instance) Machine {
 	machine := i.machine
 	i.machine = nil
@@ -44,8 +44,8 @@ func (s *Service) unhook(i *instance) Machine {
 	return machine
 }
 
-// halt stops the machine of an instance in the background, as processes in it may wait for the cloud; then is called
-// with the lock held when it is gone, and at once when there is none.
+// halt stops the machine of an instance in the background, because processes in the machine may wait for the cloud.
+// halt calls then with the lock held when the machine has stopped, or immediately without a machine.
 func (s *Service) halt(i *instance, then func()) {
 	machine := s.unhook(i)
 	if machine == nil {
@@ -57,7 +57,7 @@ func (s *Service) halt(i *instance, then func()) {
 		machine.Stop()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if i.start != start { // somebody else has taken care of it since
+		if i.start != start { // another operation has changed the instance since
 			return
 		}
 		then()
@@ -65,7 +65,8 @@ func (s *Service) halt(i *instance, then func()) {
 	}()
 }
 
-// exited hears that a machine ended by itself: what follows is the instance's own choice.
+// exited handles the exit of a machine. InstanceInitiatedShutdownBehavior decides whether the instance stops or
+// terminates.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_ChangingInstanceInitiatedShutdownBehavior.html
 func (s *Service) exited(i *instance, start int) {
 	s.mu.Lock()
@@ -81,12 +82,12 @@ func (s *Service) exited(i *instance, start int) {
 	s.enter(i, into, byInstance)
 	i.due = s.cfg.Now().Add(s.stopTime)
 	if machine != nil {
-		go machine.Stop() // frees what its init has left behind
+		go machine.Stop() // frees what its init left behind
 	}
 	s.settle()
 }
 
-// plug connects a network interface to a running machine, unplug takes it away: for the network half.
+// plug connects a network interface to a running machine. unplug disconnects it. Both do nothing without a machine.
 func (s *Service) plug(instanceID string, nic NIC) error {
 	i := s.instances[instanceID]
 	if i == nil || i.machine == nil {

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// metadata answers one path of the instance metadata service, with the lock held. Paths are those below
-// /latest/meta-data/; "dynamic/…" and "user-data" are those beside it. A directory answers with the names in it, one
-// per line, directories with a slash at their end.
+// metadata answers one path of the instance metadata service. The caller holds the lock. Paths are relative to
+// /latest/meta-data/, except "dynamic/…" and "user-data", which are relative to /latest/. A directory's answer lists
+// its names, one per line. Names of directories end with a slash.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html
 func (s *Service) metadata(i *instance, path string) (string, bool) {
@@ -27,7 +27,7 @@ func (s *Service) metadata(i *instance, path string) (string, bool) {
 	case "meta-data":
 		path = ""
 	}
-	// Credentials are made when they are asked for, not whenever anything is.
+	// Credentials are created only when they are requested.
 	if role, asked := strings.CutPrefix(path, "iam/security-credentials/"); asked {
 		return s.roleDocument(i, role)
 	}
@@ -53,7 +53,7 @@ func (s *Service) metadata(i *instance, path string) (string, bool) {
 	return strings.Join(slices.Sorted(maps.Keys(names)), "\n"), len(names) > 0
 }
 
-// metadataTree is everything of the tree but credentials.
+// metadataTree returns the whole tree except credentials.
 func (s *Service) metadataTree(i *instance) map[string]string {
 	x := s.instanceXML(i)
 	n := s.subnets[i.subnet]
@@ -91,7 +91,7 @@ func (s *Service) metadataTree(i *instance) map[string]string {
 		delete(tree, "mac")
 	}
 	if i.profile != nil {
-		info, _ := json.Marshal(struct { // three strings always encode
+		info, _ := json.Marshal(struct { // encoding three strings never fails
 			Code, LastUpdated, InstanceProfileArn, InstanceProfileId string
 		}{"Success", isoSeconds(i.launched), i.profile.ARN, i.profile.ID})
 		tree["iam/info"] = string(info)
@@ -125,8 +125,7 @@ func (s *Service) metadataTree(i *instance) map[string]string {
 	return tree
 }
 
-// key is the name of the launch's key pair.
-// interfaceTree puts in what the service tells of one network interface.
+// interfaceTree adds the metadata of one network interface to the tree.
 func (s *Service) interfaceTree(tree map[string]string, nic interfaceOfXML) {
 	at := "network/interfaces/macs/" + nic.MAC + "/"
 	var v4, v6, publics []string
@@ -172,19 +171,19 @@ func (s *Service) interfaceTree(tree map[string]string, nic interfaceOfXML) {
 	}
 }
 
-// roleDocument is fresh credentials of the profile's role, or the role's name for the directory.
+// roleDocument returns credentials of the profile's role. It returns false if role is not the profile's role.
 func (s *Service) roleDocument(i *instance, role string) (string, bool) {
 	if i.profile == nil || i.profile.RoleName == "" || role != i.profile.RoleName || s.identity == nil {
 		return "", false
 	}
 	c := s.identity.RoleCredentials(role, i.id)
-	text, _ := json.Marshal(struct { // strings always encode
+	text, _ := json.Marshal(struct { // encoding strings never fails
 		Code, LastUpdated, Type, AccessKeyId, SecretAccessKey, Token, Expiration string
 	}{"Success", isoSeconds(s.cfg.Now()), "AWS-HMAC", c.Access, c.Secret, c.Token, isoSeconds(c.Expires)})
 	return string(text), true
 }
 
-// identityDocument is unsigned: nothing here checks signatures of it.
+// identityDocument returns the instance identity document. It is unsigned, because no client here checks its signature.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/retrieve-iid.html
 func (s *Service) identityDocument(i *instance) string {
 	var ip string
@@ -203,7 +202,7 @@ func (s *Service) identityDocument(i *instance) string {
 
 func isoSeconds(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
 
-// Metadata asks an instance's metadata service, as its processes would. It takes the cloud's lock.
+// Metadata queries an instance's metadata service, as its processes would. It takes the cloud's lock.
 func (s *Service) Metadata(id, path string) (text string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,27 +213,27 @@ func (s *Service) Metadata(id, path string) (text string, ok bool) {
 	return s.metadata(i, path)
 }
 
-// InstanceView is what others see of an instance.
+// InstanceView is the view of an instance for other fakes and tests.
 type InstanceView struct {
 	ID, State, ReasonCode string
 	Type, Image, Arch     string
 	Zone, Subnet, VPC     string
-	PrivateIP             netip.Addr // of the primary interface; not valid without IPv4
+	PrivateIP             netip.Addr // primary address; invalid without IPv4
 	IPv6                  netip.Addr
 	LaunchTime            time.Time
 	Profile               string // ARN
 	Role                  string
 	Token                 string
 	Spot                  bool
-	Interruption          time.Time // when the spot notice says that it ends; zero: no notice
-	Rebalance             time.Time // when a rebalance recommendation came; zero: none
+	Interruption          time.Time // end announced by the spot notice; zero: no notice
+	Rebalance             time.Time // time of the rebalance recommendation; zero: none
 	Userdata              []byte
 	Template              string // ID of its launch template
 	TemplateVersion       string
 	HTTPTokens            string
 }
 
-// Instance shows an instance, a terminated one too as long as it is visible.
+// Instance returns an instance. A terminated instance is returned while it is visible.
 func (s *Service) Instance(id string) (InstanceView, bool) {
 	s.settle()
 	i := s.instances[id]
@@ -244,7 +243,7 @@ func (s *Service) Instance(id string) (InstanceView, bool) {
 	return s.view(i), true
 }
 
-// Instances shows all of them, oldest first.
+// Instances returns all instances, oldest first.
 func (s *Service) Instances() []InstanceView {
 	s.settle()
 	return each(sorted(s.instances), s.view)
@@ -276,7 +275,7 @@ func (s *Service) view(i *instance) InstanceView {
 	return v
 }
 
-// String is for messages of tests.
+// String describes the instance for messages of tests.
 func (v InstanceView) String() string {
 	return fmt.Sprintf("%s (%s, %s, %s)", v.ID, v.State, v.Type, v.Zone)
 }

@@ -49,8 +49,8 @@ type privateIPOfXML struct {
 	PrivateIP      string            `xml:"privateIpAddress"`
 }
 
-// publicOf is the public address that a private one of an interface has: an elastic one, or AWS's own for the primary
-// address.
+// publicOf returns the public address of an interface's private address: an elastic address, or, for the primary
+// address, AWS's own.
 func (s *Service) publicOf(eni *Interface, private netip.Addr) *associationOfXML {
 	for _, e := range s.addresses {
 		if e.iface == eni.id && e.private == private {
@@ -90,7 +90,7 @@ func (s *Service) interfaceOfXML(eni *Interface) interfaceOfXML {
 	return out
 }
 
-// networkOf fills in what an answer about an instance tells of its network.
+// networkOf sets the network fields in an answer about an instance.
 func (s *Service) networkOf(i *instance, out *instanceXML) {
 	out.SubnetID, out.VpcID = i.subnet, i.vpc
 	options := nameOptions{HostnameType: ptr("ip-name"), EnableResourceNameDNSARecord: ptr(false),
@@ -119,7 +119,7 @@ func (s *Service) networkOf(i *instance, out *instanceXML) {
 	}
 }
 
-// interfacesFilters are the filters of DescribeInstances that look at network interfaces.
+// interfacesFilters returns the filters of DescribeInstances that use network interfaces.
 func interfacesFilters() map[string]func(instanceXML) []string {
 	texts := map[string]func(interfaceOfXML) []string{
 		"network-interface.addresses.association.public-ip": func(n interfaceOfXML) []string {

@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxUserData is the limit of user data before its encoding. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
+// maxUserData is the limit of user data in bytes, before its encoding.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 const maxUserData = 16 << 10
 
 // runInput is the request of RunInstances.
@@ -46,7 +47,7 @@ func (s *Service) runInstances(c *wire.Call) (any, error) {
 	}
 	parameters := canonical(c.Form)
 	if earlier := s.tokens[l.token]; earlier != nil && l.token.token != "" {
-		// The answer tells about instances, so the caller must be one who may launch them.
+		// The answer describes instances, so the caller needs permission to launch them.
 		if err := s.authorizeLaunch(c, l); err != nil {
 			return nil, err
 		}
@@ -69,7 +70,7 @@ func (s *Service) runInstances(c *wire.Call) (any, error) {
 	return s.reservationXML(r, r.instances), nil
 }
 
-// repeated answers a request whose token was seen: it does nothing more.
+// repeated answers a request with a known token. It launches nothing.
 func (s *Service) repeated(r *reservation, parameters string) (any, error) {
 	if r.parameters != parameters {
 		return nil, tokenMismatch(r.key.token)
@@ -82,7 +83,7 @@ func (s *Service) repeated(r *reservation, parameters string) (any, error) {
 	return s.reservationXML(r, r.instances), nil
 }
 
-// canonical is what a request asks for, for comparison with another of the same token.
+// canonical returns a request's parameters in a form that can be compared with another request of the same token.
 func canonical(form url.Values) string {
 	clean := url.Values{}
 	for name, values := range form {
@@ -93,7 +94,7 @@ func canonical(form url.Values) string {
 	return clean.Encode()
 }
 
-// tokenOf is the scope of a token.
+// tokenOf checks a token and returns its scope.
 func (s *Service) tokenOf(token string, l *launch) (tokenKey, error) {
 	if len(token) > 64 || strings.ContainsFunc(token, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return tokenKey{},
@@ -102,7 +103,7 @@ func (s *Service) tokenOf(token string, l *launch) (tokenKey, error) {
 	return tokenKey{token: token, zone: l.zone}, nil
 }
 
-// decodeUserData undoes the encoding of user data.
+// decodeUserData decodes user data.
 func decodeUserData(text *string) ([]byte, error) {
 	if text == nil {
 		return nil, nil
@@ -117,7 +118,7 @@ func decodeUserData(text *string) ([]byte, error) {
 	return data, nil
 }
 
-// launchOf reads a request, joined with the launch template it names: what the request says wins.
+// launchOf reads a request and merges it with the launch template that it names. The request takes precedence.
 func (s *Service) launchOf(in runInput) (*launch, error) {
 	l := &launch{data: in.launchData, asked: in.launchData, min: value(in.MinCount), max: value(in.MaxCount),
 		subnet: value(in.SubnetID)}
@@ -146,7 +147,7 @@ func (s *Service) launchOf(in runInput) (*launch, error) {
 	return l, s.locate(l)
 }
 
-// useTemplate joins a launch with a template.
+// useTemplate merges a launch with a template.
 func (s *Service) useTemplate(l *launch, ref TemplateRef) error {
 	t, err := s.template(ref.ID, ref.Name)
 	if err != nil {
@@ -165,8 +166,8 @@ func (s *Service) useTemplate(l *launch, ref TemplateRef) error {
 	return nil
 }
 
-// primary moves what the request says at its top level about the network into the primary interface. AWS refuses to
-// have it in both places.
+// primary moves the network settings at the request's top level into the primary interface. AWS refuses settings in
+// both places.
 func (l *launch) primary(in runInput) error {
 	d := &l.data
 	own := len(d.SecurityGroupID)+len(d.SecurityGroup) > 0

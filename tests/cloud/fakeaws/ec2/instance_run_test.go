@@ -211,7 +211,7 @@ func TestClientTokens(t *testing.T) {
 			t.Errorf("another %s: %v", name, err)
 		}
 	}
-	// Tokens are zonal: the other zone knows nothing of this one.
+	// Tokens are zonal: the same token in another zone launches another instance.
 	other := must(with(func(in *sdk.RunInstancesInput) { in.SubnetId = &w.subnetB }))(t)
 	if *other.Instances[0].InstanceId == *first.Instances[0].InstanceId {
 		t.Error("the token held in another zone")
@@ -266,7 +266,7 @@ func TestRunSeveral(t *testing.T) {
 	in := w.input()
 	in.SubnetId, in.MinCount, in.MaxCount = &small, aws.Int32(3), aws.Int32(20)
 	out := must(w.client.RunInstances(t.Context(), in))(t)
-	if len(out.Instances) != 11 { // sixteen addresses but five
+	if len(out.Instances) != 11 { // a /28 has 16 addresses, and AWS reserves 5
 		t.Errorf("%d instances", len(out.Instances))
 	}
 	for n, i := range out.Instances {
@@ -281,7 +281,7 @@ func TestRunSeveral(t *testing.T) {
 			}
 		}
 	})
-	// Pages of five, through the SDK's own paginator.
+	// Pages of five, with the SDK's own paginator.
 	var found []string
 	pages := sdk.NewDescribeInstancesPaginator(w.client, &sdk.DescribeInstancesInput{MaxResults: aws.Int32(5)})
 	count := 0
@@ -322,7 +322,7 @@ func TestNetworkInterfaces(t *testing.T) {
 	must(w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{
 		InstanceIds: []string{*got.InstanceId}}))(t)
 	left := must(w.client.DescribeNetworkInterfaces(t.Context(), &sdk.DescribeNetworkInterfacesInput{}))(t)
-	if len(left.NetworkInterfaces) != 2 { // still shutting down: the next look finds it terminated
+	if len(left.NetworkInterfaces) != 2 { // still shutting down: the next call finds it terminated
 		t.Logf("%d interfaces while shutting down", len(left.NetworkInterfaces))
 	}
 	w.describe(*got.InstanceId)
