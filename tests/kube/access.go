@@ -20,8 +20,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// ForUser is the configuration of a user with a certificate of the cluster's CA. RBAC decides what it may do; the group
-// system:masters may all.
+// ForUser returns a configuration for a user with a certificate of the cluster's CA. RBAC decides what the user may do.
+// Members of the group system:masters may do everything.
 func (c *Cluster) ForUser(name string, groups ...string) (*rest.Config, error) {
 	pair, err := c.pki.client(name, groups...)
 	if err != nil {
@@ -30,7 +30,7 @@ func (c *Cluster) ForUser(name string, groups ...string) (*rest.Config, error) {
 	return c.config(rest.TLSClientConfig{CertData: pair.cert, KeyData: pair.key}), nil
 }
 
-// ForServiceAccount is the configuration of a service account, which must exist, with a token for one hour.
+// ForServiceAccount returns a configuration for an existing service account, with a token that is valid for one hour.
 func (c *Cluster) ForServiceAccount(ctx context.Context, namespace, name string) (*rest.Config, error) {
 	request := &authenticationv1.TokenRequest{}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -42,13 +42,13 @@ func (c *Cluster) ForServiceAccount(ctx context.Context, namespace, name string)
 	return config, nil
 }
 
-// config has no limit of requests of its own: the server's priorities do.
+// config sets no client-side rate limit. The API server's priority and fairness settings limit requests.
 func (c *Cluster) config(identity rest.TLSClientConfig) *rest.Config {
 	identity.CAData = c.pki.pem
 	return &rest.Config{Host: c.URL, TLSClientConfig: identity, QPS: -1}
 }
 
-// WriteKubeconfig writes a configuration, credentials included, as a kubeconfig file.
+// WriteKubeconfig writes a configuration, including its credentials, to a kubeconfig file.
 func WriteKubeconfig(path string, config *rest.Config) error {
 	const name = "kube-test"
 	file := clientcmdapi.NewConfig()
@@ -60,8 +60,8 @@ func WriteKubeconfig(path string, config *rest.Config) error {
 	return clientcmd.WriteToFile(*file, path) // mode 0600
 }
 
-// Front serves the API server's clients on another address of this machine until ctx ends: each request goes through
-// handle, which passes it on by calling next. Configurations for it are those of the cluster with another Host.
+// Front serves a proxy of the API server on another loopback address until ctx ends. Every request goes to handle,
+// which forwards it by calling next. A client uses the cluster's configuration with url as its Host.
 func (c *Cluster) Front(ctx context.Context, handle func(w http.ResponseWriter, r *http.Request, next http.Handler)) (
 	url string, err error) {
 	pair, err := c.pki.server("front")
@@ -89,7 +89,7 @@ func (c *Cluster) Front(ctx context.Context, handle func(w http.ResponseWriter, 
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
 		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
 		Handler:   http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handle(w, r, proxy) })}
-	go func() { _ = server.ServeTLS(listener, "", "") }() // until it is closed
+	go func() { _ = server.ServeTLS(listener, "", "") }() // Serve returns when the server is closed.
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	return "https://" + listener.Addr().String(), nil
 }

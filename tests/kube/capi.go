@@ -16,18 +16,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// capiNamespace is where its own kustomization puts it.
+// capiNamespace is the namespace in Cluster API's kustomization.
 const capiNamespace = "capi-system"
 
-// capiDir is a directory of the core's configuration in its module, which has the CRDs and webhooks that belong to the
-// program.
+// capiDir returns a directory of the core manager's configuration in its module. The CRDs and webhooks there have the
+// same version as the program.
 func capiDir(ctx context.Context, parts ...string) (string, error) {
 	module, err := ModuleDir(ctx, "cluster-api", "sigs.k8s.io/cluster-api")
 	return filepath.Join(append([]string{module, "core", "config"}, parts...)...), err
 }
 
-// installCore installs the core's definitions, labelled as its kustomization does. Without the manager nothing converts
-// old versions, which nobody here writes.
+// installCore installs the CRDs of Cluster API's core with the labels of its kustomization. Without the manager nothing
+// converts old API versions; the tests write none.
 func (c *Cluster) installCore(ctx context.Context) error {
 	crds, err := coreCRDs(ctx)
 	if err != nil {
@@ -48,7 +48,7 @@ func coreCRDs(ctx context.Context) ([]*apiextensionsv1.CustomResourceDefinition,
 	return crds, err
 }
 
-// startCAPI starts the core manager, then sends the API server to its webhooks.
+// startCAPI starts the core manager and then registers its webhooks with the API server.
 func (c *Cluster) startCAPI(ctx context.Context) error {
 	dir := filepath.Join(c.Dir, "capi-webhook")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -87,7 +87,7 @@ func (c *Cluster) startCAPI(ctx context.Context) error {
 	return errors.Join(c.installWebhooks(ctx, ports[0]), c.convert(ctx, ports[0]))
 }
 
-// installWebhooks registers the core's webhooks as served on a port of this machine.
+// installWebhooks registers the core's webhooks at a port of this machine.
 func (c *Cluster) installWebhooks(ctx context.Context, port int) error {
 	path, err := capiDir(ctx, "webhook", "manifests.yaml")
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *Cluster) installWebhooks(ctx context.Context, port int) error {
 	return nil
 }
 
-// local sends a webhook to a port of this machine instead of to a service.
+// local points a webhook to a port of this machine instead of a service.
 func (c *Cluster) local(config *admissionv1.WebhookClientConfig, port int) {
 	url := "https://" + address(port)
 	if config.Service != nil && config.Service.Path != nil {
@@ -146,7 +146,7 @@ func (c *Cluster) local(config *admissionv1.WebhookClientConfig, port int) {
 	config.Service, config.URL, config.CABundle = nil, &url, c.pki.pem
 }
 
-// convert has the manager convert the versions of its types.
+// convert configures the CRDs so that the manager converts their API versions.
 func (c *Cluster) convert(ctx context.Context, port int) error {
 	crds, err := coreCRDs(ctx)
 	if err != nil {

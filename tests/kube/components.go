@@ -11,7 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// controllers are those of kube-controller-manager that tests of nodes, pods and owners need. Others only take time.
+// controllers lists the controllers of kube-controller-manager that the tests of nodes, pods and owners need. The
+// others are off, to save time.
 const controllers = "serviceaccount-controller,serviceaccount-token-controller," +
 	"root-ca-certificate-publisher-controller," +
 	"namespace-controller,garbage-collector-controller,node-lifecycle-controller," +
@@ -28,7 +29,7 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Pods can be made from when the first account is there.
+	// Pods can be created only after the default service account exists.
 	return p.until(ctx, func() error {
 		return c.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "default"}, &corev1.ServiceAccount{})
 	})
@@ -40,7 +41,7 @@ func (c *Cluster) startScheduler(ctx context.Context) error {
 	return err
 }
 
-// until calls fn until it succeeds, ctx ends or the process does.
+// until calls fn until it succeeds, ctx ends, or the process ends.
 func (p *Process) until(ctx context.Context, fn func() error) error {
 	for {
 		err := fn()
@@ -57,8 +58,8 @@ func (p *Process) until(ctx context.Context, fn func() error) error {
 	}
 }
 
-// startKwok starts kwok with stages of its own module: Nodes are ready at once and keep a lease, pods run at once and
-// end at once.
+// startKwok starts kwok with the stages from its module. Nodes become ready immediately and keep a lease. Pods start
+// and terminate immediately.
 func (c *Cluster) startKwok(ctx context.Context) error {
 	module, err := ModuleDir(ctx, "kwok", "sigs.k8s.io/kwok")
 	if err != nil {

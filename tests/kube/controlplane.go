@@ -15,9 +15,9 @@ const (
 	controlPlaneKind  = "StubControlPlane"
 )
 
-// StubControlPlane makes an object that plays a control plane which is managed elsewhere, and returns what a Cluster's
-// spec.controlPlaneRef is to be. Without one Cluster API takes every Node for the last of the control plane: it neither
-// drains nor deletes any.
+// StubControlPlane makes an object that represents a control plane managed elsewhere. It returns the value for a
+// Cluster's spec.controlPlaneRef. Without a control plane Cluster API treats every Node as the last of the control
+// plane, and neither drains nor deletes it.
 func (c *Cluster) StubControlPlane(ctx context.Context, namespace, name string) (
 	clusterv1.ContractVersionedObjectReference, error) {
 	ref := clusterv1.ContractVersionedObjectReference{APIGroup: controlPlaneGroup, Kind: controlPlaneKind, Name: name}
@@ -40,7 +40,7 @@ func (c *Cluster) StubControlPlane(ctx context.Context, namespace, name string) 
 	return ref, nil
 }
 
-// controlPlaneCRD has no status subresource: nobody is to change that.
+// controlPlaneCRD has no status subresource, because no controller updates the object's status.
 func controlPlaneCRD() *apiextensionsv1.CustomResourceDefinition {
 	anything := true
 	return &apiextensionsv1.CustomResourceDefinition{

@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// InstallCRDs installs the definitions in files, or in the *.yaml files of directories, and waits until their objects
-// can be written.
+// InstallCRDs installs the CRDs in the given files, or in the *.yaml files of the given directories. It returns when
+// the API server accepts their objects.
 func (c *Cluster) InstallCRDs(ctx context.Context, paths ...string) error {
 	crds, err := readCRDs(paths...)
 	if err != nil {
@@ -30,7 +30,7 @@ func (c *Cluster) InstallCRDs(ctx context.Context, paths ...string) error {
 	return c.installCRDs(ctx, crds)
 }
 
-// readCRDs reads definitions. What else is in the files is left out: a directory of them may hold a kustomization.
+// readCRDs reads CRDs from files and directories. It ignores other kinds, because a directory may hold a kustomization.
 func readCRDs(paths ...string) (crds []*apiextensionsv1.CustomResourceDefinition, err error) {
 	for _, path := range paths {
 		files := []string{path}
@@ -68,7 +68,7 @@ func readCRDs(paths ...string) (crds []*apiextensionsv1.CustomResourceDefinition
 	return crds, nil
 }
 
-// split takes the documents of a YAML file apart. Those that are empty are left out.
+// split splits a YAML file into its documents and drops empty ones.
 func split(raw []byte) (documents [][]byte, err error) {
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(raw)))
 	for {
@@ -112,7 +112,7 @@ func (c *Cluster) installCRDs(ctx context.Context, crds []*apiextensionsv1.Custo
 	}
 }
 
-// pendingCRDs lists those of the definitions that cannot be used yet.
+// pendingCRDs returns the names of the given CRDs that cannot be used yet.
 func (c *Cluster) pendingCRDs(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition) (pending []string,
 	err error) {
 	var list apiextensionsv1.CustomResourceDefinitionList

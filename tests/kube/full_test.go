@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestCluster starts everything: a Node is made, runs a pod, and is not ready any more when its machine has gone;
-// Cluster API's webhooks refuse what is wrong and complete what is not.
+// TestCluster starts all components. A Node is created, runs a pod, and becomes not ready when its machine is gone.
+// Cluster API's webhooks reject invalid objects and set defaults in valid ones.
 func TestCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes")

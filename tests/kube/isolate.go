@@ -2,8 +2,8 @@ package kube
 
 import "os"
 
-// isolated is set in the environment of a process that [Isolate] has started.
+// isolated is the environment variable that marks a process started by [Isolate].
 const isolated = "NSTANCE_TEST_ISOLATED"
 
-// Isolated reports whether this process runs in a network namespace of its own.
+// Isolated reports whether [Isolate] started this process in a separate network namespace.
 func Isolated() bool { return os.Getenv(isolated) != "" }

@@ -14,12 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Isolate runs this test program again in a network namespace of its own, in which there is nothing but the loopback
-// interface, and returns its exit code with done; in that second program it returns at once. It belongs at the start of
-// TestMain. Whatever the program leaves running, daemons included, is killed when it has ended. prepare is called
-// before, while there still is a network: tools may have to be built.
+// Isolate runs this test program again in a separate network namespace that has only the loopback interface. It returns
+// that run's exit code and done = true. In the second run it returns immediately with done = false. Call it first in
+// TestMain.
 //
-// A user who is not root needs user namespaces. Where neither can be had, that is an error.
+// Before the second run starts, Isolate calls prepare, which still has a network and can build tools. When the second
+// run ends, Isolate kills every process that the run left behind, daemons included.
+//
+// Without root, Isolate needs user namespaces. If it cannot create the namespaces, it returns an error.
 func Isolate(prepare func() error) (code int, done bool, err error) {
 	if Isolated() {
 		return 0, false, loopbackUp()
@@ -27,7 +29,7 @@ func Isolate(prepare func() error) (code int, done bool, err error) {
 	if err := prepare(); err != nil {
 		return 1, true, err
 	}
-	// Daemons that the program leaves behind become children of this process.
+	// A subreaper becomes the parent of daemons that the program leaves behind.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 1, true, fmt.Errorf("become a subreaper: %w", err)
 	}
@@ -57,7 +59,7 @@ func Isolate(prepare func() error) (code int, done bool, err error) {
 	for {
 		select {
 		case s := <-signals:
-			_ = cmd.Process.Signal(s) // it may have ended
+			_ = cmd.Process.Signal(s) // The process may have ended.
 			continue
 		case err = <-ended:
 		}
@@ -73,7 +75,8 @@ func Isolate(prepare func() error) (code int, done bool, err error) {
 	return 1, true, fmt.Errorf("the isolated tests: %s", cmd.ProcessState)
 }
 
-// killChildren kills this process's children, and those that become so by that, until there are none.
+// killChildren kills this process's children until none are left. Orphans of a killed child become children of this
+// process and are killed too. It gives up after 10 s.
 func killChildren() {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
 		tasks, err := os.ReadDir("/proc/self/task")
@@ -87,7 +90,7 @@ func killChildren() {
 			}
 			for pid := range strings.FieldsSeq(string(raw)) {
 				if pid, err := strconv.Atoi(pid); err == nil {
-					_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+					_ = syscall.Kill(pid, syscall.SIGKILL) // The process may have ended.
 				}
 			}
 		}
@@ -97,7 +100,7 @@ func killChildren() {
 	}
 }
 
-// loopbackUp switches the loopback interface on, which is down in a new namespace. netdevice(7).
+// loopbackUp enables the loopback interface, which is down in a new namespace. See netdevice(7).
 func loopbackUp() error {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

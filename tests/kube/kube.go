@@ -1,10 +1,10 @@
-// Package kube runs a real Kubernetes on this machine for tests: etcd and kube-apiserver, and on top of them, as asked
-// for, the controller manager, the scheduler, kwok (nodes without machines) and Cluster API's core manager with its
+// Package kube runs a real Kubernetes on this machine for tests. It always starts etcd and kube-apiserver. Options add
+// the controller manager, the scheduler, kwok (nodes without machines), and Cluster API's core manager with its
 // webhooks.
 //
-// Invariant: everything listens on the loopback address only, writes below the directory it was given, and ends with
-// the test's process. What cannot be told where to listen (Cluster API's webhooks) runs only in a network namespace of
-// its own, see [Isolate].
+// Invariant: every process listens on loopback addresses only, writes only below the given directory, and ends with the
+// test's process. Cluster API's webhooks have no setting for their listen address, so they run only in a separate
+// network namespace; see [Isolate].
 package kube
 
 import (
@@ -36,41 +36,41 @@ import (
 
 const loopback = "127.0.0.1"
 
-// Options of Start.
+// Options selects the components that [Start] starts.
 type Options struct {
-	// Dir gets everything that the processes write; required. Its files of certificates and keys are readable by the
-	// owner only.
+	// Dir is the directory for everything that the processes write. It is required. Only the owner can read its
+	// certificate and key files.
 	Dir string
 	// CRDs are files, or directories of files, with CustomResourceDefinitions to install.
 	CRDs []string
-	// CoreCRDs installs the definitions of Cluster API's core, without its manager. CAPI includes it.
+	// CoreCRDs installs the CRDs of Cluster API's core without its manager. CAPI implies it.
 	CoreCRDs bool
-	// ControllerManager runs kube-controller-manager, whose node monitor notices within seconds that a Node's lease is
+	// ControllerManager runs kube-controller-manager. Its node monitor detects within seconds that a Node's lease is
 	// not renewed.
 	ControllerManager bool
 	Scheduler         bool
-	// Kwok plays the kubelets of Nodes with the label [AliveLabel].
+	// Kwok simulates the kubelets of Nodes with the label [AliveLabel].
 	Kwok bool
-	// CAPI runs Cluster API's core manager with its webhooks. It needs [Isolate].
+	// CAPI runs Cluster API's core manager with its webhooks. It requires [Isolate].
 	CAPI bool
 }
 
-// Cluster is a running Kubernetes. Its fields must not be changed.
+// Cluster is a running Kubernetes. Callers must not change its fields.
 type Cluster struct {
 	Options
 	URL        string
-	Config     *rest.Config // of an administrator
-	Kubeconfig string       // path of a file with the same
-	// Client reads and writes without a cache, as an administrator: the types of Kubernetes, of Cluster API's core and
-	// ours.
+	Config     *rest.Config // Administrator credentials.
+	Kubeconfig string       // Path of a kubeconfig file with Config.
+	// Client reads and writes without a cache, as an administrator. It knows the types of Kubernetes, of Cluster API's
+	// core, and of Nstance.
 	Client client.Client
 
 	pki       *pki
 	processes []*Process
 }
 
-// Start starts a cluster and returns when all that was asked for answers; with the API server alone that takes about
-// four seconds. The caller stops it, also with Stop; it ends with this process in any case.
+// Start starts a cluster and returns when all requested components respond. The API server alone takes about 4 s. The
+// caller ends the cluster with Stop. All processes also end with this process.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Dir == "" {
 		return nil, errors.New("kube: no directory given")
@@ -123,13 +123,13 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 // Stop ends all processes, the last one first, and returns when they have ended. It may be called more than once.
 func (c *Cluster) Stop() {
 	for _, p := range slices.Backward(c.processes) {
-		// Nothing of it is needed again: it need not save anything.
+		// SIGKILL is enough: no process has state worth saving.
 		p.Kill()
 	}
 	c.processes = nil
 }
 
-// Process is one of the cluster's by the name of its program; nil if there is none.
+// Process returns the process with the given program name, or nil if there is none.
 func (c *Cluster) Process(name string) *Process {
 	for _, p := range c.processes {
 		if p.Name == name {
@@ -147,7 +147,7 @@ func (c *Cluster) Logs() (paths []string) {
 	return paths
 }
 
-// run starts one of the tools.
+// run starts one of the pinned tools.
 func (c *Cluster) run(ctx context.Context, name string, args ...string) (*Process, error) {
 	program, err := Tool(ctx, name)
 	if err != nil {
@@ -161,8 +161,8 @@ func (c *Cluster) run(ctx context.Context, name string, args ...string) (*Proces
 	return p, nil
 }
 
-// startAPIServer starts etcd and kube-apiserver. Between choosing ports and listening on them somebody else may have
-// taken one: then others are tried.
+// startAPIServer starts etcd and kube-apiserver. Another process may take a chosen port before they listen on it;
+// startAPIServer then tries other ports.
 func (c *Cluster) startAPIServer(ctx context.Context) error {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (c *Cluster) tryAPIServer(ctx context.Context, attempt int) error {
 	if err != nil {
 		return err
 	}
-	// The API server is started at once: it waits for etcd better than we could.
+	// The API server starts before etcd is ready, because it retries the connection itself.
 	etcd := fmt.Sprintf("http://%s", address(ports[0]))
 	peer := fmt.Sprintf("http://%s", address(ports[1]))
 	if _, err := c.run(ctx, "etcd", "--name=test", "--data-dir="+filepath.Join(c.Dir, "etcd-"+strconv.Itoa(attempt)),
@@ -252,7 +252,7 @@ func (c *Cluster) apiServerArgs(etcd string, port int) ([]string, error) {
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + c.accountsKey(),
 		"--service-account-signing-key-file=" + c.accountsKey(), "--profiling=false", "--v=1"}
 	if !c.ControllerManager {
-		// It makes the accounts that this plugin asks for.
+		// The plugin needs service accounts, which only the controller manager creates.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return args, nil
@@ -260,7 +260,7 @@ func (c *Cluster) apiServerArgs(etcd string, port int) ([]string, error) {
 
 func (c *Cluster) accountsKey() string { return filepath.Join(c.Dir, "service-accounts.key") }
 
-// ready waits until the API server says so, or until it or etcd has ended.
+// ready waits until the API server reports that it is ready. It fails if the API server or etcd ends.
 func (c *Cluster) ready(ctx context.Context, p *Process) error {
 	transport, err := rest.HTTPClientFor(c.Config)
 	if err != nil {
@@ -303,8 +303,7 @@ func get(ctx context.Context, c *http.Client, url string) (status int, err error
 
 func address(port int) string { return net.JoinHostPort(loopback, strconv.Itoa(port)) }
 
-// freePorts finds ports that nobody listens on, below the range from which Linux takes the ports of outgoing
-// connections.
+// freePorts returns free ports below the range from which Linux takes the ports of outgoing connections.
 func freePorts(ctx context.Context, n int) (ports []int, err error) {
 	const first, last = 20000, 32000
 	var c net.ListenConfig

@@ -18,30 +18,30 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// AliveLabel marks Nodes whose machine runs: kwok plays the kubelets of those alone.
+// AliveLabel marks Nodes with a running machine. kwok simulates the kubelets of only these Nodes.
 const AliveLabel = "kube-test.nstance.dev/alive"
 
 const (
-	// nodeLease is for how long a kubelet's lease holds, nodeGrace how long Kubernetes waits for a Node that does not
+	// nodeLease is how long a kubelet's lease is valid. nodeGrace is how long Kubernetes waits for a Node that does not
 	// report.
 	nodeLease = 4 * time.Second
 	nodeGrace = 6 * time.Second
 )
 
-// Nodes plays the kubelets of instances: each has a Node named like it from when its agent has registered. It removes
-// none: when the VM has gone, the Node becomes NotReady, as in a cluster without a cloud controller. Nor does it make
-// one twice: a kubelet registers when it starts.
+// Nodes simulates the kubelets of instances. An instance gets a Node with its name after its agent has registered. When
+// the VM is gone, the Node becomes NotReady but remains, as in a cluster without a cloud controller. A deleted Node is
+// not created again, because a kubelet registers only when it starts.
 type Nodes struct {
 	Client client.Client
-	// Failed is told what went wrong and will be tried again.
+	// Failed receives each error. The failed step is retried.
 	Failed func(error)
 
 	mu   sync.Mutex
-	made map[string]bool // false: its VM is gone
+	made map[string]bool // False if the VM is gone.
 }
 
-// Follow watches the instances of shards until ctx ends, whoever leads those. A shard that does not answer has the VMs
-// that it last had.
+// Follow keeps the Nodes up to date with the instances of the shards until ctx ends, across changes of leader. While a
+// shard does not answer, its last known VMs are kept.
 func (n *Nodes) Follow(ctx context.Context, shards ...nstancev1.OperatorServiceClient) {
 	var all sync.WaitGroup
 	for _, shard := range shards {
@@ -54,7 +54,7 @@ func (n *Nodes) follow(ctx context.Context, shard nstancev1.OperatorServiceClien
 	changed := make(chan struct{}, 1)
 	go func() {
 		for ctx.Err() == nil {
-			// a stream's end is no news, and a look at the list is due every second in any case
+			// The error is ignored: the loop opens a new stream, and the list is read every second in any case.
 			_ = watch(ctx, shard, changed)
 			pause(ctx, 200*time.Millisecond)
 		}
@@ -79,7 +79,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// watch says on changed that something happened to an instance.
+// watch sends on changed after each event of an instance.
 func watch(ctx context.Context, shard nstancev1.OperatorServiceClient, changed chan<- struct{}) error {
 	stream, err := shard.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{}, grpc.WaitForReady(true))
 	if err != nil {
@@ -96,7 +96,7 @@ func watch(ctx context.Context, shard nstancev1.OperatorServiceClient, changed c
 	}
 }
 
-// look makes the Nodes of a shard as they should be. known are the VMs of this shard that had a Node.
+// look updates the Nodes of one shard. known holds the shard's VMs that had a Node.
 func (n *Nodes) look(ctx context.Context, shard nstancev1.OperatorServiceClient, known map[string]bool) error {
 	call, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -123,7 +123,8 @@ func (n *Nodes) look(ctx context.Context, shard nstancev1.OperatorServiceClient,
 	return errors.Join(errs...)
 }
 
-// changes says which instances need a Node, and whose machine has gone, by what is known and what there is.
+// changes compares the known VMs with the instances. It returns the instances that need a Node, and the names of the
+// VMs that are gone.
 func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (joined []*nstancev1.InstanceStatus,
 	left []string) {
 	runs := map[string]bool{}
@@ -145,15 +146,15 @@ func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (join
 	return joined, left
 }
 
-// boots reports whether an instance's machine runs, or is about to: a provider that said so last is not asked again for
-// minutes.
+// boots reports whether an instance's machine runs or is about to run. It uses the provider state in the record, which
+// may be minutes old.
 func boots(instance *nstancev1.InstanceStatus) bool {
 	state := instance.GetProviderState()
 	return (state == "running" || state == "pending") && instance.GetProviderId() != "" &&
 		instance.GetState() != "deleted"
 }
 
-// join makes a Node, as a kubelet does when it starts.
+// join creates a Node, as a kubelet does when it starts.
 func (n *Nodes) join(ctx context.Context, instance *nstancev1.InstanceStatus) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -186,12 +187,12 @@ func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: labels, Annotations: map[string]string{
 			"kwok.x-k8s.io/node": "fake"}},
 		Spec: corev1.NodeSpec{ProviderID: instance.GetProviderId()},
-		// Cluster API copies it to Machines, and refuses what is no version. kwok would say its own.
+		// Cluster API copies the version to Machines and rejects an invalid one. kwok would set its own.
 		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
 	}
 }
 
-// leave ends the kubelet of a Node: kwok keeps it ready no longer.
+// leave stops the simulated kubelet of a Node, so that kwok no longer keeps the Node ready.
 func (n *Nodes) leave(ctx context.Context, name string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// pki is a certificate authority that lives as long as its cluster.
+// pki is a certificate authority for one cluster.
 type pki struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
-	pem  []byte // of the certificate
+	pem  []byte // PEM of the certificate.
 }
 
-// pair is a certificate and its key, PEM.
+// pair is a certificate and its key, both in PEM.
 type pair struct{ cert, key []byte }
 
 func newPKI() (*pki, error) {
@@ -46,7 +46,7 @@ func newPKI() (*pki, error) {
 	return &pki{cert: cert, key: key, pem: encode("CERTIFICATE", der)}, nil
 }
 
-// server makes the pair of a server on the loopback address.
+// server issues a certificate for a server on the loopback address.
 func (p *pki) server(name string) (pair, error) {
 	return p.issue(&x509.Certificate{Subject: pkix.Name{CommonName: name},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
@@ -54,7 +54,7 @@ func (p *pki) server(name string) (pair, error) {
 			net.IPv4(10, 0, 0, 1)}})
 }
 
-// client makes the pair of a user: Kubernetes takes the name from CN and the groups from O.
+// client issues a certificate for a user. Kubernetes takes the user name from CN and the groups from O.
 func (p *pki) client(user string, groups ...string) (pair, error) {
 	return p.issue(&x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: groups},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
@@ -83,7 +83,8 @@ func encode(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-// encodeKey writes SEC 1, the only form of such a key in which kube-apiserver finds the public one as well.
+// encodeKey encodes the key as SEC 1. It is the only encoding of an EC private key from which kube-apiserver also reads
+// the public key.
 func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
@@ -92,7 +93,7 @@ func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	return encode("EC PRIVATE KEY", der), nil
 }
 
-// write leaves a pair in {dir}/{name}.crt and .key.
+// write writes the pair to {dir}/{name}.crt and {dir}/{name}.key.
 func (p pair) write(dir, name string) (cert, key string, err error) {
 	cert, key = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
 	for path, content := range map[string][]byte{cert: p.cert, key: p.key} {

@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// Process is a program that runs until it is stopped, or until this one ends.
+// Process is a program that runs until it is stopped or until this process ends.
 type Process struct {
 	Name string
 	PID  int
-	Log  string // file with all that it writes
+	Log  string // Path of the file with its output.
 
 	ended chan struct{}
 	state *os.ProcessState
 }
 
-// launcher starts all processes from one thread that never ends: Linux sends the signal of a parent's death when the
-// thread ends that forked.
+// launcher starts all processes from one OS thread that never ends. Linux sends the parent-death signal when the thread
+// that forked ends, not the process.
 var launcher = sync.OnceValue(func() chan<- func() {
 	jobs := make(chan func())
 	go func() {
@@ -36,7 +36,8 @@ var launcher = sync.OnceValue(func() chan<- func() {
 	return jobs
 })
 
-// Run starts a program and appends its output to {dir}/{name}.log. env nil: this process's environment.
+// Run starts a program and appends its output to {dir}/{name}.log. If env is nil, the program gets this process's
+// environment.
 func Run(dir, name, program string, env []string, args ...string) (*Process, error) {
 	path := filepath.Join(dir, name+".log")
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -55,17 +56,17 @@ func Run(dir, name, program string, env []string, args ...string) (*Process, err
 	}
 	p := &Process{Name: name, PID: cmd.Process.Pid, Log: path, ended: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // its state says it all
+		_ = cmd.Wait() // The process state holds the result.
 		p.state = cmd.ProcessState
 		close(p.ended)
 	}()
 	return p, nil
 }
 
-// Ended is closed when the process has ended.
+// Ended returns a channel that is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
-// ExitCode is that of an ended process; -1 when it was killed, or runs.
+// ExitCode returns the exit code of an ended process. It returns -1 if the process was killed or is running.
 func (p *Process) ExitCode() int {
 	select {
 	case <-p.ended:
@@ -75,7 +76,7 @@ func (p *Process) ExitCode() int {
 	}
 }
 
-// Signal sends a signal to a process that has not ended.
+// Signal sends a signal to the process. It fails if the process has ended.
 func (p *Process) Signal(signal syscall.Signal) error {
 	select {
 	case <-p.ended:
@@ -85,7 +86,8 @@ func (p *Process) Signal(signal syscall.Signal) error {
 	}
 }
 
-// Stop sends SIGTERM, and SIGKILL to what has not ended after the patience, and waits for the end.
+// Stop sends SIGTERM and waits for the process to end. After patience it sends SIGKILL, waits again, and returns an
+// error.
 func (p *Process) Stop(patience time.Duration) error {
 	if p.Signal(syscall.SIGTERM) != nil {
 		return nil
@@ -97,26 +99,26 @@ func (p *Process) Stop(patience time.Duration) error {
 		return nil
 	case <-timer.C:
 	}
-	_ = p.Signal(syscall.SIGCONT) // it may be stopped, or have ended
+	_ = p.Signal(syscall.SIGCONT) // The process may be stopped (SIGSTOP), or have ended.
 	_ = p.Signal(syscall.SIGKILL)
 	<-p.ended
 	return fmt.Errorf("%s did not end within %s of SIGTERM", p.Name, patience)
 }
 
-// Kill sends SIGKILL and waits for the end.
+// Kill sends SIGKILL and waits until the process has ended.
 func (p *Process) Kill() {
-	_ = p.Signal(syscall.SIGKILL) // it may have ended
+	_ = p.Signal(syscall.SIGKILL) // The process may have ended.
 	<-p.ended
 }
 
-// failed says why a process that was waited for will not do, with the end of its log.
+// failed wraps why with the process's name and the last lines of its log.
 func (p *Process) failed(why error) error {
 	return fmt.Errorf("%s: %w; its log ends:\n%s", p.Name, why, Tail(p.Log, 15))
 }
 
 var errEnded = errors.New("it ended")
 
-// Tail is the last lines of a file.
+// Tail returns the last lines of a file, or the error text if the file cannot be read.
 func Tail(path string, lines int) string {
 	raw, err := os.ReadFile(path)
 	if err != nil {

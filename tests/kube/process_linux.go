@@ -2,5 +2,5 @@ package kube
 
 import "syscall"
 
-// dieWithParent has the kernel kill the process when this one ends, however it ends.
+// dieWithParent makes the kernel kill the process when this process ends, even after a crash.
 func dieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }

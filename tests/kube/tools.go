@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// Root finds the repository from the working directory, which `go test` sets to the package's.
+// Root returns the repository's root directory. It searches upwards from the working directory, which `go test` sets to
+// the package's directory.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -29,8 +30,7 @@ func Root() (string, error) {
 	}
 }
 
-// Tool returns the path of a pinned program, which is built first if this machine has not got it yet. Building takes
-// minutes.
+// Tool returns the path of a pinned program. It builds the program first if necessary, which takes minutes.
 func Tool(ctx context.Context, name string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -39,7 +39,7 @@ func Tool(ctx context.Context, name string) (string, error) {
 	return output(ctx, root, filepath.Join(root, "scripts", "tool.sh"), name)
 }
 
-// ModuleDir is the directory of a module that a tool is made of, in the module cache.
+// ModuleDir returns the directory in the module cache of a module that the tool is built from.
 func ModuleDir(ctx context.Context, tool, module string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -65,7 +65,7 @@ func output(ctx context.Context, dir, program string, args ...string) (string, e
 	return text, nil
 }
 
-// Prepare builds the programs that a cluster with these options needs, and does what else needs a network.
+// Prepare builds the programs that a cluster with these options needs, and does every other step that needs a network.
 func Prepare(ctx context.Context, o Options) error {
 	for name, wanted := range map[string]bool{"etcd": true, "kube-apiserver": true,
 		"kube-controller-manager": o.ControllerManager, "kube-scheduler": o.Scheduler,

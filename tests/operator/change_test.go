@@ -17,7 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// testDrift: what somebody else makes of a group on a shard is undone, as Kubernetes says how many there are.
+// testDrift checks that the operator undoes a change that another client makes to a group on a shard. Kubernetes
+// defines the size.
 func (l *lab) testDrift(t *testing.T) {
 	ctx := t.Context()
 	more := uint32(4)
@@ -28,7 +29,7 @@ func (l *lab) testDrift(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testPaused: while a pool is paused nothing that is done to it reaches the shards; then all of it does.
+// testPaused checks that changes to a paused pool do not reach the shards until it is unpaused.
 func (l *lab) testPaused(t *testing.T) {
 	ctx := t.Context()
 	l.kubectl(t, "-n", namespace, "annotate", "nstancemachinepool", workers, clusterv1.PausedAnnotation+"=")
@@ -55,8 +56,8 @@ func (l *lab) testPaused(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testNewGroup: a group that `tofu apply` adds to a shard's configuration becomes a pool; what is pushed to it later is
-// spread over no other shard.
+// testNewGroup checks that a group that `tofu apply` adds to one shard's configuration becomes a pool. Later changes to
+// the pool do not spread it over other shards.
 func (l *lab) testNewGroup(t *testing.T) {
 	const later = "later"
 	ctx := t.Context()
@@ -89,8 +90,8 @@ func (l *lab) testNewGroup(t *testing.T) {
 	l.restored(t, later, map[*shard]int{l.west: 0})
 }
 
-// testDynamic: a pool that somebody makes in Kubernetes becomes a group on its shards, and goes with all its instances
-// when it is deleted.
+// testDynamic checks that a pool created in Kubernetes becomes a group on its shards. When the pool is deleted, the
+// group and all its instances are deleted.
 func (l *lab) testDynamic(t *testing.T) {
 	const made = "made"
 	ctx := t.Context()
@@ -121,8 +122,8 @@ func (l *lab) testDynamic(t *testing.T) {
 	})
 }
 
-// testShards: a shard that leaves the configuration file is left alone, and used again when it is back. The operator
-// runs on.
+// testShards removes a shard from the configuration file and adds it back. The running operator leaves the removed
+// shard alone, then uses it again.
 func (l *lab) testShards(t *testing.T) {
 	all, err := os.ReadFile(l.configFile())
 	if err != nil {
@@ -158,7 +159,7 @@ func (l *lab) testShards(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// forgetNonce deletes what is not needed any more once there is a certificate.
+// forgetNonce deletes the nonce, which the operator does not need once it has a certificate.
 func (l *lab) forgetNonce(t *testing.T) {
 	t.Helper()
 	if err := l.Client.Delete(t.Context(), &corev1.Secret{ObjectMeta: objectMeta(

@@ -20,15 +20,15 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// trap kills an operator at something that it does towards others: at its write to the API server, or at a record that
-// it sends to a shard. Half of the time what it did still arrives, half of the time it does not.
+// trap kills an operator during one of its effects: a write to the API server, or a TLS record sent to a shard. In half
+// of the cases the write or record still arrives.
 type trap struct {
 	mu      sync.Mutex
 	victim  *kube.Process
-	writes  int // kill at this one; 0: never
+	writes  int // The count of the write to kill at; 0 means never.
 	records int
 	arrives bool
-	sprung  string // at what
+	sprung  string // The write or record that sprang the trap.
 }
 
 // set arms the trap for an operator.
@@ -44,8 +44,8 @@ func (k *trap) at() string {
 	return k.sprung
 }
 
-// spring counts one of what counter counts. It reports whether that may go on its way; then done is to be called once
-// it has arrived.
+// spring counts one effect. pass reports whether the effect may proceed. If it may, the caller calls done after the
+// effect has arrived.
 func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -64,8 +64,8 @@ func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	return true, victim.Kill
 }
 
-// kubernetes stands before the API server. What only the lease or events are about is let through: they are nobody's
-// state.
+// kubernetes is a proxy in front of the API server. Requests about leases or events pass, because they change no state
+// that the test checks.
 func (k *trap) kubernetes(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	reads := r.Method == http.MethodGet || strings.Contains(r.URL.Path, "/events") ||
 		strings.Contains(r.URL.Path, "/leases") ||
@@ -81,9 +81,9 @@ func (k *trap) kubernetes(w http.ResponseWriter, r *http.Request, next http.Hand
 	done()
 }
 
-// shard stands before an address of a shard, and returns its own. It knows nothing of what is said, as that is
-// encrypted: it counts the records of TLS (RFC 8446 section 5.1) with data that the operator sends, of which a call is
-// at least one.
+// shard is a proxy in front of a shard's address and returns the proxy's address. The connection is encrypted, so it
+// counts the TLS application data records (RFC 8446 section 5.1) that the operator sends. Each call is at least one
+// record.
 func (k *trap) shard(ctx context.Context, t *testing.T, addr string) string {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
@@ -110,7 +110,7 @@ func (k *trap) relay(ctx context.Context, operator net.Conn, addr string) {
 		return
 	}
 	defer server.Close()
-	go func() { _, _ = io.Copy(operator, server); _ = operator.Close() }() // whoever ends first ends both
+	go func() { _, _ = io.Copy(operator, server); _ = operator.Close() }() // The side that ends first closes both.
 	const applicationData = 23
 	header := make([]byte, 5)
 	for {
@@ -135,8 +135,8 @@ func (k *trap) relay(ctx context.Context, operator net.Conn, addr string) {
 	}
 }
 
-// TestKilled kills operators at whatever they write to Kubernetes and send to shards, one operator after the other,
-// until the work is done all the same.
+// TestKilled kills operators at their writes to Kubernetes and their records to shards, one operator after the other.
+// The work must be done in the end.
 func TestKilled(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -193,12 +193,12 @@ func TestKilled(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// made counts the create calls of a group.
+// made returns the number of create calls for a group on both shards.
 func (l *lab) made(group string) int {
 	return len(l.east.creations(group)) + len(l.west.creations(group))
 }
 
-// taken says why the shards do not have a group in these sizes, as Kubernetes knows it.
+// taken returns an error unless the shards have the group in these sizes, as Kubernetes defines it.
 func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) error {
 	total := 0
 	for s, size := range sizes {
@@ -216,14 +216,15 @@ func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) err
 	})
 }
 
-// killed runs operators until the work is done. Each is killed: three of four at a write to Kubernetes, one of which is
-// lost, the fourth at a record to a shard.
+// killed starts operators one after the other until the work is done, at most 400. Three of four are killed at a write
+// to Kubernetes; one of these three writes is lost. The fourth is killed at a record to a shard.
 func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Context) error) {
 	t.Helper()
 	began := time.Now()
 	var atWrites, atRecords []string
 	for n := 1; n <= 400; n++ {
-		// The numbers grow: what every operator does first must not keep all of them from the rest.
+		// The counts grow with n. With small counts only, every operator could die at its start-up writes and never
+		// reach later ones.
 		writes, records, arrives := 1+n/8, 0, n%4 > 1
 		if n%4 == 0 {
 			writes, records, arrives = 0, 1+n/4, n%8 == 0
@@ -260,7 +261,7 @@ func kinds(at []string) int {
 	return len(slices.Compact(slices.Clone(at)))
 }
 
-// outcome waits until the work is done (true), or the operator has ended.
+// outcome waits until the work is done (true) or the operator has ended (false).
 func (l *lab) outcome(t *testing.T, process *kube.Process, done func(context.Context) error) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -280,7 +281,8 @@ func (l *lab) outcome(t *testing.T, process *kube.Process, done func(context.Con
 	}
 }
 
-// registrations: however often it was killed, there is one operator beside the test's own connections.
+// registrations checks that exactly one operator is registered besides the test's connections, regardless of how often
+// it was killed.
 func (l *lab) registrations(t *testing.T) {
 	t.Helper()
 	state, err := l.east.bucket.state("east")
@@ -296,7 +298,7 @@ func (l *lab) registrations(t *testing.T) {
 	}
 }
 
-// single is the instance of the machine of that name.
+// single returns the instance ID of the NstanceMachine named single.
 func (l *lab) single(t *testing.T) string {
 	t.Helper()
 	infra := &v1beta1.NstanceMachine{}

@@ -1,5 +1,5 @@
-// Package operator holds nstance-operator against the real thing: two shards of nstance-server with agents, and a
-// Kubernetes with scheduler, Cluster API and Nodes that follow the instances.
+// Package operator tests nstance-operator against real components: two shards of nstance-server with agents, and a
+// Kubernetes with scheduler and Cluster API. Simulated Nodes follow the instances.
 package operator
 
 import (
@@ -28,9 +28,9 @@ import (
 
 const (
 	namespace = "nstance-system"
-	// binVariable leads the isolated test to what was built before.
+	// binVariable names the directory of the programs built before isolation.
 	binVariable = "NSTANCE_TEST_BIN"
-	// patience is for what takes seconds; Cluster API waits for some things up to 40 s by itself.
+	// patience is the limit for steps that take seconds. Cluster API delays some steps by up to 40 s.
 	patience = 100 * time.Second
 )
 
@@ -58,7 +58,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// prepare builds what the test runs.
+// prepare builds the programs that the test runs.
 func prepare() error {
 	ctx := context.Background()
 	root, err := kube.Root()
@@ -84,11 +84,11 @@ func prepare() error {
 	return nil
 }
 
-// firstPort is that of the next lab. Nobody else listens in this network namespace below the range that Linux takes
-// outgoing ports from, but for Kubernetes, from 20000 on.
+// firstPort is the first port of the next lab. In this network namespace all other listeners use ports from 20000 on,
+// or the range for outgoing connections.
 var firstPort = func() *atomic.Int32 { n := &atomic.Int32{}; n.Store(11001); return n }()
 
-// lab is all that runs.
+// lab holds all components of one test.
 type lab struct {
 	*kube.Cluster
 	dir, bin   string
@@ -97,8 +97,8 @@ type lab struct {
 	operators  []*kube.Process
 }
 
-// newLab starts Kubernetes and both shards side by side. Its directory's name is short: a socket's path may have 107
-// characters.
+// newLab starts Kubernetes and both shards in parallel. The directory's name is short, because the path of a Unix
+// socket may have at most 107 characters.
 func newLab(t *testing.T) *lab {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -156,7 +156,7 @@ func newLab(t *testing.T) *lab {
 func number(n int) *int                         { return &n }
 func duration(d time.Duration) *config.Duration { c := config.Duration(d); return &c }
 
-// groups are those that both shards have.
+// groups configures the groups that both shards have.
 func groups(c *config.Shard) {
 	c.Groups = map[string]map[string]config.GroupSpec{tenant: {
 		workers:  {Template: "worker", Size: number(2), DrainTimeout: duration(time.Minute)},
@@ -171,12 +171,12 @@ func (l *lab) serveMetadata(t *testing.T) (url string) {
 		t.Fatal(err)
 	}
 	server := &http.Server{Handler: l.metadata, ReadHeaderTimeout: 10 * time.Second}
-	go func() { _ = server.Serve(listener) }() // until it is closed
+	go func() { _ = server.Serve(listener) }() // Serve returns when the server is closed.
 	t.Cleanup(func() { _ = server.Close() })
 	return "http://" + listener.Addr().String()
 }
 
-// follow keeps what goes on for the whole test: Nodes, supervisors, watches.
+// follow starts the background work of the whole test: Nodes, supervisors and watches.
 func (l *lab) follow(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -190,8 +190,8 @@ func (l *lab) follow(t *testing.T) {
 	t.Cleanup(func() { cancel(); all.Wait() })
 }
 
-// install does what a person does before the operator is started: definitions are there, now namespace, permissions,
-// the CA and a nonce.
+// install does the manual steps before the operator starts: namespace, permissions, CA and nonce. The CRDs are
+// installed already.
 func (l *lab) install(ctx context.Context, t *testing.T, root string, ca []byte, nonce string) {
 	t.Helper()
 	l.create(ctx, t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
@@ -203,7 +203,7 @@ func (l *lab) install(ctx context.Context, t *testing.T, root string, ca []byte,
 	l.configure(ctx, t, l.URL, func(_ *shard, addr string) string { return addr })
 }
 
-// configure tells operators where the API server and the shards are.
+// configure writes the operator's configuration with the addresses of the API server and the shards.
 func (l *lab) configure(ctx context.Context, t *testing.T, url string, at func(s *shard, addr string) string) {
 	t.Helper()
 	config := fmt.Sprintf("cluster_id: %s\ntenant: %s\nshards:\n", clusterID, tenant)
@@ -227,7 +227,8 @@ func (l *lab) configure(ctx context.Context, t *testing.T, url string, at func(s
 func (l *lab) configFile() string         { return filepath.Join(l.dir, "operator.yaml") }
 func (l *lab) operatorKubeconfig() string { return filepath.Join(l.dir, "operator.kubeconfig") }
 
-// operator starts an nstance-operator with the permissions that it is installed with. Its log has its number.
+// operator starts an nstance-operator with the permissions of a real installation. The name of its log contains its
+// number.
 func (l *lab) operator(t *testing.T, flags ...string) *kube.Process {
 	t.Helper()
 	env := append(os.Environ(), "KUBECONFIG="+l.operatorKubeconfig(), "NSTANCE_NAMESPACE="+namespace)
@@ -242,7 +243,7 @@ func (l *lab) operator(t *testing.T, flags ...string) *kube.Process {
 	return process
 }
 
-// end stops everything. What failed can be looked into: the ends of all logs are shown, and the directory is kept.
+// end stops everything. If the test failed, it prints the ends of all logs and keeps the directory.
 func (l *lab) end(t *testing.T) {
 	t.Helper()
 	for _, process := range l.operators {
@@ -253,7 +254,7 @@ func (l *lab) end(t *testing.T) {
 			s.server().Kill()
 			stop := exec.CommandContext(context.Background(), "tmux", "-S", filepath.Join(s.dir, "tmux.sock"),
 				"kill-server")
-			_ = stop.Run() // there may be none
+			_ = stop.Run() // There may be no tmux server.
 		}
 	}
 	if t.Failed() {
@@ -285,7 +286,7 @@ func (l *lab) create(ctx context.Context, t *testing.T, object client.Object) {
 	}
 }
 
-// kubectl runs the real one as an administrator.
+// kubectl runs the real kubectl as an administrator. kubectl keeps its cache in HOME.
 func (l *lab) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "kubectl", append([]string{"--kubeconfig", l.Kubeconfig}, args...)...)
@@ -297,7 +298,7 @@ func (l *lab) kubectl(t *testing.T, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// await tries until there is no error.
+// await calls try until it returns no error. It fails the test after within and returns the time taken.
 func await(t *testing.T, what string, within time.Duration, try func(context.Context) error) time.Duration {
 	t.Helper()
 	began := time.Now()

@@ -20,7 +20,7 @@ func in(name string) client.ObjectKey { return client.ObjectKey{Namespace: names
 
 func (l *lab) shards() []*shard { return []*shard{l.east, l.west} }
 
-// has waits for nothing: it says why an object is not as wanted.
+// has reads an object and returns why's error for it. It does not wait.
 func has[T client.Object](ctx context.Context, l *lab, object T, name string, why func(T) error) error {
 	if err := l.Client.Get(ctx, in(name), object); err != nil {
 		return err
@@ -36,8 +36,8 @@ func condition(conditions []metav1.Condition, kind string, want metav1.Condition
 	return nil
 }
 
-// spread says why a group is not spread over the shards like this, down to healthy instances and what Kubernetes knows
-// of them.
+// spread returns an error unless the group has these sizes on the shards, all its instances are healthy, and Kubernetes
+// matches them.
 func (l *lab) spread(ctx context.Context, group string, sizes map[*shard]int) error {
 	total := 0
 	for s, size := range sizes {
@@ -74,7 +74,7 @@ func (l *lab) spread(ctx context.Context, group string, sizes map[*shard]int) er
 	return l.joined(ctx, group, sizes)
 }
 
-// joined says why not every instance of a group has a ready Node and a Machine that refers to it.
+// joined returns an error unless every instance of a group has a ready Node and a Machine that refers to it.
 func (l *lab) joined(ctx context.Context, group string, sizes map[*shard]int) error {
 	for s := range sizes {
 		instances, err := s.instances(ctx, group)
@@ -107,7 +107,8 @@ func (l *lab) nodeReady(ctx context.Context, name string) error {
 	return fmt.Errorf("node %s is not ready", name)
 }
 
-// machineRuns says why there is no NstanceMachine of this name with a Machine that Cluster API has matched to the Node.
+// machineRuns returns an error unless an NstanceMachine of this name exists with a Machine that Cluster API has matched
+// to the Node.
 func (l *lab) machineRuns(ctx context.Context, name, node string) error {
 	var infra v1beta1.NstanceMachine
 	if err := l.Client.Get(ctx, in(name), &infra); err != nil {
@@ -127,7 +128,7 @@ func (l *lab) machineRuns(ctx context.Context, name, node string) error {
 	return fmt.Errorf("NstanceMachine %s has no Machine as its owner: %v", name, infra.OwnerReferences)
 }
 
-// gone says that an object is still there.
+// gone returns an error while an object still exists.
 func (l *lab) gone(ctx context.Context, object client.Object, key client.ObjectKey) error {
 	err := l.Client.Get(ctx, key, object)
 	if err == nil {
@@ -136,7 +137,7 @@ func (l *lab) gone(ctx context.Context, object client.Object, key client.ObjectK
 	return client.IgnoreNotFound(err)
 }
 
-// left says what is still known of an instance: on its shard, as a Node, as machines.
+// left returns an error while an instance is still known to its shard, as a Node, or as a Machine.
 func (l *lab) left(ctx context.Context, s *shard, id string) error {
 	all, err := s.instances(ctx, "")
 	if err != nil {
@@ -176,7 +177,7 @@ func (l *lab) noMachine(ctx context.Context, instance string) error {
 	return nil
 }
 
-// poolRuns says why Cluster API does not find a MachinePool Running with that many Nodes.
+// poolRuns returns an error unless Cluster API reports the MachinePool as Running with that many Nodes.
 func (l *lab) poolRuns(ctx context.Context, name string, replicas int) error {
 	return has(ctx, l, &clusterv1.MachinePool{}, name, func(p *clusterv1.MachinePool) error {
 		if p.Status.Phase != string(clusterv1.MachinePoolPhaseRunning) || len(p.Status.NodeRefs) != replicas ||
@@ -190,14 +191,14 @@ func (l *lab) poolRuns(ctx context.Context, name string, replicas int) error {
 	})
 }
 
-// scale is what `kubectl scale` sends.
+// scale sends the same request as `kubectl scale`.
 func (l *lab) scale(ctx context.Context, name string, replicas int) error {
 	pool := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	scale := &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: int32(replicas)}}
 	return l.Client.SubResource("scale").Update(ctx, pool, client.WithSubResourceBody(scale))
 }
 
-// ids are the instances of a group, of all shards, sorted.
+// ids returns the sorted IDs of a group's instances on the given shards.
 func (l *lab) ids(t *testing.T, group string, shards ...*shard) (ids []string) {
 	t.Helper()
 	for _, s := range shards {
@@ -213,7 +214,7 @@ func (l *lab) ids(t *testing.T, group string, shards ...*shard) (ids []string) {
 	return ids
 }
 
-// one is an instance of a group on a shard.
+// one returns the ID of one instance of a group on a shard.
 func (l *lab) one(t *testing.T, group string, s *shard) string {
 	t.Helper()
 	ids := l.ids(t, group, s)
@@ -223,7 +224,7 @@ func (l *lab) one(t *testing.T, group string, s *shard) string {
 	return ids[0]
 }
 
-// value is a number that may be left out.
+// value returns the number, or 0 for nil.
 func value(n *int32) int {
 	if n == nil {
 		return 0

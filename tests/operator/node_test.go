@@ -32,7 +32,7 @@ func budget(name string) *policyv1.PodDisruptionBudget {
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}}}
 }
 
-// pod runs a pod on a Node, and waits until it does; guarded, with a budget that allows no eviction.
+// pod creates a pod on a Node and waits until it runs. If guarded, a PodDisruptionBudget allows no eviction.
 func (l *lab) pod(ctx context.Context, t *testing.T, name, node string, guarded bool) {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: objectMeta(name), Spec: corev1.PodSpec{NodeSelector: map[string]string{
@@ -61,7 +61,7 @@ func (l *lab) pod(ctx context.Context, t *testing.T, name, node string, guarded 
 	})
 }
 
-// deleteInstance has a shard delete an instance, as somebody else than the operator does.
+// deleteInstance makes a shard delete an instance through a client that is not the operator.
 func (l *lab) deleteInstance(t *testing.T, s *shard, id string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -82,7 +82,8 @@ func (l *lab) cordoned(ctx context.Context, name string) error {
 	return nil
 }
 
-// testDrain: a pod that may not be evicted holds up the end of its instance, until it may.
+// testDrain checks that a pod without permission to be evicted delays the deletion of its instance until eviction is
+// allowed.
 func (l *lab) testDrain(t *testing.T) {
 	ctx := t.Context()
 	id := l.one(t, workers, l.west)
@@ -119,7 +120,7 @@ func (l *lab) testDrain(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testDeadline: a drain that never comes to an end ends with the time it was given, and people are told.
+// testDeadline checks that a drain that cannot finish ends at its timeout, and that events report it.
 func (l *lab) testDeadline(t *testing.T) {
 	ctx := t.Context()
 	id := l.one(t, guarded, l.east)
@@ -148,7 +149,7 @@ func (l *lab) testDeadline(t *testing.T) {
 	if err := client.IgnoreNotFound(l.Client.Delete(ctx, budget("stubborn"))); err != nil {
 		t.Fatal(err)
 	}
-	// Its kubelet is gone with the VM, so that only somebody who forces it gets rid of the pod.
+	// The VM's kubelet is gone, so only a forced deletion removes the pod.
 	pod := &corev1.Pod{ObjectMeta: objectMeta("stubborn")}
 	if err := client.IgnoreNotFound(l.Client.Delete(ctx, pod, client.GracePeriodSeconds(0))); err != nil {
 		t.Fatal(err)
@@ -156,7 +157,7 @@ func (l *lab) testDeadline(t *testing.T) {
 	l.restored(t, guarded, map[*shard]int{l.east: 1})
 }
 
-// testSpot: the cloud's notice has the Node drained and the instance replaced.
+// testSpot checks that a spot termination notice drains the Node and replaces the instance.
 func (l *lab) testSpot(t *testing.T) {
 	ctx := t.Context()
 	id := l.one(t, spot, l.east)
@@ -175,7 +176,7 @@ func (l *lab) testSpot(t *testing.T) {
 	l.restored(t, spot, map[*shard]int{l.east: 1})
 }
 
-// machine makes an individual machine of a shard.
+// machine creates an individual machine on a shard.
 func (l *lab) machine(t *testing.T, name, shard string) {
 	t.Helper()
 	l.create(t.Context(), t, &v1beta1.NstanceMachine{ObjectMeta: objectMeta(name),
@@ -188,7 +189,7 @@ func (l *lab) machine(t *testing.T, name, shard string) {
 				Kind: "NstanceMachine", Name: name}}})
 }
 
-// testMachine: a Machine of its own, deleted by Kubernetes, and another by its shard.
+// testMachine creates two individual Machines. Kubernetes deletes one, and its shard deletes the other.
 func (l *lab) testMachine(t *testing.T) {
 	ctx := t.Context()
 	for _, deletedBy := range []string{"kubernetes", "server"} {
@@ -226,7 +227,8 @@ func (l *lab) testMachine(t *testing.T) {
 	}
 }
 
-// testOnDemand: a pod that asks for an instance gets one, runs on it, and takes it along when it goes.
+// testOnDemand checks that a pod that requests an instance gets one and runs on it. The instance is deleted with the
+// pod.
 func (l *lab) testOnDemand(t *testing.T) {
 	ctx := t.Context()
 	pod := &corev1.Pod{ObjectMeta: objectMeta("job"), Spec: corev1.PodSpec{NodeSelector: map[string]string{
@@ -255,7 +257,7 @@ func (l *lab) testOnDemand(t *testing.T) {
 	await(t, "the instance went with it", patience, func(ctx context.Context) error { return l.left(ctx, l.east, id) })
 }
 
-// quiet is await without a word about the time that it took.
+// quiet is await without logging the time taken.
 func quiet(t *testing.T, what string, try func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -26,8 +26,8 @@ const (
 	elect       = "--leader-elect"
 )
 
-// TestOperator is one life of a cluster. Every part leaves it as it was: the groups at their first sizes, and an
-// operator that leads.
+// TestOperator runs one cluster through all parts. Every part restores the initial state: the groups at their first
+// sizes and one leading operator.
 func TestOperator(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -59,12 +59,12 @@ func TestOperator(t *testing.T) {
 		{"latency", l.testLatency},
 	} {
 		if !t.Run(part.name, part.run) {
-			return // what comes later would fail for the same reason, or for what this part left behind
+			return // Later parts would fail for the same reason, or because of leftovers.
 		}
 	}
 }
 
-// settleServers waits until the shards have what they were configured with, before there is any operator.
+// settleServers waits until the shards have their configured groups. No operator runs yet.
 func (l *lab) settleServers(t *testing.T) {
 	t.Helper()
 	await(t, "servers have made their static groups", patience, func(ctx context.Context) error {
@@ -74,11 +74,11 @@ func (l *lab) settleServers(t *testing.T) {
 	})
 }
 
-// bootstrap starts the operator with no more than the CA and a nonce.
+// bootstrap starts the operator with only the CA and a nonce.
 func (l *lab) bootstrap(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	// Without the nonce it ends, and says why.
+	// Without the nonce the operator exits and logs the reason.
 	nonce := &corev1.Secret{}
 	if err := l.Client.Get(ctx, in("nstance-operator-nonce"), nonce); err != nil {
 		t.Fatal(err)
@@ -125,8 +125,7 @@ func (l *lab) bootstrap(t *testing.T) {
 	l.kubeconfig(t)
 }
 
-// controlPlane gives the Cluster a control plane, as somebody who runs Cluster API has one. Without, that neither
-// drains nor deletes Nodes.
+// controlPlane gives the Cluster a control plane. Without one, Cluster API neither drains nor deletes Nodes.
 func (l *lab) controlPlane(t *testing.T) {
 	t.Helper()
 	ref, err := l.StubControlPlane(t.Context(), namespace, "control-plane")
@@ -144,7 +143,7 @@ func (l *lab) controlPlane(t *testing.T) {
 	})
 }
 
-// kubeconfig uses the secret that the operator keeps for Cluster API.
+// kubeconfig uses the secret that the operator maintains for Cluster API.
 func (l *lab) kubeconfig(t *testing.T) {
 	t.Helper()
 	secret := &corev1.Secret{}
@@ -170,7 +169,7 @@ func (l *lab) kubeconfig(t *testing.T) {
 	}
 }
 
-// imported: the groups that there were have become pools, and nothing happened to their instances.
+// imported checks that the existing groups have become pools and that their instances are unchanged.
 func (l *lab) imported(t *testing.T) {
 	t.Helper()
 	before := l.ids(t, "", l.shards()...)
@@ -201,13 +200,13 @@ func (l *lab) imported(t *testing.T) {
 
 func (l *lab) both(east, west int) map[*shard]int { return map[*shard]int{l.east: east, l.west: west} }
 
-// restored waits until a group is as it was configured.
+// restored waits until a group has its configured sizes again.
 func (l *lab) restored(t *testing.T, group string, sizes map[*shard]int) {
 	t.Helper()
 	await(t, group+" as it was", patience, func(ctx context.Context) error { return l.spread(ctx, group, sizes) })
 }
 
-// testScale: up, unevenly, down, to zero and back, with the real kubectl.
+// testScale scales up, to an odd number, down, to zero and back, with the real kubectl.
 func (l *lab) testScale(t *testing.T) {
 	for _, step := range []struct{ replicas, east, west int }{{6, 3, 3}, {5, 3, 2}, {0, 0, 0}, {4, 2, 2}} {
 		before := l.ids(t, workers, l.shards()...)
@@ -232,8 +231,8 @@ func (l *lab) testScale(t *testing.T) {
 	}
 }
 
-// testStatic: what the shards' configuration defines cannot be changed from here, and comes back when it is deleted
-// here.
+// testStatic checks that Kubernetes cannot change what the shards' configuration defines, and that a deleted pool comes
+// back.
 func (l *lab) testStatic(t *testing.T) {
 	ctx := t.Context()
 	for field, patch := range map[string]string{"template": `{"spec":{"template":"other"}}`,
@@ -256,7 +255,7 @@ func (l *lab) testStatic(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.kubectl(t, "-n", namespace, "delete", "machinepool", guarded, "--wait=false")
-	// Cluster API has been seen to take 80 s for the end of a MachinePool.
+	// Cluster API may take 80 s to delete a MachinePool.
 	await(t, "imported anew at its configured size", 2*patience, func(ctx context.Context) error {
 		if err := has(ctx, l, &clusterv1.MachinePool{}, guarded, func(p *clusterv1.MachinePool) error {
 			if p.UID == old.UID || value(p.Spec.Replicas) != 1 {
@@ -274,7 +273,7 @@ func (l *lab) testStatic(t *testing.T) {
 	}
 }
 
-// testLostVM: a VM that is gone is replaced, with its Node, and nobody waits for a drain.
+// testLostVM checks that a lost VM and its Node are replaced without a drain.
 func (l *lab) testLostVM(t *testing.T) {
 	id := l.one(t, workers, l.west)
 	if err := l.west.kill(id); err != nil {
@@ -289,14 +288,15 @@ func (l *lab) testLostVM(t *testing.T) {
 	await(t, "MachinePool Running", patience, func(ctx context.Context) error { return l.poolRuns(ctx, workers, 4) })
 }
 
-// testUnreachable: a shard whose server hangs is known to within 35 seconds, keeps its share, and holds up nobody.
+// testUnreachable checks a shard with a hanging server. The operator reports it within 35 s, keeps its share, and
+// continues with the other shards.
 func (l *lab) testUnreachable(t *testing.T) {
 	ctx := t.Context()
 	server := l.west.server()
 	if err := server.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = server.Signal(syscall.SIGCONT) }() // it may have ended
+	defer func() { _ = server.Signal(syscall.SIGCONT) }() // The process may have ended.
 	if err := l.scale(ctx, workers, 6); err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +335,8 @@ func (l *lab) testUnreachable(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testHandOver: of two operators one leads; when it is told to end, or is killed, the other goes on where it was.
+// testHandOver runs two operators, of which one leads. When the leader is stopped or killed, the other continues its
+// work.
 func (l *lab) testHandOver(t *testing.T) {
 	ctx := t.Context()
 	first := l.operators[len(l.operators)-1]
@@ -358,7 +359,7 @@ func (l *lab) testHandOver(t *testing.T) {
 
 	third := l.operator(t, elect)
 	l.notLeading(t, third.Log)
-	// A drain is under way when the second is killed: it must not be forgotten.
+	// The new leader must continue a drain that was in progress when the second operator was killed.
 	id := l.one(t, workers, l.east)
 	l.pod(ctx, t, "held", id, true)
 	l.deleteInstance(t, l.east, id)
@@ -382,7 +383,8 @@ func (l *lab) testHandOver(t *testing.T) {
 	}
 }
 
-// notLeading looks at the lease: another holds it while this one has begun to wait for it.
+// notLeading waits until the end of an operator's log mentions the lease. That operator is then a standby that waits
+// for the lease.
 func (l *lab) notLeading(t *testing.T, log string) {
 	t.Helper()
 	await(t, "a standby waits", patience, func(context.Context) error {
@@ -393,8 +395,7 @@ func (l *lab) notLeading(t *testing.T, log string) {
 	})
 }
 
-// testLatency measures how long it takes from a new number of replicas, accepted by the API server, to the shard's call
-// of its provider.
+// testLatency measures the time from an accepted change of replicas in the API server to the shard's provider call.
 func (l *lab) testLatency(t *testing.T) {
 	const rounds = 20
 	var took []time.Duration
@@ -415,7 +416,7 @@ func (l *lab) testLatency(t *testing.T) {
 		if err := l.scale(t.Context(), workers, 4); err != nil {
 			t.Fatal(err)
 		}
-		// What comes after it is not measured, so that has to come to its end first.
+		// The steps after the provider call are not measured. They must finish before the next round.
 		quiet(t, "back", func(ctx context.Context) error {
 			return errors.Join(l.spread(ctx, workers, l.both(2, 2)), l.poolRuns(ctx, workers, 4))
 		})

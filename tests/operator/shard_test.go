@@ -37,24 +37,24 @@ import (
 const (
 	clusterID     = "lab"
 	tenant        = "default"
-	encryptionKey = "thisisatest32bytekey123456789012" // protects nothing
+	encryptionKey = "thisisatest32bytekey123456789012" // A test key that protects nothing.
 )
 
 // Static groups of the shards' configuration.
 const (
-	workers  = "workers"  // on both shards, two instances each, drained within a minute
-	guarded  = "guarded"  // on east alone, one instance, drained within ten seconds
-	machines = "machines" // on both, none: individual machines are of this group
-	spot     = "spot"     // on east alone, one instance, which asks a metadata service of the test's own for notices
+	workers  = "workers"  // On both shards, two instances each, drained within a minute.
+	guarded  = "guarded"  // On east only, one instance, drained within ten seconds.
+	machines = "machines" // On both shards, size 0. Individual machines belong to this group.
+	spot     = "spot"     // On east only, one instance. It asks the test's metadata service for notices.
 )
 
-// bucket is a directory that all servers use.
+// bucket is a directory that all servers use as their bucket.
 type bucket struct {
 	dir   string
 	store *file.Store
 }
 
-// state reads and writes the bucket as nstance-admin does.
+// state opens the bucket as nstance-admin does.
 func (b *bucket) state(shard string) (*clusterstate.State, error) {
 	key, err := keyring.Parse([]byte(encryptionKey))
 	if err != nil {
@@ -66,7 +66,7 @@ func (b *bucket) state(shard string) (*clusterstate.State, error) {
 		Secrets: secrets}), nil
 }
 
-// newBucket makes a bucket with a CA and the key of nonces in it, as `nstance-admin cluster init` does.
+// newBucket makes a bucket with a CA and a nonce key, as `nstance-admin cluster init` does.
 func newBucket(ctx context.Context, dir string) (*bucket, error) {
 	store, err := file.Open(dir)
 	if err != nil {
@@ -84,7 +84,7 @@ func newBucket(ctx context.Context, dir string) (*bucket, error) {
 	return b, err
 }
 
-// credentials returns the CA's certificate and a nonce, which is all that an operator is given.
+// credentials returns the CA's certificate and a nonce, which are all that an operator gets.
 func (b *bucket) credentials(ctx context.Context) (ca []byte, nonce string, err error) {
 	state, err := b.state("east")
 	if err != nil {
@@ -103,13 +103,13 @@ func (b *bucket) credentials(ctx context.Context) (ca []byte, nonce string, err 
 	return authority.EncodeBundle(authorities.Certificate()), made.Reveal(), err
 }
 
-// shard is a server with its VMs, which are windows of a tmux server with real agents in them, and the test's own
-// connection to it.
+// shard is a server, its VMs, and the test's own connection to it. Each VM is a window of a tmux server with a real
+// agent.
 type shard struct {
 	nstancev1.OperatorServiceClient
 	id, dir, bin string
 	bucket       *bucket
-	ports        []int // health, election, registration, operator, agent
+	ports        []int // Ports for health, election, registration, operator, agent.
 
 	mu      sync.Mutex
 	process *kube.Process
@@ -138,7 +138,7 @@ func newShard(ctx context.Context, id, dir, bin string, first int32, b *bucket, 
 	return s, s.connect(ctx)
 }
 
-// configure writes the example's configuration, made to fit.
+// configure writes the repository's example configuration with this shard's changes.
 func (s *shard) configure(ctx context.Context, change func(*config.Shard)) error {
 	root, err := kube.Root()
 	if err != nil {
@@ -193,7 +193,7 @@ func (s *shard) start() error {
 	return nil
 }
 
-// supervise starts the server again whenever it has ended, as systemd would.
+// supervise restarts the server whenever it has ended, as systemd would.
 func (s *shard) supervise(ctx context.Context) {
 	for {
 		select {
@@ -218,7 +218,7 @@ func (s *shard) server() *kube.Process {
 	return s.process
 }
 
-// connect registers an operator of the test's own.
+// connect registers the test's own operator client.
 func (s *shard) connect(ctx context.Context) error {
 	state, err := s.bucket.state(s.id)
 	if err != nil {
@@ -242,10 +242,10 @@ func (s *shard) connect(ctx context.Context) error {
 	return nil
 }
 
-// watch keeps what happens to instances.
+// watch records the events of instances.
 func (s *shard) watch(ctx context.Context) {
 	for ctx.Err() == nil {
-		_ = s.watchOnce(ctx) // it ends with a leader; then there is another
+		_ = s.watchOnce(ctx) // The stream ends when its leader does; the loop opens another.
 		select {
 		case <-ctx.Done():
 		case <-time.After(100 * time.Millisecond):
@@ -269,7 +269,7 @@ func (s *shard) watchOnce(ctx context.Context) error {
 	}
 }
 
-// creations are the create calls of a group, in the order in which they were made.
+// creations returns the create calls of a group in order.
 func (s *shard) creations(group string) (events []*nstancev1.InstanceEvent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -281,7 +281,7 @@ func (s *shard) creations(group string) (events []*nstancev1.InstanceEvent) {
 	return events
 }
 
-// group is a group as the server has it.
+// group returns the server's status of a group.
 func (s *shard) group(ctx context.Context, name string) (*nstancev1.GroupStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -297,7 +297,8 @@ func (s *shard) group(ctx context.Context, name string) (*nstancev1.GroupStatus,
 	return nil, fmt.Errorf("shard %s has no group %s", s.id, name)
 }
 
-// instances are those of a group that are neither deleted nor being deleted, by ID. of "": of all groups.
+// instances returns the instances of a group that are neither deleted nor being deleted, sorted by ID. If of is "", it
+// returns those of all groups.
 func (s *shard) instances(ctx context.Context, of string) ([]*nstancev1.InstanceStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -308,7 +309,7 @@ func (s *shard) instances(ctx context.Context, of string) ([]*nstancev1.Instance
 	return live, err
 }
 
-// settled says why a group is not, or has not stayed, at a size with all instances healthy.
+// settled returns an error unless a group has the given size, that many instances, and all of them healthy.
 func (s *shard) settled(ctx context.Context, group string, size int) error {
 	status, err := s.group(ctx, group)
 	if err != nil {
@@ -326,7 +327,7 @@ func (s *shard) settled(ctx context.Context, group string, size int) error {
 	return nil
 }
 
-// kill ends a VM as a power cut would.
+// kill ends a VM like a power failure.
 func (s *shard) kill(id string) error {
 	raw, err := os.ReadFile(filepath.Join(s.dir, "vms", id, "vm.json"))
 	if err != nil {
@@ -344,22 +345,22 @@ func (s *shard) kill(id string) error {
 	return syscall.Kill(vm.PID, syscall.SIGKILL)
 }
 
-// tails shows the ends of the logs of a shard.
+// tails logs the ends of a shard's logs.
 func (s *shard) tails(t *testing.T) {
 	t.Helper()
 	t.Logf("--- server of %s (started %d times)\n%s", s.id, s.starts, kube.Tail(filepath.Join(s.dir,
 		"nstance-server.log"), 20))
 }
 
-// metadata plays the metadata service of EC2 for instances whose template sends them here, each with its ID as the
-// path's first part.
+// metadata simulates the EC2 metadata service. Instances reach it through their template's arguments, with their ID as
+// the first part of the path.
 type metadata struct {
 	mu      sync.Mutex
 	notices map[string]time.Time
 	asked   map[string]bool
 }
 
-// notify announces the end of an instance.
+// notify announces the termination of an instance.
 func (m *metadata) notify(instance string, end time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -373,7 +374,8 @@ func (m *metadata) watched(instance string) bool {
 	return m.asked[instance]
 }
 
-// ServeHTTP answers https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+// ServeHTTP answers requests for spot termination notices. See
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html.
 func (m *metadata) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	instance, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	m.mu.Lock()
