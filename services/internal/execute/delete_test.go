@@ -194,8 +194,8 @@ func TestTerminateWithoutProviderID(t *testing.T) {
 	})
 }
 
-// TestForget checks that an instance leaves its load balancers before its tombstone is written. The tombstone does not
-// name them.
+// TestForget checks that an instance leaves its load balancers before its tombstone is written, because nothing removes
+// it from them after that.
 func TestForget(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"lb"} })

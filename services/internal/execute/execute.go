@@ -287,8 +287,8 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 }
 
 // forget replaces the record of an instance with a tombstone, once its VM is known to be gone. It first removes the
-// instance from its load balancers, because the tombstone does not say in which it was. Throttling and an indeterminate
-// answer from a load balancer stop forget. Other errors do not.
+// instance from its load balancers, because nothing does so after that. Throttling and an indeterminate answer from a
+// load balancer stop forget. Other errors do not.
 func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	now := x.Env.Now()
 	switch err := x.unbalance(ctx, action.Instance); infra.ClassOf(err) {
