@@ -33,7 +33,7 @@ func sum(content string) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// The whole of a quiet life: register, report, make keys, receive files, announce, end.
+// TestLife runs an agent without faults: it registers, reports, makes keys, receives files, announces, and ends.
 func TestLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -67,7 +67,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("Health: %v", err)
 		}
 
-		// Nothing has changed: the interval passes, and the report is short.
+		// Nothing has changed, so the next report is a short one after the interval.
 		before := time.Now()
 		report = s.next(t, "sequence 2", func(r *nstancev1.ReportHealthRequest) bool { return r.GetSequence() == 2 })
 		if !report.GetUnchanged() || len(report.GetFiles()) > 0 || time.Since(before) > time.Second {
@@ -79,7 +79,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("two intervals of a second took %v", took)
 		}
 
-		// Keys are made, handed in and reported at once.
+		// New keys are submitted and reported immediately.
 		before = time.Now()
 		s.keyAsks <- &nstancev1.KeyGenRequestsResponse{Keys: []*nstancev1.KeyRequest{
 			{Name: "kubelet.pub", Algorithm: nstancev1.KeyAlgorithm_KEY_ALGORITHM_ECDSA_P256}, {Name: "bad"},
@@ -95,7 +95,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("after %v: %v", time.Since(before), report)
 		}
 
-		// So are files.
+		// Changed files are reported immediately.
 		s.sendFiles("hash-1", map[string]string{"a.env": "A=1", "b.sh": "no"})
 		report = s.next(t, "files", func(r *nstancev1.ReportHealthRequest) bool { return len(r.GetFiles()) > 0 })
 		wantFiles := []*nstancev1.FileState{{Name: "a.env", Sha256: sum("A=1")}, {Name: "b.sh"}}
@@ -115,7 +115,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("%q, %v, %v", content, err, report)
 		}
 
-		// The farewell is confirmed before Announce returns.
+		// Announce returns after the server has confirmed the announcement.
 		before = time.Now()
 		if err := client.Announce(t.Context(), powerOff); err != nil || !time.Now().Equal(before) {
 			t.Errorf("Announce: %v after %v", err, time.Since(before))
@@ -133,7 +133,7 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// countingMachine counts how often it was sampled.
+// countingMachine counts the calls of Sample.
 type countingMachine struct {
 	plainMachine
 	samples atomic.Int64
@@ -144,7 +144,8 @@ func (m *countingMachine) Sample(ctx context.Context) (*nstancev1.Metrics, time.
 	return m.plainMachine.Sample(ctx)
 }
 
-// Notices go out at once, and the first report of every stream repeats them.
+// TestNoticesAreStanding checks that notices are sent immediately, and that the first report of every stream repeats
+// them.
 func TestNoticesAreStanding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -176,12 +177,12 @@ func TestNoticesAreStanding(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// On the next stream, after a confirmed announcement.
+		// The next stream, after a confirmed announcement, repeats both.
 		report = s.next(t, "sequence 1", first)
 		if report.GetTermination() == nil || report.GetStopping() != powerOff {
 			t.Errorf("%v", report)
 		}
-		// On another server's stream.
+		// A stream to another server repeats both.
 		stopServer()
 		defer s.start(t, n.listen(address))()
 		report = s.next(t, "sequence 1", first)
@@ -189,7 +190,7 @@ func TestNoticesAreStanding(t *testing.T) {
 			t.Errorf("%v", report)
 		}
 
-		// Both can be taken back.
+		// Both can be withdrawn.
 		client.Notice(nil)
 		if err := client.Announce(t.Context(), unspecified); err != nil {
 			t.Fatal(err)
@@ -200,7 +201,7 @@ func TestNoticesAreStanding(t *testing.T) {
 	})
 }
 
-// An announcement that is made while there is no session interrupts the wait for the next try.
+// An announcement without a session ends the delay before the next attempt.
 func TestAnnouncementDoesNotWaitForBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -210,7 +211,7 @@ func TestAnnouncementDoesNotWaitForBackoff(t *testing.T) {
 		defer stop()
 		s.next(t, "sequence 1", first)
 		stopServer()
-		time.Sleep(10 * time.Minute) // in the bubble
+		time.Sleep(10 * time.Minute) // synctest time
 		defer s.start(t, n.listen(address))()
 		before := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -221,7 +222,7 @@ func TestAnnouncementDoesNotWaitForBackoff(t *testing.T) {
 	})
 }
 
-// A server that does not confirm costs the announcement its confirmation and nothing else.
+// If the server does not confirm an announcement, only Announce is affected.
 func TestUnconfirmedAnnouncement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -246,7 +247,8 @@ func TestUnconfirmedAnnouncement(t *testing.T) {
 	})
 }
 
-// Delays grow from 250 ms to 30 s with jitter, start afresh after a session, and not after one that ended at once.
+// TestBackoff checks that delays grow from 250 ms to 30 s with jitter. They return to the minimum after a session, but
+// not after one that ended immediately.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -278,7 +280,7 @@ func TestBackoff(t *testing.T) {
 			t.Error("ten minutes without a session, and well")
 		}
 
-		// A server that lets agents in and drops them at once is not asked four times a second.
+		// A server that accepts and then drops agents gets fewer than four connections a second.
 		s.set(func() { s.drop = true })
 		stopServer = s.start(t, n.listen(address))
 		if got := n.delays(10 * time.Minute); len(got) > 45 {
@@ -301,7 +303,7 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// A standby says who leads; several addresses are tried in turn.
+// TestFindsTheLeader checks that the agent tries several addresses in turn and follows a standby's hint.
 func TestFindsTheLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const standby, dead, leader = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"
@@ -334,8 +336,8 @@ func TestFindsTheLeader(t *testing.T) {
 	})
 }
 
-// However long the agent has been without a session: where a server says who leads, that one is asked at once. Two that
-// name each other are not.
+// TestHintIsFollowedSoon checks that the agent follows a hint immediately, even after a long time without a session. It
+// does not follow hints of two servers that name each other.
 func TestHintIsFollowedSoon(t *testing.T) {
 	const standby, leader = "127.0.0.1:1", "127.0.0.1:3"
 	hint := func(addr string) error {
@@ -383,7 +385,8 @@ func TestHintIsFollowedSoon(t *testing.T) {
 	}
 }
 
-// The certificate is renewed at two thirds of its life on the same streams; the next handshake shows the new one.
+// TestRenewal checks that the certificate is renewed after two thirds of its life on the same streams. The next
+// handshake uses the new certificate.
 func TestRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -419,7 +422,7 @@ func TestRenewal(t *testing.T) {
 			t.Errorf("serials %v", serials)
 		}
 
-		// The server refuses for a while, beyond the certificate's end: the streams go on, and it is asked again.
+		// The server refuses renewals until after the certificate's end. The streams continue, and the agent retries.
 		s.set(func() { s.refuse = status.Error(codes.Unavailable, "store is away"); s.renewals = nil })
 		drain(10 * time.Hour)
 		s.set(func() { s.refuse = nil })
@@ -433,7 +436,8 @@ func TestRenewal(t *testing.T) {
 	})
 }
 
-// A shard that was scaled to zero for a week comes back: the expired certificate is good for its renewal.
+// TestExpiredCertificate starts the server after the certificate has expired, like a shard that was scaled to zero for
+// a week. The expired certificate still allows its renewal.
 func TestExpiredCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -453,7 +457,7 @@ func TestExpiredCertificate(t *testing.T) {
 		}
 		stop()
 
-		// The same after a restart of the agent.
+		// The same works after a restart of the agent.
 		time.Sleep(3 * time.Hour)
 		_, stop = run(t, m.options(s, n))
 		defer stop()
@@ -465,7 +469,7 @@ func TestExpiredCertificate(t *testing.T) {
 	})
 }
 
-// Where the clocks disagree so much that every certificate has expired on arrival, renewing is not done in a hurry.
+// If the clocks differ so much that every new certificate has already expired, the agent renews at a low rate.
 func TestCertificateExpiredOnArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}

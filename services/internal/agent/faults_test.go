@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// A nonce that is refused for good is presented once; another one ends the wait.
+// A nonce that the server refuses for good is presented only once. Another nonce ends the wait.
 func TestRefusedForGood(t *testing.T) {
 	for _, code := range []codes.Code{
 		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
@@ -105,8 +105,7 @@ func (l *logLines) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// A passing error is tried again, with growing delays, until it has passed; and so is what userdata has not written
-// yet.
+// The agent retries temporary errors with growing delays. It also waits for files that userdata has not written yet.
 func TestPassingErrors(t *testing.T) {
 	for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted,
 		codes.Internal, codes.Unknown} {
@@ -161,8 +160,8 @@ func TestPassingErrors(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// mortal is a process with three folders. It dies at its step number dies: the write or removal is not done, or, with
-// half, done but not seen to be; nothing happens after it.
+// mortal is a process with three folders that dies at step number dies. Its write or removal does not happen. With
+// half, it does happen, but its caller gets no result. Nothing happens after that step.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int
@@ -199,8 +198,8 @@ func (f mortalFolder) Remove(name string) error {
 	return f.process.step(func() error { return f.Folder.Remove(name) })
 }
 
-// A process that is killed between any two of the steps that it leaves behind goes on where it was: with the same key,
-// one registration's worth of nonce, the same key pairs, and the old or the new files.
+// A process that is killed between any two durable steps continues after a restart. It has the same identity key,
+// consumes one nonce, and has the same key pairs. It has either the old files or the new files.
 func TestCrashAtEveryStep(t *testing.T) {
 	steps := 0
 	for dies := 1; dies <= max(steps, 1); dies++ {
@@ -262,7 +261,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 				if _, err := m.identity.Read("nonce.jwt"); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("step %d (%v): the nonce is still there: %v", dies, half, err)
 				}
-				// Step 1 is the key, step 2 the certificate.
+				// Step 1 writes the key, step 2 the certificate.
 				want := 1
 				if dies == 2 && !half {
 					want = 2
@@ -271,7 +270,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 					t.Errorf("step %d (%v): %d registrations, want %d", dies, half, got, want)
 				}
 				if dies == 1 && half {
-					steps = process.steps + 1 // the next one has the key already
+					steps = process.steps + 1 // the next process already has the key
 				}
 			})
 		}
@@ -281,13 +280,13 @@ func TestCrashAtEveryStep(t *testing.T) {
 	}
 }
 
-// An agent speaks to servers of its cluster only.
+// The agent talks only to servers of its cluster.
 func TestRefusesOthersThanItsServer(t *testing.T) {
 	server := authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "a", Server: "one"}
 	for name, test := range map[string]struct {
 		who   authority.Identity
 		host  string
-		other bool // another CA
+		other bool // use another CA
 		want  string
 	}{
 		"a server":                 {server, "127.0.0.1", false, ""},
@@ -321,7 +320,7 @@ func TestRefusesOthersThanItsServer(t *testing.T) {
 	}
 }
 
-// severed is a connection that can be cut without a word: what is written is lost, and nothing comes.
+// severed is a connection that can be cut silently: writes are lost, and reads block.
 type severed struct {
 	net.Conn
 	cut    *atomic.Bool
@@ -350,8 +349,8 @@ func (c *severed) Close() error {
 	return c.Conn.Close()
 }
 
-// A server that is gone without a word is noticed within 30 s, also by an agent that has nothing to say; one that takes
-// connections and never speaks holds nobody up.
+// An agent detects a silently dead server within 30 s, even if it has nothing to send. A server that accepts
+// connections but never answers does not block it.
 func TestSilentServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -407,8 +406,8 @@ func TestSilentServers(t *testing.T) {
 	})
 }
 
-// The hook runs after a change, with what changed, once at a time; and after a restart for what it missed. A failure is
-// reported.
+// The hook runs after a change with the names of the changed files, and runs never overlap. After a restart it runs for
+// missed changes. Failures are reported.
 func TestHook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -436,7 +435,7 @@ func TestHook(t *testing.T) {
 		if changed := <-runs; !slices.Equal(changed, []string{"a.env"}) {
 			t.Errorf("hook for %v", changed)
 		}
-		// While it runs more changes.
+		// More files change while the hook runs.
 		s.sendFiles("2", map[string]string{"b.env": "B=1"}, "a.env")
 		s.sendFiles("3", map[string]string{"c.env": "C=1"}, "b.env")
 		s.next(t, "hash 3", func(r *nstancev1.ReportHealthRequest) bool { return r.GetRuntimeHash() == "3" })
@@ -448,7 +447,8 @@ func TestHook(t *testing.T) {
 		if report.GetMessage() != "hook: exit status 1" || !report.GetHealthy() {
 			t.Errorf("%v", report)
 		}
-		// What changed twice while the hook ran for it is not forgotten, though it may run once too often.
+		// A file that changes again while the hook runs for it stays pending, even if the hook then runs once too
+		// often.
 		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
 			t.Errorf("hook for %v", changed)
 		}

@@ -50,7 +50,7 @@ func TestShellHook(t *testing.T) {
 	}
 }
 
-// A hook that is ended takes its children with it.
+// Killing a hook also kills its children.
 func TestShellHookKillsChildren(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

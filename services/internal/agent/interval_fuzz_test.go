@@ -11,7 +11,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// headed is a stream of which only the header has come.
+// headed is a stream that has received only its header.
 type headed struct {
 	grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
 	header metadata.MD
@@ -20,7 +20,7 @@ type headed struct {
 func (h headed) Header() (metadata.MD, error) { return h.header, nil }
 func (h headed) RecvMsg(any) error            { return io.EOF }
 
-// Whatever the server says, the agent reports neither all the time nor never again.
+// No header makes the agent report continuously or stop reporting.
 func FuzzInterval(f *testing.F) {
 	for _, text := range []string{"1m0s", "30s", "", "0", "-5s", "1ns", "9999h", "1e3s", "30", "+1.5m",
 		"9223372036854775807ns", "1m\x00"} {

@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent"
 )
 
-// asAgent makes the test's binary an agent.
+// asAgent is the environment variable that makes the test binary run as an agent.
 const asAgent = "TEST_RUN_AS_AGENT"
 
 func TestMain(m *testing.M) {
@@ -40,14 +40,14 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// process is an agent in a process of its own, on a real disk, with a server on a real port.
+// process is an agent in a separate process with a real disk, and with a server on a real port.
 type process struct {
 	cmd   *exec.Cmd
 	lines chan string
 	done  chan error
 }
 
-// machineOf is the directory of a VM.
+// machineOf returns the directory of a new VM.
 func machineOf(t *testing.T, s *fakeServer) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -96,7 +96,7 @@ func launch(t *testing.T, s *fakeServer, addr, dir string, environ ...string) *p
 	return p
 }
 
-// say returns the first group of the next line of the log that matches.
+// say returns the first group of the next log line that matches.
 func (p *process) say(t *testing.T, pattern string) string {
 	t.Helper()
 	timeout := time.After(time.Minute)
@@ -152,7 +152,8 @@ func healthz(t *testing.T, addr string) string {
 	return fmt.Sprintf("%d %s", answer.StatusCode, strings.TrimSpace(string(body)))
 }
 
-// What the agent says at its end depends on how it is ended, and it says it before it is gone.
+// TestProcess checks that the announced reason depends on how the agent is ended, and that the announcement arrives
+// before the agent exits.
 func TestProcess(t *testing.T) {
 	s := newFakeServer(t, newID(t))
 	s.interval = "1h"
@@ -183,7 +184,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("hooked: %q, %v", got, err)
 	}
 
-	// Killed, it says nothing, and comes back as the same agent with the same files.
+	// A killed agent announces nothing. After a restart it is the same agent with the same files.
 	if err := p.end(t, syscall.SIGKILL); err == nil {
 		t.Error("killed, and it ended well")
 	}
@@ -197,7 +198,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("%d registrations", got)
 	}
 
-	// A service that is stopped on a running machine restarts.
+	// Stopping the service on a running machine announces a restart.
 	if err := p.end(t, syscall.SIGTERM); err != nil {
 		t.Errorf("SIGTERM: %v", err)
 	}
@@ -205,7 +206,7 @@ func TestProcess(t *testing.T) {
 		return r.GetStopping() == nstancev1.StoppingReason_STOPPING_REASON_RESTART
 	})
 
-	// In development the process is the machine, except when its developer reloads it.
+	// In development the process is the machine, except when a developer reloads it.
 	for sig, want := range map[syscall.Signal]nstancev1.StoppingReason{
 		syscall.SIGTERM: powerOff, syscall.SIGHUP: powerOff,
 		syscall.SIGINT: nstancev1.StoppingReason_STOPPING_REASON_RESTART,
@@ -219,7 +220,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// Without a server the agent says so, stays, and ends in bounded time when it is told to.
+// Without a server the agent reports that it is unhealthy, keeps running, and ends in bounded time after a signal.
 func TestProcessWithoutServer(t *testing.T) {
 	s := newFakeServer(t, newID(t))
 	listener := listen(t)

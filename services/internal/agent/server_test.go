@@ -32,34 +32,34 @@ import (
 
 const address = "127.0.0.1:8994" // for connections in memory
 
-// fakeServer is the server's edge: real gRPC over real TLS with a real CA; what it answers is the test's.
+// fakeServer serves the agent's API with real gRPC over real TLS and a real CA. The test decides the answers.
 type fakeServer struct {
 	nstancev1.UnimplementedRegistrationServiceServer
 	nstancev1.UnimplementedAgentServiceServer
 
 	ca  authority.CA
 	id  ident.ID
-	ttl time.Duration // of the certificates that it issues
-	lag time.Duration // of its clock
+	ttl time.Duration // of issued certificates
+	lag time.Duration // of the server's clock
 
 	reports   chan *nstancev1.ReportHealthRequest
 	submitted chan []*nstancev1.PublicKey
 	keyAsks   chan *nstancev1.KeyGenRequestsResponse
 	fileSends chan *nstancev1.ReceiveFilesResponse
-	ends      chan struct{} // a report stream ended by the agent
+	ends      chan struct{} // receives when the agent ends a report stream
 
 	mu            sync.Mutex
-	spentBy       ed25519.PublicKey // the key that spent the nonce
+	spentBy       ed25519.PublicKey // the key that consumed the nonce
 	registrations []time.Time
-	sessions      []time.Time // when report streams began
-	serials       []string    // of the certificates that they came with
+	sessions      []time.Time // start times of report streams
+	serials       []string    // of the certificates that the streams used
 	renewals      []time.Time
 	facts         *nstancev1.RegisterAgentRequest
-	refuse        error // answer of every call
+	refuse        error // error of every call
 	interval      string
 	mute          bool // does not answer the end of a report stream
-	drop          bool // lets agents in and drops them at once
-	// What every stream begins with.
+	drop          bool // accepts agents and drops them immediately
+	// The first messages of every stream.
 	firstAsk   *nstancev1.KeyGenRequestsResponse
 	firstFiles []*nstancev1.ReceiveFilesResponse
 }
@@ -98,7 +98,7 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 		cert, err = s.ca.IssueServer(authority.ServerSpec{Identity: who, PublicKey: public, Hosts: []string{host},
 			TTL: 30 * 24 * time.Hour}, rand.Reader, time.Now())
 	} else {
-		// A certificate of the same CA that an instance got for its own purposes.
+		// A certificate of the same CA that was issued to an instance for another purpose.
 		cert, err = s.ca.IssueInstance(authority.InstanceSpec{Kind: authority.KindServer, CommonName: "kubelet",
 			IP: []string{host}, PublicKey: public, TTL: time.Hour}, rand.Reader, time.Now())
 	}
@@ -110,7 +110,7 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}},
-		// RenewCertificate takes expired ones: the chain is verified per call.
+		// RenewCertificate accepts expired certificates, so each call verifies the chain.
 		ClientAuth: tls.RequestClientCert,
 		ClientCAs:  pool,
 	})), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second}))
@@ -150,7 +150,7 @@ func (s *fakeServer) issue(key ed25519.PublicKey) ([]byte, error) {
 	return authority.EncodeCertificate(cert), nil
 }
 
-// RegisterAgent keeps the contract: a nonce is spent once, except by the key that has spent it.
+// RegisterAgent implements the contract: only the key that consumed a nonce may present it again.
 func (s *fakeServer) RegisterAgent(_ context.Context, req *nstancev1.RegisterAgentRequest) (
 	*nstancev1.RegisterAgentResponse, error) {
 	s.mu.Lock()
@@ -311,7 +311,7 @@ func (s *fakeServer) RenewCertificate(ctx context.Context, req *nstancev1.AgentS
 		CaBundle: authority.EncodeBundle(s.ca.Certificate())}, err
 }
 
-// batch is a batch of files and its commit, which names them and others.
+// batch returns the events of a batch of files and its commit. The commit names the files and the additional names.
 func batch(hash string, files map[string]string, names ...string) (events []*nstancev1.ReceiveFilesResponse) {
 	for name, content := range files {
 		events = append(events, &nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_File{
@@ -369,20 +369,20 @@ func (n *network) listen(addr string) *bufconn.Listener {
 	return n.listeners[addr]
 }
 
-// unlisten has every further connection refused.
+// unlisten rejects all further connections.
 func (n *network) unlisten() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.listeners = nil
 }
 
-// delays waits and returns the times between the dials meanwhile, the first from now.
+// delays waits and returns the times between the dials during the wait. The first one counts from the start.
 func (n *network) delays(wait time.Duration) (delays []time.Duration) {
 	n.mu.Lock()
 	n.dials = nil
 	n.mu.Unlock()
 	last := time.Now()
-	time.Sleep(wait) // in the bubble
+	time.Sleep(wait) // synctest time
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, dial := range n.dials {
@@ -403,7 +403,7 @@ func (n *network) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return listener.DialContext(ctx)
 }
 
-// plainMachine is a machine without surprises.
+// plainMachine is a machine with fixed facts and metrics.
 type plainMachine struct{}
 
 func (plainMachine) Facts() agent.Facts {
@@ -423,7 +423,7 @@ func newID(t testing.TB) ident.ID {
 	return id
 }
 
-// memories are the three folders of an agent, as userdata leaves them.
+// memories are the three folders of an agent after userdata has run.
 type memories struct{ identity, keys, files folder.Memory }
 
 func newMemories(t testing.TB, s *fakeServer) *memories {
@@ -447,7 +447,7 @@ func (m *memories) options(s *fakeServer, n *network) agent.Options {
 	}
 }
 
-// run runs an agent until stop is called, which returns what Run returned.
+// run runs an agent until stop is called. stop returns the result of Run.
 func run(t testing.TB, o agent.Options) (client *agent.Client, stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

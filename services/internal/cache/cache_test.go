@@ -40,7 +40,7 @@ func open(t testing.TB, path string) *Cache {
 	return c
 }
 
-// works checks that a cache takes and gives back everything.
+// works checks that a cache stores and returns keys.
 func works(t testing.TB, c *Cache) {
 	t.Helper()
 	ctx := context.Background()
@@ -200,7 +200,7 @@ func TestOtherThingsAreLeftAlone(t *testing.T) {
 	}
 }
 
-// The whole directory may go at any time, under readers and writers, and the cache goes on.
+// TestDeletedWhileRunning deletes the whole directory during reads and writes. The cache continues to work.
 func TestDeletedWhileRunning(t *testing.T) {
 	dir := t.TempDir()
 	path := Path(dir)

@@ -35,7 +35,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// secrets is a secretstore.Store that only reads, and counts.
+// secrets is a read-only secretstore.Store that counts reads.
 type secrets struct {
 	secretstore.Store
 	values map[string]string
@@ -51,7 +51,7 @@ func (s *secrets) Get(_ context.Context, name string) (secretstore.Secret, error
 	return secretstore.Secret{Name: name, Value: secretstore.NewValue([]byte(value))}, nil
 }
 
-// world is a Generator with its surroundings.
+// world is a Generator with its dependencies.
 type world struct {
 	*Generator
 	now     time.Time
@@ -174,7 +174,7 @@ func names(files []File) []string {
 	return out
 }
 
-// took is what the instance has after it took files.
+// took returns the input of an instance after it has stored the result's files.
 func took(in Input, result Result) Input {
 	have := map[string]Have{}
 	for name, h := range in.Have {
@@ -267,7 +267,7 @@ func TestFilesOfEveryKind(t *testing.T) {
 		t.Errorf("renew at %v", result.RenewAt)
 	}
 
-	// What the instance has is not sent again.
+	// Files that the instance already has are not sent again.
 	in = took(in, result)
 	if again := w.generate(t, in); len(again.Files) > 0 || again.Hash != "r1" || len(again.Issued) > 0 ||
 		!again.RenewAt.Equal(result.RenewAt) {
@@ -450,7 +450,7 @@ func secretOf(result Result) string {
 	return ""
 }
 
-// A reader that gives up does not fail those who wait for it.
+// A reader with an ended context does not fail the callers that wait for its result.
 func TestMemoryOutlivesItsReader(t *testing.T) {
 	m := memory{ttl: time.Minute, now: time.Now, entries: map[string]*entry{}}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -509,7 +509,7 @@ func TestMachine(t *testing.T) {
 		t.Error(diff)
 	}
 
-	// The same nonce gives the same bytes, whatever was changed in a result.
+	// The same nonce gives the same bytes, even if the caller changed an earlier result.
 	shard := w.shard.Load()
 	one, err := w.render(ctx, shard, &w.group, &w.rec, "n")
 	if err != nil {
@@ -521,7 +521,7 @@ func TestMachine(t *testing.T) {
 		t.Errorf("%v %v", two, err)
 	}
 
-	// An on-demand instance has variables of its own; the group's stay as they are.
+	// The variables of an on-demand instance do not change those of its group.
 	rec := w.rec
 	rec.OnDemand, rec.Vars = true, map[string]string{"role": "special"}
 	m, err = w.Machine(ctx, w.group, rec)
@@ -576,7 +576,7 @@ func TestUserdataFromTheBucket(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		w.now = w.now.Add(10 * time.Minute) // past the TTL: still no read is on the way of a create
+		w.now = w.now.Add(10 * time.Minute) // past the TTL: a create still does not read
 		m, err := w.render(context.Background(), w.shard.Load(), &w.group, &w.rec, "NONCE")
 		if err != nil || string(m.Userdata) != "#!/bin/sh\n# "+w.rec.ID.String()+" NONCE\n" {
 			t.Errorf("%q %v", m.Userdata, err)

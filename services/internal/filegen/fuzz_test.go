@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// A key that an agent hands in is of the algorithm that was asked for, and good for a certificate.
+// CheckKey accepts only a key of the requested algorithm for which a certificate can be issued.
 func FuzzCheckKey(f *testing.F) {
 	ed, _, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// Connections that are held, whatever they are used for, keep no probe out.
+// Connections that clients keep open never block a probe.
 func TestHeldConnections(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -55,7 +55,7 @@ func TestHeldConnections(t *testing.T) {
 		}
 		resp.Body.Close()
 	}
-	// The oldest are closed, long before their time-outs.
+	// The oldest connections are closed long before their timeouts.
 	closed, deadline := 0, time.Now().Add(2*time.Second)
 	for _, conn := range held[:maxVisitors] {
 		_ = conn.SetReadDeadline(deadline)
@@ -68,7 +68,7 @@ func TestHeldConnections(t *testing.T) {
 	}
 }
 
-// Whoever asks and does not read the answer is gone after the time-out; so is whoever never ends a header.
+// A client that does not read the answer, or does not finish a header, is disconnected after the timeout.
 func TestClientsThatDoNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, say := range map[string]string{"answer not read": "GET /big HTTP/1.1\r\nHost: x\r\n\r\n",

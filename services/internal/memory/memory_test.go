@@ -65,7 +65,7 @@ func TestLeavesTheUsualBehind(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); Keep(ctx) }()
-		time.Sleep(2*interval + time.Second) // of the bubble
+		time.Sleep(2*interval + time.Second) // synctest time
 		stop()
 		<-done
 	})

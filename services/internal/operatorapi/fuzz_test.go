@@ -13,7 +13,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// reading makes a request of bytes. What is no message does not get past gRPC.
+// reading parses bytes as a request. gRPC rejects bytes that are not a message.
 func reading[Q any, PQ interface {
 	*Q
 	proto.Message
@@ -29,10 +29,10 @@ func reading[Q any, PQ interface {
 	}
 }
 
-// Every request of an operator, whatever it holds, is answered or refused with a code that says what is wrong with it.
+// FuzzRequests checks that every request gets an answer or an error with a code that describes the problem.
 func FuzzRequests(f *testing.F) {
 	w := newWorld(f)
-	// UpsertGroup has FuzzUpsert.
+	// FuzzUpsert covers UpsertGroup.
 	all := []func(ctx context.Context, raw []byte) error{
 		reading(w.ListGroups), reading(w.DeleteGroup), reading(w.ListInstances), reading(w.GetInstanceStatus),
 		reading(w.CreateInstance), reading(w.DeleteInstance),

@@ -72,13 +72,13 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 		len(now.GetInstanceIds()) != 3 || now.GetEtag() == g.GetEtag() {
 		t.Errorf("%v", now)
 	}
-	// Nothing but the size has changed.
+	// Only the size has changed.
 	now.Size, now.ActualSize, now.ProviderIds, now.InstanceIds, now.Etag, now.SpecJson = 0, 0, nil, nil, g.GetEtag(),
 		g.GetSpecJson()
 	if diff := cmp.Diff(g, now, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	// What is durable is what was asked for.
+	// The durable groups have the requested values.
 	groups, _, _, err := w.state.ReadGroups(t.Context())
 	if spec := groups.Tenants["prod"]["fleet"]; err != nil || *spec.Size != 3 || spec.Vars["role"] != "db" ||
 		groups.Term != 3 {
@@ -86,7 +86,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	}
 }
 
-// What a group says by itself is told apart from what it takes from its template, and can be taken back.
+// TestClearFields checks that a group's own values differ from those of its template, and can be cleared.
 func TestClearFields(t *testing.T) {
 	w := newWorld(t)
 	before, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
@@ -160,7 +160,7 @@ func TestUpsertStaticGroup(t *testing.T) {
 func TestUpsertGroupRefusals(t *testing.T) {
 	w := newWorld(t)
 	etag := w.scale(t, "fleet", 0).GetEtag()
-	w.scale(t, "fleet", 0) // the same again is the same
+	w.scale(t, "fleet", 0) // an equal change does nothing
 	if now := w.group(t, "fleet").GetEtag(); now != etag {
 		t.Errorf("ETag %s after %s although nothing changed", now, etag)
 	}
@@ -219,7 +219,7 @@ func TestUpsertGroupRefusals(t *testing.T) {
 	}
 }
 
-// A lost answer of the bucket does not lose the change, and an ETag tells whether it was made.
+// A change survives a lost answer of the bucket. Its ETag shows whether it was applied.
 func TestUpsertGroupAfterALostAnswer(t *testing.T) {
 	w := newWorld(t)
 	w.breakStore(func(r mem.Request) mem.Fault {

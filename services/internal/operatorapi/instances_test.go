@@ -95,7 +95,8 @@ func TestInstanceStatus(t *testing.T) {
 	}
 }
 
-// TestUnsettled: what an earlier leader reserved is neither there nor not there until it is known whether it has a VM.
+// TestUnsettled checks that the state of an earlier leader's reservation stays open until the leader knows whether the
+// instance has a VM.
 func TestUnsettled(t *testing.T) {
 	w := newWorld(t)
 	id, theirs := w.NewID(t, "knd"), w.NewID(t, "knd")
@@ -140,11 +141,11 @@ func TestCreateInstance(t *testing.T) {
 		rec.State != record.Created {
 		t.Errorf("%+v, %v", rec, err)
 	}
-	// It does not count towards the size, and nothing replaces it.
+	// It does not count towards the size and is not replaced.
 	if g := w.group(t, "static"); g.GetActualSize() != 0 || len(g.GetInstanceIds()) != 1 {
 		t.Errorf("%v", g)
 	}
-	// Without an ID each call makes one.
+	// Without an ID, each call creates an instance.
 	first, err1 := w.create("", "static")
 	second, err2 := w.create("", "static")
 	if err1 != nil || err2 != nil || first.GetInstanceId() == second.GetInstanceId() || first.GetKind() != "knd" {
@@ -233,7 +234,7 @@ func TestCreateInstanceOutlivesItsClient(t *testing.T) {
 		return mock.Outcome{}
 	})
 	id := w.NewID(t, "knd").String()
-	left := make(chan struct{}, 1) // the server knows that the client did
+	left := make(chan struct{}, 1) // the server has seen that the client disconnected
 	client := w.dialTo(t, w.serve(t, authority.RoleOperator, grpc.ChainUnaryInterceptor(
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			defer func() { left <- struct{}{} }()
@@ -276,12 +277,12 @@ func TestCreateInstanceRefusedByTheProvider(t *testing.T) {
 	w.provide(func(_ context.Context, call mock.Call) mock.Outcome {
 		return mock.Outcome{Err: infra.Errorf(infra.Denied, "create", "not yours")}
 	})
-	w.Clock.Advance(5 * time.Minute) // that there was no room is forgotten
+	w.Clock.Advance(5 * time.Minute) // the remembered lack of capacity has expired
 	_, err = w.create("", "static")
 	wants(t, "denied", err, codes.FailedPrecondition, "not yours")
 }
 
-// While a placement is known to be full the provider is not asked, and the same ID will do later.
+// While a placement is known to be full, the provider is not called. The same ID can be used later.
 func TestCreateInstanceOnceThereIsRoom(t *testing.T) {
 	w := newWorld(t)
 	w.provider.SetCapacity(mock.Place{}, 0)
@@ -303,7 +304,7 @@ func TestCreateInstanceOnceThereIsRoom(t *testing.T) {
 
 func TestCreateInstanceWithoutStorage(t *testing.T) {
 	w := newWorld(t)
-	w.group(t, "static") // the operator is known from here on
+	w.group(t, "static") // the operator's record is remembered from here on
 	id := w.NewID(t, "knd").String()
 	w.breakStore(outOfOrder)
 	_, err := w.create(id, "static")
@@ -353,7 +354,7 @@ func TestDeleteInstance(t *testing.T) {
 	if drain.GetReason() != "no longer needed" || drain.GetInstance().GetState() != "deleting" {
 		t.Errorf("%v", drain)
 	}
-	// Again, later, with another reason: it stays as it is.
+	// A later request with another reason changes nothing.
 	w.Clock.Advance(time.Second)
 	again, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id.String(),
 		Reason: "other"})
@@ -361,7 +362,7 @@ func TestDeleteInstance(t *testing.T) {
 		!again.GetInstance().GetDeleteDeadline().AsTime().Equal(answer.GetInstance().GetDeleteDeadline().AsTime()) {
 		t.Errorf("%v, %v", again, err)
 	}
-	// It is drained, terminated, gone.
+	// The instance is drained, terminated, and deleted.
 	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{
 		InstanceId: id.String()}); err != nil {
 		t.Fatal(err)
@@ -421,7 +422,7 @@ func TestDeleteInstanceRefusals(t *testing.T) {
 	wants(t, "acknowledge nonsense", err, codes.InvalidArgument, "instance_id: ")
 }
 
-// What is another tenant's does not exist.
+// TestTenants checks that objects of another tenant do not exist for an operator.
 func TestTenants(t *testing.T) {
 	w := newWorld(t)
 	rival := w.rival(t)
@@ -445,7 +446,7 @@ func TestTenants(t *testing.T) {
 	if err != nil || len(groups.GetGroups()) != 1 || groups.GetGroups()[0].GetGroup() != "theirs" {
 		t.Errorf("%v, %v", groups, err)
 	}
-	// A group of the same name is another group.
+	// A group with the same name in another tenant is another group.
 	own := w.scale(t, "fleet", 0)
 	if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "quick",
 		Size: ptr(uint32(0))}); err != nil {
@@ -457,7 +458,7 @@ func TestTenants(t *testing.T) {
 	_, err = rival.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "static"})
 	wants(t, "delete a group", err, codes.NotFound)
 
-	// An acknowledgement by the wrong operator is none.
+	// An acknowledgement by an operator of another tenant has no effect.
 	theirs, errs, groupsOf := live(t, rival), watchErrors(t, rival), watchGroups(t, rival)
 	events := live(t, w)
 	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id}); err != nil {
@@ -476,7 +477,7 @@ func TestTenants(t *testing.T) {
 	if first := errs.await("an error", func(*errorEvent) bool { return true }); first.GetMessage() != "for all" {
 		t.Errorf("%v", first)
 	}
-	// Everything above has been published when this is.
+	// When this event is published, all events above have been.
 	if _, err := rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs"}); err != nil {
 		t.Fatal(err)
 	}
@@ -494,7 +495,7 @@ func TestTenants(t *testing.T) {
 	})
 }
 
-// What an earlier leader reserved is not asked for again before it is known what became of it.
+// An instance that an earlier leader reserved is not created again before its state is known.
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 	w := newWorld(t)
 	id := w.NewID(t, "knd")

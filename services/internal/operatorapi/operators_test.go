@@ -44,7 +44,7 @@ func list(t testing.TB, client nstancev1.OperatorServiceClient) error {
 	return err
 }
 
-// remove makes an operator's record a tombstone, as an administrator does.
+// remove makes an operator's record a tombstone, like an administrator.
 func (w *world) remove(t testing.TB) {
 	t.Helper()
 	rec, token, err := w.state.GetOperator(t.Context(), "prod", w.id)
@@ -63,7 +63,7 @@ func TestRoles(t *testing.T) {
 	agent := w.Certificate(t, authority.Identity{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod",
 		ID: w.NewID(t, "knd")}, transporttest.NewKey(t))
 	wants(t, "agent", list(t, w.dial(t, agent)), codes.PermissionDenied, "role")
-	// Behind a port for others the service still refuses whoever is no operator.
+	// On a port for another role, the service still refuses clients that are not operators.
 	wants(t, "agent on the agents' port", list(t, w.dialTo(t, w.serve(t, authority.RoleAgent), agent)),
 		codes.PermissionDenied, "role")
 	wants(t, "nobody", list(t, w.dialTo(t, w.serve(t, ""), nil)), codes.PermissionDenied, "role")
@@ -74,7 +74,7 @@ func TestUnknownOperators(t *testing.T) {
 	identity := authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "opr")}
 	wants(t, "no record", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))),
 		codes.PermissionDenied, "not registered")
-	// Of another tenant, with a record in this one.
+	// An operator of another tenant, with a record in this one.
 	identity.Tenant, identity.ID = "rival", w.id
 	wants(t, "other tenant", list(t, w.dial(t, w.Certificate(t, identity, w.key))), codes.PermissionDenied,
 		"not registered")
@@ -102,7 +102,7 @@ func TestRemovedOperator(t *testing.T) {
 	wants(t, "removed", err, codes.PermissionDenied, "was removed")
 }
 
-// Who watches when it is removed does not watch for ever, whether anything happens or not.
+// The watch of a removed operator ends, with or without events.
 func TestRemovedOperatorStopsWatching(t *testing.T) {
 	w := newWorld(t)
 	w.service.Recheck(10 * time.Millisecond)
@@ -150,7 +150,7 @@ func TestOperatorsWhileStorageIsDown(t *testing.T) {
 	}
 }
 
-// An operator's record is read once in five minutes, however many calls it makes.
+// An operator's record is read once in five minutes, independent of the number of calls.
 func TestOperatorRecordIsRemembered(t *testing.T) {
 	w := newWorld(t)
 	var mu sync.Mutex
@@ -193,7 +193,7 @@ func TestRenewCertificate(t *testing.T) {
 		!rec.Certificate.NotAfter.Equal(cert.NotAfter) || rec.Revision != 2 || rec.Writer != "incarnation-1" {
 		t.Errorf("%+v, %v", rec, err)
 	}
-	// The answer was lost: the same again, and nothing is written.
+	// After a lost answer, the client gets the same certificate, and nothing is written.
 	again, err := w.renew(t, w)
 	if err != nil || !again.Equal(cert) {
 		t.Errorf("another certificate, %v", err)
@@ -201,7 +201,7 @@ func TestRenewCertificate(t *testing.T) {
 	if rec, _, err := w.state.GetOperator(t.Context(), "prod", w.id); err != nil || rec.Revision != 2 {
 		t.Errorf("%+v, %v", rec, err)
 	}
-	// The new one serves, and is renewed in its turn.
+	// The new certificate is accepted and can itself be renewed.
 	client := w.dial(t, &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: w.key})
 	if err := list(t, client); err != nil {
 		t.Error(err)
@@ -214,10 +214,10 @@ func TestRenewCertificate(t *testing.T) {
 	wants(t, "the first one is over", list(t, w.dial(t, w.cert)), codes.Unauthenticated)
 }
 
-// A certificate that an administrator made for longer, or shorter, than ours is exchanged for one of our own.
+// A certificate that an administrator issued with another validity is replaced by one with the standard validity.
 func TestRenewCertificateOfAnotherLength(t *testing.T) {
 	w := newWorld(t)
-	w.Clock.Advance(20 * 24 * time.Hour) // the CA is older than any of them
+	w.Clock.Advance(20 * 24 * time.Hour) // the CA is older than every certificate
 	for _, ttl := range []time.Duration{365 * 24 * time.Hour, 18 * 24 * time.Hour} {
 		key, id := transporttest.NewKey(t), w.NewID(t, "opr")
 		identity := authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: id}
@@ -244,7 +244,7 @@ func TestRenewCertificateOfAnotherLength(t *testing.T) {
 	}
 }
 
-// Of renewals at the same time all get the one certificate that the record names.
+// Concurrent renewals all return the one certificate that the record names.
 func TestRenewCertificateAtOnce(t *testing.T) {
 	w := newWorld(t)
 	w.Clock.Advance(20 * 24 * time.Hour)

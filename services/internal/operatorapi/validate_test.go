@@ -110,8 +110,8 @@ func TestUpsertSetsOnlyWhatIsSet(t *testing.T) {
 	}
 }
 
-// FuzzUpsert: whatever a client sends is refused by name or stays within the bounds, and what is accepted can be
-// written and read again.
+// FuzzUpsert checks that every request is rejected with the name of a field or stays within the limits. An accepted
+// group can be written and read again.
 func FuzzUpsert(f *testing.F) {
 	for _, req := range []*nstancev1.UpsertGroupRequest{
 		{Group: "g", Size: proto.Uint32(3), Template: "t", ArgsJson: `{"a": [1, {"b": null}]}`},
@@ -151,7 +151,7 @@ func FuzzUpsert(f *testing.F) {
 			"prod": {req.GetGroup(): spec}}}
 		read, problems := config.ParseGroups("", config.EncodeGroups(groups))
 		for _, p := range problems.Errors() {
-			// What only the shard's rules can tell is left to them.
+			// Only the shard's rules can check these fields.
 			if !strings.Contains(p.Path, "max_unhealthy") && !strings.Contains(p.Path, "max_surge") &&
 				!strings.Contains(p.Path, "instance_types") &&
 				!strings.Contains(p.Path, "load_balancers") && !strings.Contains(p.Path, "vars") {
@@ -236,7 +236,7 @@ func TestProviderStates(t *testing.T) {
 	}
 }
 
-// What is said of a deletion after its drain was announced does not hide the announcement from a reader that is behind.
+// Later events of a deletion do not replace the announcement of its drain for a reader that is behind.
 func TestDrainsDoNotCoalesceAway(t *testing.T) {
 	events := NewEvents()
 	sub := events.instances.Subscribe(10, nil)
@@ -254,7 +254,7 @@ func TestDrainsDoNotCoalesceAway(t *testing.T) {
 	}
 }
 
-// Every event has a type of its own on the wire.
+// Every event type has a separate type in the protocol.
 func TestInstanceEventTypes(t *testing.T) {
 	seen := map[nstancev1.InstanceEvent_Type]shardstate.InstanceEventType{}
 	for what, typ := range instanceEventTypes {

@@ -39,7 +39,7 @@ func TestWatchGroups(t *testing.T) {
 		full.GetStatus().GetGroup() != "fleet" {
 		t.Errorf("%v", full)
 	}
-	// A change that Terraform makes is one like any other.
+	// A change by Terraform is sent like any other.
 	w.configure(t, document(`"images": {},`))
 	refreshed, err := w.RefreshConfig(t.Context(), &nstancev1.RefreshConfigRequest{})
 	if err != nil || refreshed.GetResult() != nstancev1.RefreshResult_REFRESH_RESULT_UPDATED {
@@ -49,14 +49,14 @@ func TestWatchGroups(t *testing.T) {
 		Vars: map[string]string{"a": "b"}}); err != nil {
 		t.Fatal(err)
 	}
-	// What did not change was not sent again.
+	// Unchanged groups were not sent again.
 	next := groups.await("an event", func(e *groupEvent) bool { return e.GetStatus().GetGroup() != "fleet" })
 	if next.GetStatus().GetGroup() != "static" || next.GetStatus().GetVars()["a"] != "b" {
 		t.Errorf("%v", next)
 	}
 }
 
-// Thousands of changes of a group are few events, and the last of them is the present.
+// Thousands of changes of a group lead to few events, and the last one has the current state.
 func TestWatchGroupsCoalesces(t *testing.T) {
 	w := newWorld(t)
 	groups := watchGroups(t, w)
@@ -80,7 +80,7 @@ func TestWatchGroupsCoalesces(t *testing.T) {
 	}
 }
 
-// What follows from the time alone is noticed without anybody saying so.
+// A change that depends on the time alone is sent without an event.
 func TestWatchGroupsLooksByItself(t *testing.T) {
 	w := newWorld(t)
 	w.service.Tune(100, time.Millisecond, 20*time.Millisecond)
@@ -88,7 +88,7 @@ func TestWatchGroupsLooksByItself(t *testing.T) {
 	w.register(t, id, shardstate.Report{Healthy: true})
 	groups := watchGroups(t, w)
 	groups.await("a healthy instance", func(e *groupEvent) bool { return e.GetStatus().GetHealthy() == 1 })
-	w.Clock.Advance(4 * time.Minute) // more than three reports missed; nothing wakes the loop
+	w.Clock.Advance(4 * time.Minute) // more than three reports are missing, and no event triggers a rendering
 	groups.await("none", func(e *groupEvent) bool {
 		return e.GetStatus().GetGroup() == "fleet" && e.GetStatus().GetHealthy() == 0
 	})
@@ -126,7 +126,7 @@ func TestWatchInstancesReplacement(t *testing.T) {
 	}
 }
 
-// Who comes later is told of the drains that are under way, and by the mark that there are no more.
+// A new watch begins with the drains in progress and the marker for the end of the snapshot.
 func TestWatchInstancesSnapshot(t *testing.T) {
 	w := newWorld(t)
 	ids := w.grow(t, "fleet", 2)
@@ -172,7 +172,7 @@ func TestWatchInstancesSnapshot(t *testing.T) {
 	}
 }
 
-// A VM that no longer runs has nothing to drain.
+// A VM that is not running has no drain.
 func TestWatchInstancesWithoutDrain(t *testing.T) {
 	w := newWorld(t)
 	made, err := w.create("", "static")
@@ -228,7 +228,7 @@ func TestWatchErrors(t *testing.T) {
 	}
 }
 
-// A client that does not read is cut off, and costs nothing after that.
+// A client that does not read is disconnected and then uses no resources.
 func TestSlowWatchers(t *testing.T) {
 	w := newWorld(t)
 	w.service.Tune(50, time.Millisecond, time.Hour)
@@ -239,14 +239,14 @@ func TestSlowWatchers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := instances.Recv(); err != nil { // it has subscribed
+	if _, err := instances.Recv(); err != nil { // the client has subscribed
 		t.Fatal(err)
 	}
 	made, err := w.create("", "static")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A window holds some thousands of events; each is of another instance, so nothing coalesces.
+	// A window holds some thousands of events. Each event is about another instance, so none coalesce.
 	for range 20_000 {
 		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
 			Instance: w.NewID(t, "knd"), Reason: "x"})
@@ -262,7 +262,7 @@ func TestSlowWatchers(t *testing.T) {
 	if received > 10_000 {
 		t.Errorf("%d events were kept", received)
 	}
-	// The leader did not wait for it, and serves it again.
+	// The leader did not block, and serves the client again.
 	fresh := live(t, conn)
 	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{
 		InstanceId: made.GetInstanceId()}); err != nil {
@@ -271,7 +271,7 @@ func TestSlowWatchers(t *testing.T) {
 	fresh.await("an event", ofType(nstancev1.InstanceEvent_TYPE_PENDING_DELETION))
 }
 
-// Streams end with the leadership, and say who leads now: also those whose clients do not read.
+// Streams end with the leadership and name the new leader, also for clients that do not read.
 func TestStreamsEndWithTheLeadership(t *testing.T) {
 	w := newWorld(t)
 	w.service.Tune(1<<20, time.Millisecond, time.Hour)

@@ -42,10 +42,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// patience is how long anything may take that does not wait by itself.
+// patience is the timeout for everything that has no delay of its own in the code under test.
 const patience = 20 * time.Second
 
-// document is the shard's configuration; more is further top-level members.
+// document returns the shard's configuration. more holds additional top-level members.
 func document(more string) string {
 	return fmt.Sprintf(`{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
@@ -59,7 +59,7 @@ func document(more string) string {
 }`, more)
 }
 
-// world is a leader of shard "a" in term 3 with everything behind the API but the agents, and an operator of the tenant
+// world is a leader of shard "a" in term 3 with everything behind the API except agents, and an operator of the tenant
 // prod.
 type world struct {
 	*transporttest.Cluster
@@ -77,14 +77,14 @@ type world struct {
 	id       ident.ID
 	key      ed25519.PrivateKey
 	cert     *tls.Certificate
-	cut      chan struct{} // closed when the leadership is over and this server knows it
+	cut      chan struct{} // closed when the leadership has ended and this server knows it
 
 	mu     sync.Mutex
 	fault  func(mem.Request) mem.Fault
 	script func(context.Context, mock.Call) mock.Outcome
 }
 
-// applier puts configurations in force on a leader's state alone.
+// applier activates configurations only in a leader's state.
 type applier struct{ *shardstate.State }
 
 func (a applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
@@ -95,7 +95,7 @@ func (a applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []
 	a.ConfigureGroups(groups, changed)
 }
 
-// bucket is what a server's shardconfig.Store is.
+// bucket implements shardconfig.Store like a server.
 type bucket struct{ *clusterstate.State }
 
 func (b bucket) Config(ctx context.Context) (shardconfig.Document, error) {
@@ -120,7 +120,7 @@ func (b bucket) PutApplied(ctx context.Context, applied shardconfig.Applied) err
 	return b.WriteApplied(ctx, applied.Body, applied.Source, applied.Term)
 }
 
-// renderer makes the least machine: templates have tests of their own.
+// renderer returns a minimal machine. Templates have separate tests.
 type renderer struct{}
 
 func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
@@ -207,7 +207,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// operatorRole has a name of its own because of the authority in newWorld.
+// operatorRole avoids a conflict with the variable authority in newWorld.
 const operatorRole = authority.RoleOperator
 
 func notLeader() error {
@@ -266,13 +266,13 @@ func (w *world) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certi
 	return nstancev1.NewOperatorServiceClient(conn)
 }
 
-// rival is an operator of the other tenant.
+// rival returns a client of the other tenant's operator.
 func (w *world) rival(t testing.TB) nstancev1.OperatorServiceClient {
 	t.Helper()
 	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))
 }
 
-// configure writes the configuration, as Terraform does.
+// configure writes the configuration like Terraform.
 func (w *world) configure(t testing.TB, text string) {
 	t.Helper()
 	if _, err := w.store.Put(t.Context(), keys.Config("a"), []byte(text), objstore.Always()); err != nil {
@@ -280,7 +280,7 @@ func (w *world) configure(t testing.TB, text string) {
 	}
 }
 
-// breakStore makes requests to the store fail.
+// breakStore sets the faults of requests to the store.
 func (w *world) breakStore(fault func(mem.Request) mem.Fault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -289,14 +289,14 @@ func (w *world) breakStore(fault func(mem.Request) mem.Fault) {
 
 func outOfOrder(mem.Request) mem.Fault { return mem.Fault{Err: errors.New("out of order")} }
 
-// provide scripts the provider.
+// provide sets the script of the provider.
 func (w *world) provide(script func(context.Context, mock.Call) mock.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.script = script
 }
 
-// end ends the leadership; what standbys answer follows.
+// end ends the leadership. The service then answers like a standby.
 func (w *world) end() {
 	close(w.cut)
 	w.lose()
@@ -306,7 +306,7 @@ func (w *world) end() {
 type stream[M any] struct {
 	t    testing.TB
 	news chan M
-	err  error // once news is closed
+	err  error // valid after news is closed
 	stop context.CancelFunc
 }
 
@@ -334,7 +334,7 @@ func receive[M, A any](t testing.TB, open func(ctx context.Context) (grpc.Server
 	return s
 }
 
-// await returns the first event that matches, dropping those before it.
+// await returns the first event that matches and drops those before it.
 func (s *stream[M]) await(what string, match func(M) bool) M {
 	s.t.Helper()
 	for event := range s.news {
@@ -346,7 +346,7 @@ func (s *stream[M]) await(what string, match func(M) bool) M {
 	panic("unreachable")
 }
 
-// ended returns the error that the stream ended with, and what came before.
+// ended returns the error at the end of the stream and the events before it.
 func (s *stream[M]) ended() (before []M, err error) {
 	for event := range s.news {
 		before = append(before, event)
@@ -393,7 +393,7 @@ func live(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*instanc
 	return s
 }
 
-// scale makes or changes a dynamic group of the template worker.
+// scale creates or changes a dynamic group of the template worker.
 func (w *world) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
 	t.Helper()
 	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "worker",
@@ -404,7 +404,7 @@ func (w *world) scale(t testing.TB, group string, size uint32) *nstancev1.GroupS
 	return answer.GetGroup()
 }
 
-// grow makes a group and waits for its instances, which are not registered yet.
+// grow creates a group and waits for its instances, which are not registered yet.
 func (w *world) grow(t testing.TB, group string, size int) []ident.ID {
 	t.Helper()
 	s := live(t, w)
@@ -427,7 +427,7 @@ func parse(t testing.TB, text string) ident.ID {
 	return id
 }
 
-// register does what an instance's agent does: it registers, connects and reports.
+// register acts like an instance's agent: it registers, connects, and reports.
 func (w *world) register(t testing.TB, id ident.ID, report shardstate.Report) {
 	t.Helper()
 	rec, err := w.leader.Executor.Update(t.Context(), id, func(r *record.Instance) {
@@ -448,7 +448,7 @@ func (w *world) register(t testing.TB, id ident.ID, report shardstate.Report) {
 	}
 }
 
-// list folds in what the provider says of all VMs.
+// list merges the provider's list of all VMs into the state.
 func (w *world) list(t testing.TB) {
 	t.Helper()
 	if err := w.leader.Asker.List(t.Context()); err != nil {
@@ -456,7 +456,7 @@ func (w *world) list(t testing.TB) {
 	}
 }
 
-// awaitListing waits for an event that follows from what the provider says, asking it over and over.
+// awaitListing lists the provider's VMs repeatedly until an event matches.
 func (w *world) awaitListing(s *stream[*instanceEvent], what string, match func(*instanceEvent) bool) *instanceEvent {
 	s.t.Helper()
 	for {
@@ -488,7 +488,7 @@ func wants(t testing.TB, what string, err error, code codes.Code, words ...strin
 	}
 }
 
-// isNotLeader checks that an error tells who leads.
+// isNotLeader checks that an error names the leader.
 func isNotLeader(t testing.TB, what string, err error) {
 	t.Helper()
 	wants(t, what, err, codes.Unavailable)

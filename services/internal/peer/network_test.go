@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// node is a server with its election port.
+// node is a server with an election port.
 type node struct {
 	self    election.Peer
 	network *Network
@@ -93,7 +93,7 @@ func (n *node) hears(t *testing.T, want election.Input) {
 	t.Helper()
 	select {
 	case got := <-n.events:
-		if h, ok := got.(election.Heartbeat); ok { // decoded, it says which schema it has
+		if h, ok := got.(election.Heartbeat); ok { // a decoded lock contains its schema version
 			h.Lock.Schema = 0
 			got = h
 		}
@@ -119,14 +119,14 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 		b.network.Send(a.self, p)
 		a.hears(t, p)
 	}
-	// nobody hears it
+	// no process receives this message
 	a.network.Send(election.Peer{ID: "two", Incarnation: "two-0"}, election.Handover{Leader: a.self, Standby: b.self,
 		Term: 3})
 	f := election.Handover{Leader: a.self, Standby: b.self, Term: 3}
 	a.network.Send(b.self, f)
 	b.hears(t, f)
 
-	// A follower that has taken over says so and follows nobody: what it said still arrives.
+	// A follower that has taken over announces it and follows no server. The announcement still arrives.
 	taken := election.TookOver{Leader: a.self, Standby: b.self, Term: 4}
 	b.network.Send(a.self, taken)
 	b.network.Follow(record.Lock{})
@@ -134,10 +134,10 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 	a.hears(t, election.LinkDown{Peer: b.self})
 	b.hears(t, election.LeaderLinkDown{Leader: a.self})
 
-	// Then it is the other that follows.
+	// Then the other server follows.
 	a.network.Follow(b.lock())
 	b.hears(t, election.LinkUp{Peer: a.self})
-	later := b.network.Events(t.Context()) // another election of the same process hears of the links that there are
+	later := b.network.Events(t.Context()) // another election of the same process receives the existing links
 	if got := <-later; got != (election.LinkUp{Peer: a.self}) {
 		t.Errorf("the next election hears %T%+v first", got, got)
 	}
@@ -162,12 +162,12 @@ func TestLinkComesBack(t *testing.T) {
 	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	wrong := a.lock()
-	wrong.Incarnation = "one-0" // the process before
+	wrong.Incarnation = "one-0" // an earlier process of the same server
 	b.network.Follow(wrong)
 	a.hears(t, election.LinkUp{Peer: b.self})
 	a.hears(t, election.LinkDown{Peer: b.self})
 	b.network.Follow(a.lock())
-	for range 50 { // links to the wrong process come and go until the right one stays
+	for range 50 { // links to the wrong process open and close until the right one stays open
 		in := <-a.events
 		if _, up := in.(election.LinkUp); !up {
 			continue
@@ -187,7 +187,7 @@ func TestLinkComesBack(t *testing.T) {
 	t.Error("no link to the right process")
 }
 
-// call speaks to an election port by hand.
+// call calls an election port directly.
 func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certificate, first ...any) error {
 	t.Helper()
 	conn := c.Dial(t, addr, cert)
@@ -206,7 +206,7 @@ func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certifi
 			}
 		}
 		if err := send(s, frame); err != nil {
-			break // the answer says why
+			break // the answer contains the reason
 		}
 	}
 	for {
@@ -276,7 +276,7 @@ func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 func TestFollowerChecksTheLeader(t *testing.T) {
 	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
-	stranger := start(t, c, "r", "one") // of another shard
+	stranger := start(t, c, "r", "one") // a server of another shard
 	for name, lock := range map[string]record.Lock{
 		"another shard": {LeaderID: "one", Incarnation: "one-1", Addresses: record.LockAddresses{
 			Election: stranger.addr}},

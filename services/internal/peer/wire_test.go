@@ -44,7 +44,7 @@ func TestMessagesGoThereAndBack(t *testing.T) {
 		if diff := cmp.Diff(message, got, cmp.AllowUnexported(hello{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		for n := range frame { // no beginning of a message is one
+		for n := range frame { // a truncated message is not valid
 			if part, err := decode(frame[:n]); err == nil {
 				t.Errorf("%s: %d of %d bytes are %+v", name, n, len(frame), part)
 			}

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// Whoever has no nonce of an operator's gets no certificate, whatever else is said, and the refusal does not tell the
-// nonce.
+// FuzzRegisterOperator checks that a client without an operator's nonce gets no certificate, and that the error does
+// not contain the nonce.
 func FuzzRegisterOperator(f *testing.F) {
 	w := newWorld(f)
 	good, _ := w.operatorNonce(f)
@@ -27,7 +27,7 @@ func FuzzRegisterOperator(f *testing.F) {
 	f.Fuzz(func(t *testing.T, nonce string, key []byte) {
 		nonce = strings.ToValidUTF8(nonce, "")
 		if nonce == good && len(key) == 32 {
-			return // TestRegisterOperator
+			return // covered by TestRegisterOperator
 		}
 		answer, err := w.client.RegisterOperator(t.Context(), &nstancev1.RegisterOperatorRequest{Nonce: nonce,
 			PublicKey: key})

@@ -59,7 +59,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// nonce mints one, of an agent unless change says otherwise.
+// nonce returns a new nonce for an agent, or as change says.
 func (w *world) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
 	t.Helper()
 	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: "a",
@@ -168,8 +168,7 @@ func TestRegisterAgent(t *testing.T) {
 	}
 }
 
-// The answer was lost: the same key gets the very same certificate, also after the nonce's end, and nothing is written
-// for it.
+// After a lost answer, the same key gets the same certificate, also after the nonce has expired. Nothing is written.
 func TestSameKeyAgain(t *testing.T) {
 	w := newWorld(t)
 	id, key := w.Created(t), transporttest.NewKey(t)
@@ -195,7 +194,7 @@ func TestSameKeyAgain(t *testing.T) {
 	_, err = w.register(w.nonce(t, id, nil), key)
 	wants(t, "another nonce", err, codes.PermissionDenied, "another key or nonce")
 
-	// Late in the certificate's life it is a new one, recorded.
+	// Late in the certificate's life a new one is issued and recorded.
 	w.Clock.Advance(5 * 24 * time.Hour)
 	late, err := w.register(nonce, key)
 	if err != nil {
@@ -324,8 +323,8 @@ func TestRefusedAgents(t *testing.T) {
 	wants(t, "a clock that is behind", err, codes.Unavailable, "not valid yet")
 }
 
-// The machine may be up before the provider's answer is recorded. The agent is told to come again, and then completes
-// the record itself; what the executor then records leaves that alone.
+// TestRegisteredBeforeCreated registers an agent before the provider's answer is recorded. The agent must retry and
+// then completes the record itself. The executor's later update keeps the registration.
 func TestRegisteredBeforeCreated(t *testing.T) {
 	w := newWorld(t)
 	id, key := w.Reserved(t, false), transporttest.NewKey(t)
@@ -343,8 +342,7 @@ func TestRegisteredBeforeCreated(t *testing.T) {
 	}
 }
 
-// Every request that a registration makes may fail, with or without effect; the agent asks again and is registered
-// once.
+// Every storage request of a registration may fail, with or without effect. The agent retries and is registered once.
 func TestStorageFaults(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for failing := 1; failing <= 2; failing++ {
@@ -412,7 +410,7 @@ func notLeader(t testing.TB, err error) {
 	}
 }
 
-// A leader that is superseded in the middle of a registration says so.
+// A leader that is superseded during a registration returns the error that names the new leader.
 func TestSupersededLeader(t *testing.T) {
 	w := newWorld(t)
 	id := w.Created(t)
@@ -549,7 +547,7 @@ func FuzzValidateHostname(f *testing.F) {
 	})
 }
 
-// Each registration has a connection of its own, as in life; client and server share the process.
+// Each registration uses a separate connection, as in production. Client and server share the process.
 func BenchmarkRegisterAgent(b *testing.B) {
 	w := newWorld(b)
 	b.ReportAllocs()

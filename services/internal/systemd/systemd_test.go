@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/systemd"
 )
 
-// manager listens as systemd does, and gives the watchdog's time to the environment.
+// manager listens like systemd and sets the watchdog's interval in the environment.
 func manager(t *testing.T, watchdog time.Duration) *net.UnixConn {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -94,7 +94,7 @@ func TestWatchdog(t *testing.T) {
 		}
 	}
 	alive.Store(false)
-	// What was on its way arrives; then there is silence for many times the interval.
+	// Messages in flight arrive. Then there is silence for many times the interval.
 	deadline := time.Now().Add(20 * time.Second)
 	for silent := false; !silent; {
 		if time.Now().After(deadline) {

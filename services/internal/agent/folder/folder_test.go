@@ -23,7 +23,7 @@ func open(t *testing.T) *folder.Disk {
 	return disk
 }
 
-// TestFolder is the contract of every Folder.
+// TestFolder checks the contract of every Folder.
 func TestFolder(t *testing.T) {
 	for name, f := range map[string]folder.Folder{"disk": open(t), "memory": &folder.Memory{}} {
 		t.Run(name, func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestDiskRefusesIrregularFiles(t *testing.T) {
 	}
 }
 
-// A failed write leaves neither a temporary file nor a change; what a crash left of one is cleared at the next start.
+// A failed write leaves no temporary file and no change. The next start removes what a crash left.
 func TestDiskClearsTemporaryFiles(t *testing.T) {
 	disk := open(t)
 	if err := os.WriteFile(filepath.Join(disk.Path(), ".tmp", "a123"), []byte("secret"), 0o600); err != nil {

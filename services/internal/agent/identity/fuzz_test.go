@@ -11,8 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// What a server sends, or a disk has kept, is this agent's certificate or none. Its chain is not looked at here: TLS
-// does that, from both sides.
+// parse accepts only a certificate of this agent. It does not check the chain, which TLS verifies on both sides.
 func FuzzParse(f *testing.F) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	ca, err := authority.CreateCA("example", rand.Reader, now)

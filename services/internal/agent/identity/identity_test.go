@@ -86,7 +86,7 @@ func TestLife(t *testing.T) {
 	if nonce, err := w.store().Nonce(); err != nil || string(nonce) != "a.b.c" {
 		t.Fatalf("Nonce: %v", err)
 	}
-	// A new CA is introduced before the old one leaves.
+	// During a rotation the bundle holds both the new and the old CA.
 	bundle := authority.EncodeBundle(newCA(t, w.now).Certificate(), w.ca.Certificate())
 	text := w.issue(t, w.ca, w.agent(), key)
 	got, err := w.store().Accept(key, text, bundle)
@@ -179,7 +179,7 @@ func TestDamagedFiles(t *testing.T) {
 			t.Errorf("Roots of %q", bundle)
 		}
 	}
-	// A damaged key is never replaced: the nonce may be spent on it.
+	// A damaged key is never replaced, because the nonce may be consumed by it.
 	w.write(t, identity.KeyFile, []byte("x"))
 	if _, err := w.store().Key(); err == nil {
 		t.Error("a damaged key was accepted")

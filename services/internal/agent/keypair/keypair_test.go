@@ -124,7 +124,8 @@ func mustParse(t *testing.T, der []byte) any {
 	return key
 }
 
-// A template that asks for another algorithm gets a new pair; a crash between its two files is mended by asking again.
+// A request for another algorithm makes a new pair. After a crash between the two files, the next request repairs the
+// pair.
 func TestAlgorithmChangeAndHalfWrittenPair(t *testing.T) {
 	s, disk := store(t)
 	before, err := s.Ensure("a.pub", ed)
@@ -189,7 +190,7 @@ func TestEnsureRefuses(t *testing.T) {
 	}
 }
 
-// A key that somebody removed or damaged shows in the next report.
+// The next report shows a key that was removed or damaged.
 func TestStatesFollowTheDisk(t *testing.T) {
 	s, disk := store(t)
 	for _, name := range []string{"a.pub", "b.pub"} {

@@ -32,7 +32,7 @@ func TestCheckContent(t *testing.T) {
 	key := "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
 	for _, test := range []struct {
 		name, kind, content string
-		problem             string // part of the error; "" if none
+		problem             string // part of the error; empty: no error
 	}{
 		{"a.crt", "certificate", cert, ""},
 		{"a.crt", "certificate", "\n" + cert + "\n" + cert, ""},
@@ -87,7 +87,8 @@ func FuzzCheckEnv(f *testing.F) {
 		if checkEnv(text) != nil {
 			return
 		}
-		// What is accepted stays so with a comment before it and, since every quote is closed, with a line after it.
+		// An accepted text stays acceptable with a comment before it. Since every quote is closed, it also stays
+		// acceptable with a line after it.
 		more := append([]byte("# comment\n"), text...)
 		if n := len(text); n > 0 && text[n-1] != '\\' {
 			more = append(more, "\nLAST=1"...)

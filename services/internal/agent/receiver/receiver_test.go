@@ -41,7 +41,7 @@ func disk(t *testing.T) *folder.Disk {
 // files is a set of env files by name.
 type files map[string]string
 
-// apply sends some files in a batch that leaves exactly the named ones.
+// apply applies a batch that sends some files and commits exactly the given names.
 func apply(t *testing.T, r *receiver.Receiver, hash string, send files, names ...string) []string {
 	t.Helper()
 	changed, err := try(r, hash, send, names...)
@@ -77,7 +77,7 @@ func stored(t *testing.T, dir folder.Folder) files {
 	return got
 }
 
-// reported returns what the receiver says: the hash of a file's content, or "error: …".
+// reported returns the hash of each file's content, or "error: …", according to the receiver.
 func reported(r *receiver.Receiver) map[string]string {
 	got := map[string]string{}
 	for _, state := range r.States() {
@@ -199,7 +199,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("the link's target holds %q, %v", got, err)
 	}
 
-	// The hash comes when the last refused file is mended or no longer belongs to the instance, and not before.
+	// The hash is set only when the last refused file is corrected or no longer belongs to the instance.
 	apply(t, r, "h2", files{"bad.json": "{}"}, "a.env", "b.env", "bad.json")
 	if r.Hash() != "" || !strings.HasPrefix(reported(r)["b.env"], "error: ") {
 		t.Errorf("b.env is still refused; hash %q, states %v", r.Hash(), reported(r))
@@ -210,7 +210,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("hash %q, states: %s", r.Hash(), diff)
 	}
 
-	// A batch of which nothing could be stored leaves the old set.
+	// If no file of a batch can be stored, the old set stays.
 	apply(t, r, "h3", files{"a.env": "?"}, "a.env", "b.env", "bad.json")
 	if r.Hash() != "h2" {
 		t.Errorf("nothing changed, and the hash is %q", r.Hash())
@@ -236,7 +236,7 @@ func TestBatchLimits(t *testing.T) {
 	}
 }
 
-// Whatever a server sends, the report about it is one that servers take.
+// Servers accept the report for every possible batch.
 func TestStatesFitIntoAReport(t *testing.T) {
 	r := open(&folder.Memory{})
 	batch := r.NewBatch()
@@ -263,7 +263,7 @@ func TestStatesFitIntoAReport(t *testing.T) {
 	}
 }
 
-// States follow the disk: what somebody changed or removed shows, and is read only once.
+// States follow the disk: they show changed and removed files, and read each file only once.
 func TestStatesFollowTheDisk(t *testing.T) {
 	dir := &faulty{Folder: disk(t)}
 	r := open(dir)
@@ -289,8 +289,8 @@ func TestStatesFollowTheDisk(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// faulty counts writes and removals. From step number `dies` on (1 is the first) nothing is done any more; with `half`,
-// step `dies` is still done, but its caller no longer learns of it.
+// faulty counts writes and removals. From step number dies on, which starts at 1, nothing is done any more. With half,
+// step dies is still done, but its caller gets an error.
 type faulty struct {
 	folder.Folder
 	steps, dies int
@@ -328,7 +328,8 @@ func (f *faulty) Read(name string) ([]byte, error) {
 	return f.Folder.Read(name)
 }
 
-// A crash between any two steps leaves, after the next start, the old set with its hash or the new one with its own.
+// After a crash between any two steps, the next start has either the old set with the old hash or the new set with the
+// new hash.
 func TestCrashLeavesOldOrNew(t *testing.T) {
 	old := files{"a.env": "A=1", "b.env": "B=1", "gone.env": "G=1"}
 	new := files{"a.env": "A=2", "b.env": "B=1", "c.env": "C=2"}
@@ -345,7 +346,7 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			}
 			finished = dying.steps < dies
 
-			// The start after the crash may crash as well.
+			// The start after the crash may crash too.
 			open(&faulty{Folder: dir, dies: dies, half: half})
 
 			r := open(dir)
@@ -360,7 +361,7 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			if names, err := os.ReadDir(dir.Path()); err != nil || len(names) != len(want)+2 { // .state.json, .tmp
 				t.Errorf("crash at step %d (%v): left %v, %v", dies, half, names, err)
 			}
-			// Whatever it was, the same batch then leads to the new set, and the hook learns of it.
+			// In both cases the same batch then leads to the new set, and the hook runs.
 			apply(t, r, "new", new, "a.env", "b.env", "c.env")
 			if diff := cmp.Diff(new, stored(t, dir)); diff != "" || r.Hash() != "new" {
 				t.Errorf("crash at step %d (%v), sent again: %s", dies, half, diff)
@@ -378,7 +379,7 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 	}
 }
 
-// A file that the disk refuses is reported and costs the hash; the others arrive.
+// A file that cannot be written is reported and makes the hash empty. The others are stored.
 func TestDiskErrors(t *testing.T) {
 	dir := &faulty{Folder: &folder.Memory{}, fail: "b.env"}
 	r := open(dir)
@@ -396,7 +397,7 @@ func TestDiskErrors(t *testing.T) {
 	}
 }
 
-// Damaged documents of its own cost the receiver its memory, not its life.
+// A damaged state or journal makes the receiver lose its state, but not fail.
 func TestDamagedState(t *testing.T) {
 	for _, name := range []string{".state.json", ".journal.json"} {
 		dir := disk(t)
