@@ -16,10 +16,10 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// linkMethod is that of the election port.
+// linkMethod is the method of the election port.
 const linkMethod = "/nstance.election.v1.Peers/Link"
 
-// nonces are registrations that must not succeed.
+// nonces returns registrations that must not succeed.
 func (a *attacker) nonces() (list []attack) {
 	agent := func(nonce string) func() string { return func() string { return a.register(nonce) } }
 	add := func(kind string, run func() string) {
@@ -30,7 +30,7 @@ func (a *attacker) nonces() (list []attack) {
 	}
 	spent := a.Nonces["replayed"]
 	parts := strings.Split(spent, ".")
-	flip := func(text string, at int) string { // another character of the alphabet
+	flip := func(text string, at int) string { // replaces one character by another of the alphabet
 		other := byte('A')
 		if text[at] == other {
 			other = 'B'
@@ -55,8 +55,8 @@ func (a *attacker) nonces() (list []attack) {
 			return err
 		})
 	})
-	// The same over one connection, as fast as it goes: every signature is good. From another address, so that its
-	// limit is not the others'.
+	// Register as fast as possible over one connection, with valid signatures. The separate address keeps the other
+	// attacks within their own limit.
 	add("nonce: flood of spent ones", func() (outcome string) {
 		return a.call(registrationPort, noCertificate, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 			for end := time.Now().Add(time.Second); time.Now().Before(end) && ctx.Err() == nil; {
@@ -87,7 +87,7 @@ func (a *attacker) register(nonce string) string {
 	})
 }
 
-// noise is a codec for messages that are none.
+// noise is a codec that writes invalid messages of a given size.
 type noise struct{ size int }
 
 func (noise) Name() string { return "proto" }
@@ -101,15 +101,16 @@ func (noise) Unmarshal(mem.BufferSlice, any) error { return nil }
 
 var _ encoding.CodecV2 = noise{}
 
-// methods are one of each port, with a certificate that is good for it.
+// methods has one method for each port, with the name of a certificate that may call it.
 var methods = map[string]struct{ name, cert string }{
 	registrationPort: {nstancev1.RegistrationService_RegisterAgent_FullMethodName, noCertificate},
 	agentPort:        {nstancev1.AgentService_SubmitPublicKeys_FullMethodName, "caller"},
 	operatorPort:     {nstancev1.OperatorService_ListInstances_FullMethodName, "operator"},
-	electionPort:     {linkMethod, "agent"}, // nobody but servers has one that is
+	electionPort:     {linkMethod, "agent"}, // only servers have a valid certificate for it
 }
 
-// messages that are too large, or none. Whoever may not call at all is told that.
+// messages returns calls with messages that are too large or malformed. A caller without permission is refused for that
+// reason instead.
 func (a *attacker) messages() (list []attack) {
 	for kind, size := range map[string]int{"malformed": 512, "oversized": 5 << 20} {
 		for port, method := range methods {
@@ -128,7 +129,7 @@ func (a *attacker) messages() (list []attack) {
 				if err != nil {
 					return err
 				}
-				_ = stream.Send(r) // what is wrong with it, the answer says
+				_ = stream.Send(r) // the answer reports errors
 				_, err = stream.CloseAndRecv()
 				return err
 			})
@@ -142,7 +143,7 @@ func (a *attacker) messages() (list []attack) {
 	return list
 }
 
-// identities are calls with a certificate that is not, or no longer, good for them.
+// identities returns calls with a certificate that is not valid for them, or not any longer.
 func (a *attacker) identities() (list []attack) {
 	calls := map[string]func(context.Context, *grpc.ClientConn) error{
 		agentPort: func(ctx context.Context, conn *grpc.ClientConn) error {
@@ -163,7 +164,7 @@ func (a *attacker) identities() (list []attack) {
 			switch {
 			case cert == "reporter" || cert == "caller", port == agentPort && cert == "agent", port == operatorPort &&
 				cert == "operator":
-				continue // they may
+				continue // a call that is permitted
 			}
 			list = append(list, attack{"certificate", port + " " + cert, func() string {
 				return a.call(port, cert, call)

@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// silent holds a connection open without a word, and opens the next when it is closed.
+// silent opens a connection and sends nothing. It opens the next one when the server closes it.
 func (a *attacker) silent(port, addr string) {
 	for a.ctx.Err() == nil {
 		conn := a.open(addr)
@@ -27,7 +27,7 @@ func (a *attacker) silent(port, addr string) {
 			continue
 		}
 		a.waiting.Add(1)
-		_, _ = conn.Read(make([]byte, 1)) // until the server has had enough
+		_, _ = conn.Read(make([]byte, 1)) // returns when the server closes the connection
 		a.waiting.Add(-1)
 		_ = conn.Close()
 		if a.ctx.Err() == nil {
@@ -36,7 +36,7 @@ func (a *attacker) silent(port, addr string) {
 	}
 }
 
-// dripping writes a byte at a time.
+// dripping is a connection that writes one byte at a time.
 type dripping struct{ net.Conn }
 
 func (d dripping) Write(p []byte) (n int, err error) {
@@ -48,7 +48,8 @@ func (d dripping) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// slow shakes hands a byte at a time; at the port for probes, where there is no TLS, it asks so.
+// slow performs a TLS handshake one byte at a time. The port for probes has no TLS, so it sends an HTTP request there
+// instead.
 func (a *attacker) slow(port, addr string) {
 	for a.ctx.Err() == nil {
 		conn := a.open(addr)
@@ -76,7 +77,7 @@ func (a *attacker) slow(port, addr string) {
 	}
 }
 
-// connections that end before there is a call.
+// connections returns attacks that end before there is a call.
 func (a *attacker) connections() (list []attack) {
 	for _, port := range append([]string{healthPort}, tlsPorts...) {
 		list = append(list, attack{"noise", port, func() string {
@@ -119,7 +120,7 @@ func noise4K() []byte {
 	return raw
 }
 
-// fate says what became of a connection on which something was said.
+// fate sends say on a connection, and returns how the connection ended.
 func fate(conn net.Conn, say []byte) string {
 	if _, err := conn.Write(say); err != nil {
 		return "closed"
@@ -131,11 +132,11 @@ func fate(conn net.Conn, say []byte) string {
 	return "closed"
 }
 
-// writeTime is how long a server may take to read what is said on a raw connection.
+// writeTime is the time limit for the server to read what is written to a raw connection.
 const writeTime = 5 * time.Second
 
-// raw opens a connection on which anything may be said. Agents' certificates are good for a connection to any port, if
-// not for a call.
+// raw opens a connection that can send arbitrary frames. It uses an agent's certificate, which every port accepts for a
+// connection, though not for every call.
 func (a *attacker) raw(port string, settings ...http2.Setting) *transporttest.Raw {
 	conn := a.open(a.Ports[port])
 	if conn == nil {
@@ -151,7 +152,7 @@ func (a *attacker) raw(port string, settings ...http2.Setting) *transporttest.Ra
 	return raw
 }
 
-// frames are abuses of HTTP/2, each for a second or until the server has had enough.
+// frames returns abuses of HTTP/2. Each lasts one second, or until the server closes the connection.
 func (a *attacker) frames() (list []attack) {
 	for _, port := range tlsPorts {
 		method := methods[port].name
@@ -169,7 +170,7 @@ func (a *attacker) frames() (list []attack) {
 				return run(r, time.Now().Add(time.Second))
 			}, pace})
 		}
-		// CVE-2023-44487: streams are opened and reset as fast as it goes.
+		// CVE-2023-44487: open and reset streams as fast as possible.
 		add("rapid reset", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, n uint32) error {
 				if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 1, BlockFragment: r.Fields(method),
@@ -207,7 +208,7 @@ func (a *attacker) frames() (list []attack) {
 		add("window flood", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, n uint32) error { return out.WriteWindowUpdate(0, 1) })
 		})
-		// Streams that are opened and left, and calls whose message never ends.
+		// Open streams without using them, and send calls with an endless message.
 		left := func(message int) func(*transporttest.Raw, time.Time) string {
 			return func(r *transporttest.Raw, until time.Time) string {
 				for n := range uint32(200) {
@@ -236,14 +237,14 @@ func (a *attacker) frames() (list []attack) {
 	return list
 }
 
-// flood writes frames as fast as the server takes them and reads what it answers.
+// flood writes frames as fast as the server reads them, and reads the answers.
 func flood(r *transporttest.Raw, until time.Time, write func(out *http2.Framer, n uint32) error) string {
 	ended := make(chan string, 1)
 	go func() { ended <- r.End(time.Until(until) + 5*time.Second) }()
 	buffered := bufio.NewWriterSize(r.Conn, 16<<10)
 	out := http2.NewFramer(buffered, bytes.NewReader(nil))
 	out.AllowIllegalWrites = true
-	if time.Until(until) < writeTime { // nobody may be reading by then
+	if time.Until(until) < writeTime { // the server may not be reading by then
 		_ = r.Conn.SetWriteDeadline(until)
 	}
 	var err error

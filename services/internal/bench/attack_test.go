@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// attackersEnv makes this program the process of hostile clients.
+// attackersEnv makes this program run as the process of hostile clients.
 const attackersEnv = "NSTANCE_BENCH_ATTACKERS"
 
 // The five ports.
@@ -35,28 +35,28 @@ const (
 
 var tlsPorts = []string{registrationPort, agentPort, operatorPort, electionPort}
 
-// target is what attackers are told: a server, and what they have got hold of.
+// target tells the attackers which server to attack, and with which credentials.
 type target struct {
 	CA string
-	// ID and Reporter are instances that they are, Other one that they are not.
+	// ID and Reporter are instances that the attackers own. Other is one that they do not own.
 	ID, Reporter, Other string
 	Ports               map[string]string
 	Papers              map[string]paper  // certificates
-	Nonces              map[string]string // signed ones, of every kind that is to be refused
-	// Kinds of attacks to make; none: all.
+	Nonces              map[string]string // signed nonces of every kind that the server must refuse
+	// Kinds lists the kinds of attacks to make. If it is empty, all are made.
 	Kinds []string
-	// Silent connections to the agents' port, a hundredth of that to each other port; slow handshakes, a tenth of that
-	// to each other port.
+	// Silent is the number of silent connections to the agents' port, and Slow the number of slow handshakes. Every
+	// other port gets a hundredth of Silent and a tenth of Slow.
 	Silent, Slow int
-	// Addresses are how many attacks come from; 0: one.
+	// Addresses is the number of source addresses of the attacks. 0 means one.
 	Addresses int
-	// Least is how often each sort is tried at least, if that takes no longer than leastTime.
+	// Least is the minimum number of attempts of each attack, unless that takes longer than leastTime.
 	Least int
 }
 
 const leastTime = 90 * time.Second
 
-// paper is a certificate with its key, in DER and PKCS #8.
+// paper is a certificate in DER, with its key in PKCS #8.
 type paper struct{ Cert, Key []byte }
 
 func (p paper) load() tls.Certificate {
@@ -67,13 +67,13 @@ func (p paper) load() tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{p.Cert}, PrivateKey: key}
 }
 
-// outcomes counts what became of each attack.
+// outcomes counts the outcomes of each attack. It is safe for concurrent use.
 type outcomes struct {
 	mu     sync.Mutex
 	counts map[string]map[string]int
 }
 
-// all reports whether each attack was tried so often.
+// all reports whether each attack was tried at least least times.
 func (o *outcomes) all(attacks []string, least int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -98,30 +98,29 @@ func (o *outcomes) add(attack, outcome string) {
 	o.counts[attack][outcome]++
 }
 
-// attacker is one machine full of hostile clients.
+// attacker is one machine that runs all hostile clients.
 type attacker struct {
 	target
 	seen    outcomes
 	roots   *x509.CertPool
 	certs   map[string][]tls.Certificate
-	waiting atomic.Int64 // connections that are open and say nothing
+	waiting atomic.Int64 // open connections that send nothing
 	ctx     context.Context
 
 	connected atomic.Uint32
 }
 
-// noCertificate is the name of none.
+// noCertificate is the name that stands for no certificate.
 const noCertificate = "none"
 
-// attack is one way to be hostile. Its outcome is counted under kind and port.
+// attack is one way to be hostile. Its outcomes are counted by kind and port.
 type attack struct {
 	kind, port string
 	run        func() string
-	pace       time.Duration // between two of them
+	pace       time.Duration // pause between two attempts
 }
 
-// yieldCPU makes this process nice, in the sense of nice(1). On Linux that is a thread's, and those that it starts have
-// it from it.
+// yieldCPU lowers the priority of this process, see nice(1). Linux sets it per thread, and new threads inherit it.
 func yieldCPU() error {
 	threads, err := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {
@@ -131,8 +130,8 @@ func yieldCPU() error {
 	return err
 }
 
-// runAttackers reads its target, attacks until its input ends, and writes what became of it. It is nice: on other
-// machines it would take no CPU time of the server's except what it makes the server spend.
+// runAttackers reads its target, attacks until its input ends, and writes the outcomes. It runs with low priority,
+// because attackers on other machines would not use the server's CPU, except for the work that they cause there.
 func runAttackers(in io.Reader, out io.Writer) {
 	if err := yieldCPU(); err != nil {
 		panic(err)
@@ -179,7 +178,7 @@ func runAttackers(in io.Reader, out io.Writer) {
 		<-time.After(10 * time.Millisecond)
 	}
 	_ = encoder.Encode(a.waiting.Load())
-	_ = decoder.Decode(&struct{}{}) // until it is cut
+	_ = decoder.Decode(&struct{}{}) // returns when the input ends
 	for end := time.Now().Add(leastTime); !a.seen.all(names, a.Least) && time.Now().Before(end); {
 		<-time.After(10 * time.Millisecond)
 	}
@@ -190,7 +189,7 @@ func runAttackers(in io.Reader, out io.Writer) {
 
 func (a *attacker) does(kind string) bool { return len(a.Kinds) == 0 || slices.Contains(a.Kinds, kind) }
 
-// again repeats an attack, at its pace.
+// again repeats an attack at its pace.
 func (a *attacker) again(attack attack) {
 	for a.ctx.Err() == nil {
 		outcome := attack.run()
@@ -210,8 +209,7 @@ func (a *attacker) tls(certs []tls.Certificate) *tls.Config {
 		ServerName: "127.0.0.1"}
 }
 
-// connect comes from an address of its own, or of several one after the other: attackers are no neighbours of good
-// agents.
+// connect dials from an address that good agents do not use. With several addresses it uses one after another.
 func (a *attacker) connect(ctx context.Context, addr string) (net.Conn, error) {
 	last := byte(66)
 	if a.Addresses > 0 {
@@ -231,7 +229,7 @@ func (a *attacker) dial(addr string, certs []tls.Certificate, options ...grpc.Di
 		grpc.WithContextDialer(a.connect), grpc.WithDisableRetry(), grpc.WithNoProxy()}, options...)...)
 }
 
-// open opens a connection that ends with the attack; nil if it is refused.
+// open opens a connection that is closed at the end of the attacks. It returns nil if the connection is refused.
 func (a *attacker) open(addr string) net.Conn {
 	conn, err := a.connect(a.ctx, addr)
 	if err != nil {
@@ -241,7 +239,7 @@ func (a *attacker) open(addr string) net.Conn {
 	return conn
 }
 
-// call makes one call on a connection of its own, and says how it ended.
+// call makes one call on a new connection, and returns how it ended.
 func (a *attacker) call(port, cert string, fn func(ctx context.Context, conn *grpc.ClientConn) error,
 	options ...grpc.DialOption) string {
 	conn, err := a.dial(a.Ports[port], a.certs[cert], options...)

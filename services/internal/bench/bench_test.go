@@ -28,30 +28,30 @@ import (
 
 const groups = 10
 
-// entered is one create call at the moment of its entry.
+// entered is one create call, with the time at which the provider received it.
 type entered struct {
 	at  time.Time
 	req infra.CreateRequest
 }
 
-// stack is a server that leads, with its provider, bucket and agents.
+// stack is a leading server with its provider, bucket and agents.
 type stack struct {
 	b        testing.TB
 	fleet    *fleet
 	provider *mock.Provider
 	counted  *objstore.Counted
-	creates  []chan entered // one per group
+	creates  []chan entered // one channel per group
 	stop     func()
 	stopped  chan error
 	ports    []string
 	ca       string
 	boot     bool // start an agent for every VM
 	mu       sync.Mutex
-	members  [][]string // instance IDs with agents, per group
+	members  [][]string // IDs of the instances with agents, per group
 	bucket   objstore.Store
-	alone    bool          // the server is a process of its own
-	daemon   *daemon       // then
-	interval time.Duration // of reports; 0: the usual
+	alone    bool          // the server runs in a separate process
+	daemon   *daemon       // set if alone
+	interval time.Duration // of reports; 0: the default
 	nonces   []string      // of instances without agents
 	recorder *recorder
 }
@@ -72,7 +72,7 @@ func freePorts(b testing.TB, n int) []string {
 	return addrs
 }
 
-// newStack starts a server with instances spread over ten groups, each with a real agent unless withAgents is false.
+// newStack starts a server with instances in ten groups. Each instance has a real agent unless withAgents is false.
 // Every request to the bucket takes latency.
 func newStack(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
 	b.Helper()
@@ -81,8 +81,8 @@ func newStack(b testing.TB, instances int, latency time.Duration, withAgents boo
 	return s
 }
 
-// newAlone is newStack with the server in a process of its own, so that what it takes can be told from what the
-// benchmark does.
+// newAlone is like newStack, but the server runs in a separate process. So its resource use can be separated from that
+// of the benchmark.
 func newAlone(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
 	b.Helper()
 	s := &stack{b: b, boot: withAgents, alone: true}
@@ -172,7 +172,7 @@ func (s *stack) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stop, s.stopped = cancel, make(chan error, 1)
 	dir := s.b.TempDir()
-	go memory.Keep(ctx) // as nstance-server has it
+	go memory.Keep(ctx) // as nstance-server does
 	go func() {
 		s.stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: s.ports[0],
@@ -199,7 +199,7 @@ func (s *stack) shutDown() {
 	}
 }
 
-// fill takes the create calls of every group and starts their agents, until each group has n.
+// fill takes the create calls of every group and starts their agents, until each group has n instances.
 func (s *stack) fill(n int) {
 	s.b.Helper()
 	var all sync.WaitGroup
@@ -213,7 +213,7 @@ func (s *stack) fill(n int) {
 	all.Wait()
 	if s.boot {
 		s.fleet.awaitUp(s.b, n*groups)
-		<-time.After(10 * time.Second) // files, keys and first reports of so many at once are no everyday load
+		<-time.After(10 * time.Second) // wait until the burst of files, keys and first reports is over
 	}
 }
 
@@ -243,7 +243,7 @@ func (s *stack) caBundle() string {
 	return s.ca
 }
 
-// percentiles reports p50, p99 and the most of a set of durations, in milliseconds.
+// percentiles reports the 50th and 99th percentile and the maximum of the durations, in milliseconds.
 func percentiles(b *testing.B, name string, took []time.Duration) {
 	b.Helper()
 	slices.Sort(took)
@@ -254,22 +254,23 @@ func percentiles(b *testing.B, name string, took []time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// losses orders one agent of each group after the other to go and measures until its replacement is asked for.
+// losses sends op to one agent of each group after another, and measures the time until the create call for its
+// replacement.
 func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
 	all, _ := s.losing(op, rounds, 150*time.Millisecond, gone)
 	return all
 }
 
-// losing is losses with one of every group in every period. agents is the part of the agents' own process: until the
-// kernel has the first byte.
+// losing is like losses, but loses one instance of every group in each period. agents is the part of the time that
+// passes in the agents' process, until the kernel has the first byte.
 func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	began := time.Now()
 	for g := range groups {
 		all.Go(func() {
-			// Losses at a rate, not in a burst: every group has its time in a period, so that groups that were slow
-			// together do not go on in step.
+			// Keep a constant rate without bursts. Every group has its own offset in the period, so that groups that
+			// were slow together do not stay synchronized.
 			slot := began.Add(period * time.Duration(g) / groups)
 			for range rounds {
 				for ; time.Until(slot) < 0; slot = slot.Add(period) {
@@ -297,8 +298,8 @@ func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (
 	return took, agents
 }
 
-// startPending starts the agents of creates that no loss of this benchmark caused: a replacement of an agent that was
-// disconnected for too long, say.
+// startPending starts the agents of create calls that were not caused by a loss of this benchmark. An example is the
+// replacement of an agent that was disconnected for too long.
 func (s *stack) startPending(g int) {
 	for {
 		select {
@@ -310,7 +311,7 @@ func (s *stack) startPending(g int) {
 	}
 }
 
-// end has the VM of an instance end, behind the server's back.
+// end ends the VM of an instance without a delete call of the server.
 func (s *stack) end(id string) {
 	instance, err := ident.ParseID(id)
 	if err != nil {
@@ -322,8 +323,8 @@ func (s *stack) end(id string) {
 	}
 }
 
-// measureLosses loses a thousand instances, twenty-five a second, and reports how long that took: in all, and of it in
-// the agents' process.
+// measureLosses loses 1,000 instances at 25 per second. It reports the total times, and the part in the agents'
+// process.
 func (s *stack) measureLosses(b *testing.B, name, op string, gone bool) {
 	b.Helper()
 	took, agents := s.losing(op, 100, 400*time.Millisecond, gone)
@@ -331,7 +332,8 @@ func (s *stack) measureLosses(b *testing.B, name, op string, gone bool) {
 	percentiles(b, "agents-part", agents)
 }
 
-// BenchmarkPowerOff: an agent says that its machine powers off; until the provider's create call is entered.
+// BenchmarkPowerOff measures the time from an agent's announcement that its machine powers off to the provider's create
+// call.
 func BenchmarkPowerOff(b *testing.B) {
 	for _, agents := range []int{1000, 5000} {
 		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
@@ -344,8 +346,8 @@ func BenchmarkPowerOff(b *testing.B) {
 	}
 }
 
-// BenchmarkKilledConnection: an agent's connection closes because its VM is gone; until the create call. It holds the
-// answer of the provider, which here takes no time.
+// BenchmarkKilledConnection measures the time from the end of an agent's connection, after its VM is gone, to the
+// create call. This includes the provider's answer, which takes no time here.
 func BenchmarkKilledConnection(b *testing.B) {
 	s := newStack(b, 1000, 20*time.Millisecond, true)
 	s.fill(1000 / groups)
@@ -354,8 +356,8 @@ func BenchmarkKilledConnection(b *testing.B) {
 	}
 }
 
-// BenchmarkLostAtOnce: a thousand VMs of ten groups are gone in one moment, every request to the bucket takes 20 ms;
-// until the last create call.
+// BenchmarkLostAtOnce ends 1,000 VMs of ten groups at the same moment, and measures the time to the last create call.
+// Every request to the bucket takes 20 ms.
 func BenchmarkLostAtOnce(b *testing.B) {
 	s := newStack(b, 1000, 20*time.Millisecond, true)
 	s.fill(1000 / groups)
@@ -392,7 +394,7 @@ func BenchmarkLostAtOnce(b *testing.B) {
 	}
 }
 
-// BenchmarkIdleStorage: requests to the bucket of a shard where nothing happens, one server, scaled to an hour.
+// BenchmarkIdleStorage counts the bucket requests of a shard without events and with one server, scaled to one hour.
 func BenchmarkIdleStorage(b *testing.B) {
 	s := newStack(b, 100, 0, true)
 	s.fill(100 / groups)
@@ -410,7 +412,7 @@ func BenchmarkIdleStorage(b *testing.B) {
 	}
 }
 
-// BenchmarkHandOver: a server is stopped and another takes over; from the stop to the moment from which the next leads.
+// BenchmarkHandOver stops a server, and measures the time until the next one leads.
 func BenchmarkHandOver(b *testing.B) {
 	s := newStack(b, 100, 5*time.Millisecond, false)
 	s.fill(100 / groups)

@@ -32,7 +32,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
-// moments are when a server said something for the first time, by the message of its log.
+// moments records when a server first logged each message.
 type moments struct {
 	mu   sync.Mutex
 	said map[string]time.Time
@@ -45,7 +45,8 @@ func (m *moments) at(message string) (time.Time, bool) {
 	return at, ok
 }
 
-// logger notes moments on its way to nowhere, or to the test's errors with BENCH_LOG.
+// logger returns a logger that records moments and discards its output. With BENCH_LOG the output goes to standard
+// error.
 func (m *moments) logger() *slog.Logger {
 	m.said = map[string]time.Time{}
 	return slog.New(noting{m, slog.NewTextHandler(os.Stderr, nil)})
@@ -68,7 +69,7 @@ func (n noting) Handle(ctx context.Context, r slog.Record) error {
 	return n.Handler.Handle(ctx, r)
 }
 
-// coldShard is a shard that was left behind: bucket, provider and no server.
+// coldShard is a shard with a bucket and a provider, but without a running server.
 type coldShard struct {
 	b        testing.TB
 	size     int
@@ -76,12 +77,13 @@ type coldShard struct {
 	store    *mem.Store
 	counted  *objstore.Counted
 	provider *mock.Provider
-	entered  chan time.Time // of create calls
+	entered  chan time.Time // times of create calls
 }
 
 const coldGroups = 10
 
-// newColdShard has a server make instances, and leaves them as if each had an agent that registered.
+// newColdShard lets a server make instances and then stops it. Their records look as if an agent had registered for
+// each.
 func newColdShard(b testing.TB, size int) *coldShard {
 	b.Helper()
 	c := &coldShard{b: b, size: size, entered: make(chan time.Time, size+100)}
@@ -156,10 +158,10 @@ func (c *coldShard) start() (stop func(), m *moments) {
 	}, m
 }
 
-// healthy is what moments hold when the probe first said that the server is ready, leads what it acts as leader.
+// Keys of moments: healthy is the first probe with the answer ready, and leads the first log line of a serving leader.
 const healthy, leads = "GET /health: 200", "serving as leader"
 
-// probe asks as a load balancer does, only more often.
+// probe polls the health endpoint as a load balancer does, but more often.
 func (c *coldShard) probe(ctx context.Context, addr net.Addr, m *moments) {
 	for pause(ctx, 2*time.Millisecond) == nil {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr.String()+"/health", nil)
@@ -198,14 +200,14 @@ func (c *coldShard) awaitRecords(state record.State) {
 	})
 }
 
-// register writes into each record what an agent's registration would.
+// register writes into each record what the registration of an agent would write.
 func (c *coldShard) register() {
 	c.b.Helper()
 	public, _, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		c.b.Fatal(err)
 	}
-	var failed error // the first
+	var failed error // the first one
 	err = c.state().LoadInstances(c.b.Context(), func(rec record.Instance, token objstore.Token) {
 		if rec.State != record.Created || failed != nil {
 			return
@@ -224,9 +226,9 @@ func (c *coldShard) register() {
 	}
 }
 
-// BenchmarkColdStart: a server that has nothing on its disk starts in a shard of 5,000 instances that nobody leads,
-// every request to the bucket takes 20 ms; until its probe says ready, until it serves as leader, and until it enters
-// the create call for a VM that was lost meanwhile. BENCH_PROFILE=DIR leaves a profile of CPU time there.
+// BenchmarkColdStart starts a server with an empty disk in a shard of 5,000 instances without a leader. Every request
+// to the bucket takes 20 ms. It measures the times until the probe reports ready, until the server serves as leader,
+// and until the create call for a VM that was lost meanwhile. With BENCH_PROFILE=DIR it writes a CPU profile there.
 func BenchmarkColdStart(b *testing.B) {
 	const size = 5000
 	c := newColdShard(b, size)

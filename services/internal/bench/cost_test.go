@@ -25,10 +25,10 @@ import (
 
 const mib = 1 << 20
 
-// BenchmarkMemory: what the process of a server takes with as many agents, each with its three streams, that report
-// once a minute. "MiB" is the most of its resident memory, everything included, in the second minute after they all
-// came; nothing asks it to give memory back. "storm-MiB" is the most that it took until then, while all of them came at
-// once. With BENCH_PROFILE=DIR, profiles of heap and goroutines are left there.
+// BenchmarkMemory measures the memory of a server process. The agents have three streams each and report once per
+// minute. "MiB" is the maximum of the whole resident memory in the second minute after all agents connected. Nothing
+// forces the process to return memory. "storm-MiB" is the maximum before that, while all agents connect at the same
+// time. With BENCH_PROFILE=DIR it writes heap and goroutine profiles there.
 func BenchmarkMemory(b *testing.B) {
 	for _, agents := range []int{2000, 8000} {
 		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
@@ -65,11 +65,13 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// BenchmarkReports: the server's CPU time for ten thousand reports, unchanged ones of four thousand agents on their
-// streams; nothing may be written for them, neither to its disk nor to the bucket. "paced": each comes alone, a
-// thousand a second, as from 60,000 agents. "dense": all agents report twice a second. "silent": none reports; what the
-// server takes in as long a time for everything else, most of it answers to the pings by which four thousand agents
-// find out every twenty seconds whether it is there. That is part of the other two.
+// BenchmarkReports measures the server's CPU time for 10,000 unchanged reports from the streams of 4,000 agents. The
+// reports must cause no writes to its disk or the bucket. The variants are:
+//
+//   - "paced": single reports, 1,000 per second, as from 60,000 agents.
+//   - "dense": all agents report twice per second.
+//   - "silent": no agent reports. This is the cost of everything else in the same time, and part of the other variants.
+//     Most of it is answers to pings, with which each agent checks the server every 20 s.
 func BenchmarkReports(b *testing.B) {
 	const agents = 4000
 	for name, tc := range map[string]struct {
@@ -80,7 +82,7 @@ func BenchmarkReports(b *testing.B) {
 			s := &stack{b: b, boot: true, alone: true, interval: tc.interval}
 			s.open(agents, 0)
 			s.fill(agents / groups)
-			<-time.After(30 * time.Second) // complete reports that follow from the files
+			<-time.After(30 * time.Second) // wait for the complete reports that follow the files
 			for b.Loop() {
 				s.measureReports(b, name, tc.again)
 			}
@@ -109,13 +111,13 @@ func (s *stack) measureReports(b *testing.B, name string, again time.Duration) {
 	b.ReportMetric(float64(after.GCs-before.GCs), "collections")
 	b.ReportMetric(s.metric(b, planned)-plans, "plans")
 	b.ReportMetric(float64(after.Written-before.Written), "disk-bytes")
-	b.ReportMetric(float64(spent.Put), "puts") // the lock's renewals
+	b.ReportMetric(float64(spent.Put), "puts") // renewals of the lock
 	b.ReportMetric(0, "ns/op")
 }
 
 const received, planned = "nstance_agent_reports_total", "nstance_plan_duration_seconds_count"
 
-// metric returns one of the server's metrics.
+// metric returns the value of one of the server's metrics.
 func (s *stack) metric(b *testing.B, name string) (value float64) {
 	b.Helper()
 	response, err := http.Get("http://" + s.ports[0] + "/metrics")
@@ -136,13 +138,13 @@ func (s *stack) metric(b *testing.B, name string) (value float64) {
 	return 0
 }
 
-// BenchmarkRegistration: instances register, sixty-four at a time, each with a key, a connection and a handshake of its
-// own, from a process on the same cores; every request to the bucket takes 20 ms.
+// BenchmarkRegistration registers instances, 64 at a time, from a process on the same cores. Each has a new key,
+// connection and handshake. Every request to the bucket takes 20 ms.
 func BenchmarkRegistration(b *testing.B) {
 	const instances = 4000
 	s := newAlone(b, instances, 20*time.Millisecond, false)
 	s.fill(instances / groups)
-	<-time.After(5 * time.Second) // their records
+	<-time.After(5 * time.Second) // wait for the records
 	r := startRegistrants(b)
 	for b.Loop() {
 		before, requests := s.daemon.ask(b, question{CPU: profiles("registration.cpu")}), s.counted.Counts()
@@ -156,10 +158,10 @@ func BenchmarkRegistration(b *testing.B) {
 	}
 }
 
-// registrantsEnv makes this program the process of clients that register.
+// registrantsEnv makes this program run as the process of clients that register.
 const registrantsEnv = "NSTANCE_BENCH_REGISTRANTS"
 
-// registrants is what they are told, registered what they answer.
+// registrants is the input of that process, and registered its output.
 type registrants struct {
 	CA, Addr string
 	Nonces   []string
@@ -223,7 +225,7 @@ func (r *registrants) register() (did registered, err error) {
 	return did, err
 }
 
-// registerOne does what an agent does: it makes its key, and a connection for this one call.
+// registerOne does what an agent does: it makes a key, and opens a connection for one call.
 func registerOne(roots *x509.CertPool, addr, nonce string) error {
 	public, _, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -245,7 +247,7 @@ func registerOne(roots *x509.CertPool, addr, nonce string) error {
 	return err
 }
 
-// registrantsProcess is the process as the benchmark sees it.
+// registrantsProcess controls the process from the benchmark.
 type registrantsProcess struct {
 	encoder *json.Encoder
 	decoder *json.Decoder

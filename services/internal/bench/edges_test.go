@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// The bucket and the provider of a server that is another process, over HTTP. The bucket speaks as much S3 as the SDK
-// asks for, so that what the server spends on its requests is what it spends in a cloud, but for TLS.
+// This file serves the bucket and the provider over HTTP to a server in another process. The bucket implements the S3
+// requests that the SDK makes. So the server's cost per request is that of a real cloud, except for TLS.
 
 const bucketName, providerPath = "bench", "/provider/"
 
@@ -107,7 +107,7 @@ func (e edges) list(w http.ResponseWriter, r *http.Request) error {
 	return xml.NewEncoder(w).Encode(result)
 }
 
-// vmCall is one call of the provider, vmAnswer its answer.
+// vmCall is one call of the provider. vmAnswer is its answer.
 type vmCall struct {
 	Request    plainRequest
 	ProviderID string
@@ -115,7 +115,7 @@ type vmCall struct {
 	Instance   ident.ID
 }
 
-// plainRequest can be marshalled: there is no secret in a benchmark.
+// plainRequest is a create request that can be marshalled. A benchmark has no secrets to protect.
 type plainRequest infra.CreateRequest
 
 type vmAnswer struct {
@@ -149,7 +149,7 @@ func (e edges) serveProvider(w http.ResponseWriter, r *http.Request, op string) 
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// distant is the provider as the server's process sees it.
+// distant is the provider as the server's process calls it.
 type distant struct {
 	url    string
 	client *http.Client

@@ -1,6 +1,6 @@
-// Package bench measures the figures of page "Performance" of the documentation: a real server in this process, real
-// agents with a TLS connection each in another, a provider and a bucket in memory. `make bench` runs it; `go test`
-// alone runs only what is about hostile clients, in a short form.
+// Package bench measures the figures of the page "Performance" of the documentation. A real server runs in this
+// process, real agents with one TLS connection each in another one, and a provider and a bucket in memory. `make bench`
+// runs the benchmarks. `go test` alone runs only the tests of hostile clients, in a short form.
 package bench
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// agentsEnv makes this program the agents' process.
+// agentsEnv makes this program run as the agents' process.
 const agentsEnv = "NSTANCE_BENCH_AGENTS"
 
 func TestMain(m *testing.M) {
@@ -60,10 +60,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// order is one line to the agents' process, note one line from it. Times are Unix nanoseconds: both processes read one
-// clock.
+// order is one line to the agents' process, and note is one line from it. Times are Unix nanoseconds. Both processes
+// read the same clock.
 type order struct {
-	// start, power_off, kill, count, trace (to file ID); report: all report, as often as Times, Every so often
+	// Op is start, power_off, kill, count, trace (to file ID) or report. With report all agents report Times times,
+	// once per Every.
 	Op           string `json:"op"`
 	ID           string `json:"id"`
 	Nonce        string `json:"nonce,omitempty"`
@@ -80,7 +81,7 @@ type note struct {
 	ID string `json:"id,omitempty"`
 	At int64  `json:"at,omitempty"`
 	Up int    `json:"up,omitempty"`
-	// Wrote, with sent: when its first byte was given to the kernel.
+	// Wrote, in a sent note, is when the kernel received the first byte.
 	Wrote int64 `json:"wrote,omitempty"`
 }
 
@@ -90,11 +91,11 @@ type member struct {
 	cancel context.CancelFunc
 	mu     sync.Mutex
 	conns  []net.Conn
-	// wrote is when something was written, in Unix nanoseconds, once it is asked for by setting it to zero.
+	// wrote is the time of the next write, in Unix nanoseconds. Set it to zero to request a measurement.
 	wrote atomic.Int64
 }
 
-// wire is a connection of which is known when it was written to.
+// wire is a connection that records the time of its writes.
 type wire struct {
 	net.Conn
 	wrote *atomic.Int64
@@ -118,7 +119,7 @@ func (m *member) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return wire{conn, &m.wrote}, nil
 }
 
-// hangUp closes the connections as the kernel does for a process that was killed.
+// hangUp closes the connections as the kernel does for a killed process.
 func (m *member) hangUp() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -127,7 +128,7 @@ func (m *member) hangUp() {
 	}
 }
 
-// machine is a VM that has nothing to tell.
+// machine is a VM that has nothing to report.
 type machine struct{}
 
 func (machine) Facts() agent.Facts { return agent.Facts{IPv4: "10.0.0.1"} }
@@ -135,7 +136,7 @@ func (machine) Sample(context.Context) (*nstancev1.Metrics, time.Duration) {
 	return &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30}, time.Hour
 }
 
-// runAgents obeys orders until they end.
+// runAgents carries out orders until its input ends.
 func runAgents(in io.Reader, out io.Writer) {
 	var mu sync.Mutex
 	encoder := json.NewEncoder(out)
@@ -201,7 +202,7 @@ func runAgents(in io.Reader, out io.Writer) {
 					next := time.After(o.Every)
 					membersMu.Lock()
 					for _, m := range members {
-						m.client.Notice(nil) // there is none: what was said is said again
+						m.client.Notice(nil) // there is no notice: this repeats the report
 					}
 					membersMu.Unlock()
 					<-next
@@ -211,7 +212,7 @@ func runAgents(in io.Reader, out io.Writer) {
 			go func() {
 				at := time.Now()
 				m.wrote.Store(0)
-				// The server may be quicker with the deletion than with its answer.
+				// The server may process the deletion before it answers the call.
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				_ = m.client.Announce(ctx, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
 				cancel()
@@ -235,7 +236,7 @@ func forget(mu *sync.Mutex, members map[string]*member, id string) {
 	delete(members, id)
 }
 
-// fleet is the agents' process as the benchmark sees it.
+// fleet controls the agents' process from the benchmark.
 type fleet struct {
 	orders chan order
 
@@ -244,7 +245,7 @@ type fleet struct {
 	up   int
 }
 
-// sending is when an agent began to send, and when the kernel had the first byte of it.
+// sending holds when an agent began to send, and when the kernel had the first byte.
 type sending struct{ began, wrote time.Time }
 
 func startFleet(b testing.TB) *fleet {
@@ -309,7 +310,7 @@ func (f *fleet) awaitUp(b testing.TB, n int) {
 	b.Helper()
 	asked := time.Time{}
 	await(b, fmt.Sprintf("%d agents with a session", n), func() bool {
-		if time.Since(asked) > 200*time.Millisecond { // it takes the fleet some time to count
+		if time.Since(asked) > 200*time.Millisecond { // the fleet takes some time to count
 			asked = time.Now()
 			f.orders <- order{Op: "count"}
 		}
@@ -328,7 +329,7 @@ func (f *fleet) sendingOf(id string) chan sending {
 	return f.sent[id]
 }
 
-// sentAt waits for the moment at which an agent did as ordered.
+// sentAt waits until an agent has carried out an order, and returns the times of it.
 func (f *fleet) sentAt(b testing.TB, id string) sending {
 	b.Helper()
 	select {

@@ -24,9 +24,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/memory"
 )
 
-// BenchmarkFloor: what is left of "paced" reports (BenchmarkReports) without a server: a thousand a second, four
-// thousand connections, each message of one that was silent for seconds. "grpc" is a gRPC server whose only handler
-// reads messages and forgets them, "tls" reads TLS records of that size, "tcp" the same bytes without TLS.
+// BenchmarkFloor measures what remains of "paced" reports (BenchmarkReports) without a server. It sends 1,000 messages
+// per second over 4,000 connections, each of which was silent for seconds. With "grpc", a gRPC server reads messages in
+// its only handler and discards them. With "tls", the receiver reads TLS records of that size, and with "tcp" the same
+// bytes without TLS.
 func BenchmarkFloor(b *testing.B) {
 	for _, kind := range []string{"grpc", "tls", "tcp"} {
 		b.Run(kind, func(b *testing.B) {
@@ -47,7 +48,7 @@ func BenchmarkFloor(b *testing.B) {
 					}
 				})
 			}
-			<-time.After(30 * time.Second) // as there
+			<-time.After(30 * time.Second) // as in BenchmarkReports
 			for b.Loop() {
 				before := f.daemon.ask(b, question{CPU: profiles("floor-" + kind + ".cpu")})
 				<-time.After(span)
@@ -64,8 +65,8 @@ func BenchmarkFloor(b *testing.B) {
 	}
 }
 
-// floorEnv makes this program the process that takes messages and does nothing with them. Its input says of which kind,
-// its output where it listens.
+// floorEnv makes this program run as the process that discards messages. Its input names the kind, and its output the
+// address on which it listens.
 const floorEnv = "NSTANCE_BENCH_FLOOR"
 
 func runFloor(in io.Reader, out io.Writer) error {
@@ -86,7 +87,7 @@ func runFloor(in io.Reader, out io.Writer) error {
 	go memory.Keep(context.Background())
 	switch kind {
 	case "grpc":
-		const window = 64<<10 - 1 // all as package transport has it
+		const window = 64<<10 - 1 // the values of package transport
 		server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ReadBufferSize(0),
 			grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true),
 			grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window))
@@ -104,7 +105,7 @@ func runFloor(in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// swallow reads what comes.
+// swallow reads and discards everything.
 func swallow(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
@@ -118,7 +119,7 @@ func swallow(listener net.Listener) {
 	}
 }
 
-// idler reads reports and forgets them.
+// idler reads reports and discards them.
 type idler struct {
 	nstancev1.UnimplementedAgentServiceServer
 }
@@ -148,7 +149,7 @@ func floorTLS() (*tls.Config, error) {
 		MinVersion: tls.VersionTLS13}, nil
 }
 
-// floor is the process as the benchmark sees it.
+// floor controls the process from the benchmark.
 type floor struct {
 	daemon     *daemon
 	kind, addr string
@@ -173,7 +174,7 @@ func startFloor(b *testing.B, kind string) *floor {
 	return f
 }
 
-// connect makes one connection and returns what sends a report over it.
+// connect makes one connection, and returns a function that sends a report over it.
 func (f *floor) connect(b *testing.B) func(*nstancev1.ReportHealthRequest) error {
 	b.Helper()
 	config := &tls.Config{InsecureSkipVerify: true, ServerName: "floor", NextProtos: []string{"h2"},
@@ -206,13 +207,13 @@ func (f *floor) connect(b *testing.B) func(*nstancev1.ReportHealthRequest) error
 	return func(m *nstancev1.ReportHealthRequest) error {
 		said, err := proto.Marshal(m)
 		if err == nil {
-			_, err = conn.Write(append(make([]byte, 9+5), said...)) // with the heads of frame and message
+			_, err = conn.Write(append(make([]byte, 9+5), said...)) // with the headers of the frame and the message
 		}
 		return err
 	}
 }
 
-// report sends what an agent sends to which nothing happens, until ctx ends.
+// report sends the reports of an agent without changes, until ctx ends.
 func (f *floor) report(ctx context.Context, send func(*nstancev1.ReportHealthRequest) error, first,
 	interval time.Duration) error {
 	due := time.NewTimer(first)

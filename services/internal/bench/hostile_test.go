@@ -30,7 +30,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// ends of an attack: one of the first sort must occur, those of the second may.
+// ends are the possible outcomes of an attack. At least one of proper must occur; those of excused may.
 type ends struct{ proper, excused []string }
 
 func must(proper ...string) ends { return ends{proper: proper} }
@@ -38,15 +38,15 @@ func must(proper ...string) ends { return ends{proper: proper} }
 func (e ends) or(excused ...string) ends { return ends{e.proper, excused} }
 
 var (
-	// A connection is refused, or cut, when the same address or certificate has too many.
+	// The server refuses or closes a connection when its address or certificate has too many connections.
 	cut = []string{"Unavailable", "closed", "refused"}
-	// A source that registers too often is cut off before anybody looks at its nonce.
+	// The server rejects a source that registers too often before it checks the nonce.
 	limited = []string{"Unavailable", "ResourceExhausted"}
-	// One that answers an attack in full takes as much as is sent, but no more than that.
+	// The server may process an attack in full, because its work is then bounded by what was sent.
 	endured = must("taken", "closed", "open").or("refused")
 )
 
-// mayEnd says how attacks end, by kind or by kind and port.
+// mayEnd maps a kind of attack, or a kind and port, to its allowed outcomes.
 var mayEnd = map[string]ends{
 	"silent":       must("closed").or("refused"),
 	"slow":         must("closed"),
@@ -83,7 +83,7 @@ var mayEnd = map[string]ends{
 	"report of nonsense":        must("InvalidArgument").or("Aborted", "Unavailable"),
 	"another tenant's instance": must("NotFound").or(cut...),
 
-	"certificate":                             must("PermissionDenied").or(cut...), // but:
+	"certificate":                             must("PermissionDenied").or(cut...), // except for the following
 	"certificate agents none":                 must("Unavailable"),
 	"certificate operators none":              must("Unavailable"),
 	"certificate election none":               must("Unavailable"),
@@ -107,7 +107,7 @@ var mayEnd = map[string]ends{
 	"no window":          must("left", "closed").or("refused"),
 }
 
-// endsOf finds an attack's ends: its own, or else those of its kind.
+// endsOf returns the outcomes allowed for an attack, by its name or by its kind.
 func endsOf(name string) ends {
 	if e, ok := mayEnd[name]; ok {
 		return e
@@ -124,8 +124,8 @@ func cutLast(name string) (before, after string) {
 	return name[:max(at, 0)], name[at+1:]
 }
 
-// judge fails the test if an attack ended as it must not; or, where kinds are given, if one did not happen, or never
-// ended as it has to.
+// judge fails the test if an attack had an outcome that is not allowed. If kinds are given, it also fails if an attack
+// of those did not happen or never had a proper outcome.
 func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
@@ -152,14 +152,15 @@ func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	}
 }
 
-// prey is a stack whose last instances are the attackers' and visitors'.
+// prey is a stack with some extra instances for the attackers and the visitors.
 type prey struct {
 	*stack
 	told     target
 	visitors []visitor
 }
 
-// visitor is an instance whose agent comes again and again: there are many, since none of them would come every second.
+// visitor is an instance with an agent that connects repeatedly. There are many visitors, because one agent would not
+// connect every second.
 type visitor struct {
 	id   string
 	cert tls.Certificate
@@ -177,7 +178,7 @@ func newPrey(b testing.TB, agents int) *prey {
 		}
 	}
 	hostile := spare[0].req
-	// Others of the attackers': of one instance there is one connection.
+	// These belong to the attackers, too: an instance may have only one connection.
 	reporter, caller := spare[1].req, spare[2].req
 	p.told = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
 		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},
@@ -194,7 +195,7 @@ func newPrey(b testing.TB, agents int) *prey {
 	return p
 }
 
-// register makes an agent of a nonce.
+// register registers an agent with a nonce, and returns its certificate.
 func (p *prey) register(nonce string) tls.Certificate {
 	p.b.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
@@ -225,8 +226,8 @@ func (p *prey) dial(addr string, certs []tls.Certificate) *grpc.ClientConn {
 	return conn
 }
 
-// forge makes what attackers might have got hold of: with the cluster's own keys whatever those can sign, and things
-// that are not of the cluster.
+// forge makes credentials that attackers might own. Some are signed with the cluster's keys, others come from outside
+// the cluster.
 func (p *prey) forge(id, caller ident.ID) {
 	b, now := p.b, time.Now()
 	b.Helper()
@@ -306,7 +307,7 @@ func (p *prey) forge(id, caller ident.ID) {
 	nonce("an operator's for an agent", nonceKey, func(s *authority.NonceSpec) {
 		*s = authority.NonceSpec{Role: authority.RoleOperator, Cluster: "bench", Tenant: "rival"}
 	})
-	<-time.After(2 * time.Second) // what is to be expired is
+	<-time.After(2 * time.Second) // until expired credentials have expired
 }
 
 func paperOf(b testing.TB, cert tls.Certificate) paper {
@@ -318,7 +319,7 @@ func paperOf(b testing.TB, cert tls.Certificate) paper {
 	return paper{cert.Certificate[0], key}
 }
 
-// delete has an instance replaced and returns its ID.
+// delete has an instance replaced, and returns its ID.
 func (p *prey) delete() ident.ID {
 	id, err := ident.ParseID(p.members[groups-1][0])
 	if err != nil {
@@ -330,8 +331,8 @@ func (p *prey) delete() ident.ID {
 	return id
 }
 
-// attack starts the attackers and returns when their silent connections are open. stop ends them and returns what
-// became of their attacks.
+// attack starts the attackers, and returns when their silent connections are open. stop ends them and returns the
+// outcomes of their attacks.
 func (p *prey) attack(silent, slow int, kinds ...string) (stop func() map[string]map[string]int) {
 	p.b.Helper()
 	in, out, wait := startSelf(p.b, attackersEnv)
@@ -361,8 +362,8 @@ func (p *prey) attack(silent, slow int, kinds ...string) (stop func() map[string
 	})
 }
 
-// visits comes anew as one agent after the other until the test says so, and measures how long it takes: connection,
-// handshake and one call.
+// visits connects as one visitor after another until the channel is closed. It measures the time of a connection with
+// its handshake and one call.
 func (p *prey) visits(until <-chan struct{}) (took []time.Duration) {
 	for n := 0; ; n++ {
 		who := p.visitors[n%len(p.visitors)]
@@ -385,7 +386,7 @@ func (p *prey) visits(until <-chan struct{}) (took []time.Duration) {
 	}
 }
 
-// both measures losses and visits side by side.
+// both measures losses and visits at the same time.
 func (p *prey) both(rounds int) (losses, visits []time.Duration) {
 	until := make(chan struct{})
 	var side sync.WaitGroup
@@ -396,26 +397,26 @@ func (p *prey) both(rounds int) (losses, visits []time.Duration) {
 	return losses, visits
 }
 
-// TestHostileClients: whatever hostile clients do is refused as it must be, and meanwhile good agents' losses are heard
-// of, and they get in. BenchmarkHostile says how soon.
+// TestHostileClients checks that attacks are refused as required, and that good agents can meanwhile connect and report
+// losses. BenchmarkHostile measures the delays.
 func TestHostileClients(t *testing.T) {
 	if testing.Short() {
 		t.Log("attacks are left out of a short run")
 		return
 	}
 	p := newPrey(t, 50)
-	// From several addresses, so that none of them has to wait for the others' sake, and on until each was tried ten
-	// times: of a few, all may be cut.
+	// Use several addresses, so that attacks do not exhaust a common limit. Continue until each was tried ten times: of
+	// a few attempts, all may be cut off.
 	p.told.Addresses, p.told.Least = 16, 10
 	stop := p.attack(1000, 100)
 	p.both(4)
 	judge(t, stop(), slices.Collect(maps.Keys(mayEnd)))
 }
 
-// waves are attacks that are measured one after the other: kinds of one sort. Silent connections are 10,000 in all:
-// half of the files that a process may often have open here. What is beyond the gate's limit is closed and comes again,
-// as fast as it can: that is another attack, a flood of connections. All come from one address; in the last, everything
-// does from sixteen.
+// waves are the attacks that are measured separately, each with attacks of one sort. There are 10,000 silent
+// connections, which is half of the file descriptors that a process may often have here. The server closes connections
+// beyond its limit, and the attackers reconnect as fast as possible, which is a flood of connections. All attacks come
+// from one address; in the last wave they come from sixteen.
 var waves = []struct {
 	name         string
 	silent, slow int
@@ -445,8 +446,8 @@ func nonceKinds() (kinds []string) {
 	return kinds
 }
 
-// BenchmarkHostile: the same as BenchmarkPowerOff, undisturbed and under one sort of attack after the other; and how
-// long an agent takes to come: connection, handshake and a call. Each is a sub-benchmark, so that one may be measured
+// BenchmarkHostile repeats BenchmarkPowerOff without an attack and under each sort of attack. It also measures how long
+// an agent takes for a connection, a handshake and one call. Each wave is a sub-benchmark, so that one can be measured
 // alone: Hostile/settings.
 func BenchmarkHostile(b *testing.B) {
 	p := newPrey(b, 1000)

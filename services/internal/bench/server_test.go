@@ -30,32 +30,32 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
-// serverEnv makes this program the server's process.
+// serverEnv makes this program run as the server's process.
 const serverEnv = "NSTANCE_BENCH_SERVER"
 
-// post is where a server stands.
+// post configures the server's process.
 type post struct {
 	Dir, Health string
-	// Edges is the URL of bucket and provider.
+	// Edges is the URL of the bucket and the provider.
 	Edges string
 }
 
-// question is one line to the server's process; usage is the answer.
+// question is one line to the server's process, and usage is the answer.
 type question struct {
-	// Profile, if set, is the file name, without its end, of profiles of heap and goroutines.
+	// Profile, if not empty, is the file name, without its extension, for heap and goroutine profiles.
 	Profile string
-	// CPU starts a profile of CPU time, in this file; it ends with the next question.
+	// CPU, if not empty, is the file for a CPU profile. The profile ends with the next question.
 	CPU string
-	// Free has the process give back what it can first, as it would by itself after a while.
+	// Free makes the process first return unused memory, as it would later anyway.
 	Free bool
 }
 
-// usage is what the server's process takes.
+// usage is the resource use of the server's process.
 type usage struct {
 	Resident, Anonymous, Peak int64         // bytes, proc_pid_status(5): VmRSS, RssAnon, VmHWM
-	CPU, System               time.Duration // of CPU time: all of it, and the kernel's part
+	CPU, System               time.Duration // CPU time: total, and in the kernel
 	Heap, Stacks, Live, Next  uint64        // bytes: runtime.MemStats HeapInuse, StackInuse, HeapAlloc, NextGC
-	// bytes: what the heap holds and does not use, what the runtime needs for itself
+	// Idle and Other are bytes: unused heap, and the runtime's internal memory.
 	Idle, Other        uint64
 	Mallocs, Allocated uint64
 	GCs                uint32
@@ -103,7 +103,7 @@ func measure() (u usage, err error) {
 	return u, nil
 }
 
-// runServer is a server until its input ends.
+// runServer runs a server until its input ends.
 func runServer(in io.Reader, out io.Writer) error {
 	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
 	var at post
@@ -112,7 +112,7 @@ func runServer(in io.Reader, out io.Writer) error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
-	go memory.Keep(ctx) // as nstance-server has it
+	go memory.Keep(ctx) // as nstance-server does
 	go func() {
 		stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: at.Dir, HealthAddr: at.Health,
@@ -132,7 +132,7 @@ func runServer(in io.Reader, out io.Writer) error {
 	return <-stopped
 }
 
-// answerQuestions says what this process takes whenever it is asked, until nobody asks any more.
+// answerQuestions answers questions about the resource use of this process until its input ends.
 func answerQuestions(decoder *json.Decoder, encoder *json.Encoder) {
 	for {
 		var asked question
@@ -178,16 +178,16 @@ func (q question) profile() error {
 	return nil
 }
 
-// daemon is the server's process as the benchmark sees it.
+// daemon controls the server's process from the benchmark.
 type daemon struct {
 	in      io.WriteCloser
 	encoder *json.Encoder
 	decoder *json.Decoder
 	wait    func() error
-	stop    func() // of the edges
+	stop    func() // stops the edges
 }
 
-// startSelf starts this program as another process, told by env what to be.
+// startSelf starts this program as another process. role and env select what it runs.
 func startSelf(b testing.TB, role string, env ...string) (in io.WriteCloser, out io.Reader, wait func() error) {
 	b.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -204,7 +204,7 @@ func startSelf(b testing.TB, role string, env ...string) (in io.WriteCloser, out
 	return in, out, cmd.Wait
 }
 
-// startDaemon starts a server in a process of its own.
+// startDaemon starts a server in a separate process.
 func startDaemon(b testing.TB, store objstore.Store, provider infra.Provider, health string) *daemon {
 	b.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -233,7 +233,7 @@ func (d *daemon) shutDown() error {
 	return d.wait()
 }
 
-// ask returns what the process takes now.
+// ask returns the present resource use of the process.
 func (d *daemon) ask(b testing.TB, q question) (u usage) {
 	b.Helper()
 	if err := errors.Join(d.encoder.Encode(q), d.decoder.Decode(&u)); err != nil {
@@ -242,7 +242,7 @@ func (d *daemon) ask(b testing.TB, q question) (u usage) {
 	return u
 }
 
-// profiles returns the path of a profile in BENCH_PROFILE, "" if none is wanted.
+// profiles returns the path of a profile in the directory BENCH_PROFILE, or "" if the variable is not set.
 func profiles(name string) string {
 	if dir := os.Getenv("BENCH_PROFILE"); dir != "" {
 		return filepath.Join(dir, name)

@@ -13,20 +13,21 @@ import (
 	"time"
 )
 
-// strain is what has been spent up to a moment: of two, the difference says why something took long. The server is in
-// this process.
+// strain holds the resources used up to a moment. The difference of two shows why something took long. The server runs
+// in this process.
 type strain struct {
 	at      time.Time
 	cpu     time.Duration // of this process
-	delayed time.Duration // how long threads of this process were ready and another had the core: proc(5), schedstat
-	// of the whole machine, packets on the loopback among it, if the kernel tells it from what it interrupted
+	delayed time.Duration // time in which threads of this process waited for a core: proc(5), schedstat
+	// softirq is the time of the whole machine in soft interrupts, including packets on the loopback. The kernel may
+	// not account for it separately.
 	softirq  time.Duration
 	accepted uint64 // TCP connections of the whole machine: SNMP's PassiveOpens, RFC 4022
-	segments uint64 // InSegs, likewise
+	segments uint64 // InSegs of the whole machine, RFC 4022
 	runtime  []metrics.Sample
 }
 
-// What the runtime says, in the order of strain.runtime.
+// Metrics of the runtime, in the order of strain.runtime.
 const (
 	runLatencies = iota
 	collections
@@ -47,7 +48,7 @@ func strainNow() strain {
 	threads, _ := filepath.Glob("/proc/self/task/*/schedstat")
 	for _, thread := range threads {
 		var ran, waited int64
-		if text, err := os.ReadFile(thread); err == nil { // else it has ended
+		if text, err := os.ReadFile(thread); err == nil { // otherwise the thread has ended
 			_, _ = fmt.Sscan(string(text), &ran, &waited)
 			s.delayed += time.Duration(waited)
 		}
@@ -63,7 +64,7 @@ func strainNow() strain {
 	return s
 }
 
-// snmp reads one of the kernel's counters of TCP: a line of names, and one of numbers.
+// snmp reads one of the kernel's TCP counters. The file has one line of names and one of numbers.
 func snmp(name string) (count uint64) {
 	text, _ := os.ReadFile("/proc/net/snmp")
 	var names []string
@@ -84,7 +85,7 @@ func snmp(name string) (count uint64) {
 	return count
 }
 
-// since says what was spent from an earlier moment to this one.
+// since returns a description of the resources used since an earlier moment.
 func (s strain) since(before strain) string {
 	seconds := s.at.Sub(before.at).Seconds()
 	number := func(n int) float64 { return float64(s.runtime[n].Value.Uint64() - before.runtime[n].Value.Uint64()) }
@@ -116,7 +117,7 @@ func (s strain) since(before strain) string {
 		float(assistCPU)/seconds, number(allocated)/seconds/(1<<20))
 }
 
-// profileCPU profiles this process until the function that it returns is called, if BENCH_PROFILE names a directory.
+// profileCPU profiles this process until stop is called, if BENCH_PROFILE names a directory.
 func profileCPU(b testing.TB, name string) (stop func()) {
 	b.Helper()
 	path := profiles(name + ".cpu")

@@ -9,18 +9,19 @@ import (
 	"time"
 )
 
-// recorder keeps the last seconds of this process's execution trace, if BENCH_TRACE names a directory. A nil one does
-// nothing.
+// recorder keeps the last seconds of this process's execution trace, if BENCH_TRACE names a directory. A nil recorder
+// does nothing.
 type recorder struct {
 	flight *trace.FlightRecorder
 	dir    string
 
-	mu sync.Mutex // one at a time
+	mu sync.Mutex // held while a trace is written
 	n  int
 }
 
 const (
-	// slowLoss is what should not take longer, slowLosses how many of those that do leave traces: each is some MiB.
+	// slowLoss is the duration above which a loss leaves traces. slowLosses is the maximum number of losses that leave
+	// traces, because each trace takes some MiB.
 	slowLoss   = 10 * time.Millisecond
 	slowLosses = 8
 )
@@ -38,13 +39,13 @@ func startRecorder() *recorder {
 	return r
 }
 
-// slow leaves the traces of both processes if a loss took long: "go tool trace" shows them.
+// slow writes the traces of both processes if a loss took long. Use "go tool trace" to read them.
 func (r *recorder) slow(f *fleet, at sending, entered time.Time) {
 	if r == nil || entered.Sub(at.began) < slowLoss {
 		return
 	}
 	if !r.mu.TryLock() {
-		return // it is in the trace that is being written
+		return // the trace being written covers this loss
 	}
 	defer r.mu.Unlock()
 	r.n++
