@@ -9,16 +9,16 @@ import (
 // mutant is one deliberate bug in the real code.
 type mutant struct {
 	name  string
-	why   string // what the bug does
-	quick bool   // part of the short form
+	why   string // the effect of the bug
+	quick bool // part of the short form
 	edit  mutate.Edit
 }
 
-// services is the directory in which the mutants' packages are.
+// services is the directory that contains the packages of the mutants.
 const services = "../.."
 
 var mutants = []mutant{
-	// The planner.
+	// Planner.
 	{name: "guard off", why: "however many instances fall silent at the same time, all are replaced",
 		edit: mutate.Edit{Package: "internal/plan", In: "group.guardHolds",
 			Find:    "return a || b",
@@ -72,7 +72,7 @@ var mutants = []mutant{
 		edit: mutate.Edit{Package: "internal/plan", In: "ShardSnapshot.removeTombstone",
 			Find:    "t.DeletedAt.Add(r)",
 			Replace: "t.DeletedAt.Add(r / 2)"}},
-	// The executor.
+	// Executor.
 	{name: "no proof", why: "a VM is terminated without proof that this server still leads",
 		edit: mutate.Edit{Package: "internal/execute", In: "Executor.terminate",
 			Find:    "x.Authority.Confirm(c)",
@@ -116,7 +116,7 @@ var mutants = []mutant{
 		edit: mutate.Edit{Package: "internal/execute", In: "Executor.settle",
 			Find:    "if err != nil && !errors.Is(err, infra.NotFound) {\nreturn err\n}",
 			Replace: ""}},
-	// The shard's state.
+	// Shard state.
 	{name: "reservation used twice", why: "a used reservation stays in its pool",
 		edit: mutate.Edit{Package: "internal/shardstate", In: "State.TakeReservation",
 			Find:    "a[1:]",
@@ -135,7 +135,7 @@ var mutants = []mutant{
 		edit: mutate.Edit{Package: "internal/plan", In: "group.planEnd",
 			Find:    "!i.Announced",
 			Replace: "!i.Announced && g.Now.Before(i.DeletingAt.Add(3*time.Second))"}},
-	// The leader.
+	// Leader.
 	{name: "strays not read", why: "a new leader trusts that the bucket's list is complete",
 		edit: mutate.Edit{Package: "internal/leader", In: "Leader.TakeOver",
 			Find:    "return l.readStrays(c)",
@@ -161,7 +161,7 @@ var mutants = []mutant{
 		edit: mutate.Edit{Package: "contract/clusterstate", In: "State.put",
 			Find:    "objstore.IfToken(t)",
 			Replace: "objstore.Always()"}},
-	// The election.
+	// Election.
 	{name: "impatient", quick: true, why: "a standby does not wait for the end of the lease",
 		edit: mutate.Edit{Package: "internal/election", In: "takeoverWait",
 			Find:    "l + l*6/100",
@@ -182,7 +182,7 @@ var mutants = []mutant{
 		edit: mutate.Edit{Package: "internal/election", In: "Elector.nextWrite",
 			Find:    "e.highestTerm + 1",
 			Replace: "max(e.highestTerm, 1)"}},
-	// The heir.
+	// Heir.
 	{name: "acts without promise", quick: true, why: "a leader acts although its heir has not promised",
 		edit: mutate.Edit{Package: "internal/election", In: "Elector.authorityEnd",
 			Find:    "a < b",
@@ -217,8 +217,8 @@ var mutants = []mutant{
 			Replace: ""}},
 }
 
-// TestMutantsApply checks that every mutant still finds its place in the source. TestMutants, with the build tag
-// mutation, runs them.
+// TestMutantsApply checks that every mutant still matches the source. TestMutants, with the build tag mutation, runs
+// them.
 func TestMutantsApply(t *testing.T) {
 	for _, m := range mutants {
 		if _, err := m.edit.WriteOverlay(services, t.TempDir()); err != nil {

@@ -64,7 +64,7 @@ func TestHunt(t *testing.T) {
 
 var brokenLine = regexp.MustCompile(`broken rule="([^"]*)" seed=(\d+) worlds=(\d+) took=(\S+) text="((?:[^"\\]|\\.)*)"`)
 
-// TestMutants builds the simulator with each deliberate bug and simulates seeds until a rule breaks, for at most
+// TestMutants builds the simulator with each deliberate bug. It simulates seeds until a rule breaks, for at most
 // SIM_BUDGET (60s) each. MUTANTS names some mutants, separated by commas, or is "quick" for the short form.
 func TestMutants(t *testing.T) {
 	budget := os.Getenv("SIM_BUDGET")

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestShrink: of a schedule of many faults those two are found that a failure needs.
+// TestShrink checks that Shrink reduces a schedule of many faults to the two faults that a failure needs.
 func TestShrink(t *testing.T) {
 	for seed := uint64(1); seed < 50; seed++ {
 		opts := options(seed)
@@ -15,9 +15,9 @@ func TestShrink(t *testing.T) {
 		opts.trap = func(seen map[Kind]bool) bool { return seen[resize] && seen[lostVM] }
 		shrunk := Shrink(opts, 300)
 		if shrunk == nil || shrunk.Of < 10 {
-			continue // this world has no such faults, or hardly any other
+			continue // this run lacks these faults, or has hardly any others
 		}
-		if n := len(shrunk.Faults); n < 2 || n > 5 { // what waits for something may need what brings it about
+		if n := len(shrunk.Faults); n < 2 || n > 5 { // a fault that waits for an event may need another fault to cause the event
 			t.Errorf("%d of %d faults are left: %v", len(shrunk.Faults), shrunk.Of, shrunk.Faults)
 		}
 		told := shrunk.String()
@@ -32,8 +32,8 @@ func TestShrink(t *testing.T) {
 	t.Error("no world has both faults")
 }
 
-// TestScheduleCanBeThinned: a schedule that holds all that befell a world is that world, and one without some fault is
-// the same up to its time.
+// TestScheduleCanBeThinned replays a run with all faults that occurred in it, and gets the same run. Without one of
+// these faults, the run is the same up to the time of that fault.
 func TestScheduleCanBeThinned(t *testing.T) {
 	story := func(only map[uint64]bool) (Result, []string) {
 		var lines []string

@@ -13,14 +13,15 @@ import (
 )
 
 const (
-	// fixed is how many worlds are played when nobody says for how long.
+	// fixed is the default number of runs.
 	fixed = 60
-	// enough failing seeds are shown.
+	// enough is the maximum number of failing seeds that are shown.
 	enough = 20
 )
 
-// TestWorld plays seeded worlds, several side by side. SIM_SEED plays that one, with its story. SIM_DURATION (of real
-// time) says for how long random ones are played, or SIM_WORLDS how many, from seed SIM_FIRST on; else a fixed set is.
+// TestWorld plays runs, several in parallel. SIM_SEED selects one seed and prints its log. SIM_DURATION (in real time)
+// plays random seeds for that time. SIM_WORLDS plays that number of seeds from SIM_FIRST on. The default is a fixed set
+// of seeds.
 func TestWorld(t *testing.T) {
 	if seed, ok := number(t, "SIM_SEED"); ok {
 		opts := options(seed)
@@ -71,7 +72,7 @@ func TestWorld(t *testing.T) {
 	}
 }
 
-// playAll plays one world after the other on every processor and sums up what they did.
+// playAll plays runs in parallel until more returns false, and sums up their results.
 func playAll(t *testing.T, first uint64, more func(played uint64) bool) (total Result, played uint64) {
 	var mu sync.Mutex
 	failed := 0
@@ -103,7 +104,7 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool) (total R
 	return total, played
 }
 
-// workers is how many worlds are played side by side: on every processor, unless SIM_WORKERS says otherwise.
+// workers returns the number of parallel runs: SIM_WORKERS, or the number of processors.
 func workers() int {
 	if n, err := strconv.Atoi(os.Getenv("SIM_WORKERS")); err == nil && n > 0 {
 		return n
@@ -141,7 +142,7 @@ func options(seed uint64) Options {
 
 func newWorld(seed uint64) *World { return New(options(seed)) }
 
-// TestSeedsRepeat: a seed says everything about a run.
+// TestSeedsRepeat checks that a seed determines a run completely.
 func TestSeedsRepeat(t *testing.T) {
 	story := func() (lines []string) {
 		world := newWorld(7)

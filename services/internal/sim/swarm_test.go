@@ -15,12 +15,12 @@ import (
 	"time"
 )
 
-// shrinkRuns bounds the search for a smaller schedule of one failing seed.
+// shrinkRuns is the maximum number of runs to find a smaller schedule of one failing seed.
 const shrinkRuns = 600
 
-// TestSwarm plays SIM_SWARM worlds from seed SIM_FIRST on (else from the clock's), tells every ten seconds how far it
-// is, writes which fault met which state to the file SIM_COVERAGE, and shrinks the first failing schedules. Without
-// SIM_SWARM it plays a few and looks whether the kinds of faults come about.
+// TestSwarm plays SIM_SWARM runs from seed SIM_FIRST on, or from a seed derived from the clock. It prints its progress
+// every ten seconds, and shrinks the first failing schedule of each rule. It writes to the file SIM_COVERAGE which
+// fault met which state. Without SIM_SWARM it plays four runs, and checks that the coverage table has content.
 func TestSwarm(t *testing.T) {
 	worlds, many := number(t, "SIM_SWARM")
 	if !many {
@@ -102,7 +102,7 @@ func (s *swarm) failures() int {
 	return len(s.errs)
 }
 
-// tell prints a line every ten seconds.
+// tell prints the progress every ten seconds.
 func (s *swarm) tell(stop <-chan struct{}, began time.Time) {
 	tick := time.NewTicker(10 * time.Second)
 	defer tick.Stop()
@@ -124,7 +124,8 @@ func (s *swarm) tell(stop <-chan struct{}, began time.Time) {
 	}
 }
 
-// save writes which fault met which state, if somebody wants to know: also meanwhile, for runs that are ended.
+// save writes the coverage to the file SIM_COVERAGE, if set. It is also called every ten seconds, for runs that are
+// interrupted.
 func (s *swarm) save() error {
 	name := os.Getenv("SIM_COVERAGE")
 	if name == "" {
@@ -133,7 +134,7 @@ func (s *swarm) save() error {
 	return os.WriteFile(name, []byte(s.total.Coverage.Table()), 0o644)
 }
 
-// report names every failing seed, and tells the short story of the first of each rule.
+// report fails the test for every failing seed, and prints the shrunk schedule of the first seed of each rule.
 func (s *swarm) report(t *testing.T) {
 	for _, err := range s.errs {
 		t.Errorf("%v\nrepeat it with: make sim SEED=%d", err, err.Seed)
@@ -147,7 +148,7 @@ func (s *swarm) report(t *testing.T) {
 	}
 }
 
-// chosen are the faults that SIM_ONLY names, nil for all.
+// chosen returns the faults that SIM_ONLY names, or nil for all.
 func chosen(t *testing.T) map[uint64]bool {
 	text, ok := os.LookupEnv("SIM_ONLY")
 	if !ok {
