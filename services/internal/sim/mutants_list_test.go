@@ -10,7 +10,7 @@ import (
 type mutant struct {
 	name  string
 	why   string // the effect of the bug
-	quick bool // part of the short form
+	quick bool   // part of the short form
 	edit  mutate.Edit
 }
 

@@ -17,7 +17,7 @@ func TestShrink(t *testing.T) {
 		if shrunk == nil || shrunk.Of < 10 {
 			continue // this run lacks these faults, or has hardly any others
 		}
-		if n := len(shrunk.Faults); n < 2 || n > 5 { // a fault that waits for an event may need another fault to cause the event
+		if n := len(shrunk.Faults); n < 2 || n > 5 { // a fault may need another one to occur
 			t.Errorf("%d of %d faults are left: %v", len(shrunk.Faults), shrunk.Of, shrunk.Faults)
 		}
 		told := shrunk.String()

@@ -15,7 +15,7 @@ import (
 const (
 	// fixed is the default number of runs.
 	fixed = 60
-	// enough is the maximum number of failing seeds that are shown.
+	// enough is the number of failing seeds at which a test stops.
 	enough = 20
 )
 
