@@ -150,7 +150,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	defer s.manager.Follow()
 	s.tellRefused(leader, s.manager.Status().Problems)
 	return tasks.Run(ctx,
-		// acquiring the address takes seconds, and nothing else waits for it
+		// Acquiring the address takes seconds, and nothing else waits for it.
 		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
 		func(ctx context.Context) error {
 			if err := leader.TakeOver(ctx); err != nil {

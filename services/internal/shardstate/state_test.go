@@ -283,7 +283,8 @@ func TestViews(t *testing.T) {
 		t.Error(p.Numbers())
 	}
 	if health := p.Health(p.now); health.Running != 3 || health.Silent != 2 {
-		// the silent one, and the on-demand one that registered but did not connect within four intervals
+		// The silent instances are silent and onDemand. The latter registered but did not connect within four
+		// intervals.
 		t.Errorf("%+v", health)
 	}
 	if p.DrainTimeout(workers) != 0 || p.DrainTimeout(config.GroupKey{}) != p.shard.Server.DefaultDrainTimeout.D() ||
