@@ -1,5 +1,5 @@
-# A cluster on this machine: a bucket in dev-s3, and one shard whose VMs are windows of a tmux session with a real agent in each.
-# `make up` and `make demo` apply it; the README beside it says how to do so by hand.
+# A cluster on this machine: a bucket in dev-s3, and one shard. The shard's VMs are windows of a tmux session, each with
+# a real agent. `make up` and `make demo` apply it. The README beside this file explains how to apply it by hand.
 
 terraform {
   required_version = ">= 1.11"
@@ -9,7 +9,7 @@ terraform {
   }
 }
 
-# Credentials come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+# The provider reads AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from the environment.
 provider "nstance" {
   storage = {
     provider   = "s3"
@@ -26,7 +26,7 @@ resource "nstance_cluster" "this" {
   id = var.cluster
 }
 
-# Delivered to every VM as api-token.key. The value is in no plan and no state.
+# Every VM receives this secret as api-token.key. The value is not in the plan or the state.
 resource "nstance_secret" "api_token" {
   cluster_id       = nstance_cluster.this.id
   name             = "api-token"
@@ -35,11 +35,12 @@ resource "nstance_secret" "api_token" {
 }
 
 locals {
-  # Agents and operators are told 127.0.0.1 and not localhost, which is IPv6 first on some machines.
+  # Agents and operators use 127.0.0.1, because localhost resolves to IPv6 first on some machines.
   addresses = { for i, name in ["health", "election", "registration", "operator", "agent"] : "${name}_addr" => "127.0.0.1:${var.first_port + i}" }
 
-  # nstance-server --instance N adds 10*(N-1) to every port. The agents get the addresses of all servers, because an agent that knows only the
-  # leader does not find the next one when the leader hangs. In a cloud the leader has an address of its own.
+  # nstance-server --instance N adds 10*(N-1) to every port. Agents receive the addresses of all servers: an agent with
+  # only the leader's address does not find the next leader if the leader hangs. In a cloud the leader has a fixed
+  # address.
   every = { for service, offset in { Registration = 2, Agent = 4 } : service => join(",", [for n in range(var.servers) : "127.0.0.1:${var.first_port + offset + 10 * n}"]) }
   userdata = replace(replace(file("${path.module}/userdata.sh.tmpl"),
     "{{ .Server.RegistrationAddr }}", local.every["Registration"]),
@@ -47,7 +48,7 @@ locals {
 }
 
 resource "nstance_shard" "this" {
-  # Destroyed in the opposite order: first the shard's VMs go, then the CA that they trust.
+  # Destruction has the reverse order: first the shard's VMs, then the CA that they trust.
   depends_on      = [nstance_cluster.this, nstance_secret.api_token]
   wait_for_leader = var.wait_for_leader
 
@@ -56,13 +57,13 @@ resource "nstance_shard" "this" {
     secrets = { encryption_key = { provider = "env", source = "NSTANCE_ENCRYPTION_KEY" } }
   }
 
-  # Two servers may serve the shard: one leads, the other waits.
+  # Two servers may serve the shard: one leads, the other is the standby.
   server = {
     shard                 = var.shard
     provider              = { kind = "tmux", region = "dev", zone = "deva", options = var.agents }
     bind                  = local.addresses
     advertise             = local.addresses
-    subnet_pools          = { local = ["local"] } # tmux has no subnets: one name stands for all
+    subnet_pools          = { local = ["local"] } # tmux has no subnets: one name is enough
     health_check_interval = "5s"
     default_drain_timeout = "10s"
   }
@@ -89,12 +90,12 @@ resource "nstance_shard" "this" {
       subnet_pool = "local"
       vars        = { greeting = var.greeting }
 
-      # Agents accept .crt .key .pub .json .env, and what NSTANCE_RECV_EXTENSIONS adds.
+      # Agents accept the extensions .crt .key .pub .json .env, and those in NSTANCE_RECV_EXTENSIONS.
       files = {
-        # A certificate for a key pair that the agent makes; the private key never leaves the VM.
+        # A certificate for a key pair that the agent generates. The private key never leaves the VM.
         "app.server.crt" = { kind = "certificate", template = "app.server", key = { source = "agent", name = "app.server.pub" } }
 
-        # Change the greeting and apply again: the file is pushed to the VMs that run.
+        # After a change of the greeting, apply pushes the file to the running VMs.
         "app.env" = {
           kind = "env"
           vars = {

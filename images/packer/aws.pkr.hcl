@@ -4,13 +4,13 @@ source "amazon-ebs" "nstance" {
   ami_users   = var.aws_users
   subnet_id   = var.aws_subnet_id != "" ? var.aws_subnet_id : null
 
-  # The module shard looks for images by this name.
+  # The module shard finds images by this name.
   ami_name        = local.name
   ami_description = "nstance-${var.role} ${var.version} on Debian, ${var.arch}"
   instance_type   = var.arch == "arm64" ? "t4g.small" : "t3.small"
   ssh_username    = "admin"
 
-  # Packer's own key goes when the machine does.
+  # Packer's temporary key must not be in the image.
   temporary_key_pair_type   = "ed25519"
   ssh_clear_authorized_keys = true
 

@@ -7,7 +7,7 @@ locals {
     "nstance:image"   = var.role
     "nstance:version" = var.version
   }
-  # Of the user that Packer logs in as under QEMU; nobody else's, and never used again.
+  # The password of the user as which Packer logs in under QEMU. It is unique to this build.
   password  = uuidv4()
   platforms = { amazon-ebs = "aws", qemu = "qemu" }
 }
@@ -15,7 +15,7 @@ locals {
 build {
   sources = ["source.amazon-ebs.nstance", "source.qemu.nstance"]
 
-  # Debian's cloud-init must be through with apt before we are.
+  # Debian's cloud-init must have finished using apt.
   provisioner "shell" {
     inline = ["cloud-init status --wait >/dev/null || [ $? -eq 2 ]", "mkdir -p /tmp/nstance"]
   }

@@ -1,4 +1,4 @@
-# `packer init .` installs them. Packer 1.9 has them built in.
+# `packer init .` installs these plugins. Packer 1.9 contains them.
 packer {
   required_version = ">= 1.9.4"
 

@@ -1,14 +1,16 @@
 #!/bin/sh
-# Make a Debian machine an image of nstance-server or nstance-agent. The one provisioning script of every platform: run by Packer as root, in a directory
-# with the binary and the units.
+# Make a Debian machine an image of nstance-server or nstance-agent. This is the only provisioning script, for all
+# platforms. Packer runs it as root, in a directory with the binary and the units.
 #
 #   NSTANCE_ROLE       server or agent
-#   NSTANCE_PLATFORM   aws, gcp, qemu or none; none installs no packages and cleans nothing: for trees that are no machine
+#   NSTANCE_PLATFORM   aws, gcp, qemu or none; none installs no packages and removes nothing, for trees that no
+#                      machine boots from
 #   NSTANCE_BINARY     path of the binary (default: nstance-$NSTANCE_ROLE beside this script)
 #   NSTANCE_FILES      directory of the units (default: files beside this script)
 #
-# What it leaves: the binary in /usr/local/bin, the unit (not enabled: the boot script does that, once it has written the settings), a user without a shell,
-# directories; and no keys, no identity of the machine it ran on.
+# The script installs the binary in /usr/local/bin, the unit, a user without a shell, and directories. The unit is not
+# enabled: the boot script enables it after writing the settings. The image contains no keys and no identity of the
+# machine that it was made on.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
@@ -25,7 +27,8 @@ server | agent) ;;
 	;;
 esac
 case $platform in
-# amazon-ec2-net-utils configures a network interface that is attached while the machine runs, as the leader's is, with routes of its own.
+# amazon-ec2-net-utils configures routes for a network interface that is attached to a running VM, as the leader
+# interface is.
 aws) packages="ca-certificates amazon-ec2-net-utils" ;;
 gcp | qemu) packages="ca-certificates" ;;
 none) packages= ;;
@@ -66,7 +69,7 @@ install_role() {
 	esac
 }
 
-# Every machine that starts from the image makes its own.
+# Remove everything that each VM must generate for itself.
 forget() {
 	if command -v cloud-init >/dev/null; then
 		cloud-init clean --logs --seed

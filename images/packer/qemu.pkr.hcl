@@ -16,7 +16,8 @@ source "qemu" "nstance" {
   headless     = true
   net_device   = "virtio-net"
 
-  # A seed for cloud-init (NoCloud): a user with a password of this run alone, gone before the image is.
+  # A cloud-init seed (NoCloud). It creates a user with a password for this build. The user is deleted before the image
+  # is finished.
   cd_label = "cidata"
   cd_content = {
     "meta-data" = "instance-id: ${local.name}\n"

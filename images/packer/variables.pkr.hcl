@@ -34,7 +34,7 @@ variable "version" {
   }
 }
 
-# AWS
+# AWS.
 
 variable "aws_region" {
   description = "Region in which the image is made."
@@ -78,7 +78,7 @@ variable "aws_encrypt" {
   default     = false
 }
 
-# QEMU
+# QEMU.
 
 variable "qemu_base" {
   description = "URL or path of the image that it is made from, with cloud-init. ARCH stands for the architecture."

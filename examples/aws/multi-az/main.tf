@@ -1,4 +1,5 @@
-# One cluster with a shard in each of three zones, and a network load balancer in front of a group of web servers that spans them.
+# One cluster with a shard in each of three zones. A network load balancer is in front of a group of web servers in all
+# zones.
 
 terraform {
   required_version = ">= 1.11"
@@ -9,12 +10,12 @@ terraform {
   }
 }
 
-# Credentials, and an endpoint that is not AWS's own, come from the environment, for both providers.
+# Both providers read credentials, and an endpoint other than AWS's, from the environment.
 provider "aws" {
   region = var.region
 }
 
-# Where the cluster's state is. The bucket is made below, by the module.
+# The bucket with the cluster's state. The module below creates it.
 provider "nstance" {
   storage = module.cluster.storage
 }
@@ -39,9 +40,9 @@ module "network" {
   name     = var.cluster
   nat_mode = var.nat == "none" ? "none" : "provider"
   subnets = {
-    # The load balancer, and the way out of the others.
+    # The load balancer and the NAT gateways.
     public = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 8, i), public = true, nat_gateway = var.nat == "each" || i == 0 }] }
-    # The servers, and the addresses that follow their leaders. Without NAT gateways they need public addresses to reach AWS.
+    # The servers and the leaders' addresses. Without NAT gateways the servers need public addresses to reach AWS.
     servers = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 8, 8 + i), public = var.nat == "none" }] }
     # The VMs.
     web = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 4, 1 + i) }] }
@@ -62,7 +63,7 @@ module "account" {
   tags              = var.tags
 }
 
-# A shard for each zone. They share the bucket and the CA, and nothing else: each goes on when another is gone.
+# A shard for each zone. They share only the bucket and the CA, so that each continues to work if another fails.
 module "shard" {
   source   = "../../../modules/aws/shard"
   for_each = local.zones
@@ -78,7 +79,7 @@ module "shard" {
   server_arch          = var.server_arch
   server_image         = { id = var.server_ami, owners = var.image_owners }
   leader_network       = { ipv4 = cidrhost(cidrsubnet("10.0.0.0/16", 8, 8 + each.value), 100) }
-  # Operators reach the leaders from anywhere in the VPC.
+  # Operators may connect to the leaders from anywhere in the VPC.
   operator_access = { ipv4_cidrs = ["10.0.0.0/16"] }
   wait_for_leader = var.wait_for_leader
   tags            = var.tags
@@ -100,7 +101,7 @@ module "shard" {
       kind        = "web"
       arch        = var.web_arch
       subnet_pool = "web"
-      # What RunInstances is asked for. An AMI that is given is used as it is.
+      # Arguments of RunInstances. If agent_ami is set, it is used unchanged.
       args_json = jsonencode({ ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami })
     }
   }

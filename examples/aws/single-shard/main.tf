@@ -1,4 +1,5 @@
-# One cluster with one shard: a VPC with private subnets, a bucket, a server for next to nothing, and a group of VMs that it keeps alive.
+# One cluster with one shard: a VPC with private subnets, a bucket, an inexpensive server, and a group of VMs that the
+# server keeps alive.
 
 terraform {
   required_version = ">= 1.11"
@@ -9,12 +10,12 @@ terraform {
   }
 }
 
-# Credentials, and an endpoint that is not AWS's own, come from the environment, for both providers.
+# Both providers read credentials, and an endpoint other than AWS's, from the environment.
 provider "aws" {
   region = var.region
 }
 
-# Where the cluster's state is. The bucket is made below, by the module.
+# The bucket with the cluster's state. The module below creates it.
 provider "nstance" {
   storage = module.cluster.storage
 }
@@ -35,9 +36,9 @@ module "network" {
   name     = var.cluster
   nat_mode = var.nat ? "provider" : "none"
   subnets = {
-    # The way out of the others.
+    # The NAT gateway.
     public = { (var.zone) = [{ ipv4_cidr = "10.0.0.0/24", public = true, nat_gateway = true }] }
-    # The servers, and the address that follows their leader. Without NAT gateways they need public addresses to reach AWS.
+    # The servers and the leader's address. Without NAT gateways the servers need public addresses to reach AWS.
     servers = { (var.zone) = [{ ipv4_cidr = "10.0.1.0/24", public = !var.nat }] }
     # The VMs.
     workers = { (var.zone) = [{ ipv4_cidr = "10.0.16.0/20" }] }
@@ -74,7 +75,8 @@ module "shard" {
   subnet_pools = ["workers"]
   settings     = var.settings
 
-  # The VMs' image: the newest of this name, looked up by the servers every few hours. A newer one is for new VMs; it replaces none.
+  # The image of the VMs: the newest with this name. The servers look for it every few hours. A newer image applies to
+  # new VMs and replaces no VM.
   images = {
     agent = {
       owners   = var.image_owners
@@ -88,7 +90,7 @@ module "shard" {
       kind        = "wrk"
       arch        = var.worker_arch
       subnet_pool = "workers"
-      # What RunInstances is asked for. An AMI that is given is used as it is.
+      # Arguments of RunInstances. If agent_ami is set, it is used unchanged.
       args_json = jsonencode({ ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami })
       vars      = var.worker_vars
       files = {

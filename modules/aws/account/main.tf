@@ -1,4 +1,5 @@
-# Who the cluster's machines are: one role for the servers of all shards, and one without any rights for the VMs that they start.
+# IAM roles of the cluster: one role for the servers of all shards, and one without permissions for the VMs that they
+# start.
 
 data "aws_caller_identity" "current" {}
 data "aws_partition" "current" {}
@@ -35,7 +36,8 @@ resource "aws_iam_instance_profile" "server" {
   tags = local.tags
 }
 
-# No policy is attached to it: an agent needs no rights in AWS at all. Whoever runs something on the VMs that does may attach one.
+# No policy is attached to this role, because agents need no permissions in AWS. Policies for other programs on the VMs
+# can be attached outside this module.
 resource "aws_iam_role" "agent" {
   name                 = "${local.name}-nstance-agent"
   path                 = var.path

@@ -1,6 +1,6 @@
 output "account" {
   description = "The roles, for the variable `account` of the module `shard`."
-  # Servers need their rights as long as they run: whatever uses this is made after the policy and destroyed before it.
+  # Running servers need their permissions. Users of this output are created after the policy and destroyed before it.
   depends_on = [aws_iam_role_policy.server]
   value = {
     server_role_arn              = aws_iam_role.server.arn

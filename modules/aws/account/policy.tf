@@ -1,7 +1,9 @@
-# What the servers' role may do, as data. tests/modules evaluates these locals and asserts what they allow and what they do not.
+# The permissions of the servers' role, as data. tests/modules evaluates these locals and asserts what they allow and
+# deny.
 #
-# Two tags carry it: `nstance:cluster` is on everything of the cluster, `nstance:managed` on the VMs that the servers start. `nstance:server` is on the
-# servers' own VMs and `nstance:leader` on the leaders' network interfaces; no server can give any of these to what exists already.
+# The permissions depend on tags. `nstance:cluster` is on all resources of the cluster. `nstance:managed` is on the VMs
+# that the servers start. `nstance:server` is on the servers' own VMs, and `nstance:leader` on the leader interfaces. No
+# server can add any of these tags to an existing resource.
 
 locals {
   ec2        = "arn:${local.partition}:ec2:${local.region}:${local.account_id}"
@@ -17,7 +19,8 @@ locals {
     }]
   }
 
-  # The bucket. Servers never write config/ or files/, and delete nothing but records of instances that are gone and their own probes.
+  # The bucket. Servers never write below config/ or files/. They delete only records of terminated instances and their
+  # own probe objects.
   bucket_statements = [
     {
       Sid      = "ReadState"
@@ -38,7 +41,8 @@ locals {
       Resource = [for under in ["shard/*/instance/*", "shard/*/probe/*"] : "${local.objects}${under}"]
     },
     {
-      # S3 says 404 of an object that is not there only to those who may list the bucket, and 403 to others. Such a request has no prefix: hence IfExists.
+      # For a missing object S3 answers 404 only to callers with ListBucket permission, and 403 to others. Such a
+      # request has no prefix, hence IfExists.
       Sid       = "ListState"
       Effect    = "Allow"
       Action    = "s3:ListBucket"
@@ -47,7 +51,8 @@ locals {
     },
   ]
 
-  # Secrets: the key that seals those in the bucket, or else those in a service, of which the first leader makes the well-known ones.
+  # Secrets: the key that encrypts the secrets in the bucket, or the secrets in a secrets service. In a secrets service
+  # the first leader creates the well-known secrets.
   secret_arns = {
     aws-secrets-manager = "arn:${local.partition}:secretsmanager:${local.region}:${local.account_id}:secret:${var.cluster.secrets.prefix}"
     aws-parameter-store = "arn:${local.partition}:ssm:${local.region}:${local.account_id}:parameter${var.cluster.secrets.prefix}"
@@ -82,7 +87,7 @@ locals {
     } if arn != null],
   )
 
-  # VMs. An instance is only ever started with the cluster's tags and with IMDSv2, and only such instances are terminated.
+  # VMs. Servers can start instances only with the cluster's tags and IMDSv2, and can terminate only such instances.
   instance_statements = [
     {
       Sid      = "StartTaggedInstances"
@@ -144,7 +149,7 @@ locals {
       }
     },
     {
-      # EC2 has no resources for these.
+      # These actions do not support resource-level permissions.
       Sid      = "Describe"
       Effect   = "Allow"
       Action   = ["ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets"]
@@ -152,7 +157,7 @@ locals {
     },
   ]
 
-  # The leader's address: the cluster's leader interfaces, on the cluster's servers.
+  # The leader's address: servers may attach the cluster's leader interfaces to the cluster's servers.
   leader_statements = [
     {
       Sid      = "MoveLeaderInterface"

@@ -1,4 +1,4 @@
-# The bucket holds the cluster's only durable state.
+# The bucket holds the only durable state of the cluster.
 
 resource "aws_s3_bucket" "this" {
   bucket        = local.bucket_name
@@ -49,7 +49,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
   depends_on = [aws_s3_bucket_versioning.this]
   bucket     = aws_s3_bucket.this.id
 
-  # Where two rules fit, the shorter time counts.
+  # If two rules match an object, the shorter time applies.
   rule {
     id     = "earlier-versions"
     status = "Enabled"
@@ -63,7 +63,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
     }
   }
 
-  # The election lock alone is written every few seconds.
+  # Servers rewrite the lock every few seconds.
   rule {
     id     = "earlier-versions-of-servers-documents"
     status = "Enabled"
@@ -79,7 +79,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
 }
 
 resource "aws_s3_bucket_policy" "this" {
-  # A bucket takes one change of its access at a time.
+  # S3 accepts only one change of a bucket's access settings at a time.
   depends_on = [aws_s3_bucket_public_access_block.this, aws_s3_bucket_ownership_controls.this]
   bucket     = aws_s3_bucket.this.id
 

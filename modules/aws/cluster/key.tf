@@ -1,10 +1,11 @@
-# The encryption key is made here, written to the secrets service, and read back from there for the cluster's first secrets. It is read back so that an
-# apply which failed half-way goes on with the key that is stored and not with another. None of it is in plan or state.
+# The encryption key is created here and written to the secrets service. It is then read back to encrypt the cluster's
+# first secrets. After an apply that failed halfway, the next apply therefore uses the stored key instead of a new one.
+# The key is not in the plan or the state.
 
 ephemeral "nstance_encryption_key" "this" {}
 
 locals {
-  # Secrets that are not in the bucket are not sealed.
+  # Only secrets in the bucket are encrypted with this key.
   sealed             = var.secrets.provider == "object-storage"
   in_secrets_manager = local.sealed && var.encryption_key.provider == "aws-secrets-manager"
   in_parameter_store = local.sealed && var.encryption_key.provider == "aws-parameter-store"
@@ -62,7 +63,8 @@ locals {
 resource "nstance_cluster" "this" {
   count = local.sealed ? 1 : 0
 
-  # Destroyed before any of these, and made after them: the CA is never in a bucket that is not private yet.
+  # The cluster is created after these resources and destroyed before them. The CA is therefore never in a bucket that
+  # is not yet private.
   depends_on = [
     aws_s3_bucket_public_access_block.this,
     aws_s3_bucket_ownership_controls.this,

@@ -1,4 +1,4 @@
-# What all shards of a cluster share: the bucket, the key that seals secrets in it, and the CA.
+# Resources that all shards of a cluster share: the bucket, the key that encrypts the secrets in the bucket, and the CA.
 
 data "aws_caller_identity" "current" {}
 data "aws_region" "current" {}

@@ -15,7 +15,7 @@ output "encryption_key" {
 
 output "cluster" {
   description = "The cluster, for the variable `cluster` of the other modules."
-  # Shards are made when there is a CA, and are destroyed before it.
+  # Shards are created after the CA and destroyed before it.
   depends_on = [nstance_cluster.this]
   value = {
     id             = var.cluster_id

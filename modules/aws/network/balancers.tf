@@ -9,15 +9,16 @@ locals {
     })
   }]...)
 
-  # Names of load balancers and target groups have 32 characters at most. That of a target group also says what cannot be changed in place, so that a new
-  # one can be made before the old one goes.
+  # Names of load balancers and target groups have at most 32 characters. The name of a target group contains a hash of
+  # the settings that cannot be changed in place. A replacement therefore has another name, and can be created before
+  # the old target group is destroyed.
   balancer_names = { for name in keys(var.load_balancers) : name => length("${var.name}-${name}") <= 32 ? "${var.name}-${name}" : "${trim(substr(var.name, 0, 31 - length(name)), "-")}-${name}" }
   target_names = { for key, l in local.listeners : key => join("-", [
     trim(substr("${var.name}-${replace(key, "/", "-")}", 0, 24), "-"),
     substr(sha1("${var.name} ${key} ${l.target_port} ${l.target_protocol} ${var.ip_family}"), 0, 7),
   ]) }
 
-  # Who may connect: one rule for each listener and network.
+  # Permitted clients: one rule for each listener and network.
   balancer_sources = { for name, lb in var.load_balancers : name => {
     ipv4 = lb.allow_ipv4_cidrs != null ? lb.allow_ipv4_cidrs : lb.internal ? [local.ipv4_cidr] : ["0.0.0.0/0"]
     ipv6 = !local.ipv6 ? [] : lb.allow_ipv6_cidrs != null ? lb.allow_ipv6_cidrs : lb.internal ? [local.ipv6_cidr] : ["::/0"]
@@ -66,7 +67,7 @@ resource "aws_vpc_security_group_egress_rule" "balancer_ipv6" {
 }
 
 resource "aws_lb" "this" {
-  # One that is reached from the internet needs a way there first.
+  # An internet-facing load balancer needs the routes to the internet first.
   depends_on = [aws_internet_gateway.this, aws_route.public_ipv4, aws_route.public_ipv6]
 
   for_each                         = var.load_balancers

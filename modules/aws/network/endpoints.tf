@@ -1,4 +1,4 @@
-# Ways to AWS's services that do not leave the VPC.
+# VPC endpoints: traffic to these AWS services stays inside the VPC.
 
 resource "aws_vpc_endpoint" "s3" {
   count             = var.endpoints.s3 && length(local.made) > 0 ? 1 : 0

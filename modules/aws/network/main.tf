@@ -1,16 +1,16 @@
-# Where the machines are: a VPC, made here or there already, its subnets, the ways out, and load balancers.
+# The network of the VMs: a new or an existing VPC, its subnets, its routes to the internet, and load balancers.
 
 data "aws_region" "current" {}
 
 locals {
   ipv6 = var.ip_family != "ipv4"
 
-  # One object for each subnet, by role/zone/place.
+  # One object for each subnet, with the key role/zone/index.
   subnets = merge([for role, zones in var.subnets : merge([for zone, list in zones : {
     for place, subnet in list : "${role}/${zone}/${place}" => merge(subnet, {
       role = role
       zone = zone
-      # IPv6 only: EC2 calls such a subnet native.
+      # A subnet with IPv6 only. EC2 calls it IPv6-native.
       native  = var.ip_family == "ipv6" && subnet.ipv4_cidr == null && subnet.existing == null
       has_nat = subnet.nat_gateway && var.nat_mode == "provider"
       nat_key = subnet.nat_subnet == null ? null : length(split("/", subnet.nat_subnet)) == 3 ? subnet.nat_subnet : "${subnet.nat_subnet}/0"
@@ -22,7 +22,7 @@ locals {
   public   = { for key, subnet in local.made : key => subnet if subnet.public }
   private  = { for key, subnet in local.made : key => subnet if !subnet.public }
   nat      = { for key, subnet in local.subnets : key => subnet if subnet.has_nat }
-  # NAT gateways by zone, for subnets that name none.
+  # NAT gateways by zone, for subnets that do not name one.
   nat_of_zone = { for key, subnet in local.nat : subnet.zone => key... }
   nat_for = { for key, subnet in local.private : key => (
     subnet.nat_key != null ? subnet.nat_key : try(local.nat_of_zone[subnet.zone][0], keys(local.nat)[0])
@@ -67,10 +67,10 @@ resource "aws_subnet" "this" {
   ipv6_native                     = each.value.native
   ipv6_cidr_block                 = !local.ipv6 ? null : each.value.ipv6_cidr != null ? each.value.ipv6_cidr : cidrsubnet(local.ipv6_cidr, 8, each.value.ipv6_netnum)
   assign_ipv6_address_on_creation = local.ipv6
-  # Translated by a NAT gateway from 64:ff9b::/96, so that machines without IPv4 reach what has no IPv6.
+  # With DNS64, VMs without IPv4 reach IPv4-only hosts: a NAT gateway translates addresses in 64:ff9b::/96.
   enable_dns64 = each.value.native && contains(keys(local.nat_for), each.key)
 
-  # Machines without IPv4 cannot be named after it.
+  # Host names of VMs without IPv4 cannot contain an IPv4 address.
   enable_resource_name_dns_aaaa_record_on_launch = each.value.native
   private_dns_hostname_type_on_launch            = each.value.native ? "resource-name" : null
 
@@ -95,6 +95,6 @@ data "aws_subnet" "existing" {
 
 locals {
   subnet_ids = merge({ for key, subnet in aws_subnet.this : key => subnet.id }, { for key, subnet in data.aws_subnet.existing : key => subnet.id })
-  # The first subnet of each zone, by role: load balancers and endpoints are in one of each zone.
+  # The first subnet of each zone, by role. Load balancers and endpoints use one subnet per zone.
   ids_of_role = { for role, zones in var.subnets : role => [for zone, list in zones : local.subnet_ids["${role}/${zone}/0"]] }
 }

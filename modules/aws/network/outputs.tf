@@ -1,6 +1,7 @@
 output "network" {
   description = "VPC, subnets by role and zone, and load balancers, for the variable `network` of the module `shard`."
-  # Whatever uses this is made after the ways out, and destroyed before them: servers need them until their last VM is gone.
+  # Users of this output are created after the routes and destroyed before them. Servers need the routes until their
+  # last VM is terminated.
   depends_on = [
     aws_route.public_ipv4,
     aws_route.public_ipv6,

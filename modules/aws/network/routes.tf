@@ -1,7 +1,8 @@
-# Ways out: the internet gateway for public subnets; for the others NAT gateways (IPv4) and an egress-only gateway (IPv6).
+# Routes to the internet. Public subnets use the internet gateway. All others use NAT gateways (IPv4) and an egress-only
+# gateway (IPv6).
 
 locals {
-  # An existing VPC's gateway is used where it is named.
+  # If the variable names a gateway of the existing VPC, that gateway is used.
   make_internet_gateway    = var.vpc.internet_gateway == null && (length(local.public) > 0 || (var.vpc.existing == null && length(local.nat) > 0))
   make_egress_only_gateway = var.vpc.egress_only_gateway == null && local.ipv6 && length(local.private) > 0
   internet_gateway         = local.make_internet_gateway ? aws_internet_gateway.this[0].id : var.vpc.internet_gateway
@@ -35,7 +36,7 @@ resource "aws_nat_gateway" "this" {
   depends_on = [aws_internet_gateway.this, aws_route.public_ipv4, aws_route_table_association.public]
 }
 
-# One table for all public subnets.
+# One route table for all public subnets.
 resource "aws_route_table" "public" {
   count  = length(local.public) > 0 ? 1 : 0
   vpc_id = local.vpc_id
@@ -62,7 +63,7 @@ resource "aws_route_table_association" "public" {
   subnet_id      = aws_subnet.this[each.key].id
 }
 
-# One table for each of the others.
+# One route table for each other subnet.
 resource "aws_route_table" "private" {
   for_each = local.private
   vpc_id   = local.vpc_id

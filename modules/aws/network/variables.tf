@@ -125,7 +125,7 @@ variable "subnets" {
     error_message = "A subnet with nat_gateway has to be public: a NAT gateway goes out through the internet gateway."
   }
 
-  # What depends on ip_family.
+  # Validations that depend on ip_family.
   validation {
     condition = var.ip_family == "ipv6" ? true : alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
       s.existing != null || s.ipv4_cidr != null

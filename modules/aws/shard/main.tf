@@ -1,4 +1,4 @@
-# One shard: its servers, the address that follows their leader, and the configuration that they keep VMs alive by.
+# One shard: its servers, the leader's address, and the configuration of its groups.
 
 data "aws_region" "current" {}
 
@@ -7,7 +7,7 @@ locals {
   tags = merge({ "nstance:cluster" = var.cluster.id }, var.tags)
   ipv6 = var.network.ip_family != "ipv4"
 
-  # The zone's subnets that the shard may use, by role.
+  # The subnets of the zone that the shard may use, by role.
   subnets = { for role, zones in var.network.subnets : role => [
     for s in try(zones[var.zone], []) : s if s.shards == null ? true : contains(s.shards, var.shard)
   ] }
@@ -16,7 +16,7 @@ locals {
   if length(list) > 0 && (var.subnet_pools == null ? true : contains(var.subnet_pools, role)) }
 }
 
-# Where clients find the shard. The leader plugs this interface into its machine; nothing else has it attached.
+# Clients find the shard at this interface. The leader attaches it to its own VM. Nothing else attaches it.
 resource "aws_network_interface" "leader" {
   description     = "Leader of the Nstance shard ${var.cluster.id}/${var.shard}"
   subnet_id       = local.server_subnets[0].id
@@ -26,14 +26,14 @@ resource "aws_network_interface" "leader" {
   ipv6_addresses     = var.leader_network.ipv6 == null ? null : [var.leader_network.ipv6]
   ipv6_address_count = local.ipv6 && var.leader_network.ipv6 == null ? 1 : null
 
-  # The servers' role may move what has the tag nstance:leader to what has the tag nstance:server.
+  # The servers' role may attach interfaces with the tag nstance:leader to VMs with the tag nstance:server.
   tags = merge(local.tags, { Name = "${local.name}-leader", "nstance:leader" = var.shard })
 }
 
 locals {
   leader_ipv4 = local.server_subnets[0].native ? null : aws_network_interface.leader.private_ip
   leader_ipv6 = local.ipv6 ? one(aws_network_interface.leader.ipv6_addresses) : null
-  # What agents and operators are told: IPv4 where there is some.
+  # The address for agents and operators: IPv4 if available.
   leader_host = local.leader_ipv4 != null ? local.leader_ipv4 : "[${coalesce(local.leader_ipv6, "::")}]"
 }
 
@@ -45,7 +45,8 @@ data "nstance_userdata" "agent" {
 }
 
 resource "nstance_shard" "this" {
-  # Destroyed first: it waits until the leader has emptied the shard, for which the servers need their machines, their rights and their way out.
+  # Destroyed first. Destruction waits until the leader has terminated all VMs of the shard. Until then the servers need
+  # their VMs, their permissions and their routes.
   depends_on = [
     aws_autoscaling_group.server,
     aws_vpc_security_group_egress_rule.server_ipv4,
@@ -76,7 +77,7 @@ resource "nstance_shard" "this" {
       zone    = var.zone
       options = var.settings.provider_options
     }
-    # Listening on :: takes IPv4 as well.
+    # A listener on :: also accepts IPv4.
     bind = local.ipv6 ? { for name, port in local.ports : "${name}_addr" => "[::]:${port}" } : null
     leader_network = {
       ipv4         = local.leader_ipv4
@@ -116,13 +117,13 @@ resource "nstance_shard" "this" {
 }
 
 locals {
-  # What RunInstances is asked for where templates say nothing else. IMDSv2 and the tags are the servers' own doing.
+  # Default arguments of RunInstances, which templates can override. The servers add IMDSv2 and the tags.
   agent_args = merge(
     {
       IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }
       SecurityGroupIds   = concat([aws_security_group.agent.id], var.agent_security_group_ids)
     },
-    # Without IPv4 the metadata service is reached over IPv6, and load balancers want a primary address.
+    # VMs without IPv4 use the metadata service over IPv6. Load balancers require a primary IPv6 address.
     { for key in ["EnablePrimaryIpv6"] : key => true if var.network.ip_family == "ipv6" },
     { for key in ["MetadataOptions"] : key => { HttpProtocolIpv6 = "enabled" } if var.network.ip_family == "ipv6" },
   )

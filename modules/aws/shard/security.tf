@@ -1,9 +1,10 @@
-# Who may talk to whom. Servers: agents on 8992 and 8994, operators on 8992 and 8993, the other server on 8991, health checks on 8990.
+# Permitted connections. The servers accept agents on 8992 and 8994, operators on 8992 and 8993, other servers on 8991,
+# and health checks on 8990.
 
 locals {
   ports = { health = 8990, election = 8991, registration = 8992, operator = 8993, agent = 8994 }
 
-  # Sources of operators and of health checks, each with a key that is known when planning.
+  # Sources of operators and of health checks. The keys are known at plan time.
   operator_sources = merge(
     { for i, cidr in var.operator_access.ipv4_cidrs : "operator-ipv4-${i}" => { ipv4 = cidr } },
     { for i, cidr in var.operator_access.ipv6_cidrs : "operator-ipv6-${i}" => { ipv6 = cidr } },
@@ -27,7 +28,7 @@ locals {
     { for key, source in local.health_sources : key => merge(source, { port = local.ports.health, what = "Health checks and metrics" }) },
   )
 
-  # The network's load balancers reach the ports of their targets, and those of their health checks.
+  # The network's load balancers may connect to the ports of their targets and of their health checks.
   balancer_ingress = merge(flatten([for name, lb in var.network.load_balancers : [for key, target in lb.targets : merge(
     { for protocol in(target.protocol == "TCP_UDP" ? ["tcp", "udp"] : [lower(target.protocol)]) : "lb-${name}-${key}-${protocol}" => {
       protocol = protocol, from_port = target.port, to_port = target.port, group = lb.security_group_id, what = "Load balancer ${name}"

@@ -1,4 +1,4 @@
-# The servers: as many as wanted, each replaceable at any time.
+# The servers: an Auto Scaling group that can replace each of them at any time.
 
 data "aws_ami" "server" {
   most_recent = true
@@ -29,7 +29,7 @@ data "nstance_userdata" "server" {
 }
 
 locals {
-  # AWS's usual endpoints have IPv4 only.
+  # The default endpoints of AWS support IPv4 only.
   server_environment = merge(local.server_subnets[0].native ? { AWS_USE_DUALSTACK_ENDPOINT = "true" } : {}, var.server_environment)
 }
 
@@ -42,7 +42,7 @@ resource "aws_launch_template" "server" {
   vpc_security_group_ids = concat([aws_security_group.server.id], var.server_security_group_ids)
   update_default_version = true
 
-  # A server that powers itself off is to be replaced.
+  # A server that powers itself off is replaced.
   instance_initiated_shutdown_behavior = "terminate"
 
   iam_instance_profile {
@@ -81,12 +81,12 @@ resource "aws_launch_template" "server" {
 }
 
 locals {
-  # The servers' own VMs have no tag nstance:managed: no server may terminate them.
+  # The servers' own VMs have no tag nstance:managed, so that no server can terminate them.
   server_tags = merge(local.tags, { Name = "${local.name}-server", "nstance:server" = var.shard })
 }
 
 resource "aws_autoscaling_group" "server" {
-  # A server that starts needs its way out at once.
+  # A new server needs its egress rules immediately.
   depends_on = [aws_vpc_security_group_egress_rule.server_ipv4, aws_vpc_security_group_egress_rule.server_ipv6]
 
   name                = "${local.name}-server"
@@ -95,7 +95,7 @@ resource "aws_autoscaling_group" "server" {
   desired_capacity    = var.server_count
   vpc_zone_identifier = [for s in local.server_subnets : s.id]
 
-  # Servers get ready only when the shard's configuration is there, which comes after this.
+  # Servers become ready only when the shard's configuration exists. It is created after this group.
   wait_for_capacity_timeout = "0"
 
   health_check_type         = var.health_check.type
@@ -107,7 +107,7 @@ resource "aws_autoscaling_group" "server" {
     version = aws_launch_template.server.latest_version
   }
 
-  # A change rolls the servers: the new one is there, and may lead, before the old one goes.
+  # A change rolls the servers. A new server is ready, and may lead, before an old one is terminated.
   instance_refresh {
     strategy = "Rolling"
 
@@ -123,12 +123,12 @@ resource "aws_autoscaling_group" "server" {
     content {
       key                 = tag.key
       value               = tag.value
-      propagate_at_launch = false # the launch template has them
+      propagate_at_launch = false # The launch template sets the tags.
     }
   }
 }
 
-# AWS asks /health only on behalf of a load balancer that has a listener for it.
+# Auto Scaling checks /health only through a load balancer with a listener for it.
 resource "aws_lb_target_group" "health" {
   count           = var.health_check.type == "ELB" ? 1 : 0
   name            = "${trim(substr(local.name, 0, 24), "-")}-${substr(sha1(local.name), 0, 7)}"
@@ -137,7 +137,7 @@ resource "aws_lb_target_group" "health" {
   protocol        = "TCP"
   port            = local.ports.health
   ip_address_type = local.server_subnets[0].native ? "ipv6" : "ipv4"
-  # Nobody connects through it.
+  # No client connects through this load balancer.
   deregistration_delay = 0
   tags                 = local.tags
 

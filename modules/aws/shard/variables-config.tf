@@ -1,5 +1,6 @@
-# What the shard's VMs are: the parts of its configuration that a module cannot know. They are those of the resource nstance_shard, which checks them by the
-# servers' own rules when planning; docs/reference/configuration.md has them all.
+# Variables of the shard's VMs: the parts of the shard's configuration that the module cannot derive. They have the
+# types of the resource nstance_shard. At plan time, that resource validates them with the servers' own rules.
+# docs/reference/configuration.md describes them all.
 
 variable "subnet_pools" {
   description = "The roles whose subnets become subnet pools, by that name. Left out: every role with a subnet in the zone that the shard may use."

@@ -1,4 +1,4 @@
-# What the shard is: its place in the cluster, and its servers. What its VMs are is in variables-config.tf.
+# Variables of the shard's place in the cluster and of its servers. variables-config.tf has those of its VMs.
 
 variable "cluster" {
   description = "The cluster: the output `cluster` of the module `cluster`."

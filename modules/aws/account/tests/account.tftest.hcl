@@ -1,4 +1,4 @@
-# What the policies allow is tested in tests/modules, by an evaluator.
+# tests/modules tests what the policies allow, with a policy evaluator.
 
 mock_provider "aws" {
   mock_data "aws_caller_identity" {

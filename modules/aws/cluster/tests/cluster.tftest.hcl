@@ -1,4 +1,5 @@
-# Runs under OpenTofu only: Terraform's mocks know no ephemeral resources. Nothing but plans: what OpenTofu makes up for an ephemeral key is no key.
+# These tests run under OpenTofu only, because Terraform's mocks do not support ephemeral resources. They only plan,
+# because the value that OpenTofu generates for an ephemeral key is not a valid key.
 
 mock_provider "aws" {
   mock_data "aws_caller_identity" {

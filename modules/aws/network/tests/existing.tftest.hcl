@@ -1,4 +1,4 @@
-# A VPC and subnets that are there already.
+# An existing VPC with existing subnets.
 
 mock_provider "aws" {
   mock_data "aws_region" {

@@ -45,7 +45,7 @@ run "ipv4" {
     condition     = keys(aws_nat_gateway.this) == ["public/us-west-2a/0"] && aws_nat_gateway.this["public/us-west-2a/0"].subnet_id == aws_subnet.this["public/us-west-2a/0"].id
     error_message = "there has to be one NAT gateway: ${jsonencode(keys(aws_nat_gateway.this))}"
   }
-  # A zone without a NAT gateway goes out through that of another.
+  # A zone without a NAT gateway uses the NAT gateway of another zone.
   assert {
     condition     = { for key, r in aws_route.nat : key => r.destination_cidr_block } == { for key in ["servers/us-west-2a/0", "workers/us-west-2a/0", "workers/us-west-2a/1", "workers/us-west-2b/0"] : key => "0.0.0.0/0" }
     error_message = "private subnets have no way out: ${jsonencode(keys(aws_route.nat))}"

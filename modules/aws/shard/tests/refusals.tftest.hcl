@@ -1,4 +1,4 @@
-# Each validation. Those of different variables are refused together.
+# Every validation fails in one of these runs. Each run covers several variables, with one validation of each.
 
 mock_provider "aws" {
   mock_resource "aws_launch_template" {

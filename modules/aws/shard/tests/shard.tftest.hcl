@@ -66,7 +66,8 @@ run "defaults" {
     condition     = one(one(aws_launch_template.server.block_device_mappings).ebs).encrypted == "true" && aws_launch_template.server.image_id == "ami-0000000000000000a" && aws_launch_template.server.instance_type == "t4g.nano"
     error_message = "servers have another image, type or an open disk"
   }
-  # Tags that the account's policy counts on: no server may terminate a server, or move what is no leader's interface.
+  # The account's policy depends on these tags: no server may terminate a server, or move an interface that is not a
+  # leader interface.
   assert {
     condition     = alltrue([for s in aws_launch_template.server.tag_specifications : s.tags["nstance:cluster"] == "example" && s.tags["nstance:server"] == "one" && !contains(keys(s.tags), "nstance:managed") && !contains(keys(s.tags), "nstance:shard")])
     error_message = "servers have other tags"
@@ -103,7 +104,7 @@ run "defaults" {
     condition     = nstance_shard.this.cluster.secrets.provider == "object-storage" && nstance_shard.this.cluster.secrets.encryption_key.source == var.cluster.encryption_key.source
     error_message = "secrets are elsewhere: ${jsonencode(nstance_shard.this.cluster)}"
   }
-  # Nobody but agents and the other server.
+  # Only agents and the other servers may connect.
   assert {
     condition     = { for key, rule in aws_vpc_security_group_ingress_rule.server : key => rule.from_port } == { election = 8991, registration = 8992, agent = 8994 } && length(aws_vpc_security_group_ingress_rule.agent) == 0
     error_message = "open: ${jsonencode({ for key, rule in aws_vpc_security_group_ingress_rule.server : key => rule.from_port })}"
@@ -262,7 +263,7 @@ run "balanced" {
     }
     error_message = "open: ${jsonencode(keys(aws_vpc_security_group_ingress_rule.server))}"
   }
-  # EC2 takes no other letters there.
+  # EC2 accepts no other characters in descriptions.
   assert {
     condition     = alltrue([for rule in concat(values(aws_vpc_security_group_ingress_rule.server), values(aws_vpc_security_group_ingress_rule.agent)) : can(regex("^[a-zA-Z0-9 ._:/()#,@+=&;{}!$*-]{1,255}$", rule.description))])
     error_message = "descriptions: ${jsonencode([for rule in values(aws_vpc_security_group_ingress_rule.server) : rule.description])}"
