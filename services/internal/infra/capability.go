@@ -1,15 +1,14 @@
 package infra
 
-// Wrapper is a Provider that forwards its calls to another one, to measure them for example.
+// Wrapper is a Provider that forwards its calls to another Provider, for example to measure them.
 type Wrapper interface {
 	Provider
-	// Unwrap returns the wrapped provider.
 	Unwrap() Provider
 }
 
-// Capability returns an optional capability of a provider, and whether the provider has it. A [Wrapper] has the
-// capabilities of the provider that it wraps: those that the wrapper implements are its own, the others are the wrapped
-// provider's.
+// Capability returns an optional capability of a provider, and whether the provider has it. A [Wrapper] has exactly the
+// capabilities of the provider that it wraps. If the wrapper implements such a capability itself, Capability returns
+// the wrapper, otherwise the wrapped provider.
 func Capability[T any](p Provider) (capability T, ok bool) {
 	own, implements := p.(T)
 	wrapper, wraps := p.(Wrapper)

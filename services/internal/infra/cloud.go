@@ -8,41 +8,41 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Cloud describes one provider of machines. Each folder beside this file makes one in its cloud.go; the server's main
-// package lists those that its binary has. Nothing else in the server names a cloud.
+// Cloud describes one provider of VMs. Each folder beside this file defines one in its cloud.go, and the server's main
+// package lists the clouds that its binary supports. Nothing else in the server names a cloud.
 type Cloud struct {
 	// Config describes the cloud's part of the shard configuration. Its Name is the cloud's name.
 	Config cloud.Block
-	// Open makes the provider of a shard. It sends nothing: a cloud that does not answer must not keep a server from
-	// starting.
+	// Open makes the provider of a shard. It sends no requests, so that a server can start while the cloud does not
+	// answer.
 	Open func(ctx context.Context, env Env) (Provider, error)
-	// Identity describes the machine that this process runs on. It fails where the process does not run in the cloud.
+	// Identity describes the machine that this process runs on. It fails if the process does not run in the cloud.
 	Identity func(ctx context.Context, env Env) (Machine, error)
 }
 
 // Name returns the cloud's name, as in server.provider.kind.
 func (c Cloud) Name() string { return c.Config.Name }
 
-// Env is what a provider is made for.
+// Env holds what a provider needs to be made.
 type Env struct {
-	// Shard is the configuration, with defaults filled in.
+	// Shard is the configuration with defaults filled in.
 	Shard *config.Shard
 	Log   *slog.Logger
 	// Throttled is called with the name of each API call that the cloud refused because of too many calls.
 	Throttled func(call string)
 }
 
-// Machine is the machine that a server runs on.
+// Machine describes the machine that a server runs on.
 type Machine struct {
-	// ID is the provider's ID of the machine. It is never reused. Empty: not known.
+	// ID is the provider's ID of the machine, or empty if it is not known. The provider never reuses it.
 	ID string
-	// Named reports whether people know the machine by ID. If so, ID is the default of the server's ID.
+	// Named reports whether people know the machine by ID. If so, ID is the default for the server's ID.
 	Named bool
 }
 
-// Configurer is an optional capability: a provider that takes more from the configuration than [Cloud.Open] does.
+// Configurer is an optional capability of a provider that reads more of the configuration than [Cloud.Open] does.
 type Configurer interface {
-	// Configure is called with each configuration that comes into force, defaults filled in, also while the provider
-	// is in use. It sends nothing.
+	// Configure is called with each configuration that comes into force, with defaults filled in. It may run while the
+	// provider is in use. It sends no requests.
 	Configure(shard *config.Shard)
 }

@@ -11,20 +11,22 @@ import (
 type Class string
 
 const (
-	// NotFound: the provider knows no such VM, or does not know it yet.
+	// NotFound means that the provider does not know the VM, or does not know it yet.
 	NotFound Class = "not found"
-	// Conflict: this instance ID was used before, with other parameters or for a VM that was deleted since. Look it up
-	// by its tag.
+	// Conflict means that this instance ID was already used, either with other parameters or for a VM that has since
+	// been deleted. The caller should look the VM up by its tag.
 	Conflict Class = "conflict"
-	// Capacity: no room for this type in this subnet now. Another type or subnet may do.
+	// Capacity means that there is no room for this instance type in this subnet now. Another type or subnet may
+	// succeed.
 	Capacity Class = "no capacity"
-	// Throttled: too many calls. The same call will do later.
+	// Throttled means that there were too many calls. The same call can succeed later.
 	Throttled Class = "throttled"
-	// Denied: credentials or permissions are missing.
+	// Denied means that credentials or permissions are missing.
 	Denied Class = "denied"
-	// Invalid: the request itself is wrong and will stay wrong.
+	// Invalid means that the request is wrong and will stay wrong.
 	Invalid Class = "invalid"
-	// Indeterminate: nobody can say whether the call took effect, and it may still do. Of a read: nothing is known.
+	// Indeterminate means that it is unknown whether the call took effect, and that it may still take effect. For a
+	// read, nothing is known.
 	Indeterminate Class = "indeterminate"
 )
 
@@ -34,7 +36,7 @@ func (c Class) Error() string { return string(c) }
 // Definite reports whether an error of this class proves that the call had no effect.
 func (c Class) Definite() bool { return c != Indeterminate }
 
-// Error is a provider's error with its class. Op says what was tried, in words: "create knc06…".
+// Error is a provider's error with its class. Op names the attempted operation, for example "create knc06…".
 type Error struct {
 	Class Class
 	Op    string
@@ -52,16 +54,16 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is makes errors.Is(err, class) ask for the class of this error; that of an error further down does not count.
+// Is makes errors.Is(err, class) compare class with the class of this error. Classes of wrapped errors do not count.
 func (e *Error) Is(target error) bool { return target == error(e.Class) }
 
-// Errorf makes an [*Error]; format may wrap a cause with %w.
+// Errorf makes an [*Error]. The format may wrap a cause with %w.
 func Errorf(class Class, op, format string, args ...any) error {
 	return &Error{Class: class, Op: op, Err: fmt.Errorf(format, args...)}
 }
 
-// Wrap gives err a class and says what was tried. A context that ended makes it [Indeterminate] whatever class was
-// meant: the request may have gone out. Wrap of nil is nil.
+// Wrap gives err a class and an operation. If err comes from a context that ended, the class is always [Indeterminate],
+// because the request may have been sent. Wrap returns nil for a nil error.
 func Wrap(class Class, op string, err error) error {
 	if err == nil {
 		return nil
@@ -72,8 +74,8 @@ func Wrap(class Class, op string, err error) error {
 	return &Error{Class: class, Op: op, Err: err}
 }
 
-// ClassOf returns the class of the outermost classed error in err's chain. What has none is [Indeterminate]: an unknown
-// failure proves nothing. ClassOf(nil) is "".
+// ClassOf returns the class of the outermost classed error in err's chain. It returns [Indeterminate] if there is none,
+// because an unknown failure proves nothing. ClassOf(nil) is "".
 func ClassOf(err error) Class {
 	if err == nil {
 		return ""

@@ -1,8 +1,7 @@
-// Package infra owns the boundary to whatever makes VMs: the Provider interface, its error classes and optional
+// Package infra owns the boundary to the source of VMs: the Provider interface, its error classes and optional
 // capabilities.
 //
-// Invariant: every call is idempotent and none of them decides anything. Implementations live in sub-packages and pass
-// infratest.
+// Invariant: every call is idempotent and makes no decisions. Implementations live in sub-packages and pass infratest.
 package infra
 
 import (
@@ -13,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// State is what the provider says of a VM.
+// State is the state of a VM as the provider reports it.
 type State string
 
 const (
@@ -27,13 +26,13 @@ const (
 	Unknown  State = "unknown"
 )
 
-// Alive reports whether the VM runs or is about to: anything else is gone or going.
+// Alive reports whether the VM runs, is about to run, or has an unknown state.
 func (s State) Alive() bool { return s == Pending || s == Running || s == Unknown }
 
-// Owner is what makes a VM ours: it is written as tags and every List is filtered by Cluster and Shard.
+// Owner identifies the cluster and shard that own a VM. It is written as tags, and List filters by both fields.
 type Owner struct{ Cluster, Shard string }
 
-// Tags are written on every VM. The first block decides; the second is for people.
+// Tags are written on every VM. The leader decides by the first block of fields. The second block is for people.
 type Tags struct {
 	Owner
 	Tenant    string
@@ -46,14 +45,14 @@ type Tags struct {
 	CreatedAt             time.Time
 }
 
-// CreateRequest asks for one VM. Tags.Instance is the idempotency token: repeated with the same bytes it yields the
-// same VM.
+// CreateRequest asks for one VM. Tags.Instance is the idempotency key: a repeat with the same bytes returns the same
+// VM.
 type CreateRequest struct {
 	Tags         Tags
 	Arch         string
 	InstanceType string
 	Subnet       string
-	Args         map[string]any // merged and rendered, the provider's own vocabulary
+	Args         map[string]any // merged and rendered, in the provider's own vocabulary
 	Userdata     []byte         // holds the registration nonce: never logged
 	Hostname     string
 }
@@ -62,71 +61,73 @@ type CreateRequest struct {
 type VM struct {
 	ProviderID string
 	State      State
-	Tags       Tags // as far as they could be read back
+	Tags       Tags // all tags that could be parsed
 	IPv4, IPv6 string
 	Hostname   string
-	LaunchedAt time.Time // provider's own time stamp
-	// Warnings about the VM that came with the answer, e.g. an unparsable tag.
+	LaunchedAt time.Time // the provider's time stamp
+	// Warning describes a problem with the VM's data, for example a tag that cannot be parsed.
 	Warning string
 }
 
-// Provider makes and unmakes VMs. All methods are safe for concurrent use, honour ctx, and classify errors with
-// [ClassOf].
+// Provider creates and deletes VMs. All methods are safe for concurrent use, honor ctx, and return errors that
+// [ClassOf] classifies.
 type Provider interface {
 	// Create asks for a VM and returns it as soon as it has a ProviderID (usually Pending). A repeat with the same
-	// request returns the same VM. Same ID with other parameters is [Conflict], and so is any repeat after the VM was
-	// deleted: an ID has one life. [Indeterminate] means that a VM may exist, or may come to exist: repeat the same
-	// bytes or look it up; any other class means that this call made none.
+	// request returns the same VM. The same ID with other parameters is a [Conflict]. So is any repeat after the VM was
+	// deleted, because an instance ID is used for one VM only. [Indeterminate] means that a VM may exist or may still
+	// be created: the caller must repeat the same bytes or look the VM up. Any other class means that this call made no
+	// VM.
 	Create(ctx context.Context, req CreateRequest) (VM, error)
-	// Delete requests the end of a VM; nil means requested, not gone. Deleting what is gone is no error.
+	// Delete requests the deletion of a VM. A nil error means that deletion was requested, not that the VM is gone.
+	// Deleting a VM that is gone is not an error.
 	Delete(ctx context.Context, providerID string) error
 	// Get describes one VM. [NotFound] proves nothing about a VM younger than the provider's consistency window.
 	Get(ctx context.Context, providerID string) (VM, error)
-	// List returns every VM tagged with owner, terminated ones too while the provider remembers them. An error means
-	// that nothing is known: a partial list is never returned. Only absence from a complete list, after a grace since
-	// creation, proves gone.
+	// List returns every VM tagged with owner, including terminated VMs while the provider still reports them. It never
+	// returns a partial list: after an error, nothing is known. A VM is proven gone only if it is absent from a
+	// complete list after a grace period since its creation.
 	List(ctx context.Context, owner Owner) ([]VM, error)
-	// FindByInstance looks one VM up by its instance tag. [NotFound] as with Get.
+	// FindByInstance looks up one VM by its instance tag. [NotFound] has the same meaning as for Get.
 	FindByInstance(ctx context.Context, owner Owner, id ident.ID) (VM, error)
 }
 
 // LeaderNetwork is an optional capability: a fixed address that follows the leader.
 type LeaderNetwork interface {
-	// Acquire makes the address this machine's own; repeated calls are cheap and verify.
+	// Acquire assigns the address to this machine. Repeated calls are cheap and verify the assignment.
 	Acquire(ctx context.Context, machineID string) error
-	// Release gives it up if this machine has it.
+	// Release removes the address from this machine if this machine has it.
 	Release(ctx context.Context, machineID string) error
 }
 
-// MachineEvidence is an optional capability: what became of a lock holder's machine.
+// MachineEvidence is an optional capability: it reports the state of the lock holder's machine.
 type MachineEvidence interface {
-	// MachineState describes a server's own machine by an ID that is never reused.
+	// MachineState returns the state of a server's machine. The provider never reuses a machineID.
 	MachineState(ctx context.Context, machineID string) (State, error)
 }
 
-// SubnetCapacity is an optional capability.
+// SubnetCapacity is an optional capability: it reports which subnets have room.
 type SubnetCapacity interface {
 	// HasRoom reports for each subnet whether an instance can still be placed there.
 	HasRoom(ctx context.Context, subnets []string) (map[string]bool, error)
 }
 
-// LoadBalancers is an optional capability. Both are idempotent. A VM that is gone, or on its way, is refused as Invalid
-// (Elastic Load Balancing: "targets are not in a running state"; RegisterTargets, InvalidTarget): a call of an earlier
-// leader that lands late makes no member that nobody would remove.
+// LoadBalancers is an optional capability. Both methods are idempotent. Both refuse a VM that is gone or being deleted
+// as Invalid, as Elastic Load Balancing does ("targets are not in a running state"; RegisterTargets, InvalidTarget). A
+// late call of a former leader therefore adds no member that would never be removed.
 type LoadBalancers interface {
 	Register(ctx context.Context, lb string, vm VM) error
 	Deregister(ctx context.Context, lb string, vm VM) error
 }
 
-// Images is an optional capability: look-up of a machine image by a query.
+// Images is an optional capability: it looks up a machine image by a query.
 type Images interface {
 	Resolve(ctx context.Context, q ImageQuery) (string, error)
 }
 
-// Verifier is an optional capability: a provider that can compare a configuration with the cloud.
+// Verifier is an optional capability: it compares a configuration with the cloud.
 type Verifier interface {
-	// Verify checks that what the configuration names exists in the cloud and can be used as configured. No server
-	// starts with an error of class [Invalid]; other errors raise an alert.
+	// Verify checks that everything the configuration names exists in the cloud and can be used as configured. A server
+	// does not start after an error of class [Invalid]. Other errors raise an alert.
 	Verify(ctx context.Context, shard *config.Shard) error
 }
 

@@ -8,8 +8,8 @@ import (
 	"log/slog"
 )
 
-// Digest identifies the request's bytes: two requests with the same digest are the same request. It is safe to store:
-// it does not give the userdata away. It fails when Args hold something that JSON cannot.
+// Digest returns a hash of the request: two requests with the same digest are the same request. The digest is safe to
+// store, because it does not reveal the userdata. Digest fails if Args hold a value that JSON cannot represent.
 func (r CreateRequest) Digest() (string, error) {
 	type plain CreateRequest // without the redacting methods
 	raw, err := json.Marshal(plain(r))
@@ -20,19 +20,19 @@ func (r CreateRequest) Digest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// String leaves out userdata and args.
+// String describes the request without userdata and args.
 func (r CreateRequest) String() string {
 	return fmt.Sprintf("create %s type=%q subnet=%q userdata=[%d bytes]", r.Tags.Instance, r.InstanceType, r.Subnet,
 		len(r.Userdata))
 }
 
-// GoString is [CreateRequest.String], so that %#v does not show userdata either.
+// GoString returns [CreateRequest.String], so that %#v does not show userdata either.
 func (r CreateRequest) GoString() string { return r.String() }
 
-// LogValue is [CreateRequest.String].
+// LogValue returns [CreateRequest.String].
 func (r CreateRequest) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
-// MarshalJSON refuses: whoever wants to store a request stores its [CreateRequest.Digest].
+// MarshalJSON always fails, so that no request is stored with its nonce. Store [CreateRequest.Digest] instead.
 func (r CreateRequest) MarshalJSON() ([]byte, error) {
 	return nil, fmt.Errorf("%s: a create request holds a nonce and is not to be written down", r)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// decodeArgs returns a request with the values of rendered args. All problems are in the error, each with its path.
+// decodeArgs returns a request with the values of rendered args. The error lists all problems, each with its path.
 func decodeArgs(args map[string]any) (*ec2.RunInstancesInput, error) {
 	decoded, found := contract.DecodeArgs(args, false)
 	var problems config.Problems
@@ -21,7 +21,7 @@ func decodeArgs(args map[string]any) (*ec2.RunInstancesInput, error) {
 	if err := problems.Err(); err != nil {
 		return nil, err
 	}
-	// The values have the types of the SDK's fields, and the SDK's fields have the API's names.
+	// The decoded values have the types of the SDK's fields, and the SDK's field names are the API's names.
 	text, err := json.Marshal(decoded)
 	if err != nil {
 		return nil, fmt.Errorf("args: %w", err)
@@ -33,7 +33,7 @@ func decodeArgs(args map[string]any) (*ec2.RunInstancesInput, error) {
 	return in, nil
 }
 
-// deref returns what a pointer points to, the zero value for nil.
+// deref returns the value that p points to, or the zero value if p is nil.
 func deref[T any](p *T) (v T) {
 	if p != nil {
 		v = *p

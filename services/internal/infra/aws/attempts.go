@@ -11,17 +11,17 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// attempts is what became of the attempts at one call: the SDK repeats calls by itself and returns the last error only.
+// attempts counts the outcomes of the attempts at one call. The SDK repeats calls, but returns only the last error.
 type attempts struct {
 	mu        sync.Mutex
 	sent      int
-	turned    int  // away, for too many calls
-	ambiguous bool // one may have done something although it failed
+	turned    int  // attempts that were throttled
+	ambiguous bool // an attempt failed but may have had an effect
 }
 
 type attemptsKey struct{}
 
-// follow makes the attempts at a call known to who holds the result.
+// follow returns a context that records the attempts of a call in the returned attempts.
 func follow(ctx context.Context) (context.Context, *attempts) {
 	a := &attempts{}
 	return context.WithValue(ctx, attemptsKey{}, a), a
@@ -32,8 +32,8 @@ func attemptsOf(ctx context.Context) *attempts {
 	return a
 }
 
-// result returns how many attempts were sent, how many of these were turned away for too many calls, and whether one
-// may have done something although it failed.
+// result returns how many attempts were sent, how many of these were throttled, and whether a failed attempt may have
+// had an effect.
 func (a *attempts) result() (sent, turned int, ambiguous bool) {
 	if a == nil {
 		return 0, 0, false
@@ -67,9 +67,9 @@ func (a *attempts) doubt() {
 	}
 }
 
-// watch adds to a client's stack what follows attempts: one look at each attempt's outcome, inside the SDK's
-// repetition, and one where requests are sent. throttled hears of every attempt that was turned away for too many
-// calls.
+// watch adds two middleware functions to a client's stack. The first runs inside the SDK's retry loop and records the
+// outcome of each attempt. The second records each request that is sent. watch calls throttled for every throttled
+// attempt.
 func watch(throttled func(call string)) func(*middleware.Stack) error {
 	return func(stack *middleware.Stack) error {
 		outcome := middleware.FinalizeMiddlewareFunc("NstanceOutcome",
@@ -106,14 +106,14 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 	}
 }
 
-// limitedError: the SDK's adaptive mode, slowed down by earlier throttling, did not let a call out in time. Nothing of
-// this attempt was sent.
+// limitedError reports that the SDK's adaptive retry mode held an attempt back until the deadline, after earlier
+// throttling. Nothing of this attempt was sent.
 type limitedError struct{ err error }
 
 func (e *limitedError) Error() string { return "held back after throttling: " + e.err.Error() }
 func (e *limitedError) Unwrap() error { return e.err }
 
-// limited marks the errors of a retryer that hold attempts back.
+// limited is a retryer that marks the errors of attempts that were held back.
 type limited struct{ sdk.RetryerV2 }
 
 // GetAttemptToken implements aws.RetryerV2.

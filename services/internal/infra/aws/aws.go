@@ -1,7 +1,7 @@
-// Package aws makes VMs of Amazon EC2 instances, and is the one package that changes anything in AWS.
+// Package aws makes VMs from Amazon EC2 instances. It is the only package that changes anything in AWS.
 //
-// Invariant: an instance ID is the client token of every attempt at its instance, so however often it is asked for,
-// there is at most one; and nothing is called that [Calls] does not list.
+// Invariants: the instance ID is the client token of every create attempt, so there is at most one VM per instance ID.
+// The package makes only the calls that [Calls] lists.
 package aws
 
 import (
@@ -22,23 +22,23 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Config of the provider.
+// Config configures a Provider.
 type Config struct {
-	// Zone of the shard. VMs are made there and nowhere else.
+	// Zone is the shard's availability zone. The provider makes VMs only there.
 	Zone string
-	// Network is the leader's address; the zero value: there is none.
+	// Network is the leader's address. The zero value means that there is none.
 	Network Network
 	Log     *slog.Logger
 
 	EC2 EC2
 	ELB ELB
 
-	// PageSize of lists, 5 to 1000; 0 is 1000.
+	// PageSize is the page size of lists, 5 to 1000. 0 means 1000.
 	PageSize int32
-	// Now and Sleep are the clock; nil is the real one.
+	// Now and Sleep replace the clock. nil means the real clock.
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Answers reports whether an address is this machine's own; nil asks the kernel.
+	// Answers returns nil if an address belongs to this machine and can be used. A nil function asks the kernel.
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 
@@ -53,8 +53,8 @@ type Provider struct {
 	cfg Config
 
 	mu        sync.Mutex
-	balancers map[string][]string // ARNs of target groups, by the name that groups use; replaced, never changed
-	subnets   map[string]subnet   // replaced, never changed
+	balancers map[string][]string // ARNs of target groups, by the name that groups use; replaced as a whole, never modified
+	subnets   map[string]subnet   // replaced as a whole, never modified
 	subnetsAt time.Time
 }
 
@@ -69,7 +69,7 @@ var (
 	_ infra.Verifier        = (*Provider)(nil)
 )
 
-// New makes a provider over clients. Nothing is sent.
+// New makes a provider with the given clients. It sends no requests.
 func New(cfg Config) (*Provider, error) {
 	if cfg.Zone == "" {
 		return nil, errors.New("aws provider: no zone")
@@ -99,7 +99,7 @@ func New(cfg Config) (*Provider, error) {
 	return &Provider{cfg: cfg}, nil
 }
 
-// Open makes a provider with the SDK's clients for a shard's configuration. Nothing is sent.
+// Open makes a provider with the SDK's clients for a shard's configuration. It sends no requests.
 func Open(cfg sdk.Config, shard *config.Shard, log *slog.Logger) (*Provider, error) {
 	network, err := networkOf(shard)
 	if err != nil {
@@ -129,7 +129,7 @@ func networkOf(shard *config.Shard) (Network, error) {
 	return out, nil
 }
 
-// Configure implements infra.Configurer: it remembers the target groups of each load balancer.
+// Configure implements infra.Configurer. It stores the target groups of each load balancer.
 func (p *Provider) Configure(shard *config.Shard) {
 	balancers := map[string][]string{}
 	for name, lb := range shard.LoadBalancers {
@@ -142,7 +142,7 @@ func (p *Provider) Configure(shard *config.Shard) {
 	p.mu.Unlock()
 }
 
-// Verify implements infra.Verifier: every subnet must exist (else NotFound) and be in the shard's zone (else Invalid).
+// Verify implements infra.Verifier. Every subnet must exist (else NotFound) and be in the shard's zone (else Invalid).
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 	var subnets []string
 	for _, pool := range shard.Server.SubnetPools {

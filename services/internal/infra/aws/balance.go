@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Register implements infra.LoadBalancers: the instance becomes a target, by its ID, of every target group of the load
+// Register implements infra.LoadBalancers. It registers the instance by its ID in every target group of the load
 // balancer.
 func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	what := fmt.Sprintf("register %s with load balancer %s", vm.ProviderID, lb)
@@ -31,7 +31,7 @@ func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	})
 }
 
-// Deregister implements infra.LoadBalancers. A target group, or target, that is not there (any more) is no error.
+// Deregister implements infra.LoadBalancers. A missing target group or target is not an error.
 func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error {
 	what := fmt.Sprintf("deregister %s from load balancer %s", vm.ProviderID, lb)
 	arns, _ := p.targetGroups(lb)
@@ -56,8 +56,8 @@ func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
 	return arns, ok
 }
 
-// each does something with every target group: one that fails keeps no other from it. The error has the class that says
-// most about trying again.
+// each calls do for every target group, even after an error. The class of the joined error is the class that is most
+// likely to go away.
 func each(arns []string, do func(arn string) error) error {
 	var errs []error
 	for _, arn := range arns {
@@ -69,7 +69,7 @@ func each(arns []string, do func(arn string) error) error {
 	return errors.Join(errs...)
 }
 
-// urgency orders classes: what may go away by itself comes first.
+// urgency orders classes. Errors that may go away without a change come first.
 func urgency(c infra.Class) int {
 	return slices.Index([]infra.Class{infra.Indeterminate, infra.Throttled, infra.Capacity, infra.Denied,
 		infra.Conflict, infra.Invalid, infra.NotFound}, c)

@@ -14,23 +14,23 @@ import (
 )
 
 const (
-	// fewAddresses is up to how many free addresses a subnet counts as full: others need some too, load balancers
-	// eight.
+	// fewAddresses is the number of free addresses up to which a subnet counts as full. Other users of the subnet need
+	// addresses too: a load balancer needs eight.
 	fewAddresses = 10
-	// roomMemory is how long an answer about room is good for.
+	// roomMemory is the time for which an answer about room is valid.
 	roomMemory = 20 * time.Second
-	// filterValues is how many values a filter may have.
+	// filterValues is the maximum number of values of one filter.
 	filterValues = 200
 )
 
-// subnet is what was last heard of one.
+// subnet is the last known state of a subnet.
 type subnet struct {
 	zone string
 	free int32 // IPv4 addresses
 }
 
-// HasRoom implements infra.SubnetCapacity by DescribeSubnets. An answer is good for a moment; creates do not wait for
-// it. There is no room for us in a subnet that is not there, or in another zone than the shard's.
+// HasRoom implements infra.SubnetCapacity with DescribeSubnets. It reuses an answer for roomMemory, so that creates do
+// not wait. It reports no room in a subnet that does not exist or that is in another zone than the shard's.
 func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
 	p.mu.Lock()
 	known, fresh := p.subnets, p.cfg.Now().Sub(p.subnetsAt) < roomMemory
@@ -48,7 +48,7 @@ func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bo
 	return room, nil
 }
 
-// checkSubnets fails where a subnet is not there (NotFound), or not in the shard's zone (Invalid).
+// checkSubnets fails if a subnet does not exist (NotFound) or is not in the shard's zone (Invalid).
 func (p *Provider) checkSubnets(ctx context.Context, subnets []string) error {
 	const what = "check server.subnet_pools"
 	known, err := p.describeSubnets(ctx, what, subnets)
@@ -75,12 +75,12 @@ func (p *Provider) checkSubnets(ctx context.Context, subnets []string) error {
 	}
 }
 
-// describeSubnets asks for subnets and remembers what it heard. Those that are not there are left out.
+// describeSubnets describes subnets and caches the result. It leaves out subnets that do not exist.
 func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []string) (map[string]subnet, error) {
 	ctx, tries := follow(ctx)
 	known := make(map[string]subnet, len(subnets))
 	for ids := range slices.Chunk(subnets, filterValues) {
-		// By filter: asked by ID, EC2 tells nothing of those that are there when one is not.
+		// Use a filter: if subnets are requested by ID and one does not exist, EC2 returns none of them.
 		pages := ec2.NewDescribeSubnetsPaginator(p.cfg.EC2, &ec2.DescribeSubnetsInput{
 			Filters: []types.Filter{filter("subnet-id", ids...)}})
 		for pages.HasMorePages() {
@@ -91,7 +91,7 @@ func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []s
 			for _, s := range page.Subnets {
 				free := deref(s.AvailableIpAddressCount)
 				if deref(s.Ipv6Native) {
-					free = 1 << 30 // it has no IPv4 addresses to run out of
+					free = 1 << 30 // an IPv6-only subnet cannot run out of IPv4 addresses
 				}
 				known[deref(s.SubnetId)] = subnet{zone: deref(s.AvailabilityZone), free: free}
 			}
@@ -103,8 +103,8 @@ func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []s
 	return known, nil
 }
 
-// foreign reports whether a subnet is known to be in another zone. Client tokens hold within a zone only, so no
-// instance is made there.
+// foreign reports whether a subnet is known to be in another zone. Client tokens are unique per zone only, so the
+// provider makes no instance in another zone.
 func (p *Provider) foreign(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

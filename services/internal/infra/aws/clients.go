@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// EC2 is what is used of Amazon EC2.
+// EC2 lists the methods of Amazon EC2 that the provider uses.
 type EC2 interface {
 	RunInstances(context.Context, *ec2.RunInstancesInput, ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error)
 	TerminateInstances(context.Context, *ec2.TerminateInstancesInput, ...func(*ec2.Options)) (
@@ -40,7 +40,7 @@ type EC2 interface {
 	DescribeImages(context.Context, *ec2.DescribeImagesInput, ...func(*ec2.Options)) (*ec2.DescribeImagesOutput, error)
 }
 
-// ELB is what is used of Elastic Load Balancing.
+// ELB lists the methods of Elastic Load Balancing that the provider uses.
 type ELB interface {
 	RegisterTargets(context.Context, *elbv2.RegisterTargetsInput, ...func(*elbv2.Options)) (
 		*elbv2.RegisterTargetsOutput, error)
@@ -48,15 +48,15 @@ type ELB interface {
 		*elbv2.DeregisterTargetsOutput, error)
 }
 
-// Call is one call of AWS that the provider makes.
+// Call is one AWS API call that the provider makes.
 type Call struct {
-	Service string   // name in policies: ec2, elasticloadbalancing
-	Name    string   // of the API's action
-	Actions []string // the IAM actions that it takes
-	When    string   // in words
+	Service string   // name in IAM policies: ec2, elasticloadbalancing
+	Name    string   // of the API action
+	Actions []string // the IAM actions that the call needs
+	When    string   // when the provider makes the call, in words
 }
 
-// Calls are all calls that the provider makes of AWS, with what the server's role must be allowed for each.
+// Calls lists all AWS API calls that the provider makes, with the IAM actions that the server's role needs for each.
 //
 // Sources: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
 // list_awselasticloadbalancingv2.html.
@@ -80,19 +80,20 @@ var Calls = []Call{
 		"an instance is drained or gone"},
 }
 
-// Limits of one HTTP request. The caller's context bounds the call as a whole, attempts included.
+// Limits of one HTTP request. The caller's context bounds the whole call, including all attempts.
 const (
 	dialTimeout   = 5 * time.Second
-	answerTimeout = 20 * time.Second // RunInstances takes seconds now and then
-	maxAttempts   = 3                // whoever calls tries again too, and knows more
+	answerTimeout = 20 * time.Second // RunInstances sometimes takes several seconds
+	maxAttempts   = 3                // the caller also retries, and has more information
 	maxBackoff    = 2 * time.Second
-	// connections that are kept open to an endpoint: a burst of creates must not pay for as many handshakes each time.
+	// connections is the number of idle connections kept open to an endpoint. It spares a burst of creates one
+	// handshake per create.
 	connections = 256
 )
 
-// SDK loads the AWS SDK's configuration for the provider: the SDK's usual chain of credentials, endpoints from
-// AWS_ENDPOINT_URL and its kin, adaptive retries. The region is the shard's. throttled hears the API action of every
-// attempt that was turned away; it may be nil. Nothing is sent but what the chain itself needs.
+// SDK loads the AWS SDK's configuration for the provider. It uses the SDK's default credential chain, endpoints from
+// AWS_ENDPOINT_URL and related variables, adaptive retries, and the shard's region. It calls throttled, if not nil,
+// with the API action of every throttled attempt. It sends only the requests that the credential chain itself needs.
 func SDK(ctx context.Context, provider config.Provider, throttled func(call string)) (sdk.Config, error) {
 	if throttled == nil {
 		throttled = func(string) {}
@@ -116,7 +117,7 @@ func SDK(ctx context.Context, provider config.Provider, throttled func(call stri
 	return cfg, nil
 }
 
-// retryer makes one for each client, so that what slows down one kind of calls does not slow down the others.
+// retryer makes a separate retryer for each client, so that throttling of one kind of calls does not slow down others.
 func retryer() sdk.Retryer {
 	return limited{retry.NewAdaptiveMode(func(o *retry.AdaptiveModeOptions) {
 		o.StandardOptions = append(o.StandardOptions, func(s *retry.StandardOptions) {
@@ -126,8 +127,8 @@ func retryer() sdk.Retryer {
 	})}
 }
 
-// hopeless keeps refusals from being repeated that AWS sends as server errors: want of capacity is for the caller to
-// answer, with another type or subnet, at once.
+// hopeless prevents retries of refusals that AWS sends as server errors. If capacity is missing, the caller must try
+// another type or subnet immediately.
 func hopeless(err error) sdk.Ternary {
 	switch classOf(codeOf(err), statusOf(err)) {
 	case infra.Capacity, infra.Conflict:
@@ -137,15 +138,15 @@ func hopeless(err error) sdk.Ternary {
 	}
 }
 
-// byRate spreads calls over clients as EC2 does over its throttling buckets: a storm of creates that is slowed down
-// leaves look-ups alone. https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
+// byRate spreads calls over several clients in the same way as EC2 spreads them over its throttling buckets. Throttled
+// creates therefore do not slow down look-ups. https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
 type byRate struct {
-	*ec2.Client // what describes
+	*ec2.Client // for describe calls
 	creating    *ec2.Client
 	changing    *ec2.Client
 }
 
-// NewEC2 makes the provider's clients of EC2. Nothing is sent.
+// NewEC2 makes the provider's EC2 clients. It sends no requests.
 func NewEC2(cfg sdk.Config) EC2 {
 	return byRate{Client: ec2.NewFromConfig(cfg), creating: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg)}
 }

@@ -15,16 +15,18 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// classes are the error codes whose class does not follow from their name. Codes that say "not found" anywhere are
-// NotFound, those with a family name (InvalidAMIID.Unavailable) have the family's class, and what is left is told apart
-// by HTTP status: see classOf.
+// classes lists the error codes with a class that does not follow from the name. classOf derives the others:
+//
+//   - Codes that end in NotFound or NotFoundException are NotFound.
+//   - Codes with a family name, such as InvalidAMIID.Unavailable, have the family's class.
+//   - Names with a known prefix, such as Insufficient or Invalid, and then the HTTP status decide about the rest.
 //
 // Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html (common client errors, client
 // errors for specific actions, server errors),
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonErrors.html, and the Errors sections of RegisterTargets
 // and DeregisterTargets in the reference of Elastic Load Balancing, version 2015-12-01.
 var classes = map[string]infra.Class{
-	// No room here, now. Another type, or another subnet, may do; a limit of the account may be lifted, or free itself.
+	// No room in this place now. Another type or subnet may succeed. An account limit may be raised, or usage may drop.
 	"InsufficientAddressCapacity":           infra.Capacity,
 	"InsufficientCapacity":                  infra.Capacity,
 	"InsufficientCapacityOnHost":            infra.Capacity,
@@ -48,11 +50,11 @@ var classes = map[string]infra.Class{
 	"VcpuLimitExceeded":                     infra.Capacity,
 	"VolumeLimitExceeded":                   infra.Capacity,
 	"VolumeTypeNotAvailableInZone":          infra.Capacity,
-	"Unsupported":                           infra.Capacity, // of RunInstances: this type is not offered in this zone
+	"Unsupported":                           infra.Capacity, // from RunInstances: this type is not offered in this zone
 	"TooManyTargets":                        infra.Capacity,
 	"TooManyRegistrationsForTargetId":       infra.Capacity,
 
-	// The same call will do later.
+	// The same call can succeed later.
 	"EC2ThrottledException":    infra.Throttled,
 	"PriorRequestNotComplete":  infra.Throttled,
 	"RequestLimitExceeded":     infra.Throttled,
@@ -65,7 +67,7 @@ var classes = map[string]infra.Class{
 	"TooManyRequestsException": infra.Throttled,
 	"BandwidthLimitExceeded":   infra.Throttled,
 
-	// Who asks may not.
+	// The caller lacks credentials or permissions.
 	"AccessDenied":                infra.Denied,
 	"AccessDeniedException":       infra.Denied,
 	"AuthFailure":                 infra.Denied,
@@ -80,18 +82,18 @@ var classes = map[string]infra.Class{
 	"OperationNotPermitted":       infra.Denied,
 	"OptInRequired":               infra.Denied,
 	"PendingVerification":         infra.Denied,
-	"RequestExpired":              infra.Denied, // the clock of one of the two is wrong
+	"RequestExpired":              infra.Denied, // the clock of the client or of AWS is wrong
 	"SignatureDoesNotMatch":       infra.Denied,
 	"UnauthorizedOperation":       infra.Denied,
 	"UnrecognizedClientException": infra.Denied,
 	"ValidationError":             infra.Invalid,
 
-	// This client token had its use.
+	// The client token was already used, or is malformed.
 	"IdempotentInstanceTerminated": infra.Conflict,
 	"IdempotentParameterMismatch":  infra.Conflict,
 	"InvalidClientToken":           infra.Invalid,
 
-	// Nobody knows whether it happened.
+	// It is unknown whether the call took effect.
 	"InternalError":           infra.Indeterminate,
 	"InternalFailure":         infra.Indeterminate,
 	"InternalServerError":     infra.Indeterminate,
@@ -102,9 +104,9 @@ var classes = map[string]infra.Class{
 	"RequestTimeoutException": infra.Indeterminate,
 }
 
-// classOf says what an error code means, given with the HTTP status that it came with (0 if that is not known). AWS
-// sends client errors with a status of the 400s: they are refusals, and a refused call has done nothing. Of a code that
-// is not known that much is certain too.
+// classOf returns the class of an error code, given the HTTP status of the answer (0 if it is not known). AWS sends
+// client errors with a 4xx status. They are refusals, and a refused call had no effect. This holds for unknown codes
+// too.
 func classOf(code string, status int) infra.Class {
 	if class, ok := classes[code]; ok {
 		return class
@@ -131,12 +133,11 @@ func classOf(code string, status int) infra.Class {
 	}
 }
 
-// encodedMessage is what comes before the encoded authorization message of an UnauthorizedOperation: kilobytes that
-// only who may call sts:DecodeAuthorizationMessage can read.
+// encodedMessage introduces the encoded authorization message of an UnauthorizedOperation. That message has kilobytes,
+// and only callers with sts:DecodeAuthorizationMessage can read it.
 const encodedMessage = "Encoded authorization failure message"
 
-// awsError is an error of the SDK in one line: the API's own code and message, and the request ID that AWS's support
-// asks for.
+// awsError is an SDK error in one line: the API's code and message, and the request ID that AWS support asks for.
 type awsError struct {
 	call    string
 	code    string
@@ -159,7 +160,7 @@ func (e *awsError) Error() string {
 
 func (e *awsError) Unwrap() error { return e.err }
 
-// codeOf returns the API's error code, "" for an error that is none of the API's.
+// codeOf returns the API's error code, or "" if err is not an API error.
 func codeOf(err error) string {
 	if e, ok := errors.AsType[smithy.APIError](err); ok {
 		return e.ErrorCode()
@@ -167,7 +168,7 @@ func codeOf(err error) string {
 	return ""
 }
 
-// statusOf returns the HTTP status of the answer, 0 if there was none.
+// statusOf returns the HTTP status of the answer, or 0 if there was no answer.
 func statusOf(err error) int {
 	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
 		return e.HTTPStatusCode()
@@ -175,7 +176,7 @@ func statusOf(err error) int {
 	return 0
 }
 
-// plain makes an SDK error short.
+// plain shortens an SDK error to its call, code, message and request ID.
 func plain(call string, err error) *awsError {
 	e := &awsError{call: call, message: err.Error(), err: err}
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
@@ -192,10 +193,10 @@ func plain(call string, err error) *awsError {
 	return e
 }
 
-// maxMessage bounds an error's message in bytes: it comes from outside, and goes into logs and standing errors.
+// maxMessage bounds an error's message in bytes, because AWS sends the text and it is written to logs and alerts.
 const maxMessage = 1000
 
-// oneLine makes a text of the API's fit for a line of a log: without control characters, and of at most so many bytes.
+// oneLine makes a text from the API fit for one log line: no control characters, and at most the given number of bytes.
 func oneLine(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Map(func(r rune) rune {
@@ -210,10 +211,10 @@ func oneLine(text string, most int) string {
 	return text
 }
 
-// classify gives an error of a call its class. what says what was tried, in words.
+// classify gives the error of a call its class. The argument what names the operation in words.
 //
-// The SDK repeats calls by itself. A refusal that follows an attempt without answer tells nothing of that attempt, so
-// the call as a whole is Indeterminate then.
+// The SDK repeats calls. A refusal says nothing about an earlier attempt that got no answer, so the whole call is
+// Indeterminate in that case.
 func classify(what, call string, tries *attempts, err error) error {
 	if err == nil {
 		return nil
@@ -230,8 +231,8 @@ func classify(what, call string, tries *attempts, err error) error {
 	}
 	switch {
 	case sent == turned && (heldBack || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
-		// Whatever was sent was turned away, and the time was spent on waiting for the next attempt. Not by Wrap: that
-		// would see the deadline.
+		// Every attempt that was sent was throttled, and the deadline passed during the wait for the next attempt.
+		// infra.Wrap is not used here, because it would make the class Indeterminate on seeing the deadline.
 		return &infra.Error{Class: infra.Throttled, Op: what, Err: cause}
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		class = infra.Indeterminate
@@ -245,7 +246,7 @@ func classify(what, call string, tries *attempts, err error) error {
 	return infra.Wrap(class, what, cause)
 }
 
-// refused makes an error of what is found wrong before anything is sent.
+// refused makes an Invalid error for a fault that is found before anything is sent.
 func refused(what, format string, args ...any) error {
 	return infra.Errorf(infra.Invalid, what, "%w", fmt.Errorf(format, args...))
 }

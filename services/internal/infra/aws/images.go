@@ -15,11 +15,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// owned are filters that say whose images are meant as well as a list of owners does.
+// owned lists the filters that restrict the owners of images as well as a list of owners does.
 var owned = []string{"owner-id", "owner-alias", "image-id"}
 
-// Resolve implements infra.Images by DescribeImages. Only available images count. The values of filters may hold EC2's
-// wildcards.
+// Resolve implements infra.Images with DescribeImages. It considers available images only, unless the query filters by
+// state. Filter values may hold EC2's wildcards.
 func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, error) {
 	what := "look up image " + queryText(q)
 	if len(q.Owners) == 0 && !slices.ContainsFunc(owned, func(name string) bool { return len(q.Filters[name]) > 0 }) {
@@ -38,7 +38,7 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, err
 	var before func(a, b types.Image) int
 	switch q.Sort {
 	case "", "creation-date":
-		// ISO 8601 in UTC throughout: texts sort like times.
+		// All dates are ISO 8601 in UTC, so their text order is their time order.
 		before = func(a, b types.Image) int { return cmp.Compare(deref(a.CreationDate), deref(b.CreationDate)) }
 	case "name":
 		before = func(a, b types.Image) int { return cmp.Compare(deref(a.Name), deref(b.Name)) }
@@ -67,7 +67,7 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, err
 	return deref(first.ImageId), nil
 }
 
-// queryText is a query in one line.
+// queryText describes a query in one line.
 func queryText(q infra.ImageQuery) string {
 	var parts []string
 	if len(q.Owners) > 0 {

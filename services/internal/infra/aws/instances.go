@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Create implements infra.Provider by RunInstances with the instance's ID as client token.
+// Create implements infra.Provider with RunInstances. The instance's ID is the client token.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if req.Tags.Instance.IsZero() {
 		return infra.VM{}, refused("create", "no instance ID")
@@ -32,7 +32,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if err != nil {
 		err = classify(what, "RunInstances", tries, err)
 		if infra.ClassOf(err) == infra.NotFound {
-			// The instance was never asked to be there: what is missing is something that the request names.
+			// A create cannot miss the instance itself, so a resource that the request names does not exist.
 			return infra.VM{}, reclass(err, infra.Invalid)
 		}
 		return infra.VM{}, err
@@ -42,10 +42,11 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 			len(out.Instances))
 	}
 	vm, asked := describe(out.Instances[0]), req.Tags
-	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // as it comes back
+	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // normalized as decodeTags returns it
 	switch {
 	case ending(vm.State):
-		// The answer to an earlier call with this token: EC2 repeats it for as long as it remembers the instance.
+		// This answers an earlier call with this token. EC2 repeats the answer for as long as it remembers the
+		// instance.
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
 	case len(out.Instances[0].Tags) == 0:
 		vm.Tags, vm.Warning = asked, "" // they are not part of this answer
@@ -55,7 +56,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	return vm, nil
 }
 
-// reclass gives an error another class.
+// reclass replaces the class of an error that classify returned.
 func reclass(err error, class infra.Class) error {
 	if e, ok := err.(*infra.Error); ok { //nolint:errorlint // classify returns it as it is
 		return &infra.Error{Class: class, Op: e.Op, Err: e.Err}
@@ -63,7 +64,7 @@ func reclass(err error, class infra.Class) error {
 	return err
 }
 
-// Delete implements infra.Provider by TerminateInstances.
+// Delete implements infra.Provider with TerminateInstances.
 func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	what := "delete " + providerID
 	ctx, tries := follow(ctx)
@@ -72,8 +73,8 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	case infra.NotFound:
 		return nil
 	case infra.Denied:
-		// A role that may terminate by tag may not terminate what has lost its tags, and a terminated instance loses
-		// them after a while.
+		// A role that may terminate by tag may not terminate an instance without tags. A terminated instance loses its
+		// tags after a while, so it counts as deleted.
 		if instance, getErr := p.instance(ctx, what, providerID); infra.ClassOf(getErr) == infra.NotFound ||
 			getErr == nil && ending(stateOf(instance)) {
 			return nil
@@ -84,7 +85,7 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 
 func ending(s infra.State) bool { return s == infra.Deleting || s == infra.Deleted }
 
-// Get implements infra.Provider by DescribeInstances.
+// Get implements infra.Provider with DescribeInstances.
 func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error) {
 	instance, err := p.instance(ctx, "get "+providerID, providerID)
 	if err != nil {
@@ -110,15 +111,15 @@ func (p *Provider) instance(ctx context.Context, what, id string) (types.Instanc
 	return types.Instance{}, infra.Errorf(infra.NotFound, what, "DescribeInstances knows no such instance")
 }
 
-// List implements infra.Provider: every page of DescribeInstances by tags. EC2 shows terminated instances for about an
-// hour.
+// List implements infra.Provider. It reads all pages of DescribeInstances, filtered by tags. EC2 lists terminated
+// instances for about an hour.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	return p.list(ctx, "list", filter("tag:"+tagManaged, managed), filter("tag:"+tagCluster, owner.Cluster),
 		filter("tag:"+tagShard, owner.Shard))
 }
 
-// FindByInstance implements infra.Provider: by tag. Of several (somebody copied tags) the one that lives, else the
-// youngest, is it.
+// FindByInstance implements infra.Provider with a filter by tag. Several VMs match if a person copied tags. It then
+// returns the live VM, or the youngest if none is alive.
 func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
 	what := "find " + id.String()
 	vms, err := p.list(ctx, what, filter("tag:"+tagInstance, id.String()), filter("tag:"+tagCluster, owner.Cluster),
@@ -142,12 +143,12 @@ func rank(vm infra.VM) int {
 	return 0
 }
 
-// list describes all instances that match, sorted by ID. It is complete or an error.
+// list describes all matching instances, sorted by ID. The list is complete, or list returns an error.
 func (p *Provider) list(ctx context.Context, what string, filters ...types.Filter) ([]infra.VM, error) {
 	ctx, tries := follow(ctx)
 	pages := ec2.NewDescribeInstancesPaginator(p.cfg.EC2, &ec2.DescribeInstancesInput{Filters: filters,
 		MaxResults: sdk.Int32(p.cfg.PageSize)})
-	found := map[string]infra.VM{} // an instance may come twice when others begin or end between two pages
+	found := map[string]infra.VM{} // an instance can appear on two pages while others start or end
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(ctx)
 		if err != nil {
@@ -168,7 +169,7 @@ func (p *Provider) list(ctx context.Context, what string, filters ...types.Filte
 	return vms, nil
 }
 
-// filter matches a value to the letter: filters know wildcards.
+// filter matches values literally, because EC2's filters interpret wildcards.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
 func filter(name string, values ...string) types.Filter {
 	f := types.Filter{Name: sdk.String(name)}
@@ -178,7 +179,7 @@ func filter(name string, values ...string) types.Filter {
 	return f
 }
 
-// MachineState implements infra.MachineEvidence. Instance IDs are never reused.
+// MachineState implements infra.MachineEvidence. EC2 never reuses instance IDs.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	instance, err := p.instance(ctx, "look up machine "+machineID, machineID)
 	if err != nil {
@@ -187,7 +188,8 @@ func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.St
 	return stateOf(instance), nil
 }
 
-// stateOf translates an instance's state. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
+// stateOf translates an instance's state.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
 func stateOf(instance types.Instance) infra.State {
 	if instance.State == nil {
 		return infra.Unknown
@@ -210,14 +212,14 @@ func stateOf(instance types.Instance) infra.State {
 	}
 }
 
-// describe says what is known of an instance.
+// describe translates an instance to an infra.VM.
 func describe(instance types.Instance) infra.VM {
 	vm := infra.VM{ProviderID: deref(instance.InstanceId), State: stateOf(instance),
 		IPv4: deref(instance.PrivateIpAddress), IPv6: deref(instance.Ipv6Address),
 		Hostname: deref(instance.PrivateDnsName), LaunchedAt: deref(instance.LaunchTime)}
 	vm.Tags, vm.Warning = decodeTags(instance.Tags)
 	if vm.Tags.Instance.IsZero() {
-		// Somebody has taken the tag away; the token stays.
+		// The tag was removed, but the client token cannot be.
 		if id, err := ident.ParseID(deref(instance.ClientToken)); err == nil {
 			vm.Tags.Instance = id
 		}
@@ -235,7 +237,7 @@ func describe(instance types.Instance) infra.VM {
 	return vm
 }
 
-// endedBy says why an instance ended where nobody asked for that: a taken spot instance, a failed launch.
+// endedBy returns the reason why an instance ended without a request, such as a spot interruption or a failed launch.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 func endedBy(instance types.Instance) string {
 	reason := instance.StateReason

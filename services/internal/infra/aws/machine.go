@@ -12,32 +12,31 @@ import (
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 )
 
-// IMDS is what is used of the instance metadata service.
+// IMDS lists the methods of the instance metadata service that the provider uses.
 type IMDS interface {
 	GetMetadata(context.Context, *imds.GetMetadataInput, ...func(*imds.Options)) (*imds.GetMetadataOutput, error)
 }
 
 const (
-	// metadataTimeout bounds the question for the own machine's ID: where there is no metadata service, nobody answers
-	// at all.
+	// metadataTimeout bounds the request for this machine's ID. Without a metadata service, no answer arrives at all.
 	metadataTimeout  = 4 * time.Second
 	metadataAttempts = 3
 )
 
-// NewIMDS makes a client of the instance metadata service, version 2 only, at the SDK's usual address or
+// NewIMDS makes a client of the instance metadata service. It uses version 2 only, at the SDK's default address or at
 // AWS_EC2_METADATA_SERVICE_ENDPOINT.
 func NewIMDS(cfg sdk.Config) IMDS {
 	return imds.NewFromConfig(cfg, func(o *imds.Options) {
 		o.EnableFallback = sdk.FalseTernary
-		o.HTTPClient = nil // the package's own, whose time-outs are a second
+		o.HTTPClient = nil // use the package's own client, with timeouts of one second
 		o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) { s.MaxAttempts = metadataAttempts })
 	})
 }
 
 var instanceID = regexp.MustCompile(`^i-[0-9a-f]{8,32}$`)
 
-// MachineID asks for the instance ID of the machine that this program runs on. It fails, within seconds, where there is
-// no metadata service.
+// MachineID returns the instance ID of the machine that this program runs on. It fails within metadataTimeout if there
+// is no metadata service.
 func MachineID(ctx context.Context, metadata IMDS) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, metadataTimeout)
 	defer cancel()

@@ -19,18 +19,21 @@ import (
 )
 
 const (
-	// acquireTimeout bounds one attempt at the address; whoever wants it tries again.
+	// acquireTimeout bounds one attempt to acquire the address. The caller must retry.
 	acquireTimeout = 90 * time.Second
-	// firmAfter is how long a holder that may be alive has to let go before it is not asked any more.
+	// firmAfter is the time that a holder which may be alive has to release the interface. After it, the interface is
+	// detached by force.
 	firmAfter = 5 * time.Second
-	// looks at the interface are this far apart.
+	// lookSoon and lookLater are the intervals between two checks of the interface.
 	lookSoon, lookLater = 250 * time.Millisecond, 2 * time.Second
 )
 
-// Acquire implements infra.LeaderNetwork: it looks at the network interface, takes it from whoever has it, attaches it
-// to this machine, and returns when the addresses are this machine's own and answer. When they are already, that is one
-// DescribeNetworkInterfaces. Whoever calls this leads: the holder is asked to let go, and after a few seconds, or at
-// once when it is dead, the interface is taken by force.
+// Acquire implements infra.LeaderNetwork. It detaches the network interface from its holder, attaches it to this
+// machine, and returns when the addresses are on this machine and answer. If they already do, Acquire makes only one
+// DescribeNetworkInterfaces call.
+//
+// Only the leader may call Acquire. Acquire first detaches without force. It uses force after firmAfter, or immediately
+// if the holder is dead.
 func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	what := "take " + p.cfg.Network.Interface
 	if err := p.checkNetwork(machineID); err != nil {
@@ -54,20 +57,20 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	}
 }
 
-// takeover is one attempt at the address.
+// takeover is one attempt to acquire the address.
 type takeover struct {
 	p       *Provider
 	what    string
 	machine string
 	began   time.Time
-	// seen says how the interface was last seen, for errors.
+	// seen describes the last known state of the interface, for errors.
 	seen string
-	// asked is the attachment that was asked to end, and firmly whether by force.
+	// asked is the ID of the attachment that was asked to end. firmly reports whether force was used.
 	asked  string
 	firmly bool
 }
 
-// step looks at the interface and does the next thing. A passing error is one after which another look is worth while.
+// step describes the interface and takes the next step. After a passing error it is worth trying again.
 func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	eni, err := t.p.networkInterface(ctx, t.what)
 	if err != nil {
@@ -80,7 +83,7 @@ func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	case attachment == nil && eni.Status == types.NetworkInterfaceStatusAvailable:
 		return false, t.attach(ctx)
 	case attachment == nil:
-		return false, nil // on its way
+		return false, nil // attaching
 	case deref(attachment.InstanceId) != t.machine:
 		return false, t.take(ctx, attachment)
 	case attachment.Status != types.AttachmentStatusAttached:
@@ -89,7 +92,7 @@ func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	for _, addr := range t.p.cfg.Network.Addresses {
 		if err := t.p.cfg.Answers(ctx, addr); err != nil {
 			t.seen += ", but " + err.Error()
-			return false, nil //nolint:nilerr // not yet: the machine has yet to configure it
+			return false, nil //nolint:nilerr // this machine has not configured the address yet
 		}
 	}
 	return true, nil
@@ -103,7 +106,7 @@ func (t *takeover) take(ctx context.Context, attachment *types.NetworkInterfaceA
 	}
 	force := t.p.cfg.Now().Sub(t.began) >= firmAfter
 	if t.asked == id && (t.firmly || !force) {
-		return nil // under way
+		return nil // already in progress
 	}
 	if !force {
 		state, err := t.p.MachineState(ctx, holder)
@@ -115,7 +118,7 @@ func (t *takeover) take(ctx context.Context, attachment *types.NetworkInterfaceA
 	return t.p.detach(ctx, t.what, id, force)
 }
 
-// attach attaches the interface to this machine at its first free device index.
+// attach attaches the interface to this machine at the lowest free device index.
 func (t *takeover) attach(ctx context.Context) error {
 	self, err := t.p.instance(ctx, t.what, t.machine)
 	if err != nil {
@@ -129,7 +132,7 @@ func (t *takeover) attach(ctx context.Context) error {
 	return classify(t.what, "AttachNetworkInterface", tries, err)
 }
 
-// freeIndex is the lowest device index from 1 on that no interface has.
+// freeIndex returns the lowest device index from 1 that no interface has.
 func freeIndex(interfaces []types.InstanceNetworkInterface) int32 {
 	for index := int32(1); ; index++ {
 		if !slices.ContainsFunc(interfaces, func(n types.InstanceNetworkInterface) bool {
@@ -140,7 +143,7 @@ func freeIndex(interfaces []types.InstanceNetworkInterface) int32 {
 	}
 }
 
-// Release implements infra.LeaderNetwork. It asks for the end of the attachment and does not wait for it.
+// Release implements infra.LeaderNetwork. It requests the detachment and does not wait for it.
 func (p *Provider) Release(ctx context.Context, machineID string) error {
 	what := "give up " + p.cfg.Network.Interface
 	if err := p.checkNetwork(machineID); err != nil {
@@ -178,7 +181,8 @@ func (p *Provider) detach(ctx context.Context, what, attachment string, force bo
 	return classify(what, "DetachNetworkInterface", tries, err)
 }
 
-// networkInterface describes the leader's interface and checks that it can be what the configuration says.
+// networkInterface describes the leader's network interface and checks its zone and addresses against the
+// configuration.
 func (p *Provider) networkInterface(ctx context.Context, what string) (types.NetworkInterface, error) {
 	ctx, tries := follow(ctx)
 	id := p.cfg.Network.Interface
@@ -240,7 +244,7 @@ func listText(addrs []netip.Addr) string {
 	return cmp.Or(strings.Join(texts, ", "), "none")
 }
 
-// sight says how an interface is, in words.
+// sight describes the state of an interface in words.
 func sight(eni types.NetworkInterface) string {
 	a := eni.Attachment
 	if a == nil {
@@ -253,15 +257,15 @@ func sight(eni types.NetworkInterface) string {
 	return cmp.Or(string(a.Status), "attached") + " to " + holder
 }
 
-// passingCodes are refusals that say no more than that somebody else was faster, or that something is on its way.
+// passingCodes lists refusals that mean only that another server was faster, or that a change is still in progress.
 var passingCodes = []string{
 	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound",
 	"InvalidNetworkInterface.InUse",
-	// of AttachNetworkInterface: the device index is taken
+	// From AttachNetworkInterface: the device index is taken.
 	"InvalidNetworkInterfaceAttachmentID.NotFound", "InvalidParameterValue",
 }
 
-// passing reports whether another look at the interface is worth while after an error.
+// passing reports whether it is worth describing the interface again after an error.
 func passing(err error) bool {
 	switch infra.ClassOf(err) {
 	case infra.Throttled, infra.Indeterminate:
@@ -271,8 +275,8 @@ func passing(err error) bool {
 	}
 }
 
-// answers asks the kernel whether an address is one of this machine's that can be used: an IPv6 address is not before
-// it is known to be unique (RFC 4862, section 5.4), although the interface has it. Nothing leaves the machine.
+// answers checks with the kernel that an address belongs to this machine and can be used. An interface can have an IPv6
+// address that is not usable until it is known to be unique (RFC 4862, section 5.4). Nothing leaves the machine.
 func answers(ctx context.Context, addr netip.Addr) error {
 	local, err := net.InterfaceAddrs()
 	if err != nil {

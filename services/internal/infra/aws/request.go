@@ -12,12 +12,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// maxUserdata is the largest userdata in bytes, before it is encoded.
+// maxUserdata is the maximum size of userdata in bytes, before it is encoded.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 const maxUserdata = 16 << 10
 
-// runInstances makes the request for one VM. It depends on nothing but its arguments: EC2 answers a repeat of the same
-// token with the same VM only if everything else is the same too.
+// runInstances makes the request for one VM. The result depends only on the arguments: EC2 answers a repeated token
+// with the same VM only if all other parameters are the same too.
 func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput, error) {
 	if req.InstanceType == "" || req.Subnet == "" {
 		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
@@ -47,7 +47,7 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	in.MetadataOptions.HttpTokens = types.HttpTokensStateRequired
 	in.MetadataOptions.HttpEndpoint = types.InstanceMetadataEndpointStateEnabled
 	if in.InstanceInitiatedShutdownBehavior == "" {
-		// A VM that was shut down is replaced: kept, it would only cost.
+		// A VM that was shut down is replaced. Keeping it would only cost money.
 		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
 	}
 	spot := in.InstanceMarketOptions != nil && in.InstanceMarketOptions.MarketType == types.MarketTypeSpot
@@ -58,8 +58,8 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	return in, nil
 }
 
-// place puts the instance into the subnet. The zone is said as well: EC2 then refuses a subnet of another, and client
-// tokens, which are zonal, hold for all calls of the shard.
+// place puts the instance into the subnet. It sets the zone too, so that EC2 refuses a subnet of another zone. Client
+// tokens are zonal, so they then hold for all calls of the shard.
 // https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html#run-instances-idempotency
 func place(in *ec2.RunInstancesInput, subnet, zone string) {
 	if in.Placement == nil {
@@ -70,7 +70,7 @@ func place(in *ec2.RunInstancesInput, subnet, zone string) {
 		in.SubnetId = sdk.String(subnet)
 		return
 	}
-	// With interfaces the subnet is theirs, not the instance's.
+	// If the request has network interfaces, the subnet belongs to the interfaces, not to the instance.
 	if first := &in.NetworkInterfaces[primaryInterface(in.NetworkInterfaces)]; first.DeviceIndex == nil {
 		first.DeviceIndex = sdk.Int32(0)
 	}
@@ -81,8 +81,8 @@ func place(in *ec2.RunInstancesInput, subnet, zone string) {
 	}
 }
 
-// primaryInterface returns the position of the interface with device index 0, else of a first one without index. One of
-// both exists: args were checked.
+// primaryInterface returns the position of the interface with device index 0, or 0 if no interface has it. The checks
+// of args guarantee that either one has it or the first one has no index.
 func primaryInterface(list []types.InstanceNetworkInterfaceSpecification) int {
 	i := slices.IndexFunc(list, func(n types.InstanceNetworkInterfaceSpecification) bool {
 		return n.DeviceIndex != nil && *n.DeviceIndex == 0
@@ -90,9 +90,9 @@ func primaryInterface(list []types.InstanceNetworkInterfaceSpecification) int {
 	return max(i, 0)
 }
 
-// encodeUserdata encodes userdata as the API wants it. What the configuration has encoded already (encoding base64,
-// gzip+base64) is taken as it is: no form of userdata that cloud-init knows is base64 by itself, all have a # or a : in
-// their first line.
+// encodeUserdata encodes userdata in base64 for the API. It does not encode userdata a second time if the configuration
+// has encoded it already (encoding base64, gzip+base64). This is unambiguous: every form of userdata that cloud-init
+// knows has a # or a : in its first line, so none is valid base64.
 func encodeUserdata(userdata []byte) (*string, error) {
 	if len(userdata) == 0 {
 		return nil, nil //nolint:nilnil // no userdata is a possible answer

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Tags of everything that is made. IAM policies and cost reports know these names.
+// Tags of every resource that the provider makes. IAM policies and cost reports use these names.
 const (
 	tagPrefix    = contract.TagPrefix
 	tagManaged   = tagPrefix + "managed"
@@ -30,14 +30,15 @@ const (
 	tagKind      = tagPrefix + "kind"
 	tagOnDemand  = tagPrefix + "on-demand"
 	tagCreatedAt = tagPrefix + "created-at"
-	tagName      = "Name" // what the console shows; args may say another
+	tagName      = "Name" // shown in the console; args may set another value
 	managed      = "true"
 )
 
-// maxTags is the limit of a resource. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+// maxTags is the maximum number of tags of one resource.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 const maxTags = 50
 
-// encodeTags returns the tags of a VM. They depend on nothing but t, so that a repeated request has the same bytes.
+// encodeTags returns the tags of a VM. They depend only on t, so that a repeated request has the same bytes.
 func encodeTags(t infra.Tags) map[string]string {
 	tags := map[string]string{
 		tagManaged: managed, tagCluster: t.Cluster, tagShard: t.Shard, tagTenant: t.Tenant,
@@ -52,7 +53,7 @@ func encodeTags(t infra.Tags) map[string]string {
 	return tags
 }
 
-// decodeTags reads a VM's tags back. What cannot be read is left out and told of in the warning.
+// decodeTags parses the tags of a VM. It leaves out values that cannot be parsed and lists them in the warning.
 func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
 	tags := make(map[string]string, len(list))
 	for _, tag := range list {
@@ -86,8 +87,9 @@ func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
 	return t, strings.Join(warnings, "; ")
 }
 
-// tagSpecifications returns the tags to make with the instance: ours on everything that comes with it, and those of
-// args, which give way to ours but for the name. The order is always the same.
+// tagSpecifications returns the tags to set together with the instance. Every resource that is created with the
+// instance gets the provider's tags. Tags in args are added. The provider's tags take precedence, except for the name.
+// The order is deterministic.
 func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification, spot bool) ([]types.TagSpecification,
 	error) {
 	resources := slices.Clone(ourResources)
@@ -135,6 +137,6 @@ func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification
 	return out, nil
 }
 
-// ourResources are what a create makes and tags as ours; the last one only for spot instances.
+// ourResources lists the resources that a create makes and tags. The last one exists for spot instances only.
 var ourResources = []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume,
 	types.ResourceTypeNetworkInterface, types.ResourceTypeSpotInstancesRequest}

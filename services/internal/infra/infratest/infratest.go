@@ -1,4 +1,4 @@
-// Package infratest is the conformance suite of infra.Provider: what every provider does, whatever it makes VMs of.
+// Package infratest is the conformance suite of infra.Provider. Every provider must pass it.
 package infratest
 
 import (
@@ -15,30 +15,30 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Harness is one provider, empty, for one test.
+// Harness is one empty provider for one test.
 type Harness struct {
 	Provider infra.Provider
-	// Kill ends a VM's machine behind the provider's back, as a crash would, and returns when it has happened.
+	// Kill ends a VM's machine without a provider call, as a crash would. It returns when the machine has ended.
 	Kill func(t *testing.T, vm infra.VM)
-	// Settle is called between two looks at a state that has yet to come: it lets the provider's time pass.
+	// Settle is called between two checks of a state that is still expected. It lets the provider's time pass.
 	Settle func(t *testing.T)
-	// Adapt, if set, makes a request acceptable to the provider (args, type, subnet).
+	// Adapt, if set, changes a request (args, type, subnet) so that the provider accepts it.
 	Adapt func(req *infra.CreateRequest)
-	// Reopen, if set, returns the provider as another process would see it.
+	// Reopen, if set, returns the provider as another process sees it.
 	Reopen func(t *testing.T) infra.Provider
-	// Unknown is a well-formed provider ID of no VM.
+	// Unknown is a well-formed provider ID that belongs to no VM.
 	Unknown string
-	// OddTags are unusual texts that tags for people must bring back exactly; nil is a default set.
+	// OddTags are unusual tag values that the provider must return unchanged. nil means a default set.
 	OddTags []string
 }
 
-// settles bounds how often a test looks before it gives up.
+// settles is the number of checks after which a test fails.
 const settles = 1000
 
 var oddTags = []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d %", "a=b,c:d;e/f@g+h",
 	" spaces ", "line\nbreak\ttab", "-f", "~", "*"}
 
-// Run runs the suite. open is called once for each test, in parallel ones at the same time.
+// Run runs the suite. It calls open once for each test, and tests run in parallel.
 func Run(t *testing.T, open func(t *testing.T) Harness) {
 	for name, test := range map[string]func(*suite){
 		"CreateIsIdempotent":        createIsIdempotent,
@@ -110,7 +110,7 @@ func (s *suite) list(owner infra.Owner) []infra.VM {
 	return vms
 }
 
-// await looks at a VM until its state is as wanted. A VM that is not found counts as deleted.
+// await describes a VM until it has a wanted state. A VM that is not found counts as deleted.
 func (s *suite) await(providerID string, want func(infra.State) bool) infra.VM {
 	s.Helper()
 	var vm infra.VM
@@ -136,7 +136,7 @@ func running(s infra.State) bool { return s == infra.Running }
 func dead(s infra.State) bool    { return s == infra.Stopped || s == infra.Deleted || s == infra.Failed }
 func deleted(s infra.State) bool { return s == infra.Deleted }
 
-// wantClass checks an error's class, through ClassOf and through errors.Is.
+// wantClass checks an error's class with ClassOf and with errors.Is.
 func (s *suite) wantClass(what string, err error, want infra.Class) {
 	s.Helper()
 	if infra.ClassOf(err) != want || !errors.Is(err, want) {

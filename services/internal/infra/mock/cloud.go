@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Cloud returns a cloud with one provider, for a server that runs on the machine with this ID.
+// Cloud returns a cloud with the given provider, for a server that runs on the machine with this ID.
 func Cloud(provider infra.Provider, machineID string) infra.Cloud {
 	return infra.Cloud{Config: contract.Block,
 		Open:     func(context.Context, infra.Env) (infra.Provider, error) { return provider, nil },

@@ -10,10 +10,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Place is where VMs need room. An empty field means all types or all subnets.
+// Place is an instance type and a subnet, in which VMs need room. An empty field means all types or all subnets.
 type Place struct{ Type, Subnet string }
 
-// all returns the places whose limits a VM at this one counts against, each once.
+// all returns the places with limits that apply to a VM at p, each once.
 func (p Place) all() []Place {
 	places := []Place{p}
 	for _, wider := range []Place{{Type: p.Type}, {Subnet: p.Subnet}, {}} {
@@ -24,8 +24,8 @@ func (p Place) all() []Place {
 	return places
 }
 
-// SetCapacity limits how many VMs fit into a place; a negative n lifts the limit. VMs take up room until they are told
-// to end.
+// SetCapacity limits the number of VMs at a place. A negative n removes the limit. A VM takes up room until its end is
+// requested.
 func (p *Provider) SetCapacity(place Place, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -36,18 +36,18 @@ func (p *Provider) SetCapacity(place Place, n int) {
 	p.limits[place] = n
 }
 
-// Kill crashes a VM behind the caller's back: it is stopped from now on.
+// Kill crashes a VM without a provider call. The VM is stopped immediately.
 func (p *Provider) Kill(providerID string) error { return p.SetState(providerID, infra.Stopped) }
 
-// Terminate removes a VM behind the caller's back, as a person at a console would: it is deleted from now on.
+// Terminate removes a VM without a provider call, as a person at a console would. The VM is deleted immediately.
 func (p *Provider) Terminate(providerID string) error { return p.SetState(providerID, infra.Deleted) }
 
-// Stop shuts a VM down behind the caller's back: stopping now, stopped after Config.Shutdown.
+// Stop shuts a VM down without a provider call. The VM is stopping immediately, and stopped after Config.Shutdown.
 func (p *Provider) Stop(providerID string) error {
 	return p.alter(providerID, func(m *machine, now time.Time) { p.end(m, now, infra.Stopping, infra.Stopped) })
 }
 
-// SetState makes a VM enter a state now and stay there. A deleted VM cannot come back.
+// SetState sets the state of a VM, which then remains in that state. It fails for a deleted VM.
 func (p *Provider) SetState(providerID string, s infra.State) error {
 	return p.alter(providerID, func(m *machine, now time.Time) {
 		m.set(now, s)
@@ -73,8 +73,8 @@ func (p *Provider) alter(providerID string, f func(m *machine, now time.Time)) e
 	return nil
 }
 
-// Plant adds a VM that nobody asked this provider for: an orphan, somebody else's. It needs a ProviderID of its own, is
-// running unless it says otherwise, and makes its instance ID used.
+// Plant adds a VM that was not created through this provider, for example an orphan or a foreign VM. vm needs a unique
+// ProviderID. Its state is running if it is not set. Its instance ID counts as used.
 func (p *Provider) Plant(vm infra.VM) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,8 +95,8 @@ func (p *Provider) Plant(vm infra.VM) error {
 	return nil
 }
 
-// VMs returns every VM that is not deleted, of all owners, as it is now, by provider ID. It is no call: not counted,
-// never stale.
+// VMs returns the current state of every VM that is not deleted, for all owners, sorted by provider ID. It is not
+// counted as a call, and its result is never stale.
 func (p *Provider) VMs() []infra.VM {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,7 +111,7 @@ func (p *Provider) VMs() []infra.VM {
 	return vms
 }
 
-// Instance returns the VM that an instance ID was ever used for, as it is now. It is no call.
+// Instance returns the current state of the VM that an instance ID was ever used for. It is not counted as a call.
 func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,7 +124,7 @@ func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	return m.at(now)
 }
 
-// Late says how many calls have yet to land, and when the next one will.
+// Late returns the number of calls that have not taken effect yet, and the time at which the next one will.
 func (p *Provider) Late() (n int, next time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,28 +135,28 @@ func (p *Provider) Late() (n int, next time.Time) {
 	return len(p.late), next
 }
 
-// Count returns how many calls of a kind were made, failed ones included.
+// Count returns the number of calls of a kind, including failed calls.
 func (p *Provider) Count(kind Kind) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.counts[kind]
 }
 
-// Counts returns how many calls of each kind were made, failed ones included.
+// Counts returns the number of calls of each kind, including failed calls.
 func (p *Provider) Counts() map[Kind]uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.counts)
 }
 
-// SetMachine says what became of a server's machine.
+// SetMachine sets the state of a server's machine.
 func (p *Provider) SetMachine(machineID string, s infra.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.machines[machineID] = s
 }
 
-// Holder returns the machine that has the leader network, "" for none.
+// Holder returns the machine that has the leader network, or "" if there is none.
 func (p *Provider) Holder() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

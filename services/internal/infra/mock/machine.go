@@ -9,13 +9,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// machine is one VM with all states it had and, as far as they are settled, will have.
+// machine is one VM with all its past states and all future states that are already determined.
 type machine struct {
-	vm      infra.VM // its State is not used
+	vm      infra.VM // State is not used
 	digest  string
-	history []change // by time; never empty
+	history []change // ordered by time; never empty
 	place   Place
-	holds   bool // takes up room at its place
+	holds   bool // whether it takes up room at its place
 }
 
 type change struct {
@@ -23,13 +23,13 @@ type change struct {
 	state infra.State
 }
 
-// landing is a call that takes effect later than its caller was told.
+// landing is a call that takes effect after its caller got an error.
 type landing struct {
 	at     time.Time
 	effect func(at time.Time) error
 }
 
-// at describes the VM as it was at t; false before it was made.
+// at returns the VM as it was at t. It returns false if the VM did not exist yet.
 func (m *machine) at(t time.Time) (infra.VM, bool) {
 	for _, c := range slices.Backward(m.history) {
 		if !c.at.After(t) {
@@ -41,7 +41,7 @@ func (m *machine) at(t time.Time) (infra.VM, bool) {
 	return infra.VM{}, false
 }
 
-// set makes the VM enter a state at t, whatever was to become of it after.
+// set changes the state at t and cancels all later state changes.
 func (m *machine) set(t time.Time, s infra.State) {
 	m.history = slices.DeleteFunc(m.history, func(c change) bool { return c.at.After(t) })
 	if n := len(m.history); n == 0 || m.history[n-1].state != s {
@@ -49,16 +49,16 @@ func (m *machine) set(t time.Time, s infra.State) {
 	}
 }
 
-// final returns the state that the VM ends in if nothing else happens.
+// final returns the last state change, which holds if nothing else happens.
 func (m *machine) final() change { return m.history[len(m.history)-1] }
 
-// forgotten: a deleted VM that the provider no longer describes.
+// forgotten reports whether a VM was deleted so long ago that the provider no longer returns it.
 func (p *Provider) forgotten(m *machine, now time.Time) bool {
 	last := m.final()
 	return last.state == infra.Deleted && now.Sub(last.at) > p.cfg.Remember
 }
 
-// land lets late calls take effect whose time has come. What they would have answered, nobody hears. p.mu is held.
+// land applies all late calls that are due. Their results are discarded. The caller holds p.mu.
 func (p *Provider) land(now time.Time) {
 	for len(p.late) > 0 && !p.late[0].at.After(now) {
 		l := p.late[0]
@@ -67,7 +67,7 @@ func (p *Provider) land(now time.Time) {
 	}
 }
 
-// create makes a VM or finds the one that the same request made. p.mu is held.
+// create makes a VM, or finds the VM that the same request made. The caller holds p.mu.
 func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) (infra.VM, error) {
 	what := op(Call{Kind: Create, Instance: req.Tags.Instance})
 	if req.Tags.Instance.IsZero() {
@@ -113,7 +113,7 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 	return vm, nil
 }
 
-// changed tells of a VM's states from at on. p.mu is held.
+// changed passes a VM's states from the time at onwards to Config.Changed. The caller holds p.mu.
 func (p *Provider) changed(m *machine, at time.Time) {
 	if p.cfg.Changed == nil {
 		return
@@ -127,7 +127,7 @@ func (p *Provider) changed(m *machine, at time.Time) {
 	}
 }
 
-// add puts a VM into the books. The caller gives it a history. p.mu is held.
+// add registers a VM. The caller sets its history and holds p.mu.
 func (p *Provider) add(vm infra.VM, place Place) *machine {
 	m := &machine{vm: vm, place: place}
 	p.byID[vm.ProviderID] = m
@@ -143,8 +143,8 @@ func (p *Provider) add(vm infra.VM, place Place) *machine {
 	return m
 }
 
-// end makes a VM go through one state to another, which it reaches after Config.Shutdown. What has ended stays ended.
-// p.mu is held.
+// end moves a VM to the state via, and to the state to after Config.Shutdown. It does nothing if the VM has ended. The
+// caller holds p.mu.
 func (p *Provider) end(m *machine, at time.Time, via, to infra.State) {
 	if s := m.final().state; s == infra.Deleted || s == infra.Deleting || s == to {
 		return
@@ -155,7 +155,7 @@ func (p *Provider) end(m *machine, at time.Time, via, to infra.State) {
 	p.changed(m, at)
 }
 
-// occupy keeps count of the room that VMs take up. p.mu is held.
+// occupy updates the count of the room that VMs take up. The caller holds p.mu.
 func (p *Provider) occupy(m *machine, holds bool) {
 	if m.holds == holds {
 		return

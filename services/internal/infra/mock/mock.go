@@ -1,11 +1,11 @@
-// Package mock is a cloud in memory: an infra.Provider with all optional capabilities, for tests, benchmarks and the
+// Package mock is an in-memory cloud: an infra.Provider with all optional capabilities, for tests, benchmarks and the
 // simulator. No release binary links it.
 //
-// It starts no goroutine and reads no clock: time comes from Config.Now, waiting from Config.Sleep, faults from
-// Config.Script, and states change as a function of time. The same calls at the same times give the same answers, so a
-// deterministic simulator can drive it from one thread; it is safe for concurrent use as well.
+// The package starts no goroutines and reads no clock. Time comes from Config.Now, waiting from Config.Sleep, faults
+// from Config.Script, and states are a function of time. The same calls at the same times give the same answers, so a
+// deterministic simulator can drive the mock from one thread. The mock is also safe for concurrent use.
 //
-// Invariant: an instance ID has at most one VM, ever. To test without an optional capability, hide it: struct{
+// Invariant: an instance ID never has more than one VM. To test without an optional capability, hide it: struct{
 // infra.Provider }{mock}.
 package mock
 
@@ -22,10 +22,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Kind of a call.
+// Kind is the kind of a call.
 type Kind string
 
-// The calls, of which the first three change VMs.
+// The kinds of calls. The first three change VMs.
 const (
 	Create         Kind = "create"
 	Delete         Kind = "delete"
@@ -41,7 +41,7 @@ const (
 	Resolve        Kind = "resolve"
 )
 
-// Call is one call as the hooks see it. Fields that the kind has no use for are zero.
+// Call describes one call for the hooks. Fields that do not apply to the kind are zero.
 type Call struct {
 	Kind       Kind
 	Seq        uint64 // 1 for the provider's first call
@@ -49,55 +49,55 @@ type Call struct {
 	Owner      infra.Owner
 	Instance   ident.ID
 	ProviderID string
-	Request    *infra.CreateRequest // of Create; read only
+	Request    *infra.CreateRequest // set for Create; read-only
 	Name       string               // load balancer or machine ID
 }
 
-// Outcome is what the script makes of a call. The zero value lets it succeed.
+// Outcome is the script's decision about a call. The zero value lets the call succeed.
 type Outcome struct {
-	// Latency is slept before the effect, on top of Config.Latency.
+	// Latency is the time to sleep before the effect, in addition to Config.Latency.
 	Latency time.Duration
-	// Err is answered and nothing happens. An error without class is infra.Indeterminate to the caller.
+	// Err is returned to the caller, and the call has no effect. An error without a class is infra.Indeterminate.
 	Err error
-	// Lost: it takes effect, and the caller gets infra.Indeterminate.
+	// Lost makes the call take effect, but the caller gets infra.Indeterminate.
 	Lost bool
-	// Late, when positive: the caller gets infra.Indeterminate now, and the call takes effect that much later. Reads
-	// are just lost.
+	// Late, if positive, delays the effect by this time, while the caller gets infra.Indeterminate immediately. Reads
+	// are lost.
 	Late time.Duration
-	// Lag: a read is answered from the world as it was that long ago.
+	// Lag makes a read return the state of this time ago.
 	Lag time.Duration
 }
 
-// Config of a mock. Only Now is required.
+// Config configures a mock. Only Now is required.
 type Config struct {
 	Now func() time.Time
-	// Sleep waits for a latency to pass; required by those who script any.
+	// Sleep waits for a latency to pass. It is required if there is any latency.
 	Sleep func(context.Context, time.Duration) error
-	// Latency of every call of a kind.
+	// Latency is the latency of every call of a kind.
 	Latency map[Kind]time.Duration
-	// Script is asked about every call when it enters, with no lock held: it may block, and may call the provider's
-	// control methods.
+	// Script decides about every call when the call starts. No lock is held, so Script may block and may call the
+	// provider's control methods.
 	Script func(context.Context, Call) Outcome
-	// Yield is called before a call takes effect and again before it answers, with no lock held: where a simulator
-	// switches tasks.
+	// Yield is called before a call takes effect and again before it returns, with no lock held. A simulator switches
+	// tasks in it.
 	Yield func(context.Context, Call)
-	// OnCreateEntered is called first of all in Create. at is Now at that moment.
+	// OnCreateEntered is called first in Create. The argument at is Now at that moment.
 	OnCreateEntered func(at time.Time, req infra.CreateRequest)
-	// Changed is told, with the lock held, of every state that a VM has entered or will enter at the given time unless
-	// something else comes between. It must not call the provider.
+	// Changed is called with every state that a VM has entered, or will enter at the given time unless another change
+	// comes first. The lock is held, so Changed must not call the provider.
 	Changed func(vm infra.VM, at time.Time)
 	// Limits throttle the calls of a kind by the injected clock.
 	Limits map[Kind]*rate.Limiter
-	// Boot is how long a VM is pending; negative: until SetState says otherwise. Shutdown is how long it takes to
-	// delete or stop one.
+	// Boot is the time for which a VM is pending. If it is negative, the VM is pending until SetState. Shutdown is the
+	// time that it takes to delete or stop a VM.
 	Boot, Shutdown time.Duration
-	// Remember is how long deleted VMs are listed; zero is an hour.
+	// Remember is the time for which deleted VMs are listed. Zero means one hour.
 	Remember time.Duration
-	// Images answers Resolve; nil knows none.
+	// Images answers Resolve. If it is nil, there are no images.
 	Images func(infra.ImageQuery) (string, error)
 }
 
-// Provider is the cloud. Make it with New.
+// Provider is the in-memory cloud. Make it with New.
 type Provider struct {
 	cfg Config
 
@@ -106,9 +106,9 @@ type Provider struct {
 	counts     map[Kind]uint64
 	made       uint64
 	byID       map[string]*machine
-	byInstance map[ident.ID]*machine // tokens: never removed
+	byInstance map[ident.ID]*machine // idempotency keys; never removed
 	byOwner    map[infra.Owner][]*machine
-	late       []landing // by time
+	late       []landing // ordered by time
 	limits     map[Place]int
 	used       map[Place]int
 	machines   map[string]infra.State
@@ -125,7 +125,7 @@ var (
 	_ infra.Images          = (*Provider)(nil)
 )
 
-// New makes an empty cloud. It panics without a clock.
+// New makes an empty cloud. It panics if Config.Now is missing.
 func New(cfg Config) *Provider {
 	if cfg.Now == nil {
 		panic("mock: Config.Now is missing")
@@ -211,7 +211,7 @@ func (p *Provider) describe(ctx context.Context, call Call, find func() *machine
 	return vm, nil
 }
 
-// List implements infra.Provider. It is sorted by instance ID and costs O(VMs of the owner).
+// List implements infra.Provider. The list is sorted by instance ID. The cost is O(VMs of the owner).
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	var vms []infra.VM
 	err := p.read(ctx, Call{Kind: List, Owner: owner}, func(now, asOf time.Time) error {
@@ -236,7 +236,8 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// change runs a call that alters something: effect is called under the lock at most once, now or when it lands.
+// change runs a call that changes state. It calls effect under the lock at most once, either now or when the call is
+// due.
 func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Time) error) error {
 	out, err := p.enter(ctx, &call)
 	if err != nil {
@@ -251,7 +252,7 @@ func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Ti
 			if l.at.After(at) {
 				return 1
 			}
-			return -1 // after those of the same time
+			return -1 // after calls of the same time
 		})
 		p.late = slices.Insert(p.late, i, landing{at, effect})
 	} else {
@@ -265,7 +266,7 @@ func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Ti
 	return err
 }
 
-// read runs a call that alters nothing: answer is called under the lock.
+// read runs a call that changes nothing. It calls answer under the lock.
 func (p *Provider) read(ctx context.Context, call Call, answer func(now, asOf time.Time) error) error {
 	out, err := p.enter(ctx, &call)
 	if err != nil {
@@ -283,7 +284,7 @@ func (p *Provider) read(ctx context.Context, call Call, answer func(now, asOf ti
 	return err
 }
 
-// enter counts the call, asks the script and lets the latency pass.
+// enter counts the call, asks the script and sleeps for the latency.
 func (p *Provider) enter(ctx context.Context, call *Call) (out Outcome, err error) {
 	if call.At.IsZero() {
 		call.At = p.cfg.Now()
@@ -324,7 +325,7 @@ func (p *Provider) yield(ctx context.Context, call Call) {
 	}
 }
 
-// op says in words what a call is about.
+// op describes a call in words.
 func op(call Call) string {
 	switch {
 	case call.ProviderID != "":

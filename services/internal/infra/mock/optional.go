@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Acquire implements infra.LeaderNetwork: the last one to ask has it.
+// Acquire implements infra.LeaderNetwork. The last caller gets the address.
 func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	return p.change(ctx, Call{Kind: Acquire, Name: machineID}, func(time.Time) error {
 		p.holder = machineID
@@ -25,7 +25,7 @@ func (p *Provider) Release(ctx context.Context, machineID string) error {
 	})
 }
 
-// MachineState implements infra.MachineEvidence with what SetMachine said.
+// MachineState implements infra.MachineEvidence. It returns the state that SetMachine set.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (state infra.State, err error) {
 	call := Call{Kind: MachineState, Name: machineID}
 	err = p.read(ctx, call, func(_, _ time.Time) error {

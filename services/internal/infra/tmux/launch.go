@@ -26,13 +26,13 @@ const (
 	bootMark        = "booted"
 )
 
-// userdata is a boot script and what interprets it.
+// userdata is a boot script and its interpreter.
 type userdata struct {
 	script      []byte
-	interpreter []string // from its first line
+	interpreter []string // from the script's first line
 }
 
-// parseUserdata takes the handed text as clouds and cloud-init do: plain, or gzip, or either of them in base64.
+// parseUserdata decodes userdata in the same way as clouds and cloud-init: plain or gzip, and either of them in base64.
 func parseUserdata(raw []byte) (u userdata, err error) {
 	text := raw
 	if !bytes.HasPrefix(text, []byte("#")) && !bytes.HasPrefix(text, []byte(gzipMagic)) {
@@ -57,7 +57,7 @@ func parseUserdata(raw []byte) (u userdata, err error) {
 	if !ok {
 		return u, errors.New("userdata is no script: the tmux provider runs what starts with #! only")
 	}
-	// One argument at most, as execve(2) has it.
+	// Like execve(2), pass at most one argument to the interpreter.
 	u.interpreter = strings.SplitN(strings.TrimSpace(shebang), " ", 2)
 	if !filepath.IsAbs(u.interpreter[0]) {
 		return u, fmt.Errorf("userdata: the interpreter %q is no absolute path", u.interpreter[0])
@@ -68,8 +68,8 @@ func parseUserdata(raw []byte) (u userdata, err error) {
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// machineEnv returns what a VM's userdata finds in its environment, and its agent but for the first two. args may add
-// to it under "env"; other args mean nothing here.
+// machineEnv returns the environment of a VM's userdata. The agent gets all of it except NSTANCE_VM_DIR and
+// NSTANCE_ENV_FILE. The "env" entry of args adds variables. All other args are ignored.
 func machineEnv(dir string, d document, args map[string]any) (map[string]string, error) {
 	env := map[string]string{
 		"NSTANCE_VM_DIR":            dir,
@@ -83,7 +83,7 @@ func machineEnv(dir string, d document, args map[string]any) (map[string]string,
 		"NSTANCE_KEYS_DIR":          filepath.Join(dir, "keys"),
 		"NSTANCE_RECV_DIR":          filepath.Join(dir, "recv"),
 		"NSTANCE_PROVIDER":          "none",
-		// The window is the machine: what ends its process ends the machine.
+		// The window is the machine: if its process ends, the machine ends.
 		"NSTANCE_POWER_OFF_ON_SIGTERM": "true",
 	}
 	extra, ok := args["env"]
@@ -104,8 +104,8 @@ func machineEnv(dir string, d document, args map[string]any) (map[string]string,
 	return env, nil
 }
 
-// bootScript is what the window runs: it plays cloud-init and then becomes the agent, so that the window's process is
-// the machine.
+// bootScript returns the script that the window runs. It acts as cloud-init and then execs the agent, so that the
+// window's process is the machine.
 func bootScript(dir string, env map[string]string, u *userdata, run string) []byte {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -113,7 +113,7 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 	line("# Made by the tmux provider of nstance-server: boots one machine, once.")
 	line("set -u")
 	line("cd %s || exit 1", quote(dir))
-	// A machine has one life, even if a repeated create call opens a second window.
+	// A machine starts only once, even if a repeated create call opens a second window.
 	line("mkdir %s 2>/dev/null || { echo 'nstance: this machine was started before'; exit 1; }", bootMark)
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		line("export %s=%s", name, quote(env[name]))
@@ -126,7 +126,7 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 		line(`%s || { echo "nstance: userdata failed with status $?: no agent is started"; exit 1; }`,
 			quote(filepath.Join(dir, "userdata")))
 	}
-	// As systemd's EnvironmentFile= would on a real VM.
+	// systemd's EnvironmentFile= has the same effect on a real VM.
 	line(`if [ -r "$NSTANCE_ENV_FILE" ]; then set -a; . "$NSTANCE_ENV_FILE"; set +a; fi`)
 	line("unset NSTANCE_VM_DIR NSTANCE_ENV_FILE # the boot's alone")
 	line("echo 'nstance: starting the agent'")
@@ -134,7 +134,7 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 	return []byte(b.String())
 }
 
-// prepare fills a VM's directory with what its window runs. It is repeatable.
+// prepare writes the files that a VM's window runs into the VM's directory. It can be repeated.
 func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	dir := p.state.vmDir(d.Instance)
 	env, err := machineEnv(dir, d, req.Args)
@@ -164,14 +164,14 @@ func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	if err := os.WriteFile(filepath.Join(dir, "boot.sh"), bootScript(dir, env, script, run), 0o600); err != nil {
 		return &localError{err}
 	}
-	// What fills it opens it some time later, and with the user's umask.
+	// Create the log here with mode 0600. The process that writes to it opens it later, and with the user's umask.
 	if err := os.WriteFile(filepath.Join(dir, consoleLog), nil, 0o600); err != nil {
 		return &localError{err}
 	}
 	return nil
 }
 
-// localError is the machine's fault and no request's.
+// localError marks an error of the local machine, as opposed to an error of the request.
 type localError struct{ error }
 
 func (e *localError) Unwrap() error { return e.error }

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// node is as much of a Kubernetes Node as dev-k8s and the operator look at.
+// node holds the fields of a Kubernetes Node that dev-k8s and the operator read.
 // https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1/
 type node struct {
 	APIVersion string   `json:"apiVersion"`
@@ -62,7 +62,7 @@ func (p *Provider) writeNode(d document) error {
 	if err := os.MkdirAll(p.options.NodesDir, 0o755); err != nil {
 		return err
 	}
-	at := d.LaunchedAt.Truncate(time.Second) // Kubernetes' times have seconds
+	at := d.LaunchedAt.Truncate(time.Second) // Kubernetes times have a resolution of one second
 	name := d.Instance.String()
 	n := node{
 		APIVersion: "v1",
@@ -83,7 +83,7 @@ func (p *Provider) writeNode(d document) error {
 	return renameio.WriteFile(p.nodePath(d.Instance), append(raw, '\n'), 0o644)
 }
 
-// removeNode undoes writeNode.
+// removeNode removes the Node that writeNode wrote.
 func (p *Provider) removeNode(id ident.ID) error {
 	if p.options.NodesDir == "" {
 		return nil

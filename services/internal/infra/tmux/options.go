@@ -11,7 +11,7 @@ import (
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/tmux"
 )
 
-// resolve makes paths absolute and finds the agent.
+// resolve makes paths absolute and locates the agent.
 func resolve(o *contract.Options) error {
 	for _, path := range []*string{&o.Dir, &o.NodesDir, &o.Socket} {
 		if *path == "" || path == &o.Socket && !strings.Contains(o.Socket, "/") {

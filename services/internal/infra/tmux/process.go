@@ -11,15 +11,15 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// process is an operating system process by an identity that is never reused: its PID, and when it started.
+// process identifies an operating system process by its PID and start time. This identity is never reused.
 type process struct {
 	PID int
-	// Start is opaque and differs for every process that ever has the PID, also across reboots of the machine.
+	// Start is opaque. It differs between all processes that ever have the same PID, also across reboots of the
+	// machine.
 	Start string
 }
 
-// identify returns the process that has the PID now. ok is false when there is none, or only what is left of one that
-// has ended.
+// identify returns the process that has the PID now. ok is false if there is no such process, or only a zombie.
 func identify(pid int) (p process, ok bool) {
 	if pid <= 0 {
 		return process{}, false
@@ -28,13 +28,13 @@ func identify(pid int) (p process, ok bool) {
 	return process{pid, start}, ok
 }
 
-// alive reports whether the process still runs. A suspended one does.
+// alive reports whether the process still runs. A suspended process is alive.
 func (p process) alive() bool {
 	now, ok := identify(p.PID)
 	return ok && p.Start != "" && now.Start == p.Start
 }
 
-// gone waits until the process has ended and reports whether it did so in time.
+// gone waits until the process has ended, for at most patience. It reports whether the process ended.
 func (p process) gone(ctx context.Context, patience time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -50,7 +50,7 @@ func (p process) gone(ctx context.Context, patience time.Duration) bool {
 	return true
 }
 
-// MachineID identifies the calling process as a server's machine: "{host}/{pid}:{start}". It is never reused.
+// MachineID returns an ID of the calling process as a server's machine: "{host}/{pid}:{start}". The ID is never reused.
 func MachineID() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -63,9 +63,9 @@ func MachineID() (string, error) {
 	return fmt.Sprintf("%s/%d:%s", host, self.PID, self.Start), nil
 }
 
-// MachineState implements infra.MachineEvidence for IDs made by MachineID: on a development machine a server's process
-// is its machine. It is deleted when that process has ended, and infra.NotFound, which is no evidence, when it is
-// another host's.
+// MachineState implements infra.MachineEvidence for IDs from MachineID. On a development machine, a server's process is
+// its machine. The state is infra.Deleted if that process has ended. For an ID from another host, MachineState fails
+// with infra.NotFound, which is no evidence.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	what := "describe machine " + machineID
 	if err := ctx.Err(); err != nil {

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stat is what proc_pid_stat(5) says of a process, as far as it is needed.
+// stat holds the fields of proc_pid_stat(5) that this package needs.
 type stat struct {
 	state   byte
 	session int
 	threads int
-	ticks   uint64 // start, in clock ticks since boot
+	ticks   uint64 // start time, in clock ticks since boot
 }
 
-// ended: a zombie, and no other thread of it is still on its way out.
+// ended reports whether the process is a zombie or dead, and none of its other threads is still exiting.
 func (s stat) ended() bool { return (s.state == 'Z' || s.state == 'X') && s.threads <= 1 }
 
 func readStat(pid int) (stat, error) {
@@ -33,7 +33,7 @@ func readStat(pid int) (stat, error) {
 }
 
 func parseStat(raw []byte) (s stat, err error) {
-	// Field 2 is the command in parentheses and may itself hold anything.
+	// Field 2 is the command in parentheses. The command may hold any character, including parentheses and spaces.
 	end := bytes.LastIndexByte(raw, ')')
 	fields := strings.Fields(string(raw[end+1:]))
 	if end < 0 || len(fields) < 20 || len(fields[0]) != 1 || !unicode.IsLetter(rune(fields[0][0])) {
@@ -47,7 +47,7 @@ func parseStat(raw []byte) (s stat, err error) {
 	return s, errors.Join(errs[:]...)
 }
 
-// startOf returns "{ticks since boot}@{boot ID}".
+// startOf returns the start time of a process as "{ticks since boot}@{boot ID}".
 func startOf(pid int) (string, bool) {
 	s, err := readStat(pid)
 	if err != nil || s.ended() {
@@ -60,11 +60,11 @@ func startOf(pid int) (string, bool) {
 	return fmt.Sprintf("%d@%s", s.ticks, bytes.TrimSpace(boot)), true
 }
 
-// killSession kills what is left of the session that leader led: the leader, and children in process groups of their
-// own, which losing the terminal does not reach.
+// killSession kills all remaining processes of the session that leader led. These are the leader and children in other
+// process groups, which do not get SIGHUP when the terminal closes.
 func killSession(leader process) {
 	if now, ok := identify(leader.PID); ok && now.Start != leader.Start {
-		return // the PID is another process's now, which cannot be while the session has members
+		return // another process has the PID, which is impossible while the session has members
 	}
 	text, _, _ := strings.Cut(leader.Start, "@")
 	since, err := strconv.ParseUint(text, 10, 64)
@@ -78,7 +78,7 @@ func killSession(leader process) {
 			continue
 		}
 		if s, err := readStat(pid); err == nil && s.session == leader.PID && s.ticks >= since {
-			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended meanwhile
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended in the meantime
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startOf returns the start in milliseconds since 1970.
+// startOf returns the start time of a process in milliseconds since 1970.
 func startOf(pid int) (string, bool) {
 	p, err := gops.NewProcess(int32(pid))
 	if err != nil {
@@ -29,6 +29,6 @@ func startOf(pid int) (string, bool) {
 // killSession kills the process group that leader leads.
 func killSession(leader process) {
 	if leader.alive() {
-		_ = unix.Kill(-leader.PID, unix.SIGKILL) // it may have ended meanwhile
+		_ = unix.Kill(-leader.PID, unix.SIGKILL) // it may have ended in the meantime
 	}
 }

@@ -15,20 +15,20 @@ import (
 const (
 	commandTimeout = 10 * time.Second
 	windowPrefix   = "nstance-agent-"
-	// Names come last: those of other sessions and windows may hold spaces.
+	// Names come last, because names of other sessions and windows may hold spaces.
 	paneFormat = "#{window_id} #{pane_pid} #{pane_dead} #{session_name} #{window_name}"
 )
 
-// session speaks to one tmux session through the tmux program.
+// session controls one tmux session through the tmux program.
 type session struct {
 	name, socket string
-	env          []string // of tmux, and so of a tmux server that it starts
+	env          []string // environment of tmux, and of a tmux server that it starts
 }
 
 // pane is one pane of the session.
 type pane struct {
 	window string // tmux's own ID of the window, "@3"
-	name   string // the window's
+	name   string // name of the window
 	pid    int
 	dead   bool
 }
@@ -38,9 +38,9 @@ var (
 	errNoSession = errors.New("no such tmux session")
 )
 
-// environment returns what tmux and the VMs may inherit of this process. Everything else stays out: TMUX, so that a
-// server that itself runs under tmux (Overmind) uses the socket that was asked for, and this server's credentials and
-// keys.
+// environment returns the variables that tmux and the VMs may inherit from this process. It leaves out TMUX, so that a
+// server that itself runs under tmux (Overmind) uses the configured socket. It also leaves out this server's
+// credentials and keys.
 func environment() []string {
 	var env []string
 	for _, name := range []string{
@@ -54,16 +54,16 @@ func environment() []string {
 	return env
 }
 
-// run runs one tmux command, or several separated by ";".
+// run runs one tmux command, or several commands separated by ";".
 func (s *session) run(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	full := []string{"-u"} // UTF-8 whatever the locale
+	full := []string{"-u"} // UTF-8 in every locale
 	switch {
 	case strings.Contains(s.socket, "/"):
 		full = append(full, "-f", os.DevNull, "-S", s.socket)
 	case s.socket != "":
-		full = append(full, "-f", os.DevNull, "-L", s.socket) // a server of ours alone: without the user's settings
+		full = append(full, "-f", os.DevNull, "-L", s.socket) // a separate tmux server without the user's settings
 	}
 	cmd := exec.CommandContext(ctx, "tmux", append(full, args...)...)
 	cmd.Env = append([]string{"LC_MESSAGES=C"}, s.env...)
@@ -83,7 +83,7 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 		strings.Contains(text, "lost server"),
 		strings.HasPrefix(text, "error connecting") && strings.Contains(text, "No such file or directory"):
 		return "", errNoServer
-	case strings.HasPrefix(text, "no current "), // a server without sessions, about to end
+	case strings.HasPrefix(text, "no current "), // a tmux server without sessions, which is about to exit
 		strings.HasPrefix(text, "can't find session"), strings.HasPrefix(text, "can't find window"),
 		strings.HasPrefix(text, "can't find pane"):
 		return "", errNoSession
@@ -94,9 +94,9 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 	}
 }
 
-// panes lists the session's panes. No session has none.
+// panes lists the session's panes. A session that does not exist has no panes.
 func (s *session) panes(ctx context.Context) ([]pane, error) {
-	// Listing all sessions does not fail when this one does not exist.
+	// List all sessions, because that does not fail if this session does not exist.
 	out, err := s.run(ctx, "list-panes", "-a", "-F", paneFormat)
 	if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
 		return nil, nil
@@ -125,14 +125,14 @@ func parsePanes(out, session string) (panes []pane, err error) {
 	return panes, nil
 }
 
-// open opens a window that runs argv, keeps a copy of its output in the file log, and returns the PID of its process.
-// The session and the tmux server are started if need be.
+// open opens a window that runs argv and appends its output to the file log. It returns the PID of the window's
+// process. It starts the session and the tmux server if necessary.
 func (s *session) open(ctx context.Context, window, log string, argv []string) (pid int, err error) {
-	// tmux expands formats and times in the command.
+	// tmux expands formats (#) and strftime sequences (%) in the command.
 	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
 	command := append([]string{"-n", window, "-P", "-F", "#{pane_pid}", "--"}, argv...)
 	command = append(command, ";", "pipe-pane", "-t", "="+s.name+":="+window, copyOutput)
-	// The session ends with its last window and may do so at any moment: between these attempts too.
+	// The session ends with its last window. That can happen at any time, also between these attempts.
 	for range 3 {
 		var out string
 		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)
@@ -154,7 +154,7 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 	return 0, err
 }
 
-// close closes a window by tmux's ID of it: its processes lose their terminal (SIGHUP). None is no error.
+// close closes a window by its tmux ID. Its processes get SIGHUP. A missing window is not an error.
 func (s *session) close(ctx context.Context, window string) error {
 	_, err := s.run(ctx, "kill-window", "-t", window)
 	if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
@@ -163,5 +163,5 @@ func (s *session) close(ctx context.Context, window string) error {
 	return err
 }
 
-// quote makes a word for sh.
+// quote quotes s as one word for sh.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -21,12 +21,12 @@ import (
 
 const documentVersion = 1
 
-// document is vm.json: what the provider remembers of a VM. It is written before anything runs, and stays as a
-// tombstone.
+// document is the content of vm.json: everything that the provider stores about a VM. It is written before any process
+// starts, and remains as a tombstone.
 type document struct {
 	Version  int      `json:"version"`
 	Instance ident.ID `json:"instance"`
-	// Request is the digest of the create request: a repeat must have the same.
+	// Request is the digest of the create request. A repeated request must have the same digest.
 	Request string `json:"request"`
 
 	Cluster   string    `json:"cluster"`
@@ -43,17 +43,18 @@ type document struct {
 	Subnet       string `json:"subnet"`
 	Hostname     string `json:"hostname"`
 
-	// LaunchedAt is when the first create call was entered, AcceptedAt when its turn came and this document was first
-	// written.
+	// LaunchedAt is the time at which the first create call started. AcceptedAt is the time at which that call got the
+	// lock and first wrote this document.
 	LaunchedAt time.Time `json:"launched_at"`
 	AcceptedAt time.Time `json:"accepted_at"`
-	// PID and Start are the window's process: the machine. Zero until it is known to have been started.
+	// PID and Start identify the window's process, which is the machine. They are zero until the start is known.
 	PID       int       `json:"pid,omitempty"`
 	Start     string    `json:"start,omitempty"`
 	StartedAt time.Time `json:"started_at,omitzero"`
 	DeletedAt time.Time `json:"deleted_at,omitzero"`
 
-	// booted: the boot script had begun when the document was read. It is asked only while PID is unknown.
+	// booted reports whether the boot script had started when the document was read. It is set only while PID is
+	// unknown.
 	booted bool
 }
 
@@ -75,7 +76,7 @@ func newDocument(req infra.CreateRequest, digest string, entered, now time.Time)
 func (d document) owner() infra.Owner { return infra.Owner{Cluster: d.Cluster, Shard: d.Shard} }
 func (d document) process() process   { return process{d.PID, d.Start} }
 
-// parseDocument reads vm.json of the instance. It refuses what it does not know entirely.
+// parseDocument parses the vm.json of an instance. It refuses unknown fields and unknown versions.
 func parseDocument(raw []byte, id ident.ID) (d document, err error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
@@ -98,10 +99,10 @@ func parseDocument(raw []byte, id ident.ID) (d document, err error) {
 	return d, nil
 }
 
-// state is the directory that the servers of a shard share: a directory for each VM, a lock, and the journal.
+// state is the directory that the servers of a shard share. It holds a directory for each VM, a lock, and the journal.
 type state struct {
 	dir  string
-	turn chan struct{} // flock is per open file; this queues the callers of one process
+	turn chan struct{} // serializes callers in this process, because flock is per open file
 }
 
 func newState(dir string) (*state, error) {
@@ -113,7 +114,8 @@ func newState(dir string) (*state, error) {
 
 func (s *state) vmDir(id ident.ID) string { return filepath.Join(s.dir, id.String()) }
 
-// lock waits for the right to change VMs, against other processes too. The kernel drops it when the process dies.
+// lock waits for the exclusive right to change VMs, also across processes. The kernel releases the lock when the
+// process dies.
 func (s *state) lock(ctx context.Context) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -156,7 +158,7 @@ func (s *state) flock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// read returns a VM's document; ok is false if there is none, also when a create call died before it wrote one.
+// read returns a VM's document. ok is false if there is none, also if a create call died before it wrote the document.
 func (s *state) read(id ident.ID) (d document, ok bool, err error) {
 	path := filepath.Join(s.vmDir(id), "vm.json")
 	raw, err := os.ReadFile(path)
@@ -185,7 +187,7 @@ func (s *state) write(d document) error {
 	return renameio.WriteFile(filepath.Join(s.vmDir(d.Instance), "vm.json"), append(raw, '\n'), 0o600)
 }
 
-// all returns every document, tombstones included, ordered by ID. One that cannot be read fails the whole.
+// all returns every document, including tombstones, ordered by ID. It fails if one document cannot be read.
 func (s *state) all() ([]document, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -195,7 +197,7 @@ func (s *state) all() ([]document, error) {
 	for _, e := range entries {
 		id, err := ident.ParseID(e.Name())
 		if err != nil || !e.IsDir() {
-			continue // the lock, the journal
+			continue // the lock or the journal
 		}
 		d, ok, err := s.read(id)
 		if err != nil {
@@ -208,7 +210,7 @@ func (s *state) all() ([]document, error) {
 	return docs, nil
 }
 
-// clear removes what a deleted VM no longer needs: everything but its tombstone and its console's log.
+// clear removes the files of a deleted VM, except its tombstone and its console log.
 func (s *state) clear(id ident.ID) error {
 	entries, err := os.ReadDir(s.vmDir(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -226,8 +228,8 @@ func (s *state) clear(id ident.ID) error {
 	return errors.Join(errs...)
 }
 
-// Event is one line of events.jsonl in the state directory: what was asked of the provider, and when. People and the
-// demo read it.
+// Event is one line of events.jsonl in the state directory. It records one request to the provider and its time, for
+// people and for the demo.
 type Event struct {
 	Time     time.Time `json:"time"`
 	Op       string    `json:"op"` // create_entered, create_done, create_failed, delete_entered, delete_done
@@ -239,7 +241,7 @@ type Event struct {
 	Error    string    `json:"error,omitempty"`
 }
 
-// note appends to the journal, in one write, so that lines of several processes do not mix.
+// note appends an event to the journal in one write, so that lines of several processes do not mix.
 func (s *state) note(e Event) error {
 	raw, err := json.Marshal(e)
 	if err != nil {

@@ -1,12 +1,13 @@
-// Package tmux is the development provider: a VM is a window of a tmux session in which a boot script runs the userdata
-// and becomes a real nstance-agent, with a directory of its own.
+// Package tmux is the development provider. A VM is a window of a tmux session, with a separate directory. A boot
+// script in the window runs the userdata and then becomes a real nstance-agent.
 //
-// A VM's vm.json in the shared state directory is what the provider remembers; it is written before anything is started
-// and outlives servers and VMs. The window's process is the machine: when it ends, or the window goes, the VM is lost.
-// Several server processes may share a state directory; whatever changes a VM happens under its lock.
+// The provider stores a VM's data in vm.json in the shared state directory. It writes vm.json before it starts
+// anything, and the file outlives servers and VMs. The window's process is the machine: if the process ends or the
+// window closes, the VM is lost. Several server processes may share a state directory. Every change of a VM happens
+// under the directory's lock.
 //
-// Invariant: an instance ID starts at most one machine, however often, by whomever and with whatever crashes it is
-// asked for.
+// Invariant: an instance ID starts at most one machine, regardless of the number of requests, of their callers and of
+// crashes.
 package tmux
 
 import (
@@ -28,26 +29,27 @@ import (
 
 const (
 	scheme = "tmux://"
-	// bootGrace is how long a VM that was asked for may have no window: the call that makes it is under way. Later
-	// nobody will finish it.
+	// bootGrace is the time for which a requested VM may have no window, because the create call is still running.
+	// After it, no call will finish the VM.
 	bootGrace = 30 * time.Second
-	// hangupGrace is how long a VM's processes have to end when their window is closed, killGrace when they are killed.
+	// hangupGrace is the time that a VM's processes have to end after their window is closed. killGrace is the time
+	// that they have after they are killed.
 	hangupGrace = 250 * time.Millisecond
 	killGrace   = 5 * time.Second
-	// keepDeleted is how long the directory of a deleted VM stays, with its document and its console log. Until then
-	// the VM is listed, and a create request with its ID fails.
+	// keepDeleted is the time for which the directory of a deleted VM remains, with its document and its console log.
+	// Until then List returns the VM, and a create request with its ID fails.
 	keepDeleted = time.Hour
-	// maxDeleted directories of deleted VMs stay for that long; older ones only for keepDeletedLeast, after which no
-	// create request with the ID of a deleted VM can still be under way.
+	// maxDeleted is the number of deleted VMs that remain for keepDeleted. Older ones remain only for keepDeletedLeast.
+	// After that, no create request with the ID of a deleted VM can still be running.
 	maxDeleted       = 20
 	keepDeletedLeast = 5 * time.Minute
 )
 
-// Config of the provider.
+// Config configures a Provider.
 type Config struct {
 	Options contract.Options
 	Logger  *slog.Logger
-	Now     func() time.Time // nil is time.Now
+	Now     func() time.Time // nil means time.Now
 }
 
 // Provider implements infra.Provider and infra.MachineEvidence.
@@ -65,7 +67,7 @@ var (
 	_ infra.MachineEvidence = (*Provider)(nil)
 )
 
-// New checks that tmux and the agent can be had, and makes the state directory. It starts nothing.
+// New checks that tmux and the agent exist, and makes the state directory. It starts nothing.
 func New(cfg Config) (*Provider, error) {
 	if _, err := exec.LookPath("tmux"); err != nil {
 		return nil, fmt.Errorf("tmux provider: %w", err)
@@ -104,7 +106,7 @@ func parseProviderID(s string) (ident.ID, error) {
 	return ident.ParseID(text)
 }
 
-// Create implements infra.Provider. The VM is running when it returns.
+// Create implements infra.Provider. The VM is running when Create returns.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	entered := p.now()
 	what := "create " + req.Tags.Instance.String()
@@ -135,7 +137,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	return vm, nil
 }
 
-// refusal is an error that leaves no VM behind; every other leaves it to a repeated call to find out.
+// refusal is an error after which no VM exists. After any other error a VM may exist, and the caller must repeat the
+// call to find out.
 type refusal struct {
 	class infra.Class
 	error
@@ -149,14 +152,14 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 	}
 	defer unlock()
 	d, known, err := p.state.read(req.Tags.Instance)
-	var panes []pane // a new VM has none
+	var panes []pane // empty for a new VM
 	switch {
 	case err != nil:
 		return infra.VM{}, 0, err
 	case !known:
 		d = newDocument(req, digest, entered, p.now())
-		// What it will run first, then the document, then the window: a crash in between leaves nothing, or something
-		// that is finished by the repeated call and otherwise ends as failed.
+		// Write the files that the VM runs first, then the document, then open the window. A crash in between leaves
+		// nothing, or a VM that a repeated call finishes. Without a repeated call, that VM ends as failed.
 		if err := p.prepare(d, req); err != nil {
 			if e, ok := errors.AsType[*localError](err); ok {
 				return infra.VM{}, 0, e
@@ -189,12 +192,13 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 	return vm, d.PID, nil
 }
 
-// start opens the VM's window unless that was done before, and returns the panes with its own. The lock is held.
+// start opens the VM's window if that has not happened yet, and returns the panes including the VM's pane. The caller
+// holds the lock.
 func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane, error) {
 	machine, started := p.started(*d, panes)
 	if !started {
 		if p.now().Sub(d.AcceptedAt) > bootGrace {
-			return panes, nil // it was reported as failed, and stays so
+			return panes, nil // the VM was already reported as failed, and remains failed
 		}
 		dir, window := p.state.vmDir(d.Instance), windowPrefix+d.Instance.String()
 		argv := append([]string{"env", "-i", "TERM=screen-256color"}, p.session.env...)
@@ -213,11 +217,11 @@ func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane
 	return panes, p.state.write(*d)
 }
 
-// ended is a process of which at most the PID is known, since it had ended when it was looked at.
+// ended returns a process that has ended. At most its PID is known.
 func ended(pid int) process { return process{max(pid, 1), "ended"} }
 
-// started finds the machine of a VM whose document does not name it: whoever opened its window died before writing that
-// down.
+// started finds the machine of a VM if the document does not name it. That happens if the caller that opened the window
+// died before it wrote the process to the document.
 func (p *Provider) started(d document, panes []pane) (process, bool) {
 	for _, pane := range panes {
 		if pane.name == windowPrefix+d.Instance.String() {
@@ -233,7 +237,7 @@ func (p *Provider) started(d document, panes []pane) (process, bool) {
 	return process{}, false
 }
 
-// describe says what is known of a VM, from its document and the panes as they were after that was read.
+// describe returns a VM as seen in its document and in the panes. The panes must have been read after the document.
 func (p *Provider) describe(d document, panes []pane) infra.VM {
 	vm := infra.VM{
 		ProviderID: providerID(d.Instance),
@@ -260,7 +264,7 @@ func (p *Provider) describe(d document, panes []pane) infra.VM {
 	case alive && windowed:
 		vm.State = infra.Running
 	case alive:
-		vm.State = infra.Stopping // its window was closed
+		vm.State = infra.Stopping // the window was closed
 	case started:
 		vm.State = infra.Stopped
 	case p.now().Sub(d.AcceptedAt) <= bootGrace:
@@ -301,13 +305,13 @@ func (p *Provider) get(ctx context.Context, what string, id ident.ID, owner *inf
 	return p.describe(d, panes), nil
 }
 
-// List implements infra.Provider with one call of tmux. It is sorted by instance ID.
+// List implements infra.Provider with one tmux call. The list is sorted by instance ID.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	docs, err := p.state.all()
 	if err != nil {
 		return nil, infra.Wrap(infra.Indeterminate, "list", err)
 	}
-	panes, err := p.session.panes(ctx) // after the documents: a window is opened before its PID is written down
+	panes, err := p.session.panes(ctx) // after the documents, because a window is opened before its PID is stored
 	if err != nil {
 		return nil, infra.Wrap(infra.Indeterminate, "list", err)
 	}
@@ -331,7 +335,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// expired returns the deleted VMs whose directories can be removed.
+// expired returns the deleted VMs with directories that can be removed.
 func expired(deleted []document, now time.Time) []document {
 	slices.SortFunc(deleted, func(a, b document) int { return b.DeletedAt.Compare(a.DeletedAt) }) // latest first
 	var out []document
@@ -347,7 +351,7 @@ func expired(deleted []document, now time.Time) []document {
 	return out
 }
 
-// Delete implements infra.Provider. It closes the VM's window and kills what survives that.
+// Delete implements infra.Provider. It closes the VM's window and kills all processes that survive this.
 func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	what := "delete " + providerID
 	id, err := parseProviderID(providerID)
@@ -375,7 +379,7 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	return nil
 }
 
-// markDeleted makes the deletion durable: from then on nobody starts the VM.
+// markDeleted makes the deletion durable. From then on no call starts the VM.
 func (p *Provider) markDeleted(ctx context.Context, id ident.ID) (d document, known bool, err error) {
 	unlock, err := p.state.lock(ctx)
 	if err != nil {
@@ -399,7 +403,7 @@ func (p *Provider) markDeleted(ctx context.Context, id ident.ID) (d document, kn
 	return d, true, p.state.write(d)
 }
 
-// end ends a VM's processes and returns when they are gone, or cannot be killed.
+// end ends a VM's processes. It returns when they are gone, or when they cannot be killed.
 func (p *Provider) end(ctx context.Context, d document) error {
 	panes, err := p.session.panes(ctx)
 	if err != nil {
@@ -407,7 +411,7 @@ func (p *Provider) end(ctx context.Context, d document) error {
 	}
 	machine := d.process()
 	for _, pane := range panes {
-		// A window may have been renamed, and a PID may be another window's by now.
+		// The window may have been renamed, and another window's process may have the PID by now.
 		if pane.name == windowPrefix+d.Instance.String() || pane.pid == machine.PID && machine.alive() {
 			if err := p.session.close(ctx, pane.window); err != nil {
 				return err
@@ -422,7 +426,7 @@ func (p *Provider) end(ctx context.Context, d document) error {
 	return nil
 }
 
-// note writes the journal; a VM does not fail for want of it.
+// note writes to the journal. A failed write is not an error of the VM.
 func (p *Provider) note(e Event) {
 	e.Time = e.Time.UTC()
 	if err := p.state.note(e); err != nil {
