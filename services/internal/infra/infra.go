@@ -26,7 +26,7 @@ const (
 	Unknown  State = "unknown"
 )
 
-// Alive reports whether the VM runs, is about to run, or has an unknown state.
+// Alive reports whether the VM runs, is about to run, or has an unknown state. In any other state it is gone or ending.
 func (s State) Alive() bool { return s == Pending || s == Running || s == Unknown }
 
 // Owner identifies the cluster and shard that own a VM. It is written as tags, and List filters by both fields.

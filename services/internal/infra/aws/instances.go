@@ -49,7 +49,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 		// instance.
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
 	case len(out.Instances[0].Tags) == 0:
-		vm.Tags, vm.Warning = asked, "" // they are not part of this answer
+		vm.Tags, vm.Warning = asked, "" // the answer holds no tags
 	case vm.Tags != asked:
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s was made before with other tags", vm.ProviderID)
 	}

@@ -92,7 +92,7 @@ func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	for _, addr := range t.p.cfg.Network.Addresses {
 		if err := t.p.cfg.Answers(ctx, addr); err != nil {
 			t.seen += ", but " + err.Error()
-			return false, nil //nolint:nilerr // this machine has not configured the address yet
+			return false, nil //nolint:nilerr // not yet: the machine has yet to configure it
 		}
 	}
 	return true, nil

@@ -54,7 +54,7 @@ func (p *Provider) nodePath(id ident.ID) string {
 	return filepath.Join(p.options.NodesDir, id.String()+".json")
 }
 
-// writeNode makes the VM a ready Node of dev-k8s, if nodes are wanted.
+// writeNode registers the VM as a ready Node of dev-k8s, if NodesDir is set.
 func (p *Provider) writeNode(d document) error {
 	if p.options.NodesDir == "" {
 		return nil
