@@ -110,9 +110,9 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 	}
 }
 
-// knows reports whether the leader believes an instance to be in the given state. A repeated create call may follow a
-// lost answer, and then lands like the first call, late. If the answer to the mark for deletion was lost as well, that
-// is safe: the deletion looks up the VM.
+// knows reports whether the leader believes an instance to be in the given state. A create call that is repeated after a
+// lost answer is equivalent to the first call taking effect late. If the answer to the mark for deletion was lost as
+// well, the repetition is still safe: the deletion looks up the VM.
 func (t *term) knows(id ident.ID, state record.State) bool {
 	rec, _, ok := t.leader.World.Record(id)
 	return ok && rec.State == state
@@ -304,8 +304,8 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}
-		// The reservation of an on-demand instance with an unacknowledged creation may remain as well. A retry with the
-		// same ID settles it.
+		// The same holds for the reservation of an on-demand instance with an unacknowledged creation. A retry with
+		// the same ID settles it.
 		if d.Group != "" && (d.ReservedTerm == t.number || d.since.Before(t.began)) {
 			w.fail(ruleAtRest, "reservation %s of group %s is left", d.ID, d.Group)
 		}

@@ -83,7 +83,7 @@ func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) 
 
 type againKey struct{}
 
-// again marks a request that a client repeats. The checks skip it, because no new decision is behind it.
+// again marks a call that a client repeats. The checks skip it, because it carries no new decision.
 func again(ctx context.Context) context.Context { return context.WithValue(ctx, againKey{}, true) }
 
 func (s *server) repeats(k Kind, about string) bool {

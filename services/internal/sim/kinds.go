@@ -21,7 +21,7 @@ const (
 	cloudRepeated  Kind = "provider call twice"
 	crashBefore    Kind = "crash before effect" // before the current request takes effect
 	crashAfter     Kind = "crash after effect"
-	pauseAtCall    Kind = "pause at call"   // longer than the lease, between the last check and the effect
+	pauseAtCall    Kind = "pause at call"   // for half a lease to three leases, between the last check and the effect
 	timerLate      Kind = "timer late"      // an election timer, by up to a twentieth of the lease
 	lockLate       Kind = "lock write late" // as other writes, but more often
 )
