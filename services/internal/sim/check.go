@@ -110,8 +110,8 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 	}
 }
 
-// knows reports whether the leader believes an instance to be in the given state. A create call that is repeated after a
-// lost answer is equivalent to the first call taking effect late. If the answer to the mark for deletion was lost as
+// knows reports whether the leader believes an instance to be in the given state. A create call that is repeated after
+// a lost answer is equivalent to the first call taking effect late. If the answer to the mark for deletion was lost as
 // well, the repetition is still safe: the deletion looks up the VM.
 func (t *term) knows(id ident.ID, state record.State) bool {
 	rec, _, ok := t.leader.World.Record(id)
