@@ -1,30 +1,30 @@
-// Package boot owns what the runner hands to a machine's first process.
+// Package boot defines the data that the runner passes to a machine's first process.
 //
-// Invariant: it is handed over once, through a file without a name, so that nothing of it can be read from outside.
+// Invariant: the data is passed once, through an unnamed file, so that no other process can read it.
 package boot
 
 import "github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
 
-// File descriptors of the first process. Its standard output is the machine's log.
+// File descriptors of the first process, which inherits them. Its standard output is the machine's log.
 const (
 	// Spec is a file with the [Config] in JSON.
 	Spec = 3 + iota
-	// Ready is closed when init listens.
+	// Ready is a pipe that init closes when it listens.
 	Ready
-	// Lifeline ends when the runner does.
+	// Lifeline is a pipe that reaches its end when the runner ends.
 	Lifeline
 )
 
-// Config says what the machine is.
+// Config describes a machine.
 type Config struct {
 	Tree       rootfs.Tree
 	Host       Host
 	InstanceID string
 	Userdata   []byte
-	// Build runs Userdata in Environment and ends the machine with its exit code.
+	// If Build is set, the machine does not boot. It runs Userdata with Environment and ends with its exit code.
 	Build       bool
 	Environment []string
 }
 
-// Host is how the machine calls itself.
+// Host contains the names of the machine.
 type Host struct{ Hostname, MachineID string }

@@ -76,7 +76,7 @@ func (c *call) show(name string) (int, error) {
 	return 0, nil
 }
 
-// status prints the state of a unit and its last log lines, for a person who looks for a fault.
+// status prints the state of a unit and its last log lines, in a form for people.
 func (c *call) status(name string) (int, error) {
 	file, err := find(name)
 	if err != nil {
