@@ -51,7 +51,8 @@ type Identity interface {
 	RoleCredentials(role, session string) Credentials
 }
 
-// machinery is the state of instances, images and launch templates.
+// machinery is the state of all resources that are not networks: instances, volumes, spot requests, images and launch
+// templates.
 type machinery struct {
 	instances    map[string]*instance
 	reservations map[string]*reservation
@@ -86,8 +87,8 @@ func (s *Service) SetIdentity(i Identity) { s.identity = i }
 // shutting-down or stopping. The defaults are zero: the next call ends the state.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
-// machineOperations returns the handlers for instances, images and launch templates. Each handler first applies what is
-// due.
+// machineOperations returns the handlers of operations on the resources in machinery. Each handler first applies what
+// is due.
 func (s *Service) machineOperations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
 		"RunInstances":                   s.runInstances,
@@ -111,7 +112,7 @@ func (s *Service) machineOperations() map[string]wire.Handler {
 	return all
 }
 
-// machineKinds returns the kinds of resources that belong to instances, images and launch templates.
+// machineKinds returns the kinds of the resources in machinery.
 func (s *Service) machineKinds() []kind {
 	return []kind{
 		{prefix: "i", name: "instance", noun: "instance ID", code: "InvalidInstanceID.NotFound",

@@ -148,7 +148,7 @@ func TestTemplatePermissions(t *testing.T) {
 	}
 }
 
-// TestAllAsk checks that every operation on instances, images and launch templates asks for permission.
+// TestAllAsk checks that every operation on the resources in machinery asks for permission.
 func TestAllAsk(t *testing.T) {
 	w := newVMWorld(t, nil)
 	id := w.run(nil).InstanceId

@@ -7,21 +7,21 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Launch is what a service of AWS launches for its users: one instance of a launch template. The service has asked for
-// its user's permission before.
+// Launch is a launch by an AWS service for its user: one instance of a launch template. The service has already checked
+// its user's permission.
 type Launch struct {
 	Template TemplateRef
-	Type     string // instead of the template's; ""
-	Image    string // instead of the template's; ""
+	Type     string // overrides the template's type; "": no override
+	Image    string // overrides the template's image; "": no override
 	Subnet   string
-	Spot     *bool // instead of the template's market; nil: as the template says
+	Spot     *bool // overrides the template's market; nil: no override
 	MaxPrice string
-	Tags     map[string]string // on the instance and, without those of AWS, on its volumes and interfaces
-	By       string            // autoscaling.amazonaws.com
+	Tags     map[string]string // on the instance and, except AWS's own tags, on its volumes and interfaces
+	By       string            // such as autoscaling.amazonaws.com
 	State    string            // autoscaling/target-lifecycle-state in its metadata; "": none
 }
 
-// Launch launches one instance and returns its ID. Errors are those of RunInstances.
+// Launch launches one instance and returns its ID. It returns the errors of RunInstances.
 func (s *Service) Launch(l Launch) (string, error) {
 	s.settle()
 	planned, err := s.serviceLaunch(l)
@@ -37,7 +37,7 @@ func (s *Service) Launch(l Launch) (string, error) {
 	return i.id, nil
 }
 
-// serviceLaunch resolves a service's launch.
+// serviceLaunch resolves the launch of a service.
 func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 	planned := &launch{min: 1, max: 1, by: l.By, extra: l.Tags}
 	if l.Type != "" {
@@ -60,7 +60,7 @@ func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 			}
 		}
 	}
-	// The service puts its subnet into the template's primary interface, which may lack one.
+	// The service sets the subnet in the template's primary interface, which the template may lack.
 	if len(d.NetworkInterface) == 0 {
 		d.NetworkInterface = []launchInterface{{DeviceIndex: ptr(int32(0)), SecurityGroupID: d.SecurityGroupID}}
 	}
@@ -77,8 +77,8 @@ func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 	return planned, s.resolve(planned)
 }
 
-// CheckLaunch tells whether the caller of a service might launch this himself: services ask before they use a launch
-// template for somebody.
+// CheckLaunch checks that the caller of a service may launch the instance itself. Services call it before they use a
+// launch template for a caller.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
 func (s *Service) CheckLaunch(c *wire.Call, l Launch) error {
 	planned, err := s.serviceLaunch(l)
@@ -88,7 +88,7 @@ func (s *Service) CheckLaunch(c *wire.Call, l Launch) error {
 	return s.authorizeLaunch(c, planned)
 }
 
-// Terminate ends an instance for a service. One that is gone already is no error.
+// Terminate terminates an instance for a service. An instance that does not exist is not an error.
 func (s *Service) Terminate(id string) {
 	s.settle()
 	if i := s.instances[id]; i != nil && i.alive() {
@@ -96,22 +96,22 @@ func (s *Service) Terminate(id string) {
 	}
 }
 
-// SetLifecycle changes autoscaling/target-lifecycle-state in an instance's metadata.
+// SetLifecycle sets autoscaling/target-lifecycle-state in an instance's metadata.
 func (s *Service) SetLifecycle(id, state string) {
 	if i := s.instances[id]; i != nil {
 		i.lifecycle = state
 	}
 }
 
-// TemplateView is what services see of a launch template's version.
+// TemplateView is the view of a launch template's version for other services.
 type TemplateView struct {
 	ID, Name    string
-	Version     string // the number
-	Image, Type string // "" when the template leaves them open
-	Groups      int    // how many security groups its primary interface has
+	Version     string // the version's number
+	Image, Type string // "" if the template does not set them
+	Groups      int    // number of security groups of the primary interface
 }
 
-// Template finds a version of a launch template.
+// Template returns a version of a launch template.
 func (s *Service) Template(ref TemplateRef) (TemplateView, error) {
 	t, err := s.template(ref.ID, ref.Name)
 	if err != nil {
@@ -128,5 +128,5 @@ func (s *Service) Template(ref TemplateRef) (TemplateView, error) {
 	}, nil
 }
 
-// String is for messages.
+// String formats the reference for messages.
 func (r TemplateRef) String() string { return fmt.Sprintf("%s%s:%s", r.ID, r.Name, r.Version) }

@@ -7,8 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// settle lets happen what is due by the clock: passing states end, spot interruptions strike, ended instances and their
-// tokens are forgotten.
+// settle applies what is due: transitional states end, spot interruptions happen, and ended instances and their tokens
+// are forgotten.
 func (s *Service) settle() {
 	now := s.cfg.Now()
 	for _, i := range sorted(s.instances) {
@@ -33,14 +33,14 @@ func (s *Service) settle() {
 	}
 }
 
-// Settle lets happen what is due by the clock, as every call of the API does. It takes the cloud's lock.
+// Settle applies what is due, as every API call does. It takes the cloud's lock.
 func (s *Service) Settle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settle()
 }
 
-// arrive ends a passing state.
+// arrive ends a transitional state.
 func (s *Service) arrive(i *instance) {
 	i.due = time.Time{}
 	switch i.state {
@@ -63,9 +63,9 @@ func (s *Service) arrive(i *instance) {
 	}
 }
 
-// end begins the end of an instance, or a stop: into is shutting-down or stopping.
+// end begins the termination or the stop of an instance. into is shutting-down or stopping.
 func (s *Service) end(i *instance, into string, why *stateReason) {
-	if i.state == stateStopped { // nothing runs any more
+	if i.state == stateStopped { // its machine is already stopped
 		s.enter(i, into, why)
 		i.due = s.cfg.Now()
 		return
@@ -91,7 +91,7 @@ type stateChangesXML struct {
 	Instances []stateChangeXML `xml:"instancesSet>item"`
 }
 
-// change does a transition to each instance and tells the states before and after.
+// change applies a transition to each instance and returns the states before and after.
 func change(instances []*instance, do func(i *instance)) stateChangesXML {
 	var out stateChangesXML
 	for _, i := range instances {
@@ -103,8 +103,8 @@ func change(instances []*instance, do func(i *instance)) stateChangesXML {
 	return out
 }
 
-// several reads a request for several instances, finds them and asks for permission on each. AWS does nothing to any
-// when one is not found.
+// several returns the instances of a request and asks for permission on each. If one is not found, AWS changes none of
+// them.
 func (s *Service) several(c *wire.Call, ids []string) ([]*instance, error) {
 	instances, err := s.instancesByID(ids)
 	if err != nil {
@@ -143,7 +143,7 @@ func (s *Service) terminateInstances(c *wire.Call) (any, error) {
 	}), nil
 }
 
-// interrupted does what a spot notice announced.
+// interrupted performs the action of a spot notice.
 func (s *Service) interrupted(i *instance) {
 	action := i.notice.action
 	i.notice = nil
@@ -156,8 +156,9 @@ func (s *Service) interrupted(i *instance) {
 	}
 }
 
-// Interrupt gives a spot instance its notice now; the interruption itself happens at a time, which AWS makes two
-// minutes later. It takes the cloud's lock and reports whether the instance is a living spot instance.
+// Interrupt gives a spot instance its interruption notice. The interruption happens at the given time; on AWS that is
+// two minutes later. Interrupt takes the cloud's lock and reports whether the instance is a spot instance that is
+// alive.
 func (s *Service) Interrupt(id string, at time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,9 +187,9 @@ func (s *Service) Rebalance(id string) {
 	}
 }
 
-// Kill ends an instance behind everybody's back, at once: a spot instance as when its capacity is taken without
-// warning, another as when somebody else terminated it. It takes the cloud's lock and returns when the machine, if
-// there is one, is gone.
+// Kill terminates an instance immediately and without notice. For a spot instance, the reason is lost capacity; for
+// others, a termination by a user. Kill takes the cloud's lock and returns when the instance's machine, if any, has
+// stopped.
 func (s *Service) Kill(id string) {
 	s.mu.Lock()
 	i := s.instances[id]

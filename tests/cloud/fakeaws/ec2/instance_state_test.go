@@ -165,7 +165,7 @@ func TestSpot(t *testing.T) {
 		t.Errorf("the time: %s", text)
 	}
 	w.sleep(2 * time.Minute)
-	w.describe(*i.InstanceId) // the first look sees the interruption, the next its end
+	w.describe(*i.InstanceId) // this call applies the interruption, the next its end
 	got := w.describe(*i.InstanceId)
 	if got.State.Name != types.InstanceStateNameTerminated ||
 		*got.StateReason.Code != "Server.SpotInstanceTermination" || !strings.HasPrefix(*got.StateTransitionReason,
@@ -177,7 +177,7 @@ func TestSpot(t *testing.T) {
 	}
 }
 
-// machines records what is started.
+// machines records the machines that are started.
 type machines struct {
 	mu      sync.Mutex
 	started []*machine
@@ -190,7 +190,7 @@ type machine struct {
 	stops   int
 	plugged map[string]NIC
 	stopped chan struct{}
-	hold    chan struct{} // Stop waits for it, when there is one
+	hold    chan struct{} // Stop blocks on it if it is not nil
 }
 
 func (m *machines) Start(spec MachineSpec) (Machine, error) {
@@ -228,7 +228,7 @@ func (m *machine) Unplug(mac string) error {
 	return nil
 }
 
-// eventually waits for a state: machines stop in the background.
+// eventually waits for a state, because machines stop in the background.
 func (w *vmWorld) eventually(id string, want types.InstanceStateName) types.Instance {
 	w.Helper()
 	deadline := time.After(10 * time.Second)
@@ -272,7 +272,7 @@ func TestMachines(t *testing.T) {
 	}
 	w.eventually(id, types.InstanceStateNameRunning)
 
-	// A network interface comes and goes.
+	// Plug and unplug a network interface.
 	eni := must(w.client.CreateNetworkInterface(t.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA}))(
 		t).NetworkInterface
 	attachment := must(w.client.AttachNetworkInterface(t.Context(), &sdk.AttachNetworkInterfaceInput{InstanceId: &id,
@@ -286,7 +286,7 @@ func TestMachines(t *testing.T) {
 		t.Errorf("still plugged: %+v", m.plugged)
 	}
 
-	// While the machine stops the instance is shutting down, and no longer.
+	// The instance is shutting down for exactly as long as the machine takes to stop.
 	m.hold = make(chan struct{})
 	w.terminate(id)
 	if got := w.describe(id).State.Name; got != types.InstanceStateNameShuttingDown {

@@ -27,7 +27,7 @@ type asked struct {
 	context          policy.Context
 }
 
-// vmWorld is a region with a network, images, a clock of its own and a real SDK client in front.
+// vmWorld is a region with a network, images and a test clock, behind a real SDK client.
 type vmWorld struct {
 	*testing.T
 	service *Service
@@ -91,7 +91,7 @@ func (w *vmWorld) sleep(d time.Duration) {
 	w.now = w.now.Add(d)
 }
 
-// serve does what the cloud does around a service, with permissions that the test decides about.
+// serve does the cloud's part around a service. The test decides which permissions are denied.
 func (w *vmWorld) serve(rw http.ResponseWriter, r *http.Request) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {
@@ -133,7 +133,7 @@ func (w *vmWorld) serve(rw http.ResponseWriter, r *http.Request) {
 	wire.Write(rw, c, out)
 }
 
-// must takes the result of a call that has to work.
+// must returns the result of a call that must succeed.
 func must[V any](v V, err error) func(t *testing.T) V {
 	return func(t *testing.T) V {
 		t.Helper()
@@ -144,7 +144,7 @@ func must[V any](v V, err error) func(t *testing.T) V {
 	}
 }
 
-// code is the AWS error code of a call's error, "" for none.
+// code returns the AWS error code of a call's error, "" for none.
 func code(t *testing.T, err error) string {
 	t.Helper()
 	var api smithy.APIError
@@ -157,7 +157,7 @@ func code(t *testing.T, err error) string {
 	return api.ErrorCode()
 }
 
-// input is a launch that works.
+// input returns a valid launch request.
 func (w *vmWorld) input() *sdk.RunInstancesInput {
 	return &sdk.RunInstancesInput{
 		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, SubnetId: &w.subnetA, MinCount: aws.Int32(1),

@@ -11,49 +11,49 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 )
 
-// maxGroups is how many security groups a network interface may have.
+// maxGroups is the maximum number of security groups of a network interface.
 const maxGroups = 5
 
-// Interface is a network interface: an ENI. Others than this package only read it, with the lock held.
+// Interface is a network interface (ENI). Other packages only read it, with the lock held.
 type Interface struct {
 	entity
 	Subnet, VPC, Zone string
 	MAC, Description  string
 	Type              string       // interface, nat_gateway, vpc_endpoint, network_load_balancer …
-	IPv4              []netip.Addr // the first is the primary one; empty in an IPv6-only subnet
-	IPv6              []netip.Addr // the first is the primary one when PrimaryIPv6
+	IPv4              []netip.Addr // the first is primary; empty in an IPv6-only subnet
+	IPv6              []netip.Addr // the first is primary if PrimaryIPv6 is set
 	PrimaryIPv6       bool
-	Public            netip.Addr // given by AWS at launch, not an elastic one; not valid: none
+	Public            netip.Addr // set by AWS at launch, not elastic; invalid: none
 	Groups            []string   // IDs of security groups
 	SourceDestCheck   bool
-	Requester         string // the service that manages it: nobody else may change it. "": a user's own
+	Requester         string // the service that manages it: only it may change the interface; "": a user's interface
 	Attachment        *Attachment
 }
 
-// Attachment binds an interface to an instance.
+// Attachment attaches an interface to an instance.
 type Attachment struct {
 	ID                  string
-	Instance            string // "" when a service holds the interface
+	Instance            string // "" if a service uses the interface
 	Index               int
 	At                  time.Time
 	DeleteOnTermination bool
 
-	due       time.Time // until when it is attaching or detaching
+	due       time.Time // end of attaching or detaching
 	detaching bool
 }
 
-// InterfaceSpec says what interface is wanted.
+// InterfaceSpec describes a network interface to create.
 type InterfaceSpec struct {
 	Subnet      string
 	Description string
-	Type        string       // "": interface
-	Groups      []string     // empty: the default group of the VPC; a service's interface then has none
-	Addresses   []netip.Addr // wanted IPv4 addresses, the primary one first; empty: one of AWS's choice
-	Secondary   int          // further IPv4 addresses of AWS's choice
-	IPv6        []netip.Addr // wanted IPv6 addresses
-	IPv6Count   int          // IPv6 addresses of AWS's choice, when none is wanted
+	Type        string       // "" means interface
+	Groups      []string     // empty: the VPC's default group, or none for a service's interface
+	Addresses   []netip.Addr // requested IPv4 addresses, the primary first; empty: AWS chooses one
+	Secondary   int          // number of additional IPv4 addresses that AWS chooses
+	IPv6        []netip.Addr // requested IPv6 addresses
+	IPv6Count   int          // number of IPv6 addresses that AWS chooses, if none is requested
 	PrimaryIPv6 bool
-	Public      *bool // a public IPv4 address; nil: none (an instance's launch decides by its subnet)
+	Public      *bool // assign a public IPv4 address; nil: no (a launch decides by its subnet)
 	Requester   string
 	Tags        map[string]string
 }
@@ -66,15 +66,15 @@ func (s *Service) interfaceContext(id string) policy.Context {
 	}
 }
 
-// Interface finds a network interface.
+// Interface returns a network interface.
 func (s *Service) Interface(id string) (*Interface, bool) {
 	s.settleInterfaces()
 	i, ok := s.interfaces[id]
 	return i, ok
 }
 
-// CreateInterface makes a network interface. Errors are EC2's own: for an unknown subnet or group, for an address that
-// is taken, for lack of room.
+// CreateInterface creates a network interface. It returns EC2's errors for an unknown subnet or group, for an address
+// in use, and for a full subnet.
 func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	s.settleInterfaces()
 	n, err := s.subnetByID(spec.Subnet)
@@ -115,13 +115,13 @@ func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	s.interfaces[i.id] = i
 	s.SetTags(i.id, spec.Tags)
 	if i.Requester != "" {
-		// in use by its service from the beginning
+		// its service uses it from the beginning
 		i.Attachment = &Attachment{ID: newID("ela-attach"), Index: 1, At: s.now(), due: s.now()}
 	}
 	return i, nil
 }
 
-// reserve4 finds the IPv4 addresses of a new interface.
+// reserve4 chooses the IPv4 addresses of a new interface.
 func (n *subnet) reserve4(spec InterfaceSpec, taken map[netip.Addr]bool) ([]netip.Addr, error) {
 	var got []netip.Addr
 	for _, a := range spec.Addresses {
@@ -144,7 +144,7 @@ func (n *subnet) reserve4(spec InterfaceSpec, taken map[netip.Addr]bool) ([]neti
 	return got, nil
 }
 
-// reserve6 finds the IPv6 addresses of a new interface: those wanted, or as many as the subnet says.
+// reserve6 chooses the IPv6 addresses of a new interface: the requested ones, or as many as the subnet's setting says.
 func (n *subnet) reserve6(spec InterfaceSpec, taken map[netip.Addr]bool) ([]netip.Addr, error) {
 	var got []netip.Addr
 	for _, a := range spec.IPv6 {
@@ -167,7 +167,7 @@ func (n *subnet) reserve6(spec InterfaceSpec, taken map[netip.Addr]bool) ([]neti
 	return got, nil
 }
 
-// newMAC is a locally administered address that no interface has.
+// newMAC returns a locally administered address that no interface has.
 func (s *Service) newMAC() string {
 	for {
 		var b [5]byte
@@ -179,14 +179,15 @@ func (s *Service) newMAC() string {
 	}
 }
 
-// newPublicAddress is a public IPv4 address out of Amazon's.
+// newPublicAddress returns a new public IPv4 address from Amazon's range.
 func (s *Service) newPublicAddress() netip.Addr {
 	s.publicGiven++
 	n := s.publicGiven
 	return netip.AddrFrom4([4]byte{44, byte(224 + n>>16&15), byte(n >> 8), byte(n)})
 }
 
-// DeleteInterface removes an interface, whoever holds it. One that is gone is no error.
+// DeleteInterface removes an interface, even if it is attached or managed by a service. An interface that does not
+// exist is not an error.
 func (s *Service) DeleteInterface(id string) {
 	for _, a := range s.addresses {
 		if a.iface == id {
@@ -196,7 +197,7 @@ func (s *Service) DeleteInterface(id string) {
 	drop(s, s.interfaces, id)
 }
 
-// attached are the interfaces of an instance, by device index. One that is being detached is still there.
+// attached returns the interfaces of an instance, by device index. An interface that is detaching is included.
 func (s *Service) attached(instanceID string) []*Interface {
 	var list []*Interface
 	for _, i := range s.interfaces {
@@ -208,8 +209,8 @@ func (s *Service) attached(instanceID string) []*Interface {
 	return list
 }
 
-// attach binds an interface to an instance, as part of its launch (at once) or for AttachNetworkInterface (attaching
-// first). It checks nothing and plugs nothing.
+// attach attaches an interface to an instance. It is attaching for the time takes: zero for a launch, more for
+// AttachNetworkInterface. attach checks nothing and does not plug the interface into the machine.
 func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTermination bool, takes time.Duration) {
 	now := s.now()
 	i.Attachment = &Attachment{
@@ -218,8 +219,8 @@ func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTer
 	}
 }
 
-// detachAll ends the attachments of an instance that is gone: interfaces that shall go with it are deleted, the others
-// are available again.
+// detachAll ends the attachments of a terminated instance. Interfaces with DeleteOnTermination are deleted; the others
+// become available.
 func (s *Service) detachAll(instanceID string) {
 	for _, i := range s.attached(instanceID) {
 		if i.Attachment.DeleteOnTermination {
@@ -232,7 +233,7 @@ func (s *Service) detachAll(instanceID string) {
 
 func (s *Service) detached(i *Interface) { i.Attachment, i.Public = nil, netip.Addr{} }
 
-// settleInterfaces ends detachments whose time has come.
+// settleInterfaces completes detachments that are due.
 func (s *Service) settleInterfaces() {
 	now := s.now()
 	for _, i := range s.interfaces {
@@ -242,7 +243,7 @@ func (s *Service) settleInterfaces() {
 	}
 }
 
-// state is attaching, attached or detaching.
+// state returns attaching, attached or detaching.
 func (a *Attachment) state(now time.Time) string {
 	switch {
 	case a.detaching:
@@ -253,14 +254,14 @@ func (a *Attachment) state(now time.Time) string {
 	return "attached"
 }
 
-// SetAttaching says how long interfaces stay attaching and detaching from now on. It takes the cloud's lock.
+// SetAttaching sets how long interfaces stay attaching and detaching from now on. It takes the cloud's lock.
 func (s *Service) SetAttaching(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg.Attaching = d
 }
 
-// nic is an interface as its machine sees it.
+// nic returns the machine's view of an interface.
 func (s *Service) nic(i *Interface) NIC {
 	v := s.vpcs[i.VPC]
 	out := NIC{MAC: i.MAC, VPC: i.VPC}
@@ -277,7 +278,7 @@ func (s *Service) nic(i *Interface) NIC {
 	return out
 }
 
-// domain is what names inside a VPC end with.
+// domain returns the domain of private names in a VPC.
 func (s *Service) domain() string {
 	if s.cfg.Region == "us-east-1" {
 		return "ec2.internal"
@@ -285,12 +286,12 @@ func (s *Service) domain() string {
 	return s.cfg.Region + ".compute.internal"
 }
 
-// privateName is the private DNS name of an IPv4 address.
+// privateName returns the private DNS name of an IPv4 address.
 func (s *Service) privateName(a netip.Addr) string {
 	return "ip-" + strings.ReplaceAll(a.String(), ".", "-") + "." + s.domain()
 }
 
-// publicName is the public DNS name of an IPv4 address, "" in a VPC without DNS host names.
+// publicName returns the public DNS name of an IPv4 address, "" in a VPC without DNS host names.
 func (s *Service) publicName(vpcID string, a netip.Addr) string {
 	if v := s.vpcs[vpcID]; v == nil || !v.dnsHostnames || !v.dnsSupport {
 		return ""
@@ -302,8 +303,8 @@ func (s *Service) publicName(vpcID string, a netip.Addr) string {
 	return name + "." + s.cfg.Region + ".compute.amazonaws.com"
 }
 
-// interfaceByID finds one for an operation on it. A service's own is found, and refused where it may not be changed:
-// see own.
+// interfaceByID returns an interface for an operation on it. It also returns interfaces of services; own refuses
+// changes to them.
 func (s *Service) interfaceByID(id string) (*Interface, error) {
 	if id == "" {
 		return nil, missing("networkInterfaceId")
@@ -314,7 +315,7 @@ func (s *Service) interfaceByID(id string) (*Interface, error) {
 	return nil, failf("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist", id)
 }
 
-// own refuses to let a caller change an interface that a service manages.
+// own returns an error if a service manages the interface, because callers cannot change it.
 func (i *Interface) own() error {
 	if i.Requester == "" {
 		return nil
@@ -323,7 +324,8 @@ func (i *Interface) own() error {
 		i.Requester)
 }
 
-// CheckGroups checks that the groups exist in the VPC, that they are not too many, and that none is named twice.
+// CheckGroups checks that the groups exist in the VPC, that their number is within the limit, and that none is
+// repeated.
 func (s *Service) CheckGroups(vpcID string, ids []string) error {
 	if len(ids) > maxGroups {
 		return failf("SecurityGroupsPerInterfaceLimitExceeded",

@@ -10,7 +10,7 @@ func noAttachment(id string) error {
 	return failf("InvalidAttachmentID.NotFound", "The interface attachment '%s' does not exist.", id)
 }
 
-// attachInterface binds an interface to an instance.
+// attachInterface attaches an interface to an instance.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_AttachNetworkInterface.html
 func (s *Service) attachInterface(c *wire.Call) (any, error) {
 	var in struct {
@@ -44,7 +44,7 @@ func (s *Service) attachInterface(c *wire.Call) (any, error) {
 	switch {
 	case i.own() != nil:
 		return nil, i.own()
-	case i.Attachment != nil: // attached once only, until the detachment is over
+	case i.Attachment != nil: // attached or still detaching
 		return nil, failf("InvalidNetworkInterface.InUse", "Interface: [%s] in use.", i.id)
 	case vm.state != stateRunning && vm.state != stateStopped:
 		return nil, failf("IncorrectState", "Instance '%s' is not 'running' or 'stopped'.", vm.id)
@@ -115,7 +115,7 @@ func (s *Service) detachInterface(c *wire.Call) (any, error) {
 				"The network interface at device index 0 and networkCard index 0 cannot be detached.")
 	case a.detaching && in.Force:
 		s.detached(i)
-	case a.detaching: // already under way
+	case a.detaching: // already detaching
 	default:
 		if err := s.unplug(a.Instance, i.MAC); err != nil && !in.Force {
 			return nil, err

@@ -48,7 +48,7 @@ func (s *Service) attachmentXML(i *Interface) *attachmentXML {
 	}
 }
 
-// associationXML is a public address that stands for a private one.
+// associationXML is a public address that is associated with a private one.
 type associationXML struct {
 	Public     string `xml:"publicIp"`
 	PublicName string `xml:"publicDnsName"`
@@ -57,7 +57,8 @@ type associationXML struct {
 	ID         string `xml:"associationId,omitempty"`
 }
 
-// publicAssociation is the public address of a private one: an elastic one before the one given at launch.
+// publicAssociation returns the public address of a private one. An elastic address takes precedence over the address
+// from the launch.
 func (s *Service) publicAssociation(i *Interface, private netip.Addr) *associationXML {
 	for _, e := range s.addresses {
 		if e.iface == i.id && e.private == private {
@@ -70,7 +71,8 @@ func (s *Service) publicAssociation(i *Interface, private netip.Addr) *associati
 	return nil
 }
 
-// PublicAddress is the public address of an interface's primary one, elastic or not; not valid when it has none.
+// PublicAddress returns the public address of an interface's primary address, elastic or not. It is invalid if there is
+// none.
 func (s *Service) PublicAddress(i *Interface) netip.Addr {
 	if len(i.IPv4) == 0 {
 		return netip.Addr{}
@@ -148,7 +150,7 @@ func (s *Service) interfaceXML(i *Interface) interfaceXML {
 	return out
 }
 
-// status is available or in-use.
+// status returns available or in-use.
 func (i *Interface) status() string {
 	if i.Attachment == nil {
 		return "available"
@@ -181,7 +183,7 @@ func (s *Service) describeInterfaces(c *wire.Call) (any, error) {
 	}{each(found, s.interfaceXML), next}, nil
 }
 
-// interfaceFilters are the filters of
+// interfaceFilters returns the filters of
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeNetworkInterfaces.html
 func (s *Service) interfaceFilters() map[string]func(*Interface) []string {
 	attachment := func(value func(*attachmentXML) string) func(*Interface) []string {

@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// interfaceInput is the parameters of CreateNetworkInterface.
+// interfaceInput holds the parameters of CreateNetworkInterface.
 type interfaceInput struct {
 	SubnetID           string `query:"SubnetId"`
 	Description        string
@@ -27,7 +27,7 @@ type interfaceInput struct {
 	TagSpecification               []TagSpecification
 }
 
-// addresses reads the wanted addresses, the primary IPv4 one first.
+// addresses reads the requested addresses, the primary IPv4 address first.
 func (in interfaceInput) addresses() (v4, v6 []netip.Addr, err error) {
 	if in.PrivateIPAddress != "" {
 		a, err := parseAddress("privateIpAddress", in.PrivateIPAddress, false)
@@ -139,7 +139,7 @@ func (s *Service) deleteInterface(c *wire.Call) (any, error) {
 	return ok, nil
 }
 
-// interfaceOf reads a call that has a NetworkInterfaceId alone and authorizes it.
+// interfaceOf decodes a call that has only a NetworkInterfaceId, and authorizes it.
 func (s *Service) interfaceOf(c *wire.Call, action string) (*Interface, error) {
 	var in struct {
 		NetworkInterfaceID string `query:"NetworkInterfaceId"`

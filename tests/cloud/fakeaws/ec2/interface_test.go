@@ -72,7 +72,7 @@ func TestCreateInterface(t *testing.T) {
 		_, err := w.client.CreateNetworkInterface(ctx, &c.in)
 		want(t, name, err, c.want)
 	}
-	// Primary and further addresses in any order.
+	// Primary and additional addresses in any order.
 	several := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA,
 		PrivateIpAddresses: []types.PrivateIpAddressSpecification{
 			{PrivateIpAddress: aws.String("10.0.1.20")}, {Primary: aws.Bool(true),
@@ -87,7 +87,7 @@ func TestCreateInterface(t *testing.T) {
 func TestAttach(t *testing.T) {
 	w := newVMWorld(t, nil)
 	a, b := *w.run(nil).InstanceId, *w.run(nil).InstanceId
-	w.describe(a) // running now
+	w.describe(a) // this call makes it running
 	eni := *w.addInterface(w.subnetA).NetworkInterfaceId
 	far := *w.addInterface(w.subnetB).NetworkInterfaceId
 	for name, c := range map[string]struct {
@@ -129,7 +129,7 @@ func TestAttach(t *testing.T) {
 	want(t, "detaching again", w.detach(attachment, false), "InvalidAttachmentID.NotFound")
 	must(w.attach(eni, b, 1))(t)
 
-	// The end of an instance frees it; a primary interface goes with its instance.
+	// Termination frees an attached interface, and deletes the primary interface.
 	primary = *w.describe(b).NetworkInterfaces[0].NetworkInterfaceId
 	must(w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{b}}))(t)
 	if got := w.eni(eni); got.Status != types.NetworkInterfaceStatusAvailable || got.Attachment != nil {
@@ -175,7 +175,8 @@ func TestAttachingTakesTime(t *testing.T) {
 	}
 }
 
-// AttachNetworkInterface needs permission on both, and the tags of each are conditions on it alone.
+// TestAttachAsks checks that AttachNetworkInterface needs permission on both resources. The tags of each resource are
+// conditions only for that resource.
 func TestAttachAsks(t *testing.T) {
 	w := newVMWorld(t, nil)
 	id := *w.run(nil).InstanceId
@@ -217,7 +218,7 @@ func TestAttachAsks(t *testing.T) {
 	}
 }
 
-// What a service holds is in use, and nobody else's to change.
+// TestServiceInterface checks that an interface of a service is in use, and that callers cannot change it.
 func TestServiceInterface(t *testing.T) {
 	w := newVMWorld(t, nil)
 	w.lock.Lock()

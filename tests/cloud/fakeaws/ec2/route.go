@@ -7,19 +7,19 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// routeTable says where packets of its subnets go.
+// routeTable routes the packets of its subnets.
 type routeTable struct {
 	entity
 	vpc          string
-	routes       []route // without the local ones, which are the VPC's blocks
+	routes       []route // without local routes, which follow from the VPC's blocks
 	associations []tableAssociation
 }
 
-// tableAssociation makes a table the one of a subnet, or of the VPC: the main one.
+// tableAssociation associates a table with a subnet, a gateway, or the VPC as its main table.
 type tableAssociation struct {
 	id      string
 	subnet  string
-	gateway string // an internet gateway: routes of what comes in
+	gateway string // an internet gateway: routes of incoming traffic
 	main    bool
 }
 
@@ -248,7 +248,7 @@ func (s *Service) associateRouteTable(c *wire.Call) (any, error) {
 	return associationAnswer{ID: a.id, State: blockState{"associated"}}, nil
 }
 
-// association finds an association and its table.
+// association returns an association's table and its index there.
 func (s *Service) association(id string) (*routeTable, int) {
 	for _, t := range s.routeTables {
 		if at := slices.IndexFunc(t.associations, func(a tableAssociation) bool { return a.id == id }); at >= 0 {

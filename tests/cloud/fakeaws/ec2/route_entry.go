@@ -7,22 +7,22 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// route is one way out. It has one destination and one target.
+// route is one route. It has one destination and one target.
 type route struct {
-	block      netip.Prefix // not valid when the destination is a prefix list
+	block      netip.Prefix // invalid if the destination is a prefix list
 	prefixList string
 	target     target
 	local      bool   // to the VPC itself
 	origin     string // CreateRouteTable or CreateRoute
 }
 
-// target is where a route goes: one field is set. An instance is meant by its network interface, an endpoint's route
-// has it as gateway.
+// target is the target of a route. Exactly one field is set. An instance is represented by its network interface, and
+// an endpoint by gateway.
 type target struct {
 	gateway, egressOnly, nat, iface string
 }
 
-// maxRoutes is how many routes of an address family a table may have, by default.
+// maxRoutes is the default limit of routes per address family in a table.
 const maxRoutes = 500
 
 type routeXML struct {
@@ -39,8 +39,8 @@ type routeXML struct {
 	Origin        string `xml:"origin"`
 }
 
-// allRoutes are a table's routes: the local ones of the VPC's blocks, unless one of them was replaced, its own, and
-// those of gateway endpoints.
+// allRoutes returns all routes of a table: the local routes of the VPC's blocks unless they were replaced, the table's
+// own routes, and the routes of gateway endpoints.
 func (s *Service) allRoutes(t *routeTable) []route {
 	var all []route
 	v := s.vpcs[t.vpc]
@@ -83,7 +83,7 @@ func (s *Service) routeXML(r route) routeXML {
 	return out
 }
 
-// reaches tells whether a route's target is there. A route to something that is gone is a black hole.
+// reaches reports whether a route's target exists. A route to a target that does not exist is a black hole.
 func (s *Service) reaches(t target) bool {
 	switch {
 	case t.gateway != "" && s.endpoints[t.gateway] == nil:
@@ -100,7 +100,7 @@ func (s *Service) reaches(t target) bool {
 	return true
 }
 
-// routeInput is the parameters of CreateRoute and ReplaceRoute.
+// routeInput holds the parameters of CreateRoute and ReplaceRoute.
 type routeInput struct {
 	RouteTableID string `query:"RouteTableId"`
 	destinationInput
@@ -122,7 +122,7 @@ func (in destinationInput) given() string {
 	return in.DestinationCidrBlock + in.DestinationIpv6CidrBlock + in.DestinationPrefixListID
 }
 
-// destination reads which of the three destinations is meant.
+// destination reads the one destination of the three possible parameters.
 func (s *Service) destination(in destinationInput) (block netip.Prefix, prefixList string, err error) {
 	given := 0
 	for _, text := range []string{in.DestinationCidrBlock, in.DestinationIpv6CidrBlock, in.DestinationPrefixListID} {
@@ -161,8 +161,8 @@ func (s *Service) destination(in destinationInput) (block netip.Prefix, prefixLi
 	return block.Masked(), "", nil
 }
 
-// routeTarget checks that a route has one target, which is in the table's VPC and fits the destination's address
-// family.
+// routeTarget checks that a route has exactly one target, that the target is in the table's VPC, and that it fits the
+// destination's address family.
 func (s *Service) routeTarget(in routeInput, v *vpc, block netip.Prefix) (target, error) {
 	none := target{}
 	all := []string{in.GatewayID, in.EgressOnlyInternetGatewayID, in.NatGatewayID, in.NetworkInterfaceID, in.InstanceID,
@@ -232,7 +232,7 @@ func (s *Service) routeTarget(in routeInput, v *vpc, block netip.Prefix) (target
 	return target{iface: i.id}, nil
 }
 
-// indexRoute finds the route to a destination among a table's own.
+// indexRoute returns the index of the table's own route to a destination.
 func (t *routeTable) indexRoute(block netip.Prefix, prefixList string) int {
 	return slices.IndexFunc(t.routes, func(r route) bool { return r.block == block && r.prefixList == prefixList })
 }

@@ -24,7 +24,7 @@ func (w *vmWorld) addGateway() string {
 	return *id
 }
 
-// route is the route of a table to a destination, nil for none.
+// route returns a table's route to a destination, nil for none.
 func (w *vmWorld) route(table, destination string) *types.Route {
 	w.Helper()
 	out := must(w.client.DescribeRouteTables(w.Context(), &sdk.DescribeRouteTablesInput{
@@ -153,7 +153,7 @@ func TestRouteTableAssociations(t *testing.T) {
 	want(t, "an association that is gone", err, "InvalidAssociationID.NotFound")
 	must(w.client.DeleteRouteTable(ctx, &sdk.DeleteRouteTableInput{RouteTableId: &one}))(t)
 
-	// The main table is an association too: it is moved and never removed.
+	// The main table also has an association, which can be moved but not removed.
 	main := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{
 		Filters: append(by("association.main", "true"), by("vpc-id", w.vpc)...)}))(t).RouteTables[0]
 	association := main.Associations[0].RouteTableAssociationId

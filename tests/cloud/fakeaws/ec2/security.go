@@ -9,10 +9,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxGroupText is how long a group's name and its description may be.
+// maxGroupText is the maximum length of a group's name, and of its description.
 const maxGroupText = 255
 
-// securityGroup is a set of rules about what may come in and go out.
+// securityGroup is a set of rules for incoming and outgoing traffic.
 type securityGroup struct {
 	entity
 	vpc, name, description string
@@ -22,7 +22,7 @@ func (s *Service) groupContext(id string) policy.Context {
 	return policy.Context{"ec2:SecurityGroupID": {id}, "ec2:Vpc": {s.arn("vpc", s.groups[id].vpc)}}
 }
 
-// SecurityGroup is the VPC of a security group.
+// SecurityGroup returns the VPC of a security group.
 func (s *Service) SecurityGroup(id string) (vpc string, ok bool) {
 	g := s.groups[id]
 	if g == nil {
@@ -31,7 +31,7 @@ func (s *Service) SecurityGroup(id string) (vpc string, ok bool) {
 	return g.vpc, true
 }
 
-// newGroup makes a group that lets everything out.
+// newGroup makes a group that allows all outgoing traffic.
 func (s *Service) newGroup(v *vpc, name, description string) *securityGroup {
 	g := &securityGroup{entity: s.entity("sg"), vpc: v.id, name: name, description: description}
 	s.groups[g.id] = g
@@ -111,14 +111,14 @@ func (s *Service) createGroup(c *wire.Call) (any, error) {
 	}{true, g.id, s.ARN(g.id), s.tagList(g.id)}, nil
 }
 
-// descriptionCharacters are those that descriptions of groups and rules may have.
+// descriptionCharacters are the valid characters in descriptions of groups and rules.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
 const descriptionCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ._-:/()#,@[]+=&;{}!$*"
 
 func (s *Service) deleteGroup(c *wire.Call) (any, error) {
 	var in struct {
 		GroupID   string `query:"GroupId"`
-		GroupName string // names groups of a default VPC only, and there is none
+		GroupName string // names a group of the default VPC, which does not exist here
 	}
 	if err := c.Decode(&in); err != nil {
 		return nil, err
@@ -209,7 +209,7 @@ func (s *Service) describeGroups(c *wire.Call) (any, error) {
 	}{each(found, s.groupXML), next}, nil
 }
 
-// ruleFilters are the filters of groups by one of their rules.
+// ruleFilters returns the filters of groups by their rules.
 func (s *Service) ruleFilters(prefix string, egress bool) map[string]func(*securityGroup) []string {
 	of := func(value func(ruleXML) string) func(*securityGroup) []string {
 		return func(g *securityGroup) []string {

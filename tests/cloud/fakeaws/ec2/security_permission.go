@@ -6,7 +6,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// permissionInput is an IpPermission of a request: several rules with one protocol and one range of ports.
+// permissionInput is an IpPermission of a request: several rules with the same protocol and port range.
 type permissionInput struct {
 	IPProtocol       string `query:"IpProtocol"`
 	FromPort, ToPort *int
@@ -30,10 +30,10 @@ type permissionInput struct {
 	} `query:"PrefixListIds"`
 }
 
-// permissionsInput is what authorizing and revoking have in common: permissions, or one rule in the old way.
+// permissionsInput holds the common parameters of authorizing and revoking: permissions, or one rule in the older form.
 type permissionsInput struct {
 	GroupID          string            `query:"GroupId"`
-	GroupName        string            // of a group in a default VPC, which there is not
+	GroupName        string            // a group of the default VPC, which does not exist here
 	IPPermissions    []permissionInput `query:"IpPermissions"`
 	IPProtocol       string            `query:"IpProtocol"`
 	FromPort, ToPort *int
@@ -108,13 +108,13 @@ func (in permissionInput) rules(egress bool, account string) ([]securityRule, er
 	for _, x := range in.PrefixListIDs {
 		add(x.Description, func(r *securityRule) { r.prefixList = x.PrefixListID })
 	}
-	if len(rules) == 0 { // without a peer: refused with its own message
+	if len(rules) == 0 { // no peer: refused later with its own message
 		rules = append(rules, base)
 	}
 	return rules, nil
 }
 
-// groupOf authorizes a call on rules of a group, and finds the group.
+// groupOf authorizes a call on a group's rules and returns the group.
 func (s *Service) groupOf(c *wire.Call, in permissionsInput) (*securityGroup, error) {
 	if in.GroupID == "" {
 		if err := s.allowAny(c, c.Action); err != nil {
@@ -174,7 +174,7 @@ func (s *Service) authorizeRules(egress bool) wire.Handler {
 	}
 }
 
-// named finds the rules of a group that a request names by their IDs or by what they say. What it does not find is
+// named returns the rules of a group that a request names by ID or by content. A rule that does not exist is
 // InvalidPermission.NotFound, as in every VPC that is not the default one.
 func (s *Service) named(g *securityGroup, egress bool, ids []string, wanted []securityRule) ([]*securityRule, error) {
 	if len(ids)+len(wanted) == 0 {
@@ -283,7 +283,7 @@ type permissionXML struct {
 	PrefixLists []prefixListRefXML `xml:"prefixListIds>item"`
 }
 
-// permissions are a group's rules in the old form: one permission for each protocol and range of ports.
+// permissions returns a group's rules in the older form: one permission for each protocol and port range.
 func (s *Service) permissions(g *securityGroup, egress bool) []permissionXML {
 	type key struct {
 		protocol string

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxRules is how many rules for each direction a group may have.
+// maxRules is the limit of rules of a group per direction.
 const maxRules = 60
 
 var (
@@ -17,13 +17,13 @@ var (
 	anyIPv6 = netip.MustParsePrefix("::/0")
 )
 
-// securityRule allows traffic of one protocol with one peer: a block, a prefix list or the members of a group.
+// securityRule allows traffic of one protocol with one peer: a CIDR block, a prefix list, or the members of a group.
 type securityRule struct {
 	entity
-	owner       string // the group whose rule it is
+	owner       string // ID of its group
 	egress      bool
 	protocol    string // tcp, udp, icmp, icmpv6, a number, or -1 for all
-	from, to    int    // ports, or type and code of ICMP; -1: all
+	from, to    int    // ports, or type and code of ICMP; -1 means all
 	block       netip.Prefix
 	prefixList  string
 	group       string
@@ -31,7 +31,7 @@ type securityRule struct {
 	description string
 }
 
-// peer is what makes two rules the same, besides the group and the direction.
+// same reports whether two rules allow the same traffic, regardless of their groups and descriptions.
 func (r *securityRule) same(o *securityRule) bool {
 	return r.egress == o.egress && r.protocol == o.protocol && r.from == o.from && r.to == o.to && r.block == o.block &&
 		r.prefixList == o.prefixList && r.group == o.group
@@ -51,7 +51,7 @@ func (s *Service) addRule(g *securityGroup, r securityRule) *securityRule {
 	return &r
 }
 
-// rulesOf are a group's rules of a direction, in the order in which they were made.
+// rulesOf returns a group's rules of one direction, in the order of their creation.
 func (s *Service) rulesOf(group string, egress bool) []*securityRule {
 	return slices.DeleteFunc(sorted(s.groupRules), func(r *securityRule) bool {
 		return r.owner != group || r.egress != egress
@@ -133,7 +133,7 @@ func (s *Service) describeRules(c *wire.Call) (any, error) {
 	}{each(found, s.ruleXML), next}, nil
 }
 
-// protocol is a protocol's name as AWS tells it.
+// protocol returns a protocol's name as AWS reports it.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IpPermission.html
 func protocol(text string) (string, error) {
 	text = strings.ToLower(text)
@@ -150,7 +150,7 @@ func protocol(text string) (string, error) {
 	return "", failf("InvalidParameterValue", "Invalid value '%s' for IP protocol. Unknown protocol.", text)
 }
 
-// ports checks a rule's range for its protocol.
+// ports checks a rule's port range for its protocol.
 func ports(protocol string, from, to *int) (int, int, error) {
 	switch protocol {
 	case "tcp", "udp":
@@ -184,10 +184,10 @@ func ports(protocol string, from, to *int) (int, int, error) {
 		}
 		return f, t, nil
 	}
-	return -1, -1, nil // other protocols have no ports, and what is given is ignored
+	return -1, -1, nil // other protocols have no ports, so AWS ignores the range
 }
 
-// blockOf reads a rule's address block.
+// blockOf reads a rule's CIDR block.
 func blockOf(text string, six bool) (netip.Prefix, error) {
 	block, err := netip.ParsePrefix(text)
 	if err != nil || block.Addr().Is6() != six || block.Addr().Is4In6() {
@@ -196,7 +196,7 @@ func blockOf(text string, six bool) (netip.Prefix, error) {
 	return block.Masked(), nil
 }
 
-// newRules checks rules that shall be added to a group.
+// newRules checks rules that are added to a group.
 func (s *Service) newRules(g *securityGroup, rules []securityRule) error {
 	if len(rules) == 0 {
 		return missing("ipPermissions")
@@ -225,7 +225,7 @@ func (s *Service) newRules(g *securityGroup, rules []securityRule) error {
 	return nil
 }
 
-// checkPeer checks that a rule has one peer that exists, and that its description may stand.
+// checkPeer checks that a rule has exactly one peer, that the peer exists, and that the description is valid.
 func (s *Service) checkPeer(r securityRule) error {
 	switch {
 	case r.group != "" && s.groups[r.group] == nil:

@@ -146,7 +146,7 @@ func TestRules(t *testing.T) {
 	want(t, "one more", w.authorize(tcp(1, "10.0.0.0/8")), "RulesPerSecurityGroupLimitExceeded")
 }
 
-// One permission of the old form holds all peers of a protocol and its ports.
+// TestPermissions also checks that one permission of the older form holds all peers of a protocol and port range.
 func TestPermissions(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()

@@ -4,7 +4,8 @@ import (
 	"time"
 )
 
-// spotRequest is the request behind a spot instance. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
+// spotRequest is the spot request of an instance.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
 type spotRequest struct {
 	entity
 	instance   *instance
@@ -59,8 +60,8 @@ func (s *Service) setSpot(r *spotRequest, state, code string) {
 	r.state, r.statusCode, r.updated = state, code, s.cfg.Now()
 }
 
-// spotEnded records an instance's end in its request: a one-time request is closed; a persistent one too, as this cloud
-// does not fill it again.
+// spotEnded records an instance's end in its spot request. The request is closed, even a persistent one, because this
+// cloud does not fulfill a request again.
 func (s *Service) spotEnded(i *instance) {
 	r := i.spot
 	if r == nil || r.state == "closed" || r.state == "cancelled" {

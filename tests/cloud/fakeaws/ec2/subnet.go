@@ -14,7 +14,7 @@ import (
 type subnet struct {
 	entity
 	vpc, zone string
-	block     netip.Prefix // not valid in an IPv6-only subnet
+	block     netip.Prefix // invalid in an IPv6-only subnet
 	blocks6   []cidrBlock  // at most one
 	native    bool         // IPv6-only
 
@@ -25,7 +25,7 @@ type subnet struct {
 	nameA        bool
 	nameAAAA     bool
 
-	next netip.Addr // where the search for a free IPv4 address goes on: freed addresses are not given again at once
+	next netip.Addr // start of the next search for a free IPv4 address, so that freed addresses are not reused immediately
 }
 
 func (s *Service) subnetContext(id string) policy.Context {
@@ -33,17 +33,17 @@ func (s *Service) subnetContext(id string) policy.Context {
 	return policy.Context{"ec2:SubnetID": {id}, "ec2:AvailabilityZone": {n.zone}, "ec2:Vpc": {s.arn("vpc", n.vpc)}}
 }
 
-// SubnetView is what other services see of a subnet.
+// SubnetView is the view of a subnet for other services.
 type SubnetView struct {
 	ID, VPC, Zone string
-	IPv4, IPv6    netip.Prefix // not valid where the subnet has none
+	IPv4, IPv6    netip.Prefix // invalid if the subnet has none
 	Native        bool         // IPv6-only
 	MapPublic     bool
 	HostnameType  string // ip-name or resource-name
-	Free          int    // IPv4 addresses
+	Free          int    // number of free IPv4 addresses
 }
 
-// Subnet shows a subnet.
+// Subnet returns a subnet.
 func (s *Service) Subnet(id string) (SubnetView, bool) {
 	n := s.subnets[id]
 	if n == nil {
@@ -60,7 +60,7 @@ func (s *Service) Subnet(id string) (SubnetView, bool) {
 	return view, true
 }
 
-// SubnetZone is the zone of a subnet.
+// SubnetZone returns the zone of a subnet.
 func (s *Service) SubnetZone(id string) (zone string, ok bool) {
 	view, ok := s.Subnet(id)
 	return view.Zone, ok
@@ -119,7 +119,7 @@ func (s *Service) createSubnet(c *wire.Call) (any, error) {
 	case !in.Ipv6Native && in.CidrBlock == "":
 		return nil, failf("MissingParameter", "Either 'cidrBlock' or 'ipv4IpamPoolId' should be provided.")
 	case in.Ipv6Native:
-		// The names of instances without IPv4 are made of their IDs.
+		// Names of instances without IPv4 are derived from their IDs.
 		n.hostnameType, n.nameAAAA = "resource-name", true
 	default:
 		if n.block, err = s.subnetBlock(v, in.CidrBlock); err != nil {
@@ -142,7 +142,7 @@ func (s *Service) createSubnet(c *wire.Call) (any, error) {
 	}{s.subnetXML(n)}, nil
 }
 
-// subnetZone is the zone that is asked for by name or ID, or one chosen by AWS.
+// subnetZone returns the zone that a request names by name or ID, or one that AWS chooses.
 func (s *Service) subnetZone(name, id string) (string, error) {
 	if name != "" && id != "" {
 		return "",
@@ -163,7 +163,8 @@ func (s *Service) subnetZone(name, id string) (string, error) {
 				"availability zones: %s.", name, strings.Join(s.cfg.Zones, ", "))
 }
 
-// subnetBlock reads the IPv4 block of a new subnet: inside one of the VPC's, /16 to /28, and free.
+// subnetBlock reads the IPv4 block of a new subnet. The block must be inside a block of the VPC, have a length of /16
+// to /28, and be free.
 func (s *Service) subnetBlock(v *vpc, text string) (netip.Prefix, error) {
 	block, err := netip.ParsePrefix(text)
 	if err != nil || !block.Addr().Is4() {
@@ -181,7 +182,7 @@ func (s *Service) subnetBlock(v *vpc, text string) (netip.Prefix, error) {
 	return block, nil
 }
 
-// subnetBlock6 reads an IPv6 block of a subnet: /44 to /64 in steps of four.
+// subnetBlock6 reads an IPv6 block of a subnet. Its length must be /44 to /64 in steps of four.
 func (s *Service) subnetBlock6(v *vpc, text string) (netip.Prefix, error) {
 	block, err := netip.ParsePrefix(text)
 	if err != nil || !block.Addr().Is6() || block.Addr().Is4In6() {
@@ -347,5 +348,5 @@ func (s *Service) describeSubnets(c *wire.Call) (any, error) {
 	}{each(found, s.subnetXML), next}, nil
 }
 
-// flag is a boolean as filters write it.
+// flag formats a boolean for filters.
 func flag(b bool) []string { return []string{strconv.FormatBool(b)} }

@@ -5,11 +5,11 @@ import (
 	"net/netip"
 )
 
-// reserved is how many addresses of an IPv4 block cannot be used: the first four and the last.
+// reserved is the number of unusable addresses of an IPv4 block: the first four and the last.
 // https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html
 const reserved = 5
 
-// freeCount is how many IPv4 addresses can still be used: none in an IPv6-only subnet.
+// freeCount returns the number of free IPv4 addresses. It is zero in an IPv6-only subnet.
 func (s *Service) freeCount(n *subnet) int {
 	if !n.block.IsValid() {
 		return 0
@@ -23,7 +23,7 @@ func (s *Service) freeCount(n *subnet) int {
 	return free
 }
 
-// taken are the addresses of a subnet's interfaces.
+// taken returns the addresses of a subnet's interfaces.
 func (s *Service) taken(n *subnet) map[netip.Addr]bool {
 	taken := map[netip.Addr]bool{}
 	for _, i := range s.interfaces {
@@ -40,7 +40,7 @@ func (s *Service) taken(n *subnet) map[netip.Addr]bool {
 	return taken
 }
 
-// isReserved tells whether an address of the block is one of AWS's own.
+// isReserved reports whether AWS reserves an address of the block.
 func isReserved(block netip.Prefix, a netip.Addr) bool {
 	if a == last(block) {
 		return true
@@ -60,11 +60,11 @@ func last(block netip.Prefix) netip.Addr {
 	for bit := block.Bits(); bit < len(b)*8; bit++ {
 		b[bit/8] |= 0x80 >> (bit % 8)
 	}
-	a, _ := netip.AddrFromSlice(b) // as long as an address is
+	a, _ := netip.AddrFromSlice(b) // b has the length of an address
 	return a
 }
 
-// choose takes a free IPv4 address and marks it in taken.
+// choose returns a free IPv4 address and marks it in taken.
 func (n *subnet) choose(taken map[netip.Addr]bool) (netip.Addr, error) {
 	if !n.block.IsValid() {
 		return netip.Addr{}, failf("InvalidParameterValue", "The IPv6-only subnet '%s' has no IPv4 addresses", n.id)
@@ -87,7 +87,7 @@ func (n *subnet) choose(taken map[netip.Addr]bool) (netip.Addr, error) {
 			"The specified subnet does not have enough free addresses to satisfy the request.")
 }
 
-// choose6 takes a free IPv6 address, at random as AWS does, and marks it in taken.
+// choose6 returns a random free IPv6 address, as AWS does, and marks it in taken.
 func (n *subnet) choose6(taken map[netip.Addr]bool) (netip.Addr, error) {
 	if len(n.blocks6) == 0 {
 		return netip.Addr{}, failf("InvalidParameterValue", "The subnet '%s' has no IPv6 CIDR block", n.id)
@@ -97,7 +97,7 @@ func (n *subnet) choose6(taken map[netip.Addr]bool) (netip.Addr, error) {
 		b := block.Addr().As16()
 		var host [8]byte
 		random(host[:])
-		binary.BigEndian.PutUint64(b[8:], binary.BigEndian.Uint64(host[:])&0x0000ffffffffffff) // blocks are /64 at most
+		binary.BigEndian.PutUint64(b[8:], binary.BigEndian.Uint64(host[:])&0x0000ffffffffffff) // a block's prefix is at most 64 bits long
 		if a := netip.AddrFrom16(b); !taken[a] && !isReserved(block, a) {
 			taken[a] = true
 			return a, nil
@@ -105,7 +105,7 @@ func (n *subnet) choose6(taken map[netip.Addr]bool) (netip.Addr, error) {
 	}
 }
 
-// claim checks an address that a caller wants, and marks it in taken.
+// claim checks an address that a caller requests, and marks it in taken.
 func (n *subnet) claim(a netip.Addr, taken map[netip.Addr]bool) error {
 	block := n.block
 	if a.Is6() {
@@ -126,7 +126,7 @@ func (n *subnet) claim(a netip.Addr, taken map[netip.Addr]bool) error {
 	return nil
 }
 
-// parseAddress reads an address of a parameter: IPv4, or IPv6 when six.
+// parseAddress reads the address in a parameter: IPv4, or IPv6 if six.
 func parseAddress(parameter, text string, six bool) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Is6() != six || a.Is4In6() || a.Zone() != "" {

@@ -9,7 +9,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// block6 is the VPC's IPv6 block with another last group and length.
+// block6 returns the VPC's IPv6 block with another last group and length.
 func (w *vmWorld) block6(n byte, bits int) string {
 	w.Helper()
 	v := must(w.client.DescribeVpcs(w.Context(), &sdk.DescribeVpcsInput{VpcIds: []string{w.vpc}}))(w.T).Vpcs[0]
@@ -69,7 +69,7 @@ func TestSubnetBlocks(t *testing.T) {
 	}
 }
 
-// A /28 has sixteen addresses and AWS keeps five.
+// TestSubnetRoom checks that a /28 has 16 addresses, of which AWS reserves 5.
 func TestSubnetRoom(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
@@ -156,7 +156,7 @@ func TestIPv6Subnet(t *testing.T) {
 		Ipv6AddressCount: aws.Int32(1)})
 	want(t, "an IPv6 address in an IPv4 subnet", err, "InvalidParameterValue")
 
-	// Dual stack, an address of one's own, and one more afterwards.
+	// Dual stack with a requested address, and another address added later.
 	dual := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.40.0/24"),
 		Ipv6CidrBlock: aws.String(w.block6(6, 64))}))(t).Subnet
 	own := netip.MustParsePrefix(w.block6(6, 64)).Addr().Next().Next().Next().Next().Next().String()
@@ -167,7 +167,7 @@ func TestIPv6Subnet(t *testing.T) {
 		!*eni.Ipv6Addresses[0].IsPrimaryIpv6 {
 		t.Errorf("the dual-stack interface: %+v", eni)
 	}
-	specific.ClientToken = nil // the SDK has put one in
+	specific.ClientToken = nil // the SDK has set one
 	_, err = w.client.CreateNetworkInterface(ctx, specific)
 	want(t, "a taken IPv6 address", err, "InvalidIPAddress.InUse")
 }
@@ -235,7 +235,7 @@ func TestDeleteSubnet(t *testing.T) {
 	id := *w.run(nil).InstanceId
 	want(t, "a subnet with an instance", gone(), "DependencyViolation")
 	must(w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
-	// Nobody has looked at the instance since: what is due by the clock happens for network calls, too.
+	// No call has observed the instance since: network calls also apply what is due.
 	want(t, "a subnet whose instance is gone", gone(), "")
 	want(t, "a subnet that is gone", gone(), "InvalidSubnetID.NotFound")
 	if left := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{RouteTableIds: []string{*table}}))(

@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// The limits of https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+// Limits of tags.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 const (
 	maxTags     = 50
 	maxTagKey   = 128
@@ -22,13 +23,13 @@ type Tag struct {
 	Value string `xml:"value"`
 }
 
-// TagSpecification carries the tags of things that a call creates.
+// TagSpecification holds the tags of resources that a call creates.
 type TagSpecification struct {
 	ResourceType string
 	Tag          []Tag
 }
 
-// Tags are the tags of a resource, never nil. The map is a copy.
+// Tags returns a copy of a resource's tags. The map is never nil.
 func (s *Service) Tags(id string) map[string]string {
 	tags := maps.Clone(s.tags[id])
 	if tags == nil {
@@ -37,7 +38,7 @@ func (s *Service) Tags(id string) map[string]string {
 	return tags
 }
 
-// SetTags adds tags to a resource without AWS's checks: other services set keys that begin with "aws:".
+// SetTags adds tags to a resource without AWS's checks, because other services set keys that begin with "aws:".
 func (s *Service) SetTags(id string, tags map[string]string) {
 	if len(tags) == 0 {
 		return
@@ -48,13 +49,13 @@ func (s *Service) SetTags(id string, tags map[string]string) {
 	maps.Copy(s.tags[id], tags)
 }
 
-// setTags replaces the tags of a resource: none when it is gone.
+// setTags replaces the tags of a resource. An empty map removes them all.
 func (s *Service) setTags(id string, tags map[string]string) {
 	delete(s.tags, id)
 	s.SetTags(id, tags)
 }
 
-// tagList is the tags of a resource as answers list them.
+// tagList returns the tags of a resource as answers list them.
 func (s *Service) tagList(id string) []Tag { return listTags(s.tags[id]) }
 
 func listTags(tags map[string]string) []Tag {
@@ -65,8 +66,8 @@ func listTags(tags map[string]string) []Tag {
 	return list
 }
 
-// specified are the tags that a call gives to new resources of a type. Specifications of types outside allowed are
-// refused: the call creates no such thing.
+// specified returns the tags that a call gives to new resources of a type. A specification of a type outside allowed is
+// an error, because the call creates no such resource.
 func specified(specs []TagSpecification, resourceType string, allowed ...string) (map[string]string, error) {
 	tags := map[string]string{}
 	for _, spec := range specs {
@@ -190,11 +191,11 @@ func (s *Service) deleteTags(c *wire.Call) (any, error) {
 		}
 	}
 	for _, id := range in.ResourceId {
-		if len(in.Tag) == 0 { // without keys all tags go, but those of AWS
+		if len(in.Tag) == 0 { // without keys, all tags except AWS's own are removed
 			maps.DeleteFunc(s.tags[id], func(key, _ string) bool { return !strings.HasPrefix(key, "aws:") })
 		}
 		for _, tag := range in.Tag {
-			// With a value, even an empty one, the tag goes only when it has it.
+			// With a value, even an empty one, the tag is removed only if it has that value.
 			if value, has := s.tags[id][tag.Key]; has && (tag.Value == nil || *tag.Value == value) {
 				delete(s.tags[id], tag.Key)
 			}

@@ -58,7 +58,7 @@ func TestTags(t *testing.T) {
 		"long key":     {[]types.Tag{tag(strings.Repeat("ä", 129), "")}, "InvalidParameterValue"},
 		"long value":   {[]types.Tag{tag("k", strings.Repeat("v", 257))}, "InvalidParameterValue"},
 		"same twice":   {[]types.Tag{tag("k", "1"), tag("k", "2")}, "InvalidParameterValue"},
-		"one too many": {many, "TagLimitExceeded"}, // 3 and 48, AWS's own not counted
+		"one too many": {many, "TagLimitExceeded"}, // 3 and 48, without AWS's own tags
 	} {
 		if got := code(t, create(c.tags...)); got != c.want {
 			t.Errorf("%s: %s", name, got)
@@ -103,7 +103,7 @@ func TestTags(t *testing.T) {
 	check("gone with the gateway", map[string]string{})
 }
 
-// What is created with tags needs ec2:CreateTags besides, with ec2:CreateAction saying for what.
+// TestTagOnCreateAsks checks that creation with tags also needs ec2:CreateTags, with the operation in ec2:CreateAction.
 func TestTagOnCreateAsks(t *testing.T) {
 	w := newVMWorld(t, nil)
 	in := &sdk.CreateVpcInput{CidrBlock: aws.String("10.9.0.0/16"), TagSpecifications: []types.TagSpecification{

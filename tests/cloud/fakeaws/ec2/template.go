@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// template is a launch template: numbered versions, none of which ever changes.
+// template is a launch template: a list of numbered, immutable versions.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-launch-templates.html
 type template struct {
 	entity
@@ -17,7 +17,7 @@ type template struct {
 	createdBy      string
 	token          string
 	defaultVersion int64
-	latest         int64 // the highest number ever given
+	latest         int64 // the highest number so far, even if deleted
 	versions       map[int64]*templateVersion
 }
 
@@ -30,14 +30,14 @@ type templateVersion struct {
 	data        templateData
 }
 
-// TemplateRef names a launch template by ID or name, and a version: a number, "$Latest", or "$Default" (also "").
+// TemplateRef names a launch template by ID or name, and a version: a number, "$Latest", or "$Default" (or "").
 type TemplateRef struct {
 	ID, Name, Version string
 }
 
 var templateName = regexp.MustCompile(`^[a-zA-Z0-9().\-/_]{3,128}$`)
 
-// template finds one by ID or name: exactly one of the two is given.
+// template returns a template by ID or name. Exactly one of the two must be set.
 func (s *Service) template(id, name string) (*template, error) {
 	switch {
 	case id != "" && name != "":
@@ -67,7 +67,7 @@ func (s *Service) template(id, name string) (*template, error) {
 		"The specified launch template, with template name %s, does not exist.", name)
 }
 
-// version finds one by number or alias.
+// version returns a version by number or alias.
 func (t *template) version(v string) (*templateVersion, error) {
 	n := t.defaultVersion
 	switch v {
@@ -191,7 +191,7 @@ func (s *Service) createLaunchTemplate(c *wire.Call) (any, error) {
 	return launchTemplateOutput{s.templateXML(t)}, nil
 }
 
-// checkTemplateData refuses what AWS refuses before a launch.
+// checkTemplateData refuses what AWS refuses when a template is made, before any launch.
 func checkTemplateData(d *templateData, description string) error {
 	if d == nil {
 		return missing("LaunchTemplateData")
@@ -240,7 +240,8 @@ func (s *Service) createLaunchTemplateVersion(c *wire.Call) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		// What the request names replaces the source's: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateLaunchTemplateVersion.html
+		// Fields of the request replace those of the source version.
+		// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateLaunchTemplateVersion.html
 		data = replaceFields(source.data, data)
 	}
 	if err := dryRun(in.DryRun); err != nil {

@@ -1,7 +1,7 @@
 package ec2
 
-// launchData is what RunInstances and a launch template have in common. One structure is read from the query of both
-// and written into the answer about a template, so nothing that was stored can be told differently.
+// launchData holds the common parameters of RunInstances and launch templates. The same structure is decoded from both
+// requests and encoded into answers about templates, so an answer cannot differ from what was stored.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RequestLaunchTemplateData.html
 type launchData struct {
 	BlockDeviceMapping                []blockDevice          `query:"BlockDeviceMapping" xml:"blockDeviceMappingSet>item"`
@@ -34,7 +34,7 @@ type launchData struct {
 	UserData                          *string                `xml:"userData"`
 }
 
-// templateData is a launch template's content.
+// templateData is the content of a launch template.
 type templateData struct {
 	launchData
 	InstanceRequirements *instanceRequirements `xml:"instanceRequirements"`
@@ -198,13 +198,14 @@ type nameOptions struct {
 	HostnameType                    *string `xml:"hostnameType"`
 }
 
-// launchTags are the tags of the resources of one type that a launch makes.
+// launchTags holds the tags of the resources of one type that a launch creates.
 type launchTags struct {
 	ResourceType string `xml:"resourceType"`
 	Tag          []Tag  `xml:"tagSet>item"`
 }
 
-// instanceRequirements is attribute-based selection of types: stored and told; a launch that needs it is refused.
+// instanceRequirements is the attribute-based selection of types. It is stored and described, but a launch that needs
+// it is refused.
 type instanceRequirements struct {
 	AcceleratorCount                               *numberRange    `xml:"acceleratorCount"`
 	AcceleratorManufacturer                        []string        `query:"AcceleratorManufacturer" xml:"acceleratorManufacturerSet>item"`
@@ -237,7 +238,7 @@ type numberRange struct {
 	Min *int32 `xml:"min"`
 }
 
-// fractionsRange keeps the texts of floating-point numbers.
+// fractionsRange keeps floating-point numbers as text.
 type fractionsRange struct {
 	Max *string `xml:"max"`
 	Min *string `xml:"min"`

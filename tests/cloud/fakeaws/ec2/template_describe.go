@@ -66,7 +66,7 @@ func (s *Service) describeLaunchTemplates(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// templatePage cuts a page: these operations take 1 to 200 results, others 5 to 1000.
+// templatePage cuts a page out of a list. These operations accept 1 to 200 results, others 5 to 1000.
 func templatePage[T any](items []T, maxResults int, token string) ([]T, string, error) {
 	if maxResults < 0 || maxResults > 200 {
 		return nil, "", failf("InvalidMaxResults", "The value for MaxResults must be between 1 and 200")
@@ -78,7 +78,7 @@ func templatePage[T any](items []T, maxResults int, token string) ([]T, string, 
 	return page, next, nil
 }
 
-// all are the resources that pass the filters, in the order of their creation.
+// all returns the resources that pass the filters, in the order of their creation.
 func all[T resource](s *Service, table map[string]T, filters []Filter, values map[string]func(T) []string) ([]T,
 	error) {
 	var found []T
@@ -108,7 +108,7 @@ type describeLaunchTemplateVersionsInput struct {
 	Version            []string `query:"LaunchTemplateVersion"`
 }
 
-// templateVersionPair is a version and what it is a version of.
+// templateVersionPair is a version and its template.
 type templateVersionPair struct {
 	template *template
 	version  *templateVersion
@@ -149,11 +149,11 @@ func (s *Service) describeLaunchTemplateVersions(c *wire.Call) (any, error) {
 	}{page, next}, nil
 }
 
-// selectVersions are the versions that the request's other parameters than its filters name, the newest of each
+// selectVersions returns the versions that match the request's parameters other than the filters, the newest of each
 // template first.
 func (s *Service) selectVersions(in describeLaunchTemplateVersionsInput) ([]templateVersionPair, error) {
 	if in.LaunchTemplateID == "" && in.LaunchTemplateName == "" {
-		// Across the account only the aliases can be asked for.
+		// Without a template, a request may only use the aliases $Latest and $Default.
 		if len(in.Version) == 0 || slices.ContainsFunc(in.Version, func(v string) bool {
 			return v != "$Latest" && v != "$Default"
 		}) {
@@ -216,7 +216,8 @@ func boundary(parameter, text string, otherwise int64) (int64, error) {
 	return n, nil
 }
 
-// versionFilter are the filters of DescribeLaunchTemplateVersions.
+// versionFilter returns a version's values for a filter of DescribeLaunchTemplateVersions, and whether the filter
+// exists.
 func versionFilter(p templateVersionPair, name string) ([]string, bool) {
 	d := p.version.data
 	var v string

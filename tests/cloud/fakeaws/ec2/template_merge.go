@@ -2,13 +2,13 @@ package ec2
 
 import "reflect"
 
-// replaceFields takes each field that over has from it, the others from base.
+// replaceFields returns base with each field that is set in over.
 func replaceFields[T any](base, over T) T {
 	replaceIn(reflect.ValueOf(&base).Elem(), reflect.ValueOf(over), false)
 	return base
 }
 
-// overlayFields is replaceFields in place, and joins structures that both have field by field.
+// overlayFields is like replaceFields, but changes base in place and merges structures that both have, field by field.
 func overlayFields(base *launchData, over launchData) {
 	replaceIn(reflect.ValueOf(base).Elem(), reflect.ValueOf(over), true)
 }
@@ -22,7 +22,7 @@ func replaceIn(into, from reflect.Value, deep bool) {
 		case b.IsZero():
 		case deep && b.Kind() == reflect.Pointer && b.Elem().Kind() == reflect.Struct && !a.IsNil():
 			joined := reflect.New(a.Elem().Type())
-			joined.Elem().Set(a.Elem()) // the template's own stays as it is
+			joined.Elem().Set(a.Elem()) // a copy, so that the template does not change
 			replaceIn(joined.Elem(), b.Elem(), deep)
 			a.Set(joined)
 		default:

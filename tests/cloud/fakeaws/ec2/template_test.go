@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// fullTemplate says everything that aws_launch_template of hashicorp/aws 5.100 can say.
+// fullTemplate returns every setting that aws_launch_template of hashicorp/aws 5.100 supports.
 func fullTemplate() *types.RequestLaunchTemplateData {
 	return &types.RequestLaunchTemplateData{
 		BlockDeviceMappings: []types.LaunchTemplateBlockDeviceMappingRequest{
@@ -107,7 +107,7 @@ func fullTemplate() *types.RequestLaunchTemplateData {
 	}
 }
 
-// What a template was told it tells again, field by field.
+// TestTemplateTellsWhatItWasTold checks that a template's description repeats its data, field by field.
 func TestTemplateTellsWhatItWasTold(t *testing.T) {
 	w := newVMWorld(t, nil)
 	request := fullTemplate()
@@ -132,7 +132,7 @@ func TestTemplateTellsWhatItWasTold(t *testing.T) {
 	}
 }
 
-// plainly turns the SDK's structures into maps: requests and answers have types of their own with the same fields.
+// plainly converts the SDK's structures to maps, because requests and answers use different types with the same fields.
 func plainly(v reflect.Value) any {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -243,7 +243,7 @@ func TestTemplateVersions(t *testing.T) {
 
 func failure[V any](_ V, err error) error { return err }
 
-// A request wins over the template it names, structure by structure.
+// TestRequestOverTemplate checks that a request takes precedence over its template, structure by structure.
 func TestRequestOverTemplate(t *testing.T) {
 	w := newVMWorld(t, nil)
 	id := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String(
@@ -297,7 +297,7 @@ func TestRequestOverTemplate(t *testing.T) {
 	if diff := cmp.Diff(map[string]int32{"/dev/xvda": 10, "/dev/sdb": 12}, sizes); diff != "" {
 		t.Errorf("volumes (-want +got):\n%s", diff)
 	}
-	// The template itself is as it was.
+	// The template itself is unchanged.
 	version := must(w.client.DescribeLaunchTemplateVersions(t.Context(),
 		&sdk.DescribeLaunchTemplateVersionsInput{LaunchTemplateId: id}))(t).LaunchTemplateVersions[0]
 	if *version.LaunchTemplateData.MetadataOptions.HttpPutResponseHopLimit != 1 ||

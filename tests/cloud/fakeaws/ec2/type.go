@@ -2,27 +2,28 @@ package ec2
 
 import ()
 
-// Architectures as EC2 names them.
+// Names of architectures in EC2.
 const (
 	archAMD64 = "x86_64"
 	archARM64 = "arm64"
 )
 
-// instanceType is one row of the table of types: https://docs.aws.amazon.com/ec2/latest/instancetypes/
+// instanceType is one row of the table of instance types.
+// https://docs.aws.amazon.com/ec2/latest/instancetypes/
 type instanceType struct {
-	name         string // m7g.large
-	family       string // m7g
+	name         string // such as m7g.large
+	family       string // such as m7g
 	arch         string
 	manufacturer string
 	clock        float64 // GHz, sustained
 	vcpus        int
-	threads      int // per core
+	threads      int // threads per core
 	memory       int // MiB
-	interfaces   int // network interfaces that fit
-	addresses    int // IPv4 (and IPv6) addresses on each
+	interfaces   int // maximum number of network interfaces
+	addresses    int // maximum IPv4 (and IPv6) addresses per interface
 	burstable    bool
-	hypervisor   string // nitro; xen before it
-	network      string // performance, in AWS's words
+	hypervisor   string // nitro, or xen for older types
+	network      string // network performance, in AWS's words
 }
 
 // size is one of a family's sizes.
@@ -31,24 +32,25 @@ type size struct {
 	vcpus, mib, interfaces, addresses int
 }
 
-// burstableSizes are those of the T families.
+// burstableSizes are the sizes of the T families.
 var burstableSizes = []size{
 	{"nano", 2, 512, 2, 2}, {"micro", 2, 1024, 2, 2}, {"small", 2, 2048, 3, 4}, {"medium", 2, 4096, 3, 6},
 	{"large", 2, 8192, 3, 12}, {"xlarge", 4, 16384, 4, 15}, {"2xlarge", 8, 32768, 4, 15},
 }
 
-// steadySizes are those of the M, C and R families since the fifth generation; memory follows from the family.
+// steadySizes are the sizes of the M, C and R families since the fifth generation. Their memory follows from the
+// family.
 var steadySizes = []size{
 	{"medium", 1, 0, 2, 4}, {"large", 2, 0, 3, 10}, {"xlarge", 4, 0, 4, 15}, {"2xlarge", 8, 0, 4, 15},
 	{"4xlarge", 16, 0, 8, 30},
 	{"8xlarge", 32, 0, 8, 30}, {"12xlarge", 48, 0, 8, 30}, {"16xlarge", 64, 0, 15, 50}, {"24xlarge", 96, 0, 15, 50},
 }
 
-// family is a row that sizes are multiplied by.
+// family is an instance family. The table has a type for each of its sizes.
 type family struct {
 	name, manufacturer string
 	clock              float64
-	perVCPU            int // MiB of memory; 0: burstable, the sizes say
+	perVCPU            int // MiB of memory; 0: a burstable family, with memory per size
 }
 
 var families = []family{
@@ -62,7 +64,7 @@ var families = []family{
 	{"r7g", "AWS", 2.6, 8192}, {"r7i", "Intel", 3.2, 8192}, {"r7a", "AMD", 3.7, 8192}, {"r8g", "AWS", 2.8, 8192},
 }
 
-// instanceTypes builds the table: every type by name.
+// instanceTypes returns the table of all types by name.
 func instanceTypes() map[string]*instanceType {
 	table := map[string]*instanceType{}
 	for _, f := range families {
@@ -86,7 +88,7 @@ func instanceTypes() map[string]*instanceType {
 			case f.name == "m7a" || f.name == "c7a" || f.name == "r7a":
 				t.threads = 1
 			case z.name == "medium" && f.perVCPU > 0:
-				continue // Only Graviton and the seventh AMD generation have one virtual CPU.
+				continue // Only Graviton and the seventh AMD generation have a size with one virtual CPU.
 			}
 			if t.burstable {
 				t.network = "Up to 5 Gigabit"

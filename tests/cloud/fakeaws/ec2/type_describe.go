@@ -4,12 +4,12 @@ import (
 	"fmt"
 )
 
-// offered tells whether a zone has a type at all.
+// offered reports whether a zone offers a type.
 func (s *Service) offered(instanceType, zone string) bool {
 	return !s.withoutType[instanceType+" "+zone]
 }
 
-// WithoutType takes a type out of a zone's offer. It takes the cloud's lock.
+// WithoutType removes a type from a zone's offer. It takes the cloud's lock.
 func (s *Service) WithoutType(instanceType, zone string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -24,7 +24,7 @@ func (s *Service) SetLimits(vcpus, spot int) {
 	s.vcpuLimit, s.spotLimit = vcpus, spot
 }
 
-// unsupportedType is the error of a launch of a type in a zone that does not have it.
+// unsupportedType returns the error of a launch in a zone that does not offer the type.
 func (s *Service) unsupportedType(instanceType, zone string) error {
 	var elsewhere []string
 	for _, z := range s.cfg.Zones {

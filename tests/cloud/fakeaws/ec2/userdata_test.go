@@ -21,7 +21,7 @@ func FuzzUserData(f *testing.F) {
 	})
 }
 
-// No path makes the metadata service fall over, and directories and leaves do not mix.
+// FuzzMetadataPath checks that no path makes the metadata service panic, and that every listed directory exists.
 func FuzzMetadataPath(f *testing.F) {
 	s := New(Config{Region: "us-west-2", Account: "123456789012", Zones: []string{"us-west-2a"}})
 	s.images["ami-1"] = &image{entity: entity{id: "ami-1"}, ami: AMI{RootDevice: "/dev/xvda"}}

@@ -11,20 +11,20 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 )
 
-// volume is an EBS volume that came into being with an instance.
+// volume is an EBS volume that was created with an instance.
 type volume struct {
 	entity
 	zone, device, snapshot string
 	kmsKey                 string
 	size, iops, throughput int32
-	kind                   string // gp3 …
+	kind                   string // gp3 and so on
 	encrypted              bool
 	keep                   bool      // not deleted with its instance
-	instance               *instance // nil: available
+	instance               *instance // nil means available
 	attached               time.Time
 }
 
-// disk is a volume as a launch wants it.
+// disk is a volume to create in a launch.
 type disk struct {
 	device     string
 	size       int32
@@ -37,8 +37,8 @@ type disk struct {
 	keep       bool
 }
 
-// disks are the volumes of a launch: the image's root device and what the request maps, which overrides it by device
-// name.
+// disks returns the volumes of a launch: the image's root device, and the request's mappings. A mapping overrides a
+// device of the same name.
 func disks(m *image, mappings []blockDevice) ([]disk, error) {
 	all := map[string]disk{m.ami.RootDevice: {device: m.ami.RootDevice, size: m.ami.RootGiB, kind: "gp3",
 		snapshot: m.snapshot}}
@@ -53,7 +53,7 @@ func disks(m *image, mappings []blockDevice) ([]disk, error) {
 		case b.VirtualName != nil && !strings.HasPrefix(*b.VirtualName, "ephemeral"):
 			return nil, failf("InvalidBlockDeviceMapping", "Invalid virtual name: %s", *b.VirtualName)
 		case b.VirtualName != nil:
-			continue // no type of the table has instance storage, and AWS ignores such a mapping then
+			continue // no type here has instance storage, and AWS ignores such mappings then
 		case b.Ebs == nil:
 			return nil, failf("InvalidBlockDeviceMapping", "The mapping of device %s says nothing about it", device)
 		}
@@ -100,7 +100,8 @@ func b2i(b bool) int {
 	return 0
 }
 
-// check refuses combinations that EBS does not have. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_EbsBlockDevice.html
+// check refuses combinations that EBS does not support.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_EbsBlockDevice.html
 func (d *disk) check() error {
 	limits := map[string][2]int32{"gp2": {1, 16384}, "gp3": {1, 65536}, "io1": {4, 16384}, "io2": {4, 65536},
 		"st1": {125, 16384}, "sc1": {125, 16384}, "standard": {1, 1024}}
@@ -123,7 +124,7 @@ func (d *disk) check() error {
 	return nil
 }
 
-// context are the condition keys of a volume that a launch makes.
+// context returns the condition keys of a volume that a launch creates.
 func (d *disk) context(zone string) policy.Context {
 	c := policy.Context{
 		"ec2:AvailabilityZone": {zone}, "ec2:Encrypted": {strconv.FormatBool(d.encrypted)},
@@ -155,7 +156,7 @@ func (s *Service) createVolume(i *instance, d disk) *volume {
 	return v
 }
 
-// releaseVolumes deletes or detaches the volumes of an instance that ended.
+// releaseVolumes deletes or detaches the volumes of a terminated instance.
 func (s *Service) releaseVolumes(i *instance) {
 	for _, id := range i.volumes {
 		v := s.volumes[id]

@@ -26,9 +26,9 @@ type network struct {
 	prefixLists    map[string]*prefixList
 	requests       map[string]request // by action and client token
 
-	addressLimit int // elastic IP addresses of the account
-	blocksGiven  int // IPv6 blocks given to VPCs
-	publicGiven  int // public IPv4 addresses given
+	addressLimit int // limit of elastic IP addresses
+	blocksGiven  int // number of IPv6 blocks given to VPCs
+	publicGiven  int // number of public IPv4 addresses given
 }
 
 func newNetwork() network {
@@ -44,7 +44,7 @@ func newNetwork() network {
 	}
 }
 
-// networkKinds are the resources of networks: their IDs, their types, and the error codes of
+// networkKinds returns the kinds of network resources: their prefixes, types and error codes.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 func (s *Service) networkKinds() []kind {
 	return []kind{
@@ -157,7 +157,7 @@ func (s *Service) networkOperations() map[string]wire.Handler {
 	}
 	for action, handler := range all {
 		all[action] = func(c *wire.Call) (any, error) {
-			s.settle() // an instance whose end is due gives its interfaces back
+			s.settle() // terminates instances that are due, which frees their interfaces
 			s.settleInterfaces()
 			if c.Form.Get("DryRun") == "true" {
 				return nil, failf("UnsupportedOperation", "The fake does not rehearse %s", c.Action)
@@ -169,11 +169,11 @@ func (s *Service) networkOperations() map[string]wire.Handler {
 	return all
 }
 
-// request is what is remembered of a call with a client token.
+// request is the memory of a call with a client token.
 type request struct{ parameters, id string }
 
-// replayed finds what an earlier call with the same client token made, "" for a first call. The same token with other
-// parameters is an error.
+// replayed returns the ID of the resource that an earlier call with the same client token made, "" for a first call.
+// The same token with other parameters is an error.
 //
 // https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 func (s *Service) replayed(c *wire.Call, token string) (id string, err error) {
@@ -200,7 +200,7 @@ func (s *Service) remember(c *wire.Call, token, id string) {
 // vpc is a virtual private cloud.
 type vpc struct {
 	entity
-	blocks       []cidrBlock // IPv4: the first is the primary one and stays
+	blocks       []cidrBlock // IPv4: the first is primary and permanent
 	blocks6      []cidrBlock
 	tenancy      string
 	dhcpOptions  string
@@ -212,7 +212,7 @@ type vpc struct {
 	defaultGroup string
 }
 
-// cidrBlock is an address block associated with a VPC or, IPv6, with a subnet.
+// cidrBlock is an address block that is associated with a VPC or, for IPv6, with a subnet.
 type cidrBlock struct {
 	association string
 	prefix      netip.Prefix
@@ -222,7 +222,7 @@ func (s *Service) vpcContext(id string) policy.Context {
 	return policy.Context{"ec2:VpcID": {id}, "ec2:Tenancy": {s.vpcs[id].tenancy}}
 }
 
-// VPC tells whether there is such a VPC.
+// VPC reports whether a VPC exists.
 func (s *Service) VPC(id string) bool { return s.vpcs[id] != nil }
 
 func (s *Service) createVPC(c *wire.Call) (any, error) {
@@ -281,7 +281,7 @@ func (s *Service) createVPC(c *wire.Call) (any, error) {
 	}{s.vpcXML(v)}, nil
 }
 
-// vpcBlock reads an IPv4 block of a VPC: /16 to /28, with the bits of hosts cleared as AWS does.
+// vpcBlock reads an IPv4 block of a VPC, /16 to /28. It clears the host bits, as AWS does.
 func (s *Service) vpcBlock(text string) (netip.Prefix, error) {
 	block, err := netip.ParsePrefix(text)
 	if err != nil || !block.Addr().Is4() {
@@ -295,7 +295,7 @@ func (s *Service) vpcBlock(text string) (netip.Prefix, error) {
 	return block.Masked(), nil
 }
 
-// newIPv6Block is the next /56 of Amazon's addresses.
+// newIPv6Block returns the next free /56 of Amazon's addresses.
 func (s *Service) newIPv6Block() netip.Prefix {
 	s.blocksGiven++
 	n := s.blocksGiven
@@ -330,7 +330,7 @@ func (s *Service) deleteVPC(c *wire.Call) (any, error) {
 	return ok, nil
 }
 
-// some tells whether one of the table's values fits.
+// some reports whether one of the table's values fits.
 func some[T any](table map[string]T, fits func(T) bool) bool {
 	for _, r := range table {
 		if fits(r) {
@@ -346,7 +346,7 @@ func drop[T any](s *Service, table map[string]T, id string) {
 	s.setTags(id, nil)
 }
 
-// vpcOf reads a call that has a VpcId alone and authorizes it.
+// vpcOf decodes a call that has only a VpcId, and authorizes it.
 func (s *Service) vpcOf(c *wire.Call, action string) (*vpc, error) {
 	var in struct {
 		ID string `query:"VpcId"`
@@ -469,7 +469,7 @@ func (s *Service) describeVPCs(c *wire.Call) (any, error) {
 	}{each(found, s.vpcXML), next}, nil
 }
 
-// each renders a page of results.
+// each renders the results of a page.
 func each[T, X any](list []T, render func(T) X) []X {
 	out := make([]X, 0, len(list))
 	for _, r := range list {
@@ -490,7 +490,7 @@ func states(blocks []cidrBlock) []string {
 	return each(blocks, func(cidrBlock) string { return "associated" })
 }
 
-// random fills an array of bytes.
+// random fills b with random bytes.
 func random(b []byte) {
 	_, _ = rand.Read(b) // never fails
 }

@@ -63,7 +63,7 @@ func (s *Service) modifyVPCAttribute(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// DNS support and host names cannot be changed in one request.
+	// DNS support and host names cannot be changed in the same request.
 	given := 0
 	for _, a := range []*attribute{in.EnableDnsHostnames, in.EnableDnsSupport, in.EnableNetworkAddressUsageMetrics} {
 		if a != nil && a.Value != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// by is a filter.
+// by returns a filter.
 func by(name string, values ...string) []types.Filter {
 	return []types.Filter{{Name: &name, Values: values}}
 }
@@ -29,7 +29,8 @@ func want(t *testing.T, what string, err error, wanted string) {
 	}
 }
 
-// Every operation of this half asks, whatever it was given, before it says anything else.
+// TestNetworkAsks checks that every network operation asks for permission before it returns any other error, whatever
+// its parameters are.
 func TestNetworkAsks(t *testing.T) {
 	w := newVMWorld(t, nil)
 	gateway := must(w.client.CreateInternetGateway(t.Context(), &sdk.CreateInternetGatewayInput{}))(
@@ -56,7 +57,7 @@ func TestNetworkAsks(t *testing.T) {
 			}
 			return wire.AsError(err).Code, count
 		}
-		all := url.Values{} // those that the operation takes
+		all := url.Values{} // parameters that the operation accepts
 		for key, value := range known {
 			if code, _ := ask(url.Values{key: {value}}); code == "UnauthorizedOperation" {
 				all.Set(key, value)
@@ -86,7 +87,7 @@ func TestVPC(t *testing.T) {
 		want(t, "a VPC of "+block, err, wanted)
 	}
 
-	// What comes with a VPC.
+	// The resources that a VPC is created with.
 	groups := must(w.client.DescribeSecurityGroups(ctx, &sdk.DescribeSecurityGroupsInput{Filters: by("vpc-id",
 		*v.VpcId)}))(t).SecurityGroups
 	if len(groups) != 1 || *groups[0].GroupName != "default" || len(groups[0].IpPermissions) != 1 ||
@@ -128,7 +129,7 @@ func TestVPC(t *testing.T) {
 	want(t, "two attributes at once", err, "InvalidParameterCombination")
 }
 
-// A VPC goes when nothing is left in it, and takes what it came with.
+// TestDeleteVPC checks that only an empty VPC can be deleted, and that its default resources are deleted with it.
 func TestDeleteVPC(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()

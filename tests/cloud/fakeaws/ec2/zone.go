@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// zoneID is the ID of a zone: usw2-az1 for the first of us-west-2.
+// zoneID returns the ID of a zone, such as usw2-az1 for the first zone of us-west-2.
 func (s *Service) zoneID(zone string) string {
 	parts := strings.Split(s.cfg.Region, "-")
 	short := parts[0]
@@ -35,7 +35,7 @@ type zoneXML struct {
 
 func (s *Service) describeZones(c *wire.Call) (any, error) {
 	var in struct {
-		AllAvailabilityZones bool // changes nothing: no zone needs to be opted into
+		AllAvailabilityZones bool // no effect: all zones are available without opt-in
 		ZoneName             []string
 		ZoneID               []string `query:"ZoneId"`
 		Filter               []Filter
