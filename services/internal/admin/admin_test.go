@@ -25,7 +25,7 @@ import (
 
 var update = flag.Bool("update", false, "write generated and golden files instead of comparing them")
 
-// golden compares a file with what it should be, or writes it.
+// golden compares a text with a golden file, or updates the file.
 func golden(t *testing.T, path, want string) {
 	t.Helper()
 	if *update {
@@ -46,16 +46,16 @@ func golden(t *testing.T, path, want string) {
 	}
 }
 
-// terminalless runs command lines as a script would.
+// terminalless runs command lines like a script, without a terminal.
 type terminalless struct {
 	env   map[string]string
 	stdin string
-	ctx   context.Context // nil: the test's
-	later time.Duration   // than fleettest.Now
+	ctx   context.Context // nil: the test's context
+	later time.Duration   // time after fleettest.Now
 	rand  byte
 }
 
-// run returns what was written, and the exit code.
+// run returns the outputs and the exit code.
 func (c terminalless) run(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -73,7 +73,7 @@ func (c terminalless) run(t *testing.T, args ...string) (stdout, stderr string, 
 	return out.String(), errs.String(), code
 }
 
-// must runs a command line that has to succeed, and returns its standard output.
+// must runs a command line that must succeed, and returns its standard output.
 func (c terminalless) must(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := c.run(t, args...)
@@ -83,7 +83,7 @@ func (c terminalless) must(t *testing.T, args ...string) string {
 	return stdout
 }
 
-// transcript is everything that a command line did, as a golden file has it.
+// transcript returns the outputs and the exit code of a command line in the form of a golden file.
 func (c terminalless) transcript(t *testing.T, replace *strings.Replacer, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := c.run(t, args...)
@@ -98,7 +98,7 @@ const (
 
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(fleettest.Now.Add(-d)) }
 
-// fixture is a shard with a static group, a dynamic group, and instances.
+// fixture returns a shard with a static group, a dynamic group, and instances.
 func fixture(shard string) *fleettest.Shard {
 	return &fleettest.Shard{
 		Config: &nstancev1.GetConfigStatusResponse{
@@ -140,8 +140,8 @@ func fixture(shard string) *fleettest.Shard {
 	}
 }
 
-// shards starts two shards, and returns a command line that knows them, and what makes its output the same in every
-// run.
+// shards starts two shards. It returns a command line with their addresses, and a replacer that makes its output the
+// same in every run.
 func shards(t *testing.T) (cli terminalless, a, b *fleettest.Shard, replace *strings.Replacer) {
 	t.Helper()
 	c := fleettest.NewCluster(t, "example")
@@ -165,7 +165,7 @@ func TestTranscripts(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		args string
-		b    func(*fleettest.Shard) // what is different about the second shard
+		b    func(*fleettest.Shard) // changes of the second shard
 	}{
 		"group-list":         {args: "group list --all-shards"},
 		"group-list-one":     {args: "group list --shard us-b"},
@@ -245,7 +245,7 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-// Everything can be said in the environment as well as with flags, which win.
+// Environment variables can set the same values as flags. Flags take precedence.
 func TestEnvironment(t *testing.T) {
 	cli, a, _, _ := shards(t)
 	cli.env[envShard] = "us-b"
@@ -267,7 +267,7 @@ func TestEnvironment(t *testing.T) {
 	if len(a.Calls) == 0 {
 		t.Error("nothing was asked")
 	}
-	// A certificate in the last third of its life is told of.
+	// A certificate in the last third of its life causes a warning.
 	cli.env[envIdentity] = fleettest.NewCluster(t, "example").Identity(t, "default",
 		fleettest.Now.Add(-21*24*time.Hour), 30*24*time.Hour)
 	_, stderr, code := cli.run(t, "group", "list", "--all-shards")
@@ -276,7 +276,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// Nobody hears of what is waited for before a second has passed.
+// Progress is shown only after a second.
 func TestProgress(t *testing.T) {
 	var errs bytes.Buffer
 	a := newApp("1", Environment{Stdout: io.Discard, Stderr: &errs, Getenv: func(string) string { return "" }})
@@ -306,7 +306,7 @@ func TestColours(t *testing.T) {
 			t.Errorf("%v: %q", err, out.String())
 		}
 	}
-	// A buffer is no terminal; and NO_COLOR holds for one.
+	// A buffer is not a terminal. NO_COLOR applies to a terminal.
 	if s := newStyle(Environment{Stdout: os.Stdout, Stderr: &bytes.Buffer{}, Getenv: func(string) string {
 		return "1"
 	}}); s.out || s.err {
@@ -314,7 +314,7 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// Every command explains itself, with an example where it does something.
+// Every command has a description, and every command that does something has an example.
 func TestHelp(t *testing.T) {
 	a := newApp("1", System())
 	commands := 0
@@ -332,7 +332,7 @@ func TestHelp(t *testing.T) {
 			}
 		}
 		for _, name := range regexp.MustCompile(`--[a-z-]+`).FindAllString(cmd.Example, -1) {
-			if strings.Contains(name, "from-") || name == "--namespace" { // kubectl's
+			if strings.Contains(name, "from-") || name == "--namespace" { // flags of kubectl
 				continue
 			}
 			if cmd.Flag(strings.TrimPrefix(name, "--")) == nil {

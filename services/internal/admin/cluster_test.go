@@ -36,7 +36,7 @@ import (
 
 const encryptionKey = "thisisatest32bytekey123456789012"
 
-// bucket is a bucket that command lines work on, and what tests look at behind their backs.
+// bucket is a bucket for command lines, which tests can also access directly.
 type bucket struct {
 	terminalless
 	location open.Location
@@ -69,7 +69,7 @@ func (b *bucket) reopen(t *testing.T) {
 	b.store = store
 }
 
-// serveS3 starts an S3 server on this machine, and points the SDK at it.
+// serveS3 starts an S3 server on this machine and configures the SDK to use it.
 func serveS3(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -101,7 +101,7 @@ func serveS3(t *testing.T) {
 
 func (b *bucket) args(args ...string) []string { return append(args, b.flags...) }
 
-// state opens the bucket as a server would.
+// state opens the bucket like a server.
 func (b *bucket) state(t *testing.T, key string) *clusterstate.State {
 	t.Helper()
 	current, err := keyring.Parse([]byte(key))
@@ -130,7 +130,7 @@ func parse[T any](t *testing.T, text string) T {
 	return v
 }
 
-// fails runs a command line that must fail with this exit code, and say this.
+// fails runs a command line that must fail with this exit code and this message.
 func (b *bucket) fails(t *testing.T, code int, words string, args ...string) {
 	t.Helper()
 	stdout, stderr, got := b.run(t, args...)
@@ -146,7 +146,7 @@ func stores(t *testing.T, test func(t *testing.T, b *bucket)) {
 	}
 }
 
-// What is made is what a server finds, and is made once.
+// A server can use what init creates. A second init creates nothing.
 func TestClusterInit(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		var results []initResult
@@ -189,7 +189,7 @@ func TestClusterInit(t *testing.T) {
 	})
 }
 
-// A bucket that is not there, or an object store, is told as that.
+// The error names a missing bucket or object store.
 func TestNoBucket(t *testing.T) {
 	b := newBucket(t, "s3")
 	b.fails(t, exitFailure, "NoSuchBucket", "cluster", "nonce", "--storage-bucket", "nope")
@@ -234,8 +234,8 @@ func writeFile(t *testing.T, path string, content []byte) {
 	}
 }
 
-// A nonce is what servers accept: as the seeds call it, with the cluster named or found, on standard output or in a
-// file.
+// Servers accept a nonce. The command line is that of the seeds, with a given or a detected cluster, and writes to
+// standard output or a file.
 func TestNonce(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.fails(t, exitFailure, "there is no cluster in this bucket", b.args("cluster", "nonce")...)
@@ -289,7 +289,8 @@ func TestNonce(t *testing.T) {
 	})
 }
 
-// A registered operator can talk to servers at once; registering again keeps it, and renews it when it is time.
+// A registered operator can call servers immediately. A second registration keeps the operator and renews its
+// certificate if it is due.
 func TestRegisterOperator(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.init(t)
@@ -334,7 +335,8 @@ func TestRegisterOperator(t *testing.T) {
 			t.Error(out, api.Tenants)
 		}
 
-		// Again: nothing changes until a third of its life is left, or another life is asked for.
+		// A second run changes nothing until a third of the certificate's life is left, or another validity is
+		// requested.
 		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued ||
 			again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
 			t.Errorf("%+v", again)
@@ -347,7 +349,7 @@ func TestRegisterOperator(t *testing.T) {
 			"1"); !short.Issued || short.NotAfter.Sub(fleettest.Now) != 21*24*time.Hour+time.Hour {
 			t.Errorf("%+v", short)
 		}
-		// The certificate was lost before it was written: the key still finds its operator.
+		// The certificate file is lost, but the key still identifies its operator.
 		if err := os.Remove(filepath.Join(dir, "identity.crt")); err != nil {
 			t.Fatal(err)
 		}
@@ -359,7 +361,7 @@ func TestRegisterOperator(t *testing.T) {
 			t.Fatalf("%+v, %v", rec, err)
 		}
 
-		// A public key whose private key is elsewhere; and an ID of one's own.
+		// A public key without a private key, and a given ID.
 		public, private, err := ed25519.GenerateKey(fleettest.Rand(40))
 		if err != nil {
 			t.Fatal(err)
@@ -386,7 +388,7 @@ func TestRegisterOperator(t *testing.T) {
 			t.Errorf("%+v", again)
 		}
 
-		// Refused: another's ID, one that was removed, what is no key, what is no ID.
+		// Rejected: the ID of another operator, a removed operator, an invalid key, and an invalid ID.
 		b.fails(t, exitFailure, "registered with another key", b.args("cluster", "register-operator", "--operator-id",
 			id.String(), "--output-dir", t.TempDir())...)
 		rec.Revision++
@@ -420,7 +422,7 @@ func TestOperators(t *testing.T) {
 		}
 		dir := t.TempDir()
 		mine, other := register("--output-dir", dir), register("--tenant", "prod", "--output-dir", t.TempDir())
-		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // neither needs the key
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // neither command needs the key
 		listed := func(args ...string) (ids []string) {
 			t.Helper()
 			for _, o := range parse[operatorList](t, b.must(t, b.args(
@@ -436,7 +438,7 @@ func TestOperators(t *testing.T) {
 			other) || strings.Contains(out, mine) {
 			t.Error(out)
 		}
-		b.fails(t, exitFailure, "operator list", b.args("cluster", "operator", "remove", other)...) // another tenant's
+		b.fails(t, exitFailure, "operator list", b.args("cluster", "operator", "remove", other)...) // an operator of another tenant
 		b.fails(t, exitUsage, "prefix", b.args("cluster", "operator", "remove", "wrk06dqdx2x25trxcdb0e1fw02vn4")...)
 		b.fails(t, exitUsage, "--tenant", b.args("cluster", "operator", "remove", mine, "--tenant", "A B")...)
 		id, err := ident.ParseID(mine)
@@ -444,7 +446,7 @@ func TestOperators(t *testing.T) {
 			t.Fatal(err)
 		}
 		var since time.Time
-		for range 2 { // the second time changes nothing
+		for range 2 { // the second run changes nothing
 			b.later += time.Minute
 			b.must(t, b.args("cluster", "operator", "remove", mine)...)
 			rec, _, err := b.state(t, encryptionKey).GetOperator(t.Context(), "default", id)
@@ -488,7 +490,7 @@ func TestSecrets(t *testing.T) {
 			"--if-absent")...)
 		want := "NAME                     OWNER\nbinary                   user\nca.key                   " +
 			"cluster\ndb.password              user\nregistration-nonce.key   cluster\n"
-		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // names need no key
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // listing names needs no key
 		if out := b.must(t, b.args("cluster", "secret", "list")...); out != want {
 			t.Error(cmp.Diff(want, out))
 		}
@@ -499,7 +501,7 @@ func TestSecrets(t *testing.T) {
 		b.stdin = ""
 		b.fails(t, exitFailure, "is empty", b.args("cluster", "secret", "set", "x")...)
 
-		// The cluster's own keys are never replaced; a lost one can be restored, if it is one.
+		// The cluster's own keys are never replaced. A lost key can be restored from a valid one.
 		b.stdin = b.must(t, b.args("cluster", "secret", "get", "ca.key")...)
 		b.fails(t, exitFailure, "secret exists", b.args("cluster", "secret", "set", "ca.key")...)
 		b.fails(t, exitFailure, "own keys", b.args("cluster", "secret", "delete", "ca.key")...)
@@ -518,7 +520,7 @@ func TestSecrets(t *testing.T) {
 	})
 }
 
-// Nothing secret is in what commands say, but for those that were asked for it.
+// The output contains secrets only if the command was asked for them.
 func TestNothingLeaks(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)
@@ -595,7 +597,7 @@ func TestRotateKey(t *testing.T) {
 
 const example = "../../../examples/config-tmux.jsonc"
 
-// exampleConfig is a valid configuration of shard dev-1 of the cluster "example", with lines replaced.
+// exampleConfig returns a valid configuration of shard dev-1 of the cluster "example", with lines replaced.
 func exampleConfig(t *testing.T, replace ...string) string {
 	t.Helper()
 	text, err := os.ReadFile(example)
@@ -657,12 +659,12 @@ func TestVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// another shard's, and nobody's
+	// an object of another shard that does not exist
 	put(keys.Instance("lost", "default", id.Storage()), object.Body)
-	put(keys.Instance("dev-1", "default", id.Storage()), append(object.Body, "more"...)) // damaged
-	// does not open under another name
+	put(keys.Instance("dev-1", "default", id.Storage()), append(object.Body, "more"...)) // a damaged object
+	// cannot be decrypted under another name
 	put("cluster/secret/copy", mustGet(t, b.store, keys.ClusterSecret("ca.key")))
-	put("config/other.jsonc", mustGet(t, b.store, keys.Config("dev-1"))) // says that it is dev-1
+	put("config/other.jsonc", mustGet(t, b.store, keys.Config("dev-1"))) // names dev-1 as its shard
 	put("shard/dev-1/leader.json", []byte("{}"))
 	put("groups/dev-1.jsonc", []byte("{"))
 	put("what/is/this", nil)
@@ -748,7 +750,7 @@ func TestConfigPush(t *testing.T) {
 		b.fails(t, exitUsage, "no shard's address", b.args("config", "push", changed, "--refresh")...)
 		untouched()
 
-		// A group that was made at run time keeps what it needs.
+		// A configuration must keep what a dynamic group needs.
 		size := 1
 		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{
 			"default": {"batch": {Template: "worker", Size: &size}}}}
@@ -763,7 +765,7 @@ func TestConfigPush(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// With --refresh the leader is told; what it refuses is shown.
+		// With --refresh the leader is notified, and the problems that it reports are shown.
 		c := fleettest.NewCluster(t, "example")
 		api := fixture("dev-1")
 		addr, _ := c.Serve(t, "dev-1", api)
@@ -779,7 +781,7 @@ func TestConfigPush(t *testing.T) {
 	})
 }
 
-// Somebody writes between the read and the write: theirs stays.
+// A concurrent write between the read and the write is kept.
 func TestConfigPushIsConditional(t *testing.T) {
 	b := newBucket(t, "file")
 	b.must(t, b.args("config", "push", exampleConfig(t))...)
@@ -791,7 +793,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 		t.Fatal(err)
 	}
 	flags := bucketFlags{location: b.location, timeout: time.Minute}
-	// The groups are read after the configuration: that is when another writes.
+	// The groups are read after the configuration. The concurrent write happens at that time.
 	meddler := &meddling{Store: b.store, on: keys.Groups("dev-1"), do: func() {
 		if _, err := b.store.Put(t.Context(), keys.Config("dev-1"), []byte("theirs"), objstore.Always()); err != nil {
 			t.Error(err)
@@ -807,7 +809,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 	}
 }
 
-// meddling does something when an object is read.
+// meddling calls a function when an object is read.
 type meddling struct {
 	objstore.Store
 	on string

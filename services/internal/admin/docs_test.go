@@ -13,7 +13,7 @@ import (
 
 type command = cobra.Command
 
-// walk calls each for every command of ours.
+// walk calls each for every command except those of cobra.
 func walk(cmd *command, each func(*command)) {
 	if cmd.Name() == "help" || cmd.Name() == "completion" {
 		return
@@ -105,7 +105,7 @@ func flagTable(flags *pflag.FlagSet) string {
 	return "| flag | default | |\n|---|---|---|\n" + b.String()
 }
 
-// markdown makes indented parts code, and leaves the rest as it is.
+// markdown converts indented parts to code blocks and keeps the rest.
 func markdown(text string) string {
 	var out []string
 	code := false

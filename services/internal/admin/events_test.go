@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// until is an output that ends the command when some texts have been written to it.
+// until is an output that ends the command after some texts have been written to it.
 type until struct {
 	mu    sync.Mutex
 	texts []string
@@ -38,8 +38,8 @@ func (u *until) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// story fills a shard's instance stream, the only one whose order is told, from a snapshot to the deletion of the last
-// instance.
+// story fills a shard's instance stream with a snapshot and the events up to the deletion of the last instance. Only
+// this stream has a defined order.
 func story(s *fleettest.Shard) {
 	first, second := s.Instances[1], s.Instances[0]
 	at := func(ms int) *timestamppb.Timestamp {
@@ -60,7 +60,7 @@ func story(s *fleettest.Shard) {
 	}
 }
 
-// follow runs events until a text has been shown, and returns the transcript.
+// follow runs the events command until a text has been written, and returns the transcript.
 func (c terminalless) follow(t *testing.T, replace *strings.Replacer, text string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -109,7 +109,8 @@ func TestGroupAndErrorEvents(t *testing.T) {
 	golden(t, "testdata/cli/events-errors.txt", cli.follow(t, replace, "resolved", "events", "--shard", "us-a"))
 }
 
-// One shard refuses us for good, which is told at once; the other goes on, and in the end the exit code tells.
+// One shard permanently rejects the client, which is shown immediately. The other shard's events continue, and the exit
+// code shows the failure.
 func TestEventsOfSomeShards(t *testing.T) {
 	cli, a, b, _ := shards(t)
 	b.Before = func(string) error { return status.Error(codes.PermissionDenied, "the operator was removed") }
@@ -126,7 +127,7 @@ func TestEventsOfSomeShards(t *testing.T) {
 	}
 }
 
-// A reader that is gone ends the command.
+// The command ends when its reader closes the output.
 func TestEventsToNobody(t *testing.T) {
 	cli, a, _, _ := shards(t)
 	story(a)

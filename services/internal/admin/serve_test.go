@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// The command serves until it is told to stop, and then ends well; a change is in its log with who asked.
+// The command serves until it is stopped, and then exits with 0. The log names the client of a change.
 func TestServe(t *testing.T) {
 	cli, _, _, _ := shards(t)
 	tokens := filepath.Join(t.TempDir(), "tokens")

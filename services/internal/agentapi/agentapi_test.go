@@ -122,7 +122,7 @@ type client struct {
 	conn *grpc.ClientConn
 }
 
-// registered makes an instance whose agent has registered with a key.
+// registered returns an instance whose agent has registered with a key.
 func (w *world) registered(t testing.TB) (ident.ID, ed25519.PrivateKey, *tls.Certificate) {
 	t.Helper()
 	id, key := w.Created(t), transporttest.NewKey(t)
@@ -148,7 +148,7 @@ func (w *world) connect(t testing.TB, id ident.ID, key ed25519.PrivateKey, cert 
 		conn: conn}
 }
 
-// again is another connection of the same agent.
+// again opens another connection of the same agent.
 func (c *client) again() *client { return c.w.connect(c.t, c.id, c.key, c.cert) }
 
 // reports is an open health stream.
@@ -175,7 +175,7 @@ func (c *client) reports() *reports {
 	return &reports{ClientStreamingClient: stream, c: c}
 }
 
-// send sends a report and returns when everything has been done about it.
+// send sends a report and returns when the server has processed it.
 func (r *reports) send(change func(*nstancev1.ReportHealthRequest)) {
 	r.c.t.Helper()
 	counter := r.c.w.service.Metrics.Reports
@@ -192,7 +192,7 @@ func (r *reports) send(change func(*nstancev1.ReportHealthRequest)) {
 	eventually(r.c.t, "the report arrives", func() bool { return testutil.ToFloat64(counter) > before })
 }
 
-// eventually waits for what another goroutine is about to do.
+// eventually waits for an action of another goroutine.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
@@ -211,7 +211,7 @@ type filesStream = grpc.ServerStreamingClient[nstancev1.ReceiveFilesResponse]
 
 func (c *client) files() filesStream {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) // a test that fails ends
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) // a failing test ends after this time
 	c.t.Cleanup(cancel)
 	stream, err := c.ReceiveFiles(ctx, &nstancev1.ReceiveFilesRequest{InstanceId: c.id.String()})
 	if err != nil {
@@ -220,7 +220,7 @@ func (c *client) files() filesStream {
 	return stream
 }
 
-// batch is what an agent received up to a commit.
+// batch holds what an agent received up to a commit.
 type batch struct {
 	files  map[string]*nstancev1.File
 	commit *nstancev1.FilesCommit
@@ -235,7 +235,7 @@ func (b batch) names() []string {
 	return names
 }
 
-// states are the files of batches as an agent would report them.
+// states returns the files of batches in the form of an agent's report.
 func states(batches ...batch) (out []*nstancev1.FileState) {
 	latest := map[string]*nstancev1.File{}
 	for _, b := range batches {
@@ -285,7 +285,7 @@ func (c *client) keyRequests() grpc.ServerStreamingClient[nstancev1.KeyGenReques
 	return stream
 }
 
-// keyState is what an agent reports of the key of a test.
+// keyState returns an agent's report of the test's key.
 func keyState(pkix []byte) []*nstancev1.KeyState {
 	sum := sha256.Sum256(pkix)
 	return []*nstancev1.KeyState{{Name: "node.pub", Sha256: hex.EncodeToString(sum[:])}}
@@ -430,14 +430,14 @@ func TestReports(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	// What is unchanged is kept, and a stop is told.
+	// Unchanged states are kept, and a stop is reported.
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})
 	if got, _ = w.World.LastReport(c.id); len(got.Files) != 1 || got.Stopping != plan.PowerOff {
 		t.Errorf("%+v", got)
 	}
-	// The stream's end is answered once everything before it was taken.
+	// The end of the stream is answered after every report before it was processed.
 	if _, err := r.CloseAndRecv(); err != nil {
 		t.Error(err)
 	}
@@ -511,7 +511,7 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 	w := newWorld(t)
 	old := w.agent(t)
 	oldReports, oldFiles, oldKeys := old.reports(), old.files(), old.keyRequests()
-	if _, err := oldKeys.Recv(); err != nil { // it is open
+	if _, err := oldKeys.Recv(); err != nil { // the stream is open
 		t.Fatal(err)
 	}
 	newer := old.again()
@@ -523,7 +523,7 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 	wants(t, "old keys", err, codes.Aborted, "replaced")
 	r.send(nil)
 
-	// What the old connection still opens replaces nothing.
+	// Streams that the old connection opens replace nothing.
 	for rpc, err := range old.each(t, old.id.String()) {
 		if rpc == "ReceiveFiles" || rpc == "KeyGenRequests" || rpc == "ReportHealth" {
 			wants(t, rpc, err, codes.Aborted, "replaced")
@@ -534,7 +534,7 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 	if !view.Plan.Connected || w.Events(old.id, shardstate.EventLost) != 0 {
 		t.Errorf("connected %v, lost %d times", view.Plan.Connected, w.Events(old.id, shardstate.EventLost))
 	}
-	// A second stream of the same connection replaces the first as well.
+	// A second stream of the same connection also replaces the first.
 	newer.reports().send(nil)
 	wants(t, "first stream", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.Aborted, "replaced")
 	if w.Events(old.id, shardstate.EventLost) != 0 {
@@ -574,7 +574,7 @@ func TestDeletedInstance(t *testing.T) {
 	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
 		t.Fatal(err)
 	}
-	// One that is being deleted is still heard: it may drain for hours.
+	// Reports of an instance that is being deleted are still accepted, because it may drain for hours.
 	w.Delete(t, c.id, false)
 	r.send(nil)
 	w.Delete(t, c.id, true)
@@ -616,7 +616,7 @@ func TestFilesAndKeys(t *testing.T) {
 		t.Fatalf("%v %v", request, err)
 	}
 	r.send(nil)
-	// Without the key, everything else comes, and no hash.
+	// Without the key, all other files are sent, and no hash.
 	if err := c.push(); err != nil {
 		t.Fatal(err)
 	}
@@ -635,7 +635,7 @@ func TestFilesAndKeys(t *testing.T) {
 	if request, err = keys.Recv(); err != nil || request.GetKeys()[0].GetName() != "node.pub" {
 		t.Errorf("asked again for %v (%v)", request, err)
 	}
-	// The key brings the certificate, and nothing that was sent before.
+	// After the key is submitted, only the certificate is sent.
 	key := transporttest.NewKey(t)
 	if err := c.submit("node.pub", pkixOf(t, key)); err != nil {
 		t.Fatal(err)
@@ -661,14 +661,14 @@ func TestFilesAndKeys(t *testing.T) {
 		t.Errorf("files sent %q", view.Plan.FilesSent)
 	}
 
-	// All is there: asking again sends nothing.
+	// The instance has everything, so another push sends nothing.
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.RuntimeHash, m.Files, m.Keys = "r1", states(first, second), keyState(pkixOf(t, key))
 	})
 	if err := c.push(); err != nil || w.Events(c.id, shardstate.EventFilesPushed) != 2 {
 		t.Errorf("%v, %d events", err, w.Events(c.id, shardstate.EventFilesPushed))
 	}
-	// Another configuration sends what it changes.
+	// Another configuration sends only the files that it changes.
 	w.group.RuntimeHash, w.group.Vars = "r2", map[string]string{"role": "master"}
 	w.Configure(w.group)
 	if err := c.push(); err != nil {
@@ -696,7 +696,7 @@ func TestRefusedKeys(t *testing.T) {
 	}
 }
 
-// complete brings an instance to where it has all its files.
+// complete brings an instance to the state in which it has all its files.
 func (c *client) complete() (r *reports, files filesStream, all batch, keys []*nstancev1.KeyState) {
 	c.t.Helper()
 	r, files = c.reports(), c.files()
@@ -735,7 +735,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	}
 
 	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
-	// A new leader knows from the report when it is due, and the key from its cache.
+	// A new leader learns from the report when the certificate is due, and gets the key from its cache.
 	leader := *w.leader.Load()
 	w.leader.Store(&leader)
 	c = c.again()
@@ -753,7 +753,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 	c := w.agent(t)
 	r, files, all, keys := c.complete()
 	pushed := 1
-	awaited := func() { // the batch is through: the clock may go on
+	awaited := func() { // the batch is complete, so the clock may advance
 		w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, pushed)
 		pushed++
 	}
@@ -767,7 +767,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Errorf("%v %s", b.commit, diff)
 	}
 	awaited()
-	// It fails again: the next attempt waits, and is made although nothing changes any more.
+	// After another failure, the next attempt waits. It is made although nothing changes any more.
 	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })
@@ -781,7 +781,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Error(diff)
 	}
 	awaited()
-	// A file that somebody altered or removed comes back too.
+	// A changed or removed file is also sent again.
 	altered := states(all)
 	altered[2].Sha256 = strings.Repeat("0", 64)
 	w.Clock.Advance(time.Hour)
@@ -827,7 +827,7 @@ func TestLogComesFirst(t *testing.T) {
 	}
 }
 
-// The executor's slots are shared with terminations: an agent that takes no files must not occupy one.
+// Pushes share the executor's slots with terminations. An agent that reads no files must not occupy one.
 func TestPushDoesNotWaitForTheAgent(t *testing.T) {
 	w := newWorld(t)
 	c := w.agent(t)
@@ -843,7 +843,7 @@ func TestPushDoesNotWaitForTheAgent(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("five pushes took %s: Push waits for the agent", took)
 	}
-	// All of them together are one batch, sent when the stream opens.
+	// All files are one batch, which is sent when the stream opens.
 	if b := receive(t, c.files()); len(b.files) != 2 {
 		t.Errorf("the batch has the files %v, want the two that need no key", b.names())
 	}
@@ -859,7 +859,7 @@ func TestAgentThatDoesNotRead(t *testing.T) {
 	}
 	w.Configure(w.group)
 	stuck := w.agent(t)
-	stuck.files() // and never reads: its window is 64 KiB
+	stuck.files() // the agent never reads, and its window is 64 KiB
 	good := w.agent(t)
 	goodFiles := good.files()
 	if err := errors.Join(stuck.push(), good.push()); err != nil {
@@ -901,7 +901,7 @@ func TestRenewCertificate(t *testing.T) {
 	if stored.Certificate.Serial != authority.Serial(cert) || len(w.log(t)) != 1 || stored.State != record.Registered {
 		t.Errorf("record %+v, log %v", stored, w.log(t))
 	}
-	// A lost answer: the same again.
+	// After a lost answer, the agent gets the same certificate.
 	if again, err := c.renew(); err != nil || !bytes.Equal(again.GetCertificate(), answer.GetCertificate()) ||
 		w.Stored(t, c.id).Revision != stored.Revision {
 		t.Errorf("again: %v", err)
@@ -931,7 +931,7 @@ func TestRenewExpiredCertificate(t *testing.T) {
 	_, err = deleting.renew()
 	wants(t, "deleting", err, codes.PermissionDenied, "is being deleted")
 
-	// A leader that has not heard from the provider yet.
+	// The leader has no answer of the provider yet.
 	rec, token, err := w.State.GetInstance(t.Context(), "prod", unknown.id)
 	if err != nil {
 		t.Fatal(err)
@@ -955,7 +955,7 @@ func (l hookedLog) AppendCertLog(ctx context.Context, entry record.CertLog) erro
 	return l.CertLog.AppendCertLog(ctx, entry)
 }
 
-// A renewal that was authorized is refused if the record changes before the renewal is written to it.
+// An authorized renewal is rejected if the record changes before the renewal is written.
 func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
 	for name, test := range map[string]struct {
 		change  func(t *testing.T, w *world, id ident.ID)
@@ -967,7 +967,7 @@ func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
 		}, codes.PermissionDenied, "registered with another key"},
 		"deleted": {func(t *testing.T, w *world, id ident.ID) {
 			w.Delete(t, id, true)
-		}, codes.Unavailable, "try again"}, // and then learns that the instance is deleted
+		}, codes.Unavailable, "try again"}, // the retry then fails because the instance is deleted
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -1011,7 +1011,7 @@ func TestRenewalThatCannotBeRecorded(t *testing.T) {
 	}
 }
 
-// The cache may be lost; memory goes on, and a new leader asks again.
+// The cache may be lost. The leader keeps the keys in memory, and a new leader requests them again.
 func TestLostCache(t *testing.T) {
 	w := newWorld(t)
 	c := w.agent(t)
@@ -1025,7 +1025,7 @@ func TestLostCache(t *testing.T) {
 	}
 }
 
-// Reports come from many agents in turn: one alone would soon be held to its pace, see package transport.
+// Reports come from many agents in turn, because package transport limits the rate of a single agent.
 func BenchmarkReport(b *testing.B) {
 	const agents = 400
 	w := newWorld(b)

@@ -6,10 +6,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// SetSendTimeout shortens the time in which an agent must read a batch.
+// SetSendTimeout sets the time within which an agent must read a batch.
 func (s *Service) SetSendTimeout(d time.Duration) { s.sendTimeout = d }
 
-// TakeReports runs what the goroutine of a health stream runs.
+// TakeReports runs the reading goroutine of a health stream.
 func (s *Service) TakeReports(leader *Leader, id ident.ID, number uint64, stream reports) error {
 	return s.takeReports(&call{leader: leader, agent: s.boardOf(leader).agent(id)}, stream, number)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 )
 
-// Keys that an agent hands in, whatever the message holds, are taken if all of them were asked for, or refused with a
-// code that says what is wrong. What is kept is never anything else than a key of that name.
+// FuzzSubmitPublicKeys checks that keys are accepted if all of them were requested, and otherwise rejected with a code
+// that describes the problem. Only keys under their requested names are kept.
 func FuzzSubmitPublicKeys(f *testing.F) {
 	w := newWorld(f)
 	c := w.agent(f)
@@ -46,10 +46,10 @@ func FuzzSubmitPublicKeys(f *testing.F) {
 		}
 		f.Add(raw, seed.GetInstanceId() == "")
 	}
-	f.Fuzz(func(t *testing.T, raw []byte, own bool) { // own: of our own instance, whose ID is another in each run
+	f.Fuzz(func(t *testing.T, raw []byte, own bool) { // own: use the ID of the test's instance, which differs in each run
 		var req nstancev1.SubmitPublicKeysRequest
 		if proto.Unmarshal(raw, &req) != nil {
-			return // does not get past gRPC
+			return // rejected by gRPC
 		}
 		if own {
 			req.InstanceId = mine

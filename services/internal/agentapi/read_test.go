@@ -12,7 +12,7 @@ import (
 
 type healthStream = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
 
-// scriptedStream is a health stream with the given reports and no others.
+// scriptedStream is a health stream that receives only the given reports.
 type scriptedStream struct {
 	healthStream
 	reports []*nstancev1.ReportHealthRequest
@@ -27,7 +27,7 @@ func (s *scriptedStream) Recv() (*nstancev1.ReportHealthRequest, error) {
 	return next, nil
 }
 
-// panickingStream is a health stream that panics, as a bug of the server would.
+// panickingStream is a health stream that panics, like a bug in the server.
 type panickingStream struct{ healthStream }
 
 func (panickingStream) Recv() (*nstancev1.ReportHealthRequest, error) { panic("a bug") }
@@ -39,7 +39,7 @@ func TestPanicEndsOneStreamOnly(t *testing.T) {
 	wants(t, "a panic while reading", w.service.TakeReports(w.leader.Load(), id, number, panickingStream{}),
 		codes.Internal, "internal error")
 	leader := *w.leader.Load()
-	leader.World = nil // its methods panic
+	leader.World = nil // methods of a nil World panic
 	report := &nstancev1.ReportHealthRequest{InstanceId: id.String(), Sequence: 1}
 	wants(t, "a panic while a report is taken", w.service.TakeReports(&leader, id, number,
 		&scriptedStream{reports: []*nstancev1.ReportHealthRequest{report}}), codes.Internal, "internal error")

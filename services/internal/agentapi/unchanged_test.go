@@ -15,13 +15,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 )
 
-// written is a file as it was left by whoever wrote it last.
+// written is the state of a file after its last write.
 type written struct {
 	Content  [sha256.Size]byte
 	Modified time.Time
 }
 
-// files are all files of the server's cache.
+// files returns all files of the server's cache.
 func (w *world) files(t testing.TB) map[string]written {
 	t.Helper()
 	out := map[string]written{}
@@ -42,7 +42,7 @@ func (w *world) files(t testing.TB) map[string]written {
 	return out
 }
 
-// A settled instance's reports are kept in memory alone: nothing goes to the disk, nothing to the bucket.
+// Reports of a settled instance are kept only in memory. They cause no write to the disk or the bucket.
 func TestUnchangedReportsWriteNothing(t *testing.T) {
 	w := newWorld(t)
 	c := w.agent(t)
@@ -70,7 +70,7 @@ func TestUnchangedReportsWriteNothing(t *testing.T) {
 	if diff := cmp.Diff(before, w.files(t)); diff != "" {
 		t.Errorf("the disk was written to:\n%s", diff)
 	}
-	// It would be seen if it were otherwise.
+	// The test would detect a write.
 	if err := w.cache.DeleteKeys(t.Context(), c.id); err != nil {
 		t.Fatal(err)
 	}

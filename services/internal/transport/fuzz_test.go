@@ -13,7 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Of all certificates that a client may show, those that the CA made are somebody's, and no others.
+// FuzzPeer checks that the server accepts only client certificates that the CA issued, with the identity in the
+// certificate.
 func FuzzPeer(f *testing.F) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	must := func(err error) {

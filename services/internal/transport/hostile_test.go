@@ -32,7 +32,7 @@ import (
 type busy struct {
 	nstancev1.UnimplementedAgentServiceServer
 	running, most atomic.Int64
-	sent          atomic.Int64 // bytes that ReceiveFiles got rid of
+	sent          atomic.Int64 // bytes that ReceiveFiles has sent
 	release       chan struct{}
 }
 
@@ -75,10 +75,10 @@ type port struct {
 	addr   string
 	config *tls.Config
 	good   *grpc.ClientConn
-	limit  int64 // streams of a connection
+	limit  int64 // streams per connection
 }
 
-// everyPort runs a test against a port of each kind. A well-behaved client is served before and after it.
+// everyPort runs a test against a port of each kind. A well-behaved client is served before and after the test.
 func everyPort(t *testing.T, test func(t *testing.T, p *port)) {
 	for role, limit := range map[authority.Role]int64{"": 4, authority.RoleAgent: 8, authority.RoleOperator: 32,
 		authority.RoleServer: 4} {
@@ -141,10 +141,10 @@ func TestRapidReset(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t)
 		before := runtime.NumGoroutine()
-		go func() { _ = raw.End(10 * time.Second) }() // acknowledgements
+		go func() { _ = raw.End(10 * time.Second) }() // reads acknowledgements
 		for n := range uint32(5000) {
 			if raw.Call(2*n+1, reportHealth) != nil || raw.WriteRSTStream(2*n+1, http2.ErrCodeCancel) != nil {
-				break // the server does not read on while its handlers are busy
+				break // the server stops reading while its handlers are busy
 			}
 			if n == 100 {
 				_ = raw.SetWriteDeadline(time.Now().Add(2 * time.Second))
@@ -159,7 +159,7 @@ func TestRapidReset(t *testing.T) {
 	})
 }
 
-// Streams that are opened and left.
+// TestStreamsLeftOpen opens streams and never ends them.
 func TestStreamsLeftOpen(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t)
@@ -177,7 +177,7 @@ func TestStreamsLeftOpen(t *testing.T) {
 	})
 }
 
-// A header block that goes on for ever costs its connection, long before it has cost memory.
+// A header block without an end closes its connection, long before it uses much memory.
 func TestContinuationFlood(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t)
@@ -186,7 +186,7 @@ func TestContinuationFlood(t *testing.T) {
 		for ; err == nil && sent < 64<<20; sent += len(fields) {
 			err = raw.WriteContinuation(1, false, fields)
 		}
-		if how := raw.End(10 * time.Second); how == "open" || sent >= 8<<20 { // what the kernel buffers is among it
+		if how := raw.End(10 * time.Second); how == "open" || sent >= 8<<20 { // includes the buffers of the kernel
 			t.Errorf("%s after %d bytes of headers", how, sent)
 		}
 	})
@@ -220,7 +220,7 @@ func TestPingFlood(t *testing.T) {
 	})
 }
 
-// What is to be answered is not queued for who does not read the answers.
+// Answers are not queued without limit for a client that does not read them.
 func TestSettingsFlood(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t)
@@ -254,7 +254,7 @@ func heap() int64 {
 	return int64(stats.HeapInuse)
 }
 
-// A client that opens no window is not sent to, and what is to be sent waits in its handler, not in memory.
+// Nothing is sent to a client that opens no window. The data waits in its handler, not in memory.
 func TestZeroWindow(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
@@ -273,12 +273,12 @@ func TestZeroWindow(t *testing.T) {
 	})
 }
 
-// neighbour is a dialer from an address that is not this machine's usual one.
+// neighbour is a dialer with another source address than this machine's usual one.
 var neighbour = net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}}
 
-// Handshakes that fail, or with a certificate that is good for nothing here, are few of one address, and keep neither
-// neighbours at that address out nor those who come from elsewhere; handshakes that succeed are as many as are asked
-// for.
+// The server limits failed handshakes per address, and handshakes with a certificate that this port does not accept.
+// They block neither other clients at that address nor clients of other addresses. Successful handshakes are not
+// limited.
 func TestHandshakesInVain(t *testing.T) {
 	for name, role := range map[string]authority.Role{"TLS 1.2": authority.RoleAgent,
 		"another role": authority.RoleOperator, "one agent again and again": authority.RoleAgent} {
@@ -302,11 +302,11 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 	connect := func(ctx context.Context) {
 		conn, err := (&tls.Dialer{Config: config, NetDialer: &neighbour}).DialContext(ctx, "tcp", addr)
 		if err == nil {
-			_, _ = conn.Read(make([]byte, 1)) // until the server has looked at it
+			_, _ = conn.Read(make([]byte, 1)) // wait until the server has checked the certificate
 			_ = conn.Close()
 		}
 	}
-	// However slow this machine is just now, it is for those who are not limited, too.
+	// The bound is relative to clients without limits, because this machine may be slow.
 	comes := func(what string, from *net.Dialer, n int) time.Duration {
 		t.Helper()
 		began := time.Now()
@@ -330,7 +330,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		}
 		return time.Since(began)
 	}
-	const many = 150 // more than may be in vain: those would take six seconds
+	const many = 150 // more than the limit of failed handshakes, which would take six seconds
 	if unlimited, took := comes("from here", &net.Dialer{}, many), comes("before", &neighbour,
 		many); took > 3*unlimited+4*time.Second {
 		t.Errorf("%d took %s, want about %s as from an address without limits", many, took, unlimited)
@@ -352,7 +352,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		t.Errorf("from elsewhere: %v", err)
 	}
 	<-time.After(5*time.Second - time.Since(began))
-	// All that were there at first, twenty a second, and some for the neighbours' sake.
+	// The initial burst, twenty a second, and some for other clients at the address.
 	if most := 128 + 40 + int64(20*time.Since(began).Seconds()); tries.Load() > most {
 		t.Errorf("%d handshakes in vain in %s, want at most %d", tries.Load(), time.Since(began), most)
 	}
@@ -360,7 +360,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 	all.Wait()
 }
 
-// One certificate is good for a few connections: the newest.
+// Only the newest few connections with one certificate stay open.
 func TestConnectionsOfOneClient(t *testing.T) {
 	for role, want := range map[authority.Role]int{authority.RoleAgent: 4, authority.RoleOperator: 16} {
 		c := transporttest.New(t)
@@ -374,7 +374,7 @@ func TestConnectionsOfOneClient(t *testing.T) {
 		var raws []*transporttest.Raw
 		for range want + 10 {
 			raws = append(raws, (&port{addr: addr, config: config}).raw(t))
-			if _, err := raws[len(raws)-1].ReadFrame(); err != nil { // it is established
+			if _, err := raws[len(raws)-1].ReadFrame(); err != nil { // the connection is established
 				t.Fatal(err)
 			}
 		}
@@ -397,7 +397,7 @@ func TestConnectionsOfOneClient(t *testing.T) {
 	}
 }
 
-// Whoever begins a registration and does not end it is gone after a minute.
+// A client that does not complete a registration is disconnected after a minute.
 func TestSlowRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := transporttest.New(t)
@@ -430,9 +430,9 @@ func TestSlowRegistration(t *testing.T) {
 		began := time.Now()
 		var slow sync.WaitGroup
 		slow.Go(func() {
-			// It also answers pings, as somebody does who wants to stay.
+			// The client also answers pings in order to stay connected.
 			for raw.Part(1, 10_000, []byte{1}) == nil && raw.WritePing(true, [8]byte{}) == nil {
-				time.Sleep(5 * time.Second) // fake time
+				time.Sleep(5 * time.Second) // synctest time
 			}
 		})
 		if how := raw.End(10 * time.Minute); how == "open" {
@@ -460,7 +460,7 @@ func sourceOf(t *testing.T, c *transporttest.Cluster, server string) *transport.
 	return s
 }
 
-// certificateFor is one of a new agent or operator.
+// certificateFor returns the certificate of a new agent or operator.
 func certificateFor(t testing.TB, c *transporttest.Cluster, role authority.Role) *tls.Certificate {
 	t.Helper()
 	identity := authority.Identity{Role: role, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "knd")}
@@ -479,12 +479,12 @@ func certificateOf(t *testing.T, s *transport.Source) *tls.Certificate {
 	return cert
 }
 
-// One address with thousands of handshakes that never end is one address.
+// Thousands of unfinished handshakes from one address do not affect other addresses.
 func TestSlowHandshakesOfOneAddress(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, authority.RoleAgent)
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}}
-	for range 1500 { // more than there are turns
+	for range 1500 { // more than the number of concurrent handshakes
 		conn, err := dialer.DialContext(t.Context(), "tcp", addr)
 		if err != nil {
 			t.Fatal(err)
@@ -494,7 +494,7 @@ func TestSlowHandshakesOfOneAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // less than such a handshake may last
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // less than the timeout of a handshake
 	defer cancel()
 	conn := c.Dial(t, addr, c.Certificate(t, agentOf(c, t), transporttest.NewKey(t)))
 	if _, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx,
@@ -503,8 +503,8 @@ func TestSlowHandshakesOfOneAddress(t *testing.T) {
 	}
 }
 
-// Who hangs up before its first message is complete takes no turns away from its address: it took no time. Neither does
-// who waits in vain.
+// A client that disconnects before its first message is complete does not count against the limit of its address,
+// because it used no CPU time. A client that only waits for a slot does not count either.
 func TestHungUpHandshakes(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, authority.RoleAgent)
@@ -535,13 +535,13 @@ func TestHungUpHandshakes(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	// Had they taken them, the address would be without turns for ten seconds.
+	// Otherwise the address would have no slots for ten seconds.
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("ten handshakes took %s after 300 that were begun and left", took)
 	}
 }
 
-// The same identity with a certificate of the same CA for another role, tenant or cluster has no way in at any port.
+// No port accepts a certificate of the same CA for another role, tenant, or cluster, even with the same identity.
 func TestNoPortTakesAnotherRole(t *testing.T) {
 	c := transporttest.New(t)
 	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source),

@@ -109,7 +109,7 @@ func TestHandshakesOfOneAddressAreLimited(t *testing.T) {
 		for range 10_000 {
 			handshake("127.0.0.1")(true)
 		}
-		time.Sleep(failurePenalty) // in the bubble's time
+		time.Sleep(failurePenalty) // synctest time
 		synctest.Wait()
 		if took := time.Since(began); took != 5*failurePenalty || len(a.addresses) != 0 || len(a.handshakes) != 0 {
 			t.Errorf("failures on this machine took %s; %d addresses and %d handshakes are left", took,

@@ -25,7 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// who is an AgentService that only tells who called it.
+// who is an AgentService that only returns the identity of its caller.
 type who struct {
 	nstancev1.UnimplementedAgentServiceServer
 	mu    sync.Mutex
@@ -125,7 +125,7 @@ func TestRoles(t *testing.T) {
 	_, err = renew(t, c.Dial(t, agents, nil))
 	wants(t, "no certificate", err, codes.Unavailable, "certificate")
 
-	// A server's certificate is good for client authentication too, but for no client port.
+	// A server's certificate is valid for client authentication, but no client port accepts it.
 	server, err := c.Source.Certificate()
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestForeignCertificates(t *testing.T) {
 	_, err := renew(t, c.Dial(t, addr, other.Certificate(t, agentOf(other, t), key)))
 	wants(t, "another CA", err, codes.Unavailable, "bad certificate")
 
-	// The CA may also have issued other things: to other clusters that it was imported into, and to instances.
+	// The same CA may also have issued certificates to other clusters that imported it, and to instances.
 	foreign := agentOf(c, t)
 	foreign.Cluster = "other"
 	_, err = renew(t, c.Dial(t, addr, c.Certificate(t, foreign, key)))
@@ -155,7 +155,7 @@ func TestForeignCertificates(t *testing.T) {
 	_, err = renew(t, c.Dial(t, addr, &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}))
 	wants(t, "an instance's own certificate", err, codes.Unauthenticated, "URI")
 
-	// The clients check the server as well.
+	// The clients also verify the server.
 	if _, err := renew(t, other.Dial(t, addr, other.Certificate(t, agentOf(other, t), key))); status.Code(
 		err) != codes.Unavailable {
 		t.Errorf("a client of another cluster: %v", err)
@@ -231,7 +231,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// What has not shown who it is keeps nobody out.
+// Connections without a completed handshake do not block other clients.
 func TestHalfOpenConnections(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, authority.RoleAgent)
@@ -254,7 +254,7 @@ func TestHalfOpenConnections(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// Whoever speaks something else is sent away.
+	// A client that uses another protocol is disconnected.
 	conn, err := dialer.DialContext(t.Context(), "tcp", addr)
 	if err != nil {
 		t.Fatal(err)
@@ -315,7 +315,7 @@ func TestServerCertificate(t *testing.T) {
 	if err != nil || second == first || !second.Leaf.NotAfter.After(first.Leaf.NotAfter) {
 		t.Errorf("not renewed after half of its life (%v)", err)
 	}
-	// Beyond the CA's own end nothing new can be issued; what there is serves to its end.
+	// After the CA has expired, it issues no certificates. Existing ones are valid until they expire.
 	end := c.CA.Certificate().NotAfter
 	c.Clock.Advance(end.Sub(c.Clock.Now()) - time.Hour)
 	last, err := c.Source.Certificate()
@@ -328,7 +328,7 @@ func TestServerCertificate(t *testing.T) {
 	}
 }
 
-// A new CA comes before the old one leaves, without a restart.
+// A new CA is added before the old one is removed, without a restart.
 func TestNewCA(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, authority.RoleAgent)
@@ -342,7 +342,7 @@ func TestNewCA(t *testing.T) {
 	if err := c.Source.SetCA(newCA, []*x509.Certificate{newCA.Certificate(), oldCA.Certificate()}); err != nil {
 		t.Fatal(err)
 	}
-	c.CA = newCA // clients trust the new one
+	c.CA = newCA // clients trust the new CA
 	newCert := c.Certificate(t, identity, key)
 	for name, cert := range map[string]*tls.Certificate{"old": oldCert, "new": newCert} {
 		if _, err := renew(t, c.Dial(t, addr, cert)); err != nil {

@@ -56,14 +56,14 @@ func TestParseServers(t *testing.T) {
 	if addrs := []bool{s.Has("a"), s.Has("b"), s.Has("c")}; !slices.Equal(addrs, []bool{true, true, false}) {
 		t.Error("addresses of a, b and c:", addrs)
 	}
-	// more of them in package endpoints
+	// package endpoints has more cases
 	if _, err := fleet.ParseServers("a=h/x:8993"); err == nil || !strings.Contains(err.Error(), "host") {
 		t.Error(err)
 	}
 }
 
-// A standby names the leader, which is followed; the next call goes there at once. When the leader has moved back it is
-// found again.
+// The client follows the leader that a standby names, and the next call goes directly to it. It finds a leader that has
+// moved back.
 func TestFollowsLeader(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	leader, standby := workers(), workers()
@@ -92,7 +92,7 @@ func TestFollowsLeader(t *testing.T) {
 		t.Fatal(failed)
 	}
 
-	// A leader that is followed once only: two that name each other end in an error.
+	// A named leader is followed only once. Two servers that name each other cause an error.
 	standby.Do(func() {
 		standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) }
 	})
@@ -101,7 +101,7 @@ func TestFollowsLeader(t *testing.T) {
 		"is not the leader") {
 		t.Error(failed)
 	}
-	// Nobody leads.
+	// The shard has no leader.
 	standby.Do(func() { standby.Before = func(string) error { return fleettest.NotLeader("a", "", "") } })
 	leader.Do(func() { leader.Before = standby.Before })
 	failed = fleet.Failed(f.Groups(t.Context(), []string{"a"}))
@@ -110,7 +110,7 @@ func TestFollowsLeader(t *testing.T) {
 	}
 }
 
-// Of several addresses the first that serves is taken; when it goes, the next.
+// The client uses the first address that works, and the next one when it fails.
 func TestSeveralAddresses(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	one, stopOne := c.Serve(t, "a", workers())
@@ -125,12 +125,13 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 }
 
-// Whoever answers must be a server of our cluster and that shard, under its name; and must accept us.
+// The peer must be a server of the same cluster and of the given shard, with a matching host name, and must accept the
+// client.
 func TestPeers(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	other := fleettest.NewCluster(t, "other")
 	foreign := fleettest.NewCluster(t, "foreign")
-	foreign.CA = c.CA // its servers' certificates are from our CA
+	foreign.CA = c.CA // the servers' certificates are from the client's CA
 	serve := func(c *fleettest.Cluster, shard string, hosts ...string) (string, *fleettest.Shard) {
 		api := workers()
 		addr, _ := c.Serve(t, shard, api, hosts...)
@@ -199,7 +200,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// A change of others between our read and our write is kept; the size is ours.
+// Scale keeps a concurrent change of other fields and sets the size.
 func TestScaleIsSafe(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()
@@ -244,7 +245,7 @@ func TestScaleIsSafe(t *testing.T) {
 	}
 }
 
-// An instance whose creation was not answered keeps the ID that it was asked for with, which the error names.
+// An instance without an answer to its creation keeps the requested ID. The error names the ID.
 func TestCreateInstance(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()
@@ -280,7 +281,7 @@ func TestCreateInstance(t *testing.T) {
 	}
 }
 
-// Everything that the protocol tells is shown.
+// The views show every field of the protocol.
 func TestViewsAreComplete(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := &fleettest.Shard{
@@ -294,7 +295,7 @@ func TestViewsAreComplete(t *testing.T) {
 	addr, _ := c.Serve(t, "a", api)
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
 	a := []string{"a"}
-	// Names that the views have for fields that are called otherwise.
+	// Fields that have another name in the views.
 	renamed := map[string]string{"is_static": "static", "args_json": "args", "spec_json": "spec"}
 	for _, test := range []struct {
 		of   proto.Message
@@ -325,7 +326,7 @@ func TestViewsAreComplete(t *testing.T) {
 	}
 }
 
-// fill sets every field to something.
+// fill sets every field.
 func fill(m protoreflect.Message) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -369,7 +370,8 @@ func fill(m protoreflect.Message) {
 	}
 }
 
-// Events flow in order, with what held before marked; a lost connection is made again, and a refusal for good ends it.
+// Events arrive in order, and the initial state is marked. A lost connection is opened again, and a permanent error
+// ends the watch.
 func TestFollow(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Whatever is asked for is answered with JSON: done, or refused with the reason, but never by a fault of ours.
+// FuzzRequest checks that every request gets an answer in JSON, which is a result or an error with a reason. No request
+// causes an internal error.
 func FuzzRequest(f *testing.F) {
 	x := newAPI(f, "")
 	for _, seed := range []struct{ method, path, query, body string }{
@@ -27,7 +28,7 @@ func FuzzRequest(f *testing.F) {
 		target := (&url.URL{Path: "/" + path, RawQuery: query}).RequestURI()
 		if _, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target +
 			" HTTP/1.0\r\n\r\n"))); err != nil || method == http.MethodConnect {
-			return // what net/http refuses itself
+			return // rejected by net/http itself
 		}
 		status, answer, header := x.do(t, request{method: method, path: target, body: body})
 		if status >= 500 && status != http.StatusServiceUnavailable && status != http.StatusGatewayTimeout {

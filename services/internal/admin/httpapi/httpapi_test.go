@@ -77,7 +77,7 @@ func newAPI(t testing.TB, tokens string) *api {
 	return x
 }
 
-// request is one request; the defaults are those of a good one.
+// request is one request. The zero values are those of a valid request.
 type request struct {
 	method, path, body string
 	header             map[string]string
@@ -178,7 +178,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A change is answered for by name; nobody without a token gets anywhere.
+// The log names the client of every change. Clients without a token are rejected.
 func TestTokens(t *testing.T) {
 	x := newAPI(t, "# who may\nalice "+alice+"\n\nci   "+ci+"\n")
 	scale := request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 5}`,
@@ -246,7 +246,7 @@ func FuzzParseTokens(f *testing.F) {
 	})
 }
 
-// Without tokens only this machine is served, and no page of another site that a browser here shows.
+// Without tokens, the API serves only this machine, and no page of another site in a browser on this machine.
 func TestBrowsers(t *testing.T) {
 	x := newAPI(t, "")
 	refresh := request{method: "POST", path: "/config/refresh?shard=a"}
@@ -284,7 +284,7 @@ func TestBrowsers(t *testing.T) {
 	}
 }
 
-// The document describes every path there is, and every answer is as it says.
+// The document describes every path, and every answer matches its schema.
 func TestOpenAPI(t *testing.T) {
 	x := newAPI(t, "alice "+alice)
 	x.b.Before = func(string) error { return status.Error(codes.Unavailable, "down") }
@@ -362,7 +362,7 @@ func TestOpenAPI(t *testing.T) {
 }
 
 func itoa(n int) string {
-	text, _ := json.Marshal(n) // numbers always can
+	text, _ := json.Marshal(n) // encoding a number cannot fail
 	return string(text)
 }
 
@@ -390,7 +390,7 @@ func check(t *testing.T, schema json.RawMessage, document string) {
 	}
 }
 
-// More requests than can be answered are told so.
+// Requests beyond the limit are rejected.
 func TestBusy(t *testing.T) {
 	x := newAPI(t, "")
 	release := make(chan struct{})
@@ -413,7 +413,7 @@ func TestBusy(t *testing.T) {
 		_, err = io.Copy(io.Discard, resp.Body)
 		return resp.StatusCode, err
 	}
-	// One more than there are turns: exactly one is refused, whichever it is.
+	// One request more than the limit: exactly one of them is rejected.
 	results := make(chan int, 65)
 	for range 65 {
 		go func() {
