@@ -49,8 +49,8 @@ type Config struct {
 	Images map[string]string
 	// API serves http://169.254.170.1 inside the machines. If it is nil, nothing listens at that address.
 	API http.Handler
-	// Environment is added to the environment of the services and the boot script of every machine, like the default
-	// environment that an image sets for its service manager.
+	// Environment is added to the environment of the services and the boot script of every machine. It acts like the
+	// default environment that an image sets for its service manager.
 	Environment map[string]string
 	// Guest is the path of the program cmd/guest, built without cgo. If it is empty, New builds the program.
 	Guest string

@@ -13,7 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
 )
 
-// exec runs a command for a client. It kills the command when ctx ends.
+// exec runs a command for a client and returns its result. When the command or ctx ends, exec kills all remaining
+// processes of the command.
 func (m *Manager) exec(ctx context.Context, r control.Request) control.Response {
 	if len(r.Args) == 0 {
 		return control.Response{Code: 1, Errors: []byte("no command\n")}

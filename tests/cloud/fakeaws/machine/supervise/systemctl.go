@@ -147,8 +147,8 @@ func (c *call) systemctl(args []string) (code int, err error) {
 	return c.forEach(verb, units, f)
 }
 
-// forEach runs a command for all units concurrently. is-active, is-enabled and is-failed succeed if they succeed for
-// any unit.
+// forEach runs a command for all units: start and restart concurrently, other commands one after another. is-active,
+// is-enabled and is-failed succeed if they succeed for any unit.
 func (c *call) forEach(verb string, units []string, f func(string) (int, error)) (int, error) {
 	any0 := slices.Contains([]string{"is-active", "is-enabled", "is-failed"}, verb)
 	starts := slices.Contains([]string{"start", "restart"}, verb)

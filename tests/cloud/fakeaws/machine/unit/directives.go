@@ -171,7 +171,7 @@ func output(field func(*Service) *string) directive {
 			return fmt.Errorf("%q is not supported", value)
 		}
 		if *field(l.service) = name; l.service.StandardOutput == "inherit" {
-			l.service.StandardOutput = "null" // The default follows standard input.
+			l.service.StandardOutput = "null" // It inherits standard input, /dev/null.
 		}
 		return nil
 	}
