@@ -60,7 +60,7 @@ func (w *world) config(access, secret, token string) aws.Config {
 	return aws.Config{
 		Region: w.Region(), BaseEndpoint: aws.String(w.url), RetryMaxAttempts: 1,
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, token),
-		// net/http retries a broken reused connection without the SDK's knowledge
+		// net/http would retry a broken reused connection without the SDK's knowledge.
 		HTTPClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 }

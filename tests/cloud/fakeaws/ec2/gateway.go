@@ -34,7 +34,7 @@ type internetGatewayXML struct {
 func (s *Service) internetGatewayXML(g *internetGateway) internetGatewayXML {
 	out := internetGatewayXML{ID: g.id, Owner: s.cfg.Account, Tags: s.tagList(g.id)}
 	if g.vpc != "" {
-		// the state of an attached internet gateway is "available", never "attached"
+		// The state of an attached internet gateway is "available", never "attached".
 		out.Attachments = []gatewayAttachmentXML{{"available", g.vpc}}
 	}
 	return out

@@ -115,7 +115,7 @@ func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	s.interfaces[i.id] = i
 	s.SetTags(i.id, spec.Tags)
 	if i.Requester != "" {
-		// its service uses it from the beginning
+		// A service's interface is in use from the beginning.
 		i.Attachment = &Attachment{ID: newID("ela-attach"), Index: 1, At: s.now(), due: s.now()}
 	}
 	return i, nil

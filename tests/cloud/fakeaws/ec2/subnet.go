@@ -25,7 +25,7 @@ type subnet struct {
 	nameA        bool
 	nameAAAA     bool
 
-	next netip.Addr // start of the next search for a free IPv4 address, so that freed addresses are not reused immediately
+	next netip.Addr // start of the next search for a free IPv4 address: delays reuse of freed ones
 }
 
 func (s *Service) subnetContext(id string) policy.Context {

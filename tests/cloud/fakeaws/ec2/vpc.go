@@ -169,7 +169,7 @@ func (s *Service) networkOperations() map[string]wire.Handler {
 	return all
 }
 
-// request is the memory of a call with a client token.
+// request is a remembered call with a client token.
 type request struct{ parameters, id string }
 
 // replayed returns the ID of the resource that an earlier call with the same client token made, "" for a first call.

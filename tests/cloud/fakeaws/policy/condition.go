@@ -134,7 +134,7 @@ func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
 	return false, true
 }
 
-// fits reports whether a value of the request equals one of the policy's values.
+// fits reports whether a value of the request satisfies the operator for at least one of the policy's values.
 func (c *Condition) fits(op operator, wants []pattern, have string) bool {
 	for i, want := range wants {
 		if op.fits(want, c.Values[i], have) {

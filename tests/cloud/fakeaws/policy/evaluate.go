@@ -9,7 +9,7 @@ import (
 //
 // - An explicit Deny in any policy wins.
 // - A resource policy that names the session allows the request by itself.
-// - A resource policy that names the role, or all principals, allows what the boundary allows.
+// - A resource policy that names the role, or all principals, also allows it: there are no permissions boundaries.
 // - If the resource policy names the account, or there is none, the identity's policies decide.
 // - The account itself may do everything that no resource policy denies.
 //

@@ -18,7 +18,7 @@ type Kind int
 
 // Kinds of documents.
 const (
-	Identity Kind = iota // of a role, or a permissions boundary: no Principal
+	Identity Kind = iota // of a role: no Principal
 	Resource             // of a bucket or a secret: Principal and Resource
 	Trust                // who may assume a role: Principal, no Resource
 )

@@ -27,7 +27,7 @@ type Request struct {
 
 // Policies holds all policies that apply to a request.
 type Policies struct {
-	Identity []*Document // of the role: inline and attached
+	Identity []*Document // of the caller's role
 	Resource *Document   // of the resource: a bucket policy, a role's trust policy
 }
 

@@ -338,7 +338,7 @@ func TestWays(t *testing.T) {
 			100<<10), ContentLength: ptr(int64(100 << 10)),
 		ContentEncoding: ptr("gzip"),
 	}, func(o *sdk.Options) {
-		// the SDK sends chunks only over HTTPS
+		// The SDK sends chunks only over HTTPS.
 		o.BaseEndpoint, o.HTTPClient = ptr(strings.Replace(w.url, "http:", "https:", 1)), plain{t}
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenSupported
 	}))(t)

@@ -103,7 +103,7 @@ func (s *Service) newest(b *bucket, key string) *version {
 	return all[len(all)-1]
 }
 
-// do sends a request of the front's own. An answer with another status than wanted is an error.
+// do sends a request of the front itself. An answer is an error if its status is not in wanted.
 func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) error {
 	answer, err := q.send(method, path, query, header, nil)
 	if err != nil {
