@@ -11,15 +11,15 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/suggest"
 )
 
-// checker collects what is wrong with a typed document. Its paths are those of the document.
+// checker collects the problems of a typed document. Its paths are paths in that document.
 type checker struct {
-	s     *Shard // with defaults
+	s     *Shard // with defaults filled in
 	found []finding
-	// rendered are the problems of templates that are known already, by path and message: many groups share a template.
+	// rendered holds the known problems of templates, by path and message, because many groups share a template.
 	rendered map[string]bool
 }
 
-// problems returns what was found, without positions.
+// problems returns the collected problems, without positions.
 func (c *checker) problems() Problems {
 	var out Problems
 	for _, f := range c.found {
@@ -33,21 +33,21 @@ func (c *checker) add(path, format string, args ...any) *finding {
 	return &c.found[len(c.found)-1]
 }
 
-// err reports an error of a field's value, if there is one.
+// err reports an error of a field's value, if err is not nil.
 func (c *checker) err(path string, err error) {
 	if err != nil {
 		c.add(path, "%v", err)
 	}
 }
 
-// key reports an error of a name in a map, if there is one.
+// key reports an error of a map key, if err is not nil.
 func (c *checker) key(path string, err error) {
 	if err != nil {
 		c.add(path, "%v", err).onKey = true
 	}
 }
 
-// reference reports a name that is not a key of the map at target.
+// reference reports a name that is not a key of the map at target. It returns true if the name is a key.
 func reference[V any](c *checker, path, what, name string, in map[string]V, target string) bool {
 	if _, ok := in[name]; ok {
 		return true
@@ -64,7 +64,7 @@ func reference[V any](c *checker, path, what, name string, in map[string]V, targ
 	return false
 }
 
-// fields checks the rules in the tags of every config struct in v.
+// fields checks the rules in the struct tags of every config struct in v.
 func (c *checker) fields(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -74,7 +74,7 @@ func (c *checker) fields(v reflect.Value, path string) {
 	case reflect.Struct:
 		for _, f := range fieldsOf(v.Type()) {
 			at, value := ChildPath(path, f.name), f.in(v)
-			// The missing fields of a missing object are reported instead of the object.
+			// If an object is missing, its missing required fields are reported instead of the object.
 			if f.required && isZero(value) && !f.positive && f.Type.Kind() != reflect.Struct {
 				c.add(at, "is required")
 				continue
@@ -125,8 +125,8 @@ func (c *checker) rules(f field, v reflect.Value, path string) {
 	}
 }
 
-// validateKey checks names that are neither identifiers of page "Identifiers" nor part of a bucket key: those of load
-// balancers, certificates and files.
+// validateKey checks the names of load balancers, certificates and files. These names are not identifiers, and they are
+// not part of a bucket key.
 func validateKey(what, s string) error {
 	if s == "" || len(s) > 128 {
 		return fmt.Errorf("the name of a %s has 1 to 128 characters, not %d", what, len(s))
@@ -159,7 +159,7 @@ func validateIdentifier(s string) error {
 	return nil
 }
 
-// distinct reports values that are empty or there twice.
+// distinct reports values that are empty or repeated.
 func (c *checker) distinct(list []string, path string) {
 	for i, value := range list {
 		switch first := slices.Index(list, value); {
@@ -171,7 +171,7 @@ func (c *checker) distinct(list []string, path string) {
 	}
 }
 
-// json checks that a value is made of what JSON documents are made of, which typed documents might not be.
+// json checks that a value consists of JSON types only. Typed documents could hold other types.
 func (c *checker) json(v any, path string, depth int) {
 	switch v := v.(type) {
 	case nil, bool, string, int, int64:
@@ -200,7 +200,7 @@ func (c *checker) json(v any, path string, depth int) {
 	}
 }
 
-// trees checks all the free trees of a shard.
+// trees checks all free JSON trees of a shard.
 func (c *checker) trees(s *Shard) {
 	c.json(s.Defaults.Args, "defaults.args", 0)
 	for _, name := range sortedKeys(s.Templates) {

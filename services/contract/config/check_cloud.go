@@ -6,15 +6,15 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 )
 
-// cloud reports what a cloud's own check found in the object at path.
+// cloud reports the problems that a cloud's own check found in the object at path.
 func (c *checker) cloud(path string, problems []cloud.Problem) {
 	for _, problem := range problems {
 		c.add(path+joinBelow(join(problem.Path)), "%s", problem.Message).hint = problem.Hint
 	}
 }
 
-// cloudFields checks the clouds' own fields of the object at path, which belongs to a provider: fields of other clouds
-// must not be set, and the provider's own fields have its rules.
+// cloudFields checks the cloud-specific fields of the object at path, which belongs to a provider. It reports fields of
+// other clouds that are set, and applies the provider's rules to its own fields.
 func (c *checker) cloudFields(v reflect.Value, path, provider string) {
 	if provider == "" {
 		return // reported elsewhere

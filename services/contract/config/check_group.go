@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// groups checks the static groups, and renders what every template makes.
+// groups checks the static groups, and renders every template.
 func (c *checker) groups() {
 	used := map[string]bool{}
 	for _, tenant := range sortedKeys(c.s.Groups) {
@@ -31,14 +31,14 @@ func (c *checker) groups() {
 	}
 	for _, name := range sortedKeys(c.s.Templates) {
 		if !used[name] {
-			// A group that is yet to come may bring variables of its own.
+			// A dynamic group that is created later may define its own variables.
 			spec := GroupSpec{Template: name}
 			c.render(c.s.merge(GroupKey{ident.DefaultTenant, "sample"}, spec, nil), spec, "", true)
 		}
 	}
 }
 
-// tenant reports a tenant that is not listed.
+// tenant reports a tenant that is not listed in the configuration.
 func (c *checker) tenant(tenant, path string) {
 	if tenant == ident.DefaultTenant {
 		return
@@ -53,7 +53,7 @@ func (c *checker) tenant(tenant, path string) {
 	}
 }
 
-// group checks what can be said of a group without its shard. The path is where the group is.
+// group checks the rules of a group that do not depend on its shard. path is the path of the group.
 func (c *checker) group(spec GroupSpec, path string) {
 	c.vars(spec.Vars, path+".vars")
 	c.instanceTypes(spec.InstanceTypes, path)
@@ -64,7 +64,7 @@ func (c *checker) group(spec GroupSpec, path string) {
 	}
 }
 
-// inShard checks a group with a template of its own beside the rest of the shard, and renders it.
+// inShard checks a group with a template against the rest of the shard, and renders it.
 func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	if spec.Template == "" {
 		c.add(ChildPath(path, "template"), "is required")
@@ -95,7 +95,7 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	c.render(g, spec, path, false)
 }
 
-// dynamic checks what only groups that come through the API have to keep to.
+// dynamic checks the rules that apply only to groups created through the API.
 func (c *checker) dynamic(spec GroupSpec, path string) {
 	pools := c.s.Server.DynamicSubnetPools
 	pool := firstOf(spec.SubnetPool, c.s.Templates[spec.Template].SubnetPool)
@@ -105,19 +105,19 @@ func (c *checker) dynamic(spec GroupSpec, path string) {
 	}
 }
 
-// rendering is one group's attempt at all its templates.
+// rendering renders all templates of one group.
 type rendering struct {
 	c       *checker
 	g       Group
 	data    render.Data
 	depends []string
-	// lenient fills in variables that are not there.
+	// lenient makes the rendering supply sample values for missing variables.
 	lenient bool
 	failed  bool
 }
 
-// render tries every template of a group with sample data. The path is where the group is; "" if it is none of the
-// document's.
+// render renders every template of a group with sample data. path is the path of the group, or "" if the group is not
+// part of the document.
 func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	from := ChildPath("templates", g.Template)
 	r := rendering{c: c, g: g, data: c.sample(g), lenient: lenient,
@@ -134,7 +134,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		r.userdata(userdataPath, g.Userdata.Content)
 	}
 
-	// A value of the arguments is reported where it was written.
+	// Report a value of the arguments at the place where it was written.
 	sources := []struct {
 		path string
 		tree map[string]any
@@ -149,7 +149,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		return from + ".args" + joinBelow(path)
 	})
 	if _, err := render.Tree("args", g.Args, r.data); err != nil && !r.failed && !lenient {
-		r.value(from+".args", err) // too much all in all, or no JSON
+		r.value(from+".args", err) // too large in total, or not JSON
 	}
 
 	for _, name := range sortedKeys(g.Files) {
@@ -157,7 +157,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	}
 }
 
-// joinBelow makes a path that begins a document one that continues another.
+// joinBelow changes a path that starts a document into one that continues another path.
 func joinBelow(path string) string {
 	if path == "" || path[0] == '[' {
 		return path
@@ -274,7 +274,7 @@ func (r *rendering) certificate(cert Certificate, path string) {
 	}
 }
 
-// tree renders the texts inside a tree; at says where a path in it is in the document.
+// tree renders the texts inside a tree. The function at maps a path in the tree to a path in the document.
 func (r *rendering) tree(path string, tree any, at func(string) string) {
 	switch v := tree.(type) {
 	case string:
@@ -290,7 +290,7 @@ func (r *rendering) tree(path string, tree any, at func(string) string) {
 	}
 }
 
-// storage tries the template of an object's key; one that is empty is reported elsewhere.
+// storage renders the template of an object's key. An empty template is reported elsewhere.
 func (r *rendering) storage(path, source string) {
 	if key, ok := r.text(path, source); ok && source != "" {
 		r.value(path, ValidateStorageSource(key))
@@ -308,7 +308,7 @@ func (r *rendering) text(path, text string) (string, bool) {
 		r.template(path, err)
 		return "", false
 	}
-	// What a made-up variable makes says nothing.
+	// A result made with sample variables cannot be checked.
 	return out, !r.lenient || len(t.Vars()) == 0
 }
 
@@ -336,12 +336,12 @@ func (r *rendering) withVars(names []string) render.Data {
 	return d
 }
 
-// template reports a template that fails.
+// template reports a template that fails to render.
 func (r *rendering) template(path string, err error) {
 	r.value(path, errors.New("template: "+strings.TrimPrefix(err.Error(), ": ")))
 }
 
-// value reports what is wrong with a rendered text, once for all groups.
+// value reports a problem of a rendered text, once for all groups.
 func (r *rendering) value(path string, err error) {
 	if err == nil {
 		return

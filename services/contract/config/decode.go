@@ -21,42 +21,43 @@ import (
 )
 
 const (
-	// MaxSize is the longest document that is read, in bytes.
+	// MaxSize is the maximum size of a document in bytes.
 	MaxSize = 4 << 20
-	// maxDepth is how deep objects and lists may be nested.
+	// maxDepth is the maximum nesting depth of objects and lists.
 	maxDepth = 64
-	// maxProblems is how many problems of one document are listed; the rest is counted.
+	// maxProblems is the number of problems of one document that are listed. The others are only counted.
 	maxProblems = 1000
-	// maxInteger is the largest integer that every JSON reader keeps exactly.
+	// maxInteger is the largest integer up to which every JSON reader represents all integers exactly.
 	maxInteger = 1 << 53
 )
 
-// finding is a problem before it is known where in the file it is.
+// finding is a problem without a known position in the file.
 type finding struct {
 	path    string
 	message string
 	hint    string
 	warning bool
-	onKey   bool     // the name of the field is wrong, not its value
-	offset  int      // in the file, or -1: look the path up
-	depends []string // paths without which the finding says nothing
+	onKey   bool     // the field's name is wrong, not its value
+	offset  int      // in the file, or -1 to look the path up
+	depends []string // paths without which the finding is meaningless
 }
 
 type member = hujson.ObjectMember
 
-// decoder reads one document into config types. It goes on after a mistake, and remembers where everything was.
+// decoder decodes one document into config types. It continues after an error, and records all positions.
 type decoder struct {
 	file   string
 	src    []byte
 	found  []finding
 	keys   map[string]int // offsets of names, by path
 	values map[string]int // offsets of values, by path
-	lines  []int          // offsets of lines, once somebody asks for a position
-	// tainted are the paths whose values are unknown because of a mistake: findings about them would only repeat it.
+	lines  []int          // offsets of lines, computed when the first position is needed
+	// tainted holds the paths with values that are unknown because of an error. Findings about them would repeat that
+	// error.
 	tainted []string
 }
 
-// parse reads the document's syntax. ok is false if there is nothing to decode.
+// parse parses the document's syntax. ok is false if there is nothing to decode.
 func (d *decoder) parse() (root hujson.Value, ok bool) {
 	d.keys, d.values = map[string]int{}, map[string]int{}
 	switch {
@@ -79,7 +80,7 @@ func (d *decoder) parse() (root hujson.Value, ok bool) {
 		d.add(at, "", "objects and lists are nested deeper than %d", maxDepth)
 		return root, false
 	}
-	// With a line break at the end, a comment there may be a line comment.
+	// The document may end with a line comment, so add a line break.
 	root, err := hujson.Parse(append(slices.Clip(d.src), '\n'))
 	if err != nil {
 		d.syntax(err)
@@ -104,14 +105,14 @@ func (d *decoder) syntax(err error) {
 		at = len(d.src) - len(rest)
 	}
 	message := match[3]
-	if len(message) > 200 { // it may repeat a literal of any length
+	if len(message) > 200 { // it may quote a literal of any length
 		message = strings.ToValidUTF8(message[:200], "") + "…"
 	}
 	d.add(min(at+col-1, len(d.src)), "", "syntax error: %s", message)
 }
 
-// tooDeep returns the offset of the first bracket that is nested too deep, -1 if none is. The parser is recursive, so
-// this comes first.
+// tooDeep returns the offset of the first bracket that is nested too deep, or -1 if there is none. It runs before the
+// parser, because the parser is recursive.
 func tooDeep(src []byte) int {
 	depth := 0
 	for i := 0; i < len(src); i++ {
@@ -168,7 +169,7 @@ func (d *decoder) wrong(v hujson.Value, path, want string) {
 	d.found = append(d.found, f)
 }
 
-// decode reads a value into a target of a config type.
+// decode decodes a value into a target of a config type.
 func (d *decoder) decode(v hujson.Value, path string, target reflect.Value, f field) {
 	d.values[path] = v.StartOffset
 	if u, ok := target.Addr().Interface().(encoding.TextUnmarshaler); ok {
@@ -328,7 +329,7 @@ func (d *decoder) mapping(v hujson.Value, path string, target reflect.Value) {
 	}
 }
 
-// tree reads any JSON value: nil, bool, float64, string, []any, map[string]any.
+// tree decodes any JSON value to nil, bool, float64, string, []any or map[string]any.
 func (d *decoder) tree(v hujson.Value, path string) any {
 	d.values[path] = v.StartOffset
 	switch value := v.Value.(type) {
@@ -357,7 +358,7 @@ func (d *decoder) tree(v hujson.Value, path string) any {
 
 func (d *decoder) number(v hujson.Value, path, text string) float64 {
 	n, err := strconv.ParseFloat(text, 64)
-	// however it is written: 1e16 would be written as an integer, which is then not read again
+	// Check the value, not the spelling: 1e16 would be encoded as an integer, which could not be parsed again.
 	if err != nil || math.Abs(n) > maxInteger {
 		d.tainted = append(d.tainted, path)
 		d.found = append(d.found, finding{path: path, offset: v.StartOffset,
@@ -366,7 +367,7 @@ func (d *decoder) number(v hujson.Value, path, text string) float64 {
 	return n
 }
 
-// position returns line and column of an offset, both from 1, the column in characters.
+// position returns the line and column of an offset. Both count from 1, and the column counts characters.
 func (d *decoder) position(offset int) (line, col int) {
 	if d.lines == nil {
 		d.lines = []int{0}
@@ -384,7 +385,7 @@ func (d *decoder) position(offset int) (line, col int) {
 	return line, utf8.RuneCount(d.src[d.lines[line-1]:offset]) + 1
 }
 
-// problems places the decoder's findings and more, about the values that it read, in the file.
+// problems adds positions to the decoder's findings, and to more findings about the decoded values.
 func (d *decoder) problems(more []finding) Problems {
 	found := append(d.found, d.relevant(more)...)
 	for i, f := range found {
@@ -411,10 +412,10 @@ func (f finding) problem() Problem {
 	return Problem{Path: f.path, Message: f.message, Hint: f.hint, Warning: f.warning}
 }
 
-// relevant leaves out the findings that only follow from a mistake that was found before.
+// relevant drops findings that only follow from an error that was found before.
 func (d *decoder) relevant(more []finding) []finding {
 	if len(d.found) > maxProblems {
-		return nil // enough, and none of these would be listed in full
+		return nil // enough problems; none of these would be listed in full
 	}
 	return slices.DeleteFunc(more, func(f finding) bool {
 		return slices.ContainsFunc(d.tainted, func(t string) bool {
@@ -424,7 +425,7 @@ func (d *decoder) relevant(more []finding) []finding {
 	})
 }
 
-// find returns where a path is in the file, or the nearest object around it.
+// find returns the offset of a path in the file, or of the nearest object around it.
 func (d *decoder) find(path string, onKey bool) int {
 	if at, ok := d.keys[path]; ok && onKey {
 		return at
@@ -437,5 +438,5 @@ func (d *decoder) find(path string, onKey bool) int {
 	}
 }
 
-// sortedKeys is how every map is walked, so that the order of problems does not change.
+// sortedKeys returns the keys in sorted order. Every map is iterated with it, so that the order of problems is stable.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -2,15 +2,15 @@ package config
 
 import "reflect"
 
-// DefaultKeyVariable is the environment variable that an encryption key of provider env is read from.
+// DefaultKeyVariable is the default environment variable of an encryption key with provider env.
 const DefaultKeyVariable = "NSTANCE_ENCRYPTION_KEY"
 
-// WithDefaults returns a copy in which everything that was not written has its default. The copy shares no memory with
-// s. What a group takes from its template is left as it is; see [Shard.Merged].
+// WithDefaults returns a copy in which all unset fields have their defaults. The copy shares no memory with s. Fields
+// that a group inherits from its template are not filled in; see [Shard.Merged].
 func (s *Shard) WithDefaults() *Shard {
 	out := cloned(s)
 	fill(&out.Server.Bind)
-	// An address that is not advertised otherwise is advertised as it is bound.
+	// The default of an advertised address is the bind address.
 	for i := range fieldsOf(reflect.TypeFor[Addresses]()) {
 		advertise := reflect.ValueOf(&out.Server.Advertise).Elem().Field(i)
 		if advertise.IsZero() {
@@ -30,7 +30,7 @@ func (s *Shard) WithDefaults() *Shard {
 	return out
 }
 
-// fill sets every field that is not set and has a default.
+// fill sets every unset field that has a default.
 func fill(target any) {
 	eachField(reflect.ValueOf(target), func(f field, v reflect.Value) {
 		if !v.IsZero() {
@@ -42,7 +42,7 @@ func fill(target any) {
 	})
 }
 
-// unfill is the opposite of fill: it clears every field that has its default.
+// unfill is the inverse of fill: it clears every field that has its default value.
 func unfill(target any) {
 	eachField(reflect.ValueOf(target), func(f field, v reflect.Value) {
 		if v.IsZero() {

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// Duration is a length of time that is not negative. Its text form is Go's, plus d for days of 24 hours: "90s",
-// "1h30m", "21d", "1d12h".
+// Duration is a non-negative length of time. Its text form is Go's, plus d for days of 24 hours: "90s", "1h30m", "21d",
+// "1d12h".
 type Duration time.Duration
 
-// ParseDuration reads a duration's text form.
+// ParseDuration parses the text form of a duration.
 func ParseDuration(s string) (Duration, error) {
 	const day = 24 * time.Hour
 	bad := fmt.Errorf("%s is not a duration such as \"30s\", \"1h30m\" or \"21d\"", quote(s))
@@ -46,7 +46,7 @@ func ParseDuration(s string) (Duration, error) {
 	return Duration(total), nil
 }
 
-// D returns the duration; zero for nil.
+// D returns the duration, or zero for nil.
 func (d *Duration) D() time.Duration {
 	if d == nil {
 		return 0
@@ -54,7 +54,7 @@ func (d *Duration) D() time.Duration {
 	return time.Duration(*d)
 }
 
-// String returns the shortest text form: "5m", not "5m0s"; whole days as "21d".
+// String returns the shortest text form: "5m", not "5m0s". Whole days are "21d".
 func (d Duration) String() string {
 	const day = Duration(24 * time.Hour)
 	if d > 0 && d%day == 0 {
@@ -70,7 +70,7 @@ func (d Duration) String() string {
 	return s
 }
 
-// MarshalText returns [Duration.String]; a negative duration is an error.
+// MarshalText returns [Duration.String]. It fails for a negative duration.
 func (d Duration) MarshalText() ([]byte, error) {
 	if d < 0 {
 		return nil, fmt.Errorf("duration %s is negative", time.Duration(d))
@@ -78,7 +78,7 @@ func (d Duration) MarshalText() ([]byte, error) {
 	return []byte(d.String()), nil
 }
 
-// UnmarshalText reads what [ParseDuration] reads.
+// UnmarshalText accepts the same texts as [ParseDuration].
 func (d *Duration) UnmarshalText(text []byte) error {
 	parsed, err := ParseDuration(string(text))
 	if err != nil {
@@ -88,7 +88,7 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// quote keeps messages short however long the input was.
+// quote quotes s and shortens it, so that messages stay short for any input.
 func quote(s string) string {
 	const limit = 64
 	if len(s) > limit {

@@ -8,28 +8,28 @@ import (
 	"sync"
 )
 
-// A field of a config type, as its tags describe it. Fields of embedded structs count as the type's own, as in
-// encoding/json; their Index has more than one element.
+// field is a field of a config type, as described by its tags. Fields of embedded structs count as fields of the outer
+// type, as in encoding/json. Their Index has more than one element.
 type field struct {
 	reflect.StructField
 	name     string   // in JSON
-	cloud    string   // the cloud that the field belongs to, "" for fields of all clouds
+	cloud    string   // the cloud that the field belongs to, or "" for all clouds
 	doc      string   // key in fieldDocs
-	fallback string   // the default's text form, "" for none
-	enum     []string // allowed values of a string, nil for any
+	fallback string   // the default's text form, or "" if there is none
+	enum     []string // allowed values of a string, or nil for any value
 
 	required, positive, nonnegative, empty bool
-	// cloudRequired fields are required where the cloud is the document's.
+	// cloudRequired reports whether the field is required if the document uses the field's cloud.
 	cloudRequired bool
 }
 
-// in returns the field of a struct.
+// in returns the value of the field in a struct.
 func (f field) in(v reflect.Value) reflect.Value { return v.FieldByIndex(f.Index) }
 
-// fieldCache holds what describeFields returned, by type.
+// fieldCache caches the results of describeFields by type.
 var fieldCache sync.Map
 
-// fieldsOf returns the fields of a config struct in order. The caller must not change the result.
+// fieldsOf returns the fields of a config struct in order. The caller must not modify the result.
 func fieldsOf(typ reflect.Type) []field {
 	if known, ok := fieldCache.Load(typ); ok {
 		return known.([]field) //nolint:forcetypeassert // nothing else is stored
@@ -75,8 +75,8 @@ func describeFields(typ reflect.Type) []field {
 	return out
 }
 
-// fallbackValue returns the field's default; ok is false if it has none. The tags are constant: a bad one is a bug that
-// the first test finds.
+// fallbackValue returns the field's default. ok is false if there is none. The tags are constant, so a malformed
+// default is a bug, which the first test finds.
 func (f field) fallbackValue() (value reflect.Value, ok bool) {
 	if f.fallback == "" {
 		return reflect.Value{}, false
@@ -110,7 +110,7 @@ func (f field) fallbackValue() (value reflect.Value, ok bool) {
 	return target.Elem(), true
 }
 
-// isZero reports whether a value is what a document without the field has. Empty maps and lists count.
+// isZero reports whether a value equals that of a missing field. Empty maps and lists count as zero.
 func isZero(v reflect.Value) bool {
 	if k := v.Kind(); k == reflect.Map || k == reflect.Slice {
 		return v.Len() == 0
@@ -118,7 +118,7 @@ func isZero(v reflect.Value) bool {
 	return v.IsZero()
 }
 
-// clone copies a value and all that it refers to.
+// clone copies a value and everything that it refers to.
 func clone(v reflect.Value) reflect.Value {
 	out := reflect.New(v.Type()).Elem()
 	switch v.Kind() {
@@ -155,14 +155,14 @@ func clone(v reflect.Value) reflect.Value {
 	return out
 }
 
-// cloned is clone for typed values. The values are those of config types and JSON: no unexported fields, no cycles.
+// cloned is clone for typed values. The values must be of config types and JSON: no unexported fields, no cycles.
 func cloned[T any](v T) T {
 	var out T
 	reflect.ValueOf(&out).Elem().Set(clone(reflect.ValueOf(&v).Elem()))
 	return out
 }
 
-// eachField calls f for every field of the config structs in v, which must be settable; f may set the field.
+// eachField calls f for every field of the config structs in v, which must be settable. f may set the field.
 func eachField(v reflect.Value, f func(field, reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer:

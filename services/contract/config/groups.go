@@ -8,24 +8,25 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Groups is `groups/{shard}.jsonc`: dynamic groups, and overrides of static ones.
+// Groups is the content of `groups/{shard}.jsonc`: dynamic groups, and overrides of static groups.
 type Groups struct {
-	// Term of the leader that wrote this version, and the count of writes, so that no two versions have the same bytes.
+	// Term is the term of the leader that wrote this version. Revision counts the writes, so that no two versions have
+	// the same bytes.
 	Term, Revision uint64
-	// Tenants holds the groups by tenant, then by name.
+	// Tenants holds the groups by tenant and then by name.
 	Tenants map[string]map[string]GroupSpec
 }
 
-// Get returns one group's entry.
+// Get returns the entry of one group.
 func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 	spec, ok := g.Tenants[key.Tenant][key.Group]
 	return spec, ok
 }
 
-// overridable are the fields of a static group that an entry in groups/ may set.
+// overridable lists the fields of a static group that an entry in groups/ may set.
 var overridable = []string{"size", "instance_type", "vars"}
 
-// restricted returns the names of the fields that an entry sets although it may not.
+// restricted returns the names of the fields that an entry sets although it must not.
 func restricted(spec GroupSpec) []string {
 	var out []string
 	v := reflect.ValueOf(spec)
@@ -37,13 +38,13 @@ func restricted(spec GroupSpec) []string {
 	return out
 }
 
-// Merged returns every group of the shard, static and dynamic, with all that it takes from elsewhere. The shard must be
-// valid. If it is terminating, every size is 0.
+// Merged returns every group of the shard, static and dynamic, with all inherited values. The shard must be valid. If
+// the shard is terminating, every size is 0.
 //
-// Warnings tell of parts of groups/ that are ignored. An error means that a dynamic group cannot be made any more from
-// this shard config (its template, pool, tenant … is gone): a config that takes something away from a running group
-// should be refused, like one that is invalid. Such a group is in the result all the same, with its size and what else
-// can be said of it, so that its instances do not seem to belong to no group; more of them cannot be created.
+// Warnings list the parts of groups/ that are ignored. An error means that a dynamic group can no longer be made from
+// this shard config, because its template, pool or tenant, for example, was removed. Callers should refuse such a
+// config like an invalid one. The result still contains such a group, with its size and all values that are known. Its
+// instances therefore keep a group, but no new instances of it can be created.
 func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	out := map[GroupKey]Group{}
@@ -80,7 +81,7 @@ func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	return out, c.problems()
 }
 
-// override returns what an entry in groups/ changes about a static group; nil for nothing.
+// override returns the changes that an entry in groups/ makes to a static group, or nil if there are none.
 func (c *checker) override(key GroupKey, static, entry GroupSpec) *GroupSpec {
 	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if entry.Deleted {
@@ -109,7 +110,7 @@ func (c *checker) rendersWith(key GroupKey, static, override GroupSpec, path str
 func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if spec.Deleted || c.s.Terminating {
-		// Enough to drain and forget it, whatever has become of its template.
+		// This is enough to drain and remove the group, even if its template has changed or is gone.
 		g := c.s.merge(key, spec, nil)
 		g.Deleted, g.Size = spec.Deleted, 0
 		return g, spec.Template != "" || spec.Deleted
@@ -125,8 +126,8 @@ func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 	return c.s.merge(key, spec, nil), true
 }
 
-// CheckUpsert reports why a group may not be created or changed through the API to what spec says, the whole of its
-// entry in groups/. The error is a [Problems] whose paths are the group's own fields. The shard must be valid.
+// CheckUpsert reports why the API must refuse to create or change a group. spec is the complete new entry in groups/.
+// The error is a [Problems] with paths of the group's own fields. The shard must be valid.
 func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	if c.json(spec.Args, "args", 0); len(c.found) > 0 {

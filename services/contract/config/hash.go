@@ -6,14 +6,15 @@ import (
 	"encoding/json"
 )
 
-// A group's hashes cover exactly the fields of these two structs. They are computed before rendering, from values
-// without their defaults: a field that a later version adds changes no hash until somebody sets it. Both are kept in
-// the tags and records of running VMs: a change of what is written here rotates every fleet.
+// runtimeInput and infraInput hold exactly the fields that a group's hashes cover. The hashes are computed before
+// rendering, from values without their defaults. A field that a later version adds therefore changes no hash until it
+// is set. Both hashes are stored in the tags and records of running VMs, so a change of these structs rotates every
+// fleet.
 type (
 	runtimeInput struct {
 		Vars         map[string]string      `json:"vars,omitempty"`
 		Files        map[string]File        `json:"files,omitempty"`
-		Certificates map[string]Certificate `json:"certificates,omitempty"` // those that the files use
+		Certificates map[string]Certificate `json:"certificates,omitempty"` // certificates that the files use
 	}
 	infraInput struct {
 		Args         map[string]any `json:"args,omitempty"`
@@ -39,7 +40,7 @@ func infraHash(g Group) string {
 	return hash(infraInput{g.Args, g.InstanceType, g.SubnetPool, g.Userdata, g.Kind, g.Arch})
 }
 
-// hash is the first 16 bytes, in hex, of the SHA-256 of a value's JSON, which has sorted keys.
+// hash returns the first 16 bytes, in hex, of the SHA-256 of the value's JSON. Keys in that JSON are sorted.
 func hash[T any](in T) string {
 	in = cloned(in)
 	unfill(&in)

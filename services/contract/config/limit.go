@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// minPercentLimit is what a percentage never falls below: 40 % of two would be none.
+// minPercentLimit is the minimum result of a percentage. Without it, 40 % of two would be none.
 const minPercentLimit = 2
 
-// Limit is a number of instances, or a percentage of a group. The zero value is none at all.
+// Limit is a number of instances, or a percentage of a group. The zero value allows no instances.
 type Limit struct {
 	Value   int  // not negative; at most 100 for a percentage
 	Percent bool // whether Value is a percentage
 }
 
-// ParseLimit reads "3" or "40%".
+// ParseLimit parses "3" or "40%".
 func ParseLimit(s string) (Limit, error) {
 	text, percent := strings.CutSuffix(s, "%")
 	n, err := strconv.Atoi(text)
@@ -28,13 +28,13 @@ func ParseLimit(s string) (Limit, error) {
 	return Limit{Value: n, Percent: percent}, nil
 }
 
-// Of returns how many of n the limit allows: the count itself, or the percentage of n, rounded down and never less than
-// 2.
+// Of returns the number of instances out of n that the limit allows. This is the count itself, or the percentage of n,
+// rounded down but at least 2.
 func (l Limit) Of(n int) int {
 	if !l.Percent {
 		return l.Value
 	}
-	// Multiplying the parts keeps a large n from overflowing.
+	// Multiply the parts separately, so that a large n does not overflow.
 	return max(minPercentLimit, n/100*l.Value+n%100*l.Value/100)
 }
 

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// mergeTree merges JSON objects key by key, the later over the earlier; everything else replaces. The result shares no
-// memory with them. It is nil if there is nothing in it.
+// mergeTree merges JSON objects key by key. A later object takes precedence, and values other than objects are
+// replaced. The result shares no memory with the trees. It is nil if it would be empty.
 func mergeTree(trees ...map[string]any) map[string]any {
 	var out map[string]any
 	for _, tree := range trees {
@@ -33,8 +33,8 @@ func mergeVars(vars ...map[string]string) map[string]string {
 	return out
 }
 
-// merge makes a group of what its template, itself and, for a static group, an override say, but for its hashes. The
-// shard has its defaults.
+// merge makes a group from its template, its spec and, for a static group, an override. It does not set the hashes. The
+// shard must have its defaults filled in.
 func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 	t := s.Templates[spec.Template]
 	g := Group{
@@ -69,9 +69,9 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 	if spec.DrainTimeout != nil {
 		g.DrainTimeout = *spec.DrainTimeout
 	}
-	fill(&spec) // of the group's fields only max_surge and max_unhealthy have a default
+	fill(&spec) // of the group's fields, only max_surge and max_unhealthy have defaults
 	g.MaxSurge = *spec.MaxSurge
-	g.MaxUnhealthy, _ = ParseLimit(spec.MaxUnhealthy) // checked by validation
+	g.MaxUnhealthy, _ = ParseLimit(spec.MaxUnhealthy) // validated before
 	if override != nil {
 		if override.Size != nil {
 			g.Size = *override.Size

@@ -8,10 +8,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Parse reads `config/{shard}.jsonc`: JSON with comments and trailing commas, at most [MaxSize] bytes. It reports
-// everything that is wrong with it, in the order of the document and with positions: syntax, unknown and repeated
-// fields, types, and whatever [Validate] finds. The shard is nil if there are errors. The file name is for messages
-// only.
+// Parse parses `config/{shard}.jsonc`: JSON with comments and trailing commas, at most [MaxSize] bytes. It reports all
+// problems with positions, in the order of the document: syntax, unknown and repeated fields, types, and the problems
+// that [Validate] finds. The shard is nil if there are errors. The file name is used only in messages.
 func Parse(filename string, src []byte) (*Shard, Problems) {
 	d := &decoder{file: filename, src: src}
 	root, ok := d.parse()
@@ -27,14 +26,14 @@ func Parse(filename string, src []byte) (*Shard, Problems) {
 	return s, problems
 }
 
-// Validate reports everything that is wrong with a shard config, without positions. Its order is that of the type's
-// fields, maps by key.
+// Validate reports all problems of a shard config, without positions. They are in the order of the type's fields, with
+// maps sorted by key.
 func Validate(s *Shard) Problems {
 	return (&checker{found: check(s)}).problems()
 }
 
-// Encode writes a shard config in its canonical form: indented JSON, map keys sorted, nothing that was not set. [Parse]
-// reads it back. The shard must be valid: its free trees must hold JSON values only.
+// Encode encodes a shard config in its canonical form: indented JSON, sorted map keys, no unset fields. [Parse] accepts
+// the result. The shard must be valid: its free trees must hold JSON values only.
 func Encode(s *Shard) []byte {
 	out := cloned(s)
 	for tenant, groups := range out.Groups {
@@ -56,19 +55,20 @@ func encode(v any) []byte {
 	return out.Bytes()
 }
 
-// groupsVersion is the version of `groups/{shard}.jsonc` that is written, and the newest that is read.
+// groupsVersion is the version of `groups/{shard}.jsonc` that EncodeGroups writes, and the newest that ParseGroups
+// accepts.
 const groupsVersion = 1
 
-// groupsHead are the fields of `groups/{shard}.jsonc` that are not tenants. No tenant's name can begin with a dollar
-// sign.
+// groupsHead holds the fields of `groups/{shard}.jsonc` that are not tenants. A tenant's name cannot start with a
+// dollar sign.
 type groupsHead struct {
 	Version  *int   `json:"$version,omitempty" rule:"positive"`
 	Term     uint64 `json:"$term,omitempty"`
 	Revision uint64 `json:"$revision,omitempty"`
 }
 
-// ParseGroups reads `groups/{shard}.jsonc`. It reports what is wrong with the document by itself; what is wrong with it
-// beside a shard config is reported by [Shard.Merged]. The groups are empty if there are errors.
+// ParseGroups parses `groups/{shard}.jsonc`. It reports problems of the document alone. [Shard.Merged] reports problems
+// that depend on the shard config. The groups are empty if there are errors.
 func ParseGroups(filename string, src []byte) (Groups, Problems) {
 	d := &decoder{file: filename, src: src}
 	root, ok := d.parse()
@@ -121,7 +121,8 @@ func ParseGroups(filename string, src []byte) (Groups, Problems) {
 	return Groups{Term: head.Term, Revision: head.Revision, Tenants: tenants}, problems
 }
 
-// EncodeGroups writes groups in their canonical form; [ParseGroups] reads it back. Tenants without groups are left out.
+// EncodeGroups encodes groups in their canonical form, which [ParseGroups] accepts. It leaves out tenants without
+// groups.
 func EncodeGroups(g Groups) []byte {
 	out := map[string]any{"$version": groupsVersion, "$term": g.Term, "$revision": g.Revision}
 	for tenant, groups := range g.Tenants {

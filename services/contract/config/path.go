@@ -20,10 +20,10 @@ func ChildPath(path, name string) string {
 // element returns the path of the i-th element of the list at path.
 func element(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
 
-// parent returns the path one level up, "" for a top-level field.
+// parent returns the path one level up, or "" for a top-level field.
 func parent(path string) string {
 	if strings.HasSuffix(path, `"]`) {
-		// The name may hold anything, quotes and brackets escaped or not: take the path apart.
+		// The name may hold any characters, including quotes and brackets, so split the path properly.
 		elements, err := SplitPath(path)
 		if err != nil || len(elements) == 0 {
 			return ""
@@ -63,7 +63,7 @@ func plain(name string) bool {
 	return name != ""
 }
 
-// closingQuote returns the length of the quoted text that s starts with, -1 if it does not end.
+// closingQuote returns the length of the quoted text at the start of s, or -1 if the closing quote is missing.
 func closingQuote(s string) int {
 	for i := 1; i < len(s); i++ {
 		switch s[i] {

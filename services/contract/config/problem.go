@@ -6,20 +6,21 @@ import (
 	"strings"
 )
 
-// Problem is one thing that is wrong with a document, or, as a warning, one part of it that is ignored.
+// Problem is one error in a document or, as a warning, one part of it that is ignored.
 type Problem struct {
-	File string // as given to [Parse]; "" for a typed document
-	// Path is the JSON path of the field: `templates.worker.args.Foo`, `instance_types[1]`, `files["a.crt"].kind`.
-	// "" is the document as a whole. See [SplitPath].
+	File string // as given to [Parse], or "" for a typed document
+	// Path is the JSON path of the field: `templates.worker.args.Foo`, `instance_types[1]`, `files["a.crt"].kind`. ""
+	// is the whole document. See [SplitPath].
 	Path string
-	// Line and Col say where in the file, counted from 1; columns count characters. 0 for a typed document.
+	// Line and Col are the position in the file, counted from 1. Col counts characters. Both are 0 for a typed
+	// document.
 	Line, Col int
 	Message   string
-	Hint      string // what to do about it, or ""
-	Warning   bool   // the document is usable; this part of it is ignored
+	Hint      string // how to fix the problem, or ""
+	Warning   bool   // the document is usable, but this part of it is ignored
 }
 
-// String returns `file:line:col: path: message (hint)`, leaving out what there is not.
+// String returns `file:line:col: path: message (hint)`, without the parts that are empty.
 func (p Problem) String() string {
 	var b strings.Builder
 	if p.File != "" {
@@ -44,7 +45,7 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems is everything that is wrong with a document, in the order of the document.
+// Problems lists all problems of a document, in the order of the document.
 type Problems []Problem
 
 // Error lists the problems, one per line.
@@ -72,8 +73,8 @@ func (ps Problems) filter(warning bool) Problems {
 	return out
 }
 
-// Err returns the problems that are not warnings as an error, nil if there are none. Returning a Problems as an error
-// directly would make a non-nil error of none.
+// Err returns the problems that are not warnings as an error, or nil if there are none. An empty Problems that is
+// returned as an error directly would be a non-nil error.
 func (ps Problems) Err() error {
 	if errs := ps.Errors(); len(errs) > 0 {
 		return errs
@@ -81,7 +82,7 @@ func (ps Problems) Err() error {
 	return nil
 }
 
-// SplitPath takes a [Problem]'s path apart: strings are field names and map keys, ints are positions in lists.
+// SplitPath splits the path of a [Problem]. Strings are field names and map keys, ints are positions in lists.
 func SplitPath(path string) ([]any, error) {
 	var out []any
 	bad := errors.New("not a path: " + quote(path))

@@ -9,11 +9,11 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/cloud/all"
 )
 
-// Stores and key sources that no cloud brings.
+// Stores and key sources that belong to no cloud.
 const (
-	// FileStore is a directory in the place of a bucket.
+	// FileStore is a directory that replaces a bucket.
 	FileStore = "file"
-	// ObjectStorage keeps secrets, sealed, in the cluster's bucket.
+	// ObjectStorage stores sealed secrets in the cluster's bucket.
 	ObjectStorage = "object-storage"
 	// EnvKeySource reads an encryption key from an environment variable.
 	EnvKeySource = "env"
@@ -21,10 +21,10 @@ const (
 	FileKeySource = "file"
 )
 
-// CloudNames returns the clouds that can be a shard's provider, in the order of the documents.
+// CloudNames returns the clouds that can be a shard's provider, in the order in which the documents list them.
 func CloudNames() []string { return cloudNames(func(cloud.Block) bool { return true }) }
 
-// ObjectStoreNames returns the kinds of bucket.
+// ObjectStoreNames returns the kinds of object store.
 func ObjectStoreNames() []string {
 	var out []string
 	for _, store := range objectStores() {
@@ -33,7 +33,7 @@ func ObjectStoreNames() []string {
 	return append(out, FileStore)
 }
 
-// SecretsStoreNames returns the places where secrets can be kept.
+// SecretsStoreNames returns the kinds of secrets store.
 func SecretsStoreNames() []string {
 	out := []string{ObjectStorage}
 	for _, store := range secretsStores() {
@@ -42,7 +42,7 @@ func SecretsStoreNames() []string {
 	return out
 }
 
-// KeySourceNames returns the places where an encryption key can be read from.
+// KeySourceNames returns the kinds of source from which an encryption key can be read.
 func KeySourceNames() []string {
 	out := []string{EnvKeySource, FileKeySource}
 	for _, store := range secretsStores() {
@@ -51,7 +51,7 @@ func KeySourceNames() []string {
 	return out
 }
 
-// enumValues returns the values of an enum in a tag: a list, or the name of one after a dot.
+// enumValues returns the values of an enum in a tag. The text is a list of values, or a dot and the name of a list.
 func enumValues(text string) []string {
 	switch text {
 	case ".clouds":
@@ -96,7 +96,7 @@ func secretsStores() []cloud.SecretsStore {
 	return out
 }
 
-// secretsStoreOf returns the description of a cloud's secrets store, an empty one for other names.
+// secretsStoreOf returns the description of a cloud's secrets store, or an empty one for other names.
 func secretsStoreOf(name string) cloud.SecretsStore {
 	for _, store := range secretsStores() {
 		if store.Name == name {
@@ -106,7 +106,7 @@ func secretsStoreOf(name string) cloud.SecretsStore {
 	return cloud.SecretsStore{}
 }
 
-// storesWithEndpoint returns the kinds of bucket that can be at any URL.
+// storesWithEndpoint returns the kinds of object store that accept an endpoint URL.
 func storesWithEndpoint() []string {
 	var out []string
 	for _, store := range objectStores() {
@@ -117,7 +117,7 @@ func storesWithEndpoint() []string {
 	return out
 }
 
-// blockOf returns a cloud's block. The block of a name that is unknown is empty: it requires and checks nothing.
+// blockOf returns a cloud's block. For an unknown name it returns an empty block, which requires and checks nothing.
 func blockOf(name string) cloud.Block {
 	for _, block := range all.Blocks() {
 		if block.Name == name {
@@ -127,7 +127,7 @@ func blockOf(name string) cloud.Block {
 	return cloud.Block{}
 }
 
-// cloudOf returns the name of the cloud that embeds a struct in a config type, "" if none does.
+// cloudOf returns the name of the cloud with a struct that is embedded in a config type, or "" if there is none.
 func cloudOf(typ reflect.Type) string {
 	for _, block := range all.Blocks() {
 		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer)},

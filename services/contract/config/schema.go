@@ -15,11 +15,11 @@ import (
 //go:embed fielddocs.json
 var fieldDocs []byte
 
-// schemaDialect is the version of JSON Schema that is written.
+// schemaDialect is the version of JSON Schema that Schema uses.
 const schemaDialect = "https://json-schema.org/draft/2020-12/schema"
 
-// Schema returns the JSON Schema of `config/{shard}.jsonc`, for editors: fields, types, allowed values, defaults and
-// what the fields mean. It says less than [Validate]: nothing of how fields fit together.
+// Schema returns the JSON Schema of `config/{shard}.jsonc` for editors: fields, types, allowed values, defaults and
+// descriptions. It is weaker than [Validate], because it has no rules that involve more than one field.
 func Schema() []byte {
 	b := schemaBuilder{docs: docs(), defs: map[string]any{}}
 	root := b.object(reflect.TypeFor[Shard]())
@@ -97,7 +97,7 @@ func (b schemaBuilder) value(typ reflect.Type) map[string]any {
 	case reflect.Struct:
 		name := strings.ToLower(typ.Name()[:1]) + typ.Name()[1:]
 		if _, known := b.defs[name]; !known {
-			b.defs[name] = nil // types do not contain themselves, but a name is described once
+			b.defs[name] = nil // types are not recursive, but each name is described only once
 			b.defs[name] = b.object(typ)
 		}
 		return map[string]any{"$ref": "#/$defs/" + name}

@@ -2,21 +2,23 @@
 // JSON Schema.
 //
 // One type, [Shard], describes `config/{shard}.jsonc`. The Terraform provider's check at plan time, `nstance-server
-// --validate`, the server's loader and the published schema all come from it. The package is pure: it reads no files
-// and calls no service.
+// --validate`, the server's loader and the published schema all use it. The package is pure: it reads no files and
+// calls no services.
 //
-// Invariant: whatever [Parse] accepts renders. A document that passes here never fails later because of its own
-// content.
+// Invariant: every document that [Parse] accepts can be rendered. A document that passes here never fails later because
+// of its own content.
 package config
 
 import "github.com/nstance-kit/nstance/services/contract/cloud/all"
 
-// Shard is the whole of `config/{shard}.jsonc`. Pointers tell "not written" from zero; [Shard.WithDefaults] fills them.
+// Shard is the content of `config/{shard}.jsonc`. Pointers distinguish an unset field from zero. [Shard.WithDefaults]
+// fills in unset fields.
 //
-// The comments of the fields below are what the schema and the reference page say about them. The tag `default` holds a
-// field's default, the tag `rule` what is checked field by field: required, positive (zero is an error), nonnegative,
-// enum=a|b, empty (an empty text is allowed for a duration and means nil). A dot in an enum (enum=.clouds) names one of
-// the lists in registry.go. Rules that need more than one field are in validate.go and the files beside it.
+// The comments of the fields below are the descriptions in the schema and in the reference page. The tag `default`
+// holds a field's default. The tag `rule` lists checks of a single field: required, positive (zero is an error),
+// nonnegative, enum=a|b, empty (an empty text is allowed for a duration and means nil). A dot in an enum (enum=.clouds)
+// names one of the lists in registry.go. Rules that involve more than one field are in validate.go and the files beside
+// it.
 type Shard struct {
 	// URL of the JSON Schema, for editors; not read.
 	Schema string `json:"$schema,omitempty"`
@@ -43,7 +45,7 @@ type Shard struct {
 	Terminating bool `json:"terminating,omitempty"`
 }
 
-// Cluster names the cluster and says where its shared state is.
+// Cluster names the cluster and the location of its shared state.
 type Cluster struct {
 	// Name of the cluster, at most 30 characters. Shards of one cluster share a CA and secrets.
 	ID string `json:"id" rule:"required"`
@@ -53,7 +55,7 @@ type Cluster struct {
 	Secrets Secrets `json:"secrets,omitzero"`
 }
 
-// Storage is a bucket other than the shard's own, for cluster-scoped keys.
+// Storage is a bucket for cluster-scoped keys, if it is not the shard's own bucket.
 type Storage struct {
 	// Kind of object store.
 	Provider string `json:"provider" rule:"required,enum=.object_stores"`
@@ -67,7 +69,7 @@ type Storage struct {
 	Endpoint string `json:"endpoint,omitempty"`
 }
 
-// Secrets says which store holds the cluster's secrets and, for object storage, which keys seal them.
+// Secrets names the store of the cluster's secrets and, for object storage, the keys that seal them.
 type Secrets struct {
 	// Where secrets are kept.
 	Provider string `json:"provider,omitempty" default:"object-storage" rule:"enum=.secrets_stores"`
@@ -83,7 +85,7 @@ type Secrets struct {
 	CacheTTL *Duration `json:"cache_ttl,omitempty" default:"5m"`
 }
 
-// KeySource says where a 32-byte encryption key is read from; it never holds the key.
+// KeySource is the source of a 32-byte encryption key. It never holds the key itself.
 type KeySource struct {
 	// What holds the key.
 	Provider string `json:"provider" rule:"required,enum=.key_sources"`
@@ -136,7 +138,7 @@ type Server struct {
 	ErrorExitJitter ErrorExitJitter `json:"error_exit_jitter,omitzero"`
 }
 
-// Provider says what makes the shard's VMs. Options are the provider's own, checked by it.
+// Provider configures the source of the shard's VMs. The provider itself defines and checks Options.
 type Provider struct {
 	// Which provider.
 	Kind string `json:"kind" rule:"required,enum=.clouds"`
@@ -162,7 +164,7 @@ type Addresses struct {
 	Agent string `json:"agent_addr,omitempty" default:"0.0.0.0:8994"`
 }
 
-// LeaderNetwork is the fixed address that follows the leader.
+// LeaderNetwork configures the fixed address that follows the leader.
 type LeaderNetwork struct {
 	// The IPv4 address.
 	IPv4 string `json:"ipv4,omitempty"`
@@ -172,7 +174,7 @@ type LeaderNetwork struct {
 	all.LeaderNetwork
 }
 
-// GarbageCollection sets how soon strays and tombstones go.
+// GarbageCollection sets the times after which orphans and tombstones are removed.
 type GarbageCollection struct {
 	// How often records and VMs are compared.
 	Interval *Duration `json:"interval,omitempty" default:"2m" rule:"positive"`
@@ -182,7 +184,7 @@ type GarbageCollection struct {
 	DeletedRecordRetention *Duration `json:"deleted_record_retention,omitempty" default:"30m" rule:"positive"`
 }
 
-// Expiry sets maximum ages, counted from launch; nil or zero disables.
+// Expiry sets maximum ages, counted from launch. nil or zero disables a maximum.
 type Expiry struct {
 	// Age from which an instance is replaced when nothing else goes on in its group. Empty or 0: never.
 	EligibleAge *Duration `json:"eligible_age,omitempty" rule:"empty"`
@@ -207,8 +209,8 @@ type LeaderElection struct {
 	PeerLease *Duration `json:"peer_lease,omitempty" default:"1s"`
 }
 
-// ErrorExitJitter bounds the wait before a server that failed exits, so that a supervisor's restarts do not come in
-// step.
+// ErrorExitJitter bounds the wait before a failed server exits. The random wait prevents a supervisor from restarting
+// several servers in step.
 type ErrorExitJitter struct {
 	// Shortest wait.
 	MinDelay *Duration `json:"min_delay,omitempty" default:"10s"`
@@ -216,10 +218,10 @@ type ErrorExitJitter struct {
 	MaxDelay *Duration `json:"max_delay,omitempty" default:"40s"`
 }
 
-// Tenant has no settings of its own yet.
+// Tenant has no settings yet.
 type Tenant struct{}
 
-// LoadBalancer is something that a group's healthy instances are registered with.
+// LoadBalancer is a load balancer with which a group's healthy instances are registered.
 type LoadBalancer struct {
 	// Whose load balancer it is.
 	Provider string `json:"provider" rule:"required,enum=.load_balancers"`
@@ -227,7 +229,7 @@ type LoadBalancer struct {
 	all.LoadBalancer
 }
 
-// Image is a machine image found by a query, refreshed every image_refresh_interval.
+// Image is a machine image that is found by a query. The query is repeated every image_refresh_interval.
 type Image struct {
 	// Where the image is looked up.
 	Provider string `json:"provider" rule:"required,enum=.images"`
@@ -243,7 +245,7 @@ type Image struct {
 	Fallback string `json:"fallback,omitempty"`
 }
 
-// ImageFilter is one name with the values that match.
+// ImageFilter is one filter name with the values that match.
 type ImageFilter struct {
 	// Name of the filter, as the provider calls it.
 	Name string `json:"name" rule:"required"`
@@ -279,7 +281,7 @@ type Certificate struct {
 	TTL int `json:"ttl" rule:"required,positive"`
 }
 
-// Defaults are merged under every template.
+// Defaults are merged beneath every template.
 type Defaults struct {
 	// Arguments of the provider's create call.
 	Args map[string]any `json:"args,omitempty"`
@@ -299,7 +301,7 @@ type Userdata struct {
 	Content string `json:"content,omitempty"`
 }
 
-// Template says how to make one kind of VM.
+// Template describes how to make one kind of VM.
 type Template struct {
 	// Three lower-case letters that the IDs of its instances start with; not opr.
 	Kind string `json:"kind" rule:"required"`
@@ -323,8 +325,8 @@ type Template struct {
 	SubnetPool string `json:"subnet_pool,omitempty"`
 }
 
-// File is one file that instances of a template receive. Which fields are allowed follows from Kind:
-// certificate (Template, Key), secret (Source), storage (Source), env (Vars), json (JSON), string (Content).
+// File is one file that instances of a template receive. Kind determines the allowed fields: certificate (Template,
+// Key), secret (Source), storage (Source), env (Vars), json (JSON), string (Content).
 type File struct {
 	// What the content is made of.
 	Kind string `json:"kind" rule:"required,enum=certificate|secret|storage|env|json|string"`
@@ -342,7 +344,7 @@ type File struct {
 	Content string `json:"content,omitempty"`
 }
 
-// FileKey names the public key, made by the agent, that a certificate is issued for.
+// FileKey names the public key for which a certificate is issued. The agent makes the key.
 type FileKey struct {
 	// Who makes the key pair.
 	Source string `json:"source" rule:"required,enum=agent"`
@@ -352,7 +354,7 @@ type FileKey struct {
 	Algorithm string `json:"algorithm,omitempty" default:"ed25519" rule:"enum=ed25519|ecdsa-p256"`
 }
 
-// GroupSpec is a group as written: in the shard config (static) or in `groups/{shard}.jsonc` (dynamic, or an override).
+// GroupSpec is a group as written in the shard config (static), or in `groups/{shard}.jsonc` (dynamic, or an override).
 type GroupSpec struct {
 	// Name of the template that the group's instances are made from. Required, but for overrides of static groups.
 	Template string `json:"template,omitempty"`
@@ -388,8 +390,8 @@ type GroupKey struct{ Tenant, Group string }
 
 func (k GroupKey) String() string { return k.Tenant + "/" + k.Group }
 
-// Group is a group after merging defaults < template < group < override: plain values, nothing left to look up.
-// Groups returned by [Shard.Merged] share no memory with their sources.
+// Group is a group after merging defaults < template < group < override. It holds plain values and no references to
+// look up. Groups returned by [Shard.Merged] share no memory with their sources.
 type Group struct {
 	GroupKey
 	// Static groups are named by the shard config.

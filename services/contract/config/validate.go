@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// check reports everything that is wrong with a shard.
+// check reports all problems of a shard.
 func check(written *Shard) []finding {
 	c := &checker{rendered: map[string]bool{}}
 	if c.trees(written); len(c.found) > 0 {
@@ -99,7 +99,7 @@ func (c *checker) keySource(k KeySource, path string) {
 	c.project(k.ProjectID, k.Provider, path)
 }
 
-// project reports a project_id in the object at path, if its provider has no projects.
+// project reports a project_id in the object at path if its provider has no projects.
 func (c *checker) project(project, provider, path string) {
 	if project == "" || secretsStoreOf(provider).TakesProject {
 		return
@@ -152,8 +152,7 @@ func (c *checker) server() {
 	}
 }
 
-// addresses checks the listeners. Port 0 means any free port, which tests use; it cannot be advertised, but then it is
-// not.
+// addresses checks the listeners. Port 0 means any free port, which tests use. It cannot be advertised, and is not.
 func (c *checker) addresses() {
 	type listener struct{ host, path string }
 	bound := map[uint16]listener{} // by port
@@ -185,7 +184,7 @@ func (c *checker) addresses() {
 	}
 }
 
-// splitAddress reads host:port. The host may be empty, an IP address or a name.
+// splitAddress splits host:port. The host may be empty, an IP address or a name.
 func splitAddress(s string) (host string, port uint16, err error) {
 	host, text, err := net.SplitHostPort(s)
 	if err != nil {
@@ -204,7 +203,7 @@ func splitAddress(s string) (host string, port uint16, err error) {
 	return host, uint16(n), nil
 }
 
-// isDNSName reports whether s is a host name (RFC 1123, section 2.1), perhaps with a wildcard as its first label.
+// isDNSName reports whether s is a host name (RFC 1123, section 2.1). Its first label may be a wildcard.
 func isDNSName(s string) bool {
 	if s == "" || len(s) > 253 {
 		return false
@@ -223,7 +222,7 @@ func isDNSName(s string) bool {
 	return true
 }
 
-// timing checks how durations fit together.
+// timing checks rules between durations.
 func (c *checker) timing() {
 	sv := c.s.Server
 	le := sv.LeaderElection
@@ -290,7 +289,7 @@ func (c *checker) subnetPools() {
 	}
 }
 
-// pool checks the name of a subnet pool, if there is one. That there are no pools at all is reported once.
+// pool checks the name of a subnet pool, if it is set. If there are no pools at all, that is reported only once.
 func (c *checker) pool(path, name string) {
 	if name != "" && len(c.s.Server.SubnetPools) > 0 {
 		reference(c, path, "subnet pool", name, c.s.Server.SubnetPools, "server.subnet_pools")

@@ -68,8 +68,8 @@ func (c *checker) instanceTypes(types []string, path string) {
 	c.distinct(types, path+".instance_types")
 }
 
-// fileFields are the fields that a file of each kind has beside kind. All are required, but for those that may be
-// empty: a text is a text, an env file without variables a file.
+// fileFields lists the fields that a file of each kind has in addition to kind. All are required, except those that may
+// be empty: an empty text is a text, and an env file without variables is a file.
 var fileFields = map[string][]string{
 	"certificate": {"template", "key"},
 	"secret":      {"source"},
@@ -82,7 +82,7 @@ var fileFields = map[string][]string{
 func (c *checker) file(f File, path string) {
 	allowed, known := fileFields[f.Kind]
 	if !known {
-		return // reported by the field's own rule
+		return // reported by the rule of the field itself
 	}
 	v := reflect.ValueOf(f)
 	for _, field := range fieldsOf(v.Type()) {
@@ -117,7 +117,7 @@ func (c *checker) file(f File, path string) {
 	}
 }
 
-// ValidateSecretSource checks the name of a secret that a file may hold: any but the cluster's own keys, which never
+// ValidateSecretSource checks the name of a secret for a file. It refuses the cluster's own keys, because they must not
 // leave the server.
 func ValidateSecretSource(name string) error {
 	switch name {
@@ -127,8 +127,8 @@ func ValidateSecretSource(name string) error {
 	return keys.ValidateSecretName(name)
 }
 
-// ValidateStorageSource checks what the template of a stored file's source made: the whole key of an object of the
-// bucket. Only those under files/ may be delivered.
+// ValidateStorageSource checks the rendered source of a stored file, which is the full key of an object in the bucket.
+// Only objects under files/ may be delivered.
 func ValidateStorageSource(key string) error {
 	if !strings.HasPrefix(key, keys.FilePrefix()) {
 		return fmt.Errorf("%s is not under %s", quote(key), keys.FilePrefix())
