@@ -16,7 +16,7 @@ import (
 
 var defaults = Options{Lease: 10 * time.Second, Renew: 5 * time.Second}
 
-// driver gives an elector inputs at seconds of its clock and compares what it does.
+// driver passes inputs to an elector at given seconds of its clock and compares the actions.
 type driver struct {
 	t    *testing.T
 	e    Elector
@@ -54,13 +54,13 @@ func (d *driver) actsUntil(s float64, term uint64) {
 	}
 }
 
-// own is the lock as driver's elector writes it.
+// own returns the lock that the driver's elector writes.
 func own(term, revision uint64) record.Lock {
 	return record.Lock{LeaderID: "a", Incarnation: "a1", Machine: "m-a", Term: term, Revision: revision,
 		LeaseMS: 10_000, RenewMS: 5_000}
 }
 
-// other is the lock of another process.
+// other returns the lock of another process.
 func other(term, revision uint64) record.Lock {
 	return record.Lock{LeaderID: "b", Incarnation: "b1", Machine: "m-b", Term: term, Revision: revision,
 		LeaseMS: 10_000, RenewMS: 5_000}
@@ -90,7 +90,7 @@ func TestAbsentLockAlthoughRecordsExist(t *testing.T) {
 	d.at(11, Tick{}, ReadLock{})
 	d.at(11, LockAbsent{HighestTerm: 7})
 	d.wakes(11.6)
-	d.at(11.6, Tick{}, ReadLock{}) // absence has no token: it is read again before it is written upon
+	d.at(11.6, Tick{}, ReadLock{}) // absence has no token, so the elector reads again before it writes
 	d.at(11.7, LockAbsent{HighestTerm: 7}, WriteLock{own(8, 1), objstore.IfAbsent()})
 	d.at(11.8, LockWritten{"t1"}, BecameLeader{8})
 }
@@ -100,12 +100,12 @@ func TestAbsenceInAHigherTermIsAnotherAbsence(t *testing.T) {
 	d.at(0, Tick{}, ReadLock{})
 	d.at(1, LockAbsent{HighestTerm: 7})
 	d.at(11.9, Tick{}, ReadLock{})
-	d.at(12.1, LockAbsent{HighestTerm: 8}) // somebody led, and his lock is gone again
+	d.at(12.1, LockAbsent{HighestTerm: 8}) // another process led, and its lock is gone again
 	d.at(23, Tick{}, ReadLock{})
 	d.at(23.2, LockAbsent{HighestTerm: 8}, WriteLock{own(9, 1), objstore.IfAbsent()})
 	d.at(23.3, WriteUnknown{})
 	d.at(24, Tick{}, ReadLock{})
-	d.at(24.1, LockAbsent{HighestTerm: 9}) // not unchanged: term 9 was another's
+	d.at(24.1, LockAbsent{HighestTerm: 9}) // not unchanged: term 9 was another process's
 }
 
 func TestLeaderCountsFromBeforeSending(t *testing.T) {
@@ -139,11 +139,11 @@ func TestAmbiguousRenewal(t *testing.T) {
 		d := start(t)
 		d.at(6.5, LockRead{own(1, 1), "t1"}, renewal) // the same bytes
 		d.actsUntil(9.5, 1)
-		d.at(6.6, WriteConflict{}) // not a first attempt's: it may be our own that was met
+		d.at(6.6, WriteConflict{}) // not the first attempt, so the conflict may be with this process's own write
 		d.actsUntil(9.5, 1)
 		d.at(7.2, Tick{}, ReadLock{})
 		d.at(7.3, LockRead{own(1, 2), "t2"})
-		d.actsUntil(14.5, 1) // from the first sending
+		d.actsUntil(14.5, 1) // counts from the first sending
 	})
 	t.Run("unchanged, then written", func(t *testing.T) {
 		d := start(t)
@@ -170,7 +170,7 @@ func TestFirstConflictEndsLeadership(t *testing.T) {
 	d.leadFrom0()
 	d.at(5, Tick{}, WriteLock{own(1, 2), objstore.IfToken("t1")})
 	d.at(5.1, WriteConflict{}, LostLeadership{1, ReasonTaken})
-	d.at(5.2, Tick{}) // nothing before the leader's code has ended
+	d.at(5.2, Tick{}) // nothing happens before the leader's code has ended
 	if d.wake != Never {
 		t.Fatalf("wakes at %v", d.wake)
 	}
@@ -182,7 +182,7 @@ func TestUnrenewedLeaseEnds(t *testing.T) {
 	d := newDriver(t)
 	d.leadFrom0()
 	d.at(5, Tick{}, WriteLock{own(1, 2), objstore.IfToken("t1")})
-	d.at(9.5, LockWritten{"t2"}, LostLeadership{1, ReasonExpired}) // a moment too late, although it is there
+	d.at(9.5, LockWritten{"t2"}, LostLeadership{1, ReasonExpired}) // slightly too late, although the write landed
 	d.at(10, LeaderStopped{}, WriteLock{own(2, 3), objstore.IfToken("t2")})
 	d.at(10.1, LockWritten{"t3"}, BecameLeader{2})
 }
@@ -196,16 +196,16 @@ func TestRenewalAnsweredAfterLeadershipEndedLeadsNowhere(t *testing.T) {
 	d.at(5.3, LockWritten{"t2"}, WriteLock{own(4, 3), objstore.IfToken("t2")}) // not term 1 again
 }
 
-// seenFirstAt lets a candidate see another's lock for the first time at 3 s.
+// seenFirstAt3 returns a driver in which a candidate reads another process's lock for the first time at 3 s.
 func seenFirstAt3(t *testing.T, lock record.Lock) *driver {
 	t.Helper()
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
-	if lock.Machine == "" || lock.Machine == "m-a" { // nobody asks about his own machine
+	if lock.Machine == "" || lock.Machine == "m-a" { // the elector does not ask about its own machine
 		d.at(3, LockRead{lock, "x"})
 		return d
 	}
-	// Whoever has just started asks at once: the lock may be of long ago.
+	// An elector that has just started asks immediately, because the lock may be old.
 	d.at(3, LockRead{lock, "x"}, AskMachine{lock.Machine})
 	d.at(3, MachineAnswer{MachineRunning})
 	return d
@@ -256,8 +256,8 @@ func TestCandidateWaitsForLeaseAndMargin(t *testing.T) {
 	})
 }
 
-// until ticks when asked to and answers every read, up to a time at which the elector must want to wake. Anything but
-// reads is a failure.
+// until ticks when the elector asks for it and answers every read, up to the time end, at which the elector must ask
+// for a tick. Any action other than a read is a failure.
 func (d *driver) until(end float64, answer func() Input) {
 	d.t.Helper()
 	for d.wake < seconds(end) {
@@ -283,11 +283,11 @@ func TestReleasedLockIsTakenAtOnce(t *testing.T) {
 	released.Released = true
 	released.AppliedETag = "config-3"
 	want := own(5, 10)
-	want.AppliedETag = "config-3" // what was applied stays known
+	want.AppliedETag = "config-3" // the applied configuration stays in the lock
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
 	d.at(3, LockRead{released, "x"}, WriteLock{want, objstore.IfToken("x")})
-	d.at(3.1, WriteConflict{}) // another was faster
+	d.at(3.1, WriteConflict{}) // another process was faster
 	d.at(4, Tick{}, ReadLock{})
 	d.at(4, LockRead{other(5, 10), "y"})
 }
@@ -295,7 +295,7 @@ func TestReleasedLockIsTakenAtOnce(t *testing.T) {
 func TestMachineEvidence(t *testing.T) {
 	ask := AskMachine{"m-b"}
 	take := WriteLock{own(5, 10), objstore.IfToken("x")}
-	// start sees the lock first at 3 s and asks when the renewal is overdue.
+	// start returns a driver that reads the lock first at 3 s and asks about the machine when the renewal is overdue.
 	start := func(t *testing.T) *driver {
 		d := seenFirstAt3(t, other(4, 9))
 		d.at(9, Tick{}, ReadLock{}, ask)
@@ -345,7 +345,7 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(15.1, MachineAnswer{MachineRunning})
 		d.at(17.6, Tick{}, ReadLock{}, ask)
 		d.at(17.6, LockRead{lock, "x"})
-		d.at(17.7, MachineAnswer{MachineStopped}) // counts from here
+		d.at(17.7, MachineAnswer{MachineStopped}) // the answer counts from here
 	})
 	t.Run("asked before the token changed", func(t *testing.T) {
 		d := start(t)
@@ -356,12 +356,12 @@ func TestMachineEvidence(t *testing.T) {
 	holder := Peer{ID: "b", Incarnation: "b1"}
 	t.Run("link to the holder ends", func(t *testing.T) {
 		d := seenFirstAt3(t, other(4, 9))
-		d.at(4, LeaderLinkDown{Peer{ID: "b", Incarnation: "b0"}}, ReadLock{}) // of another life
+		d.at(4, LeaderLinkDown{Peer{ID: "b", Incarnation: "b0"}}, ReadLock{}) // of another incarnation
 		d.at(4, LockRead{other(4, 9), "x"})
 		d.at(4.1, LeaderLinkDown{holder}, ReadLock{}, ask)
 		d.at(4.2, LockRead{other(4, 9), "x"})
 		d.at(4.2, MachineAnswer{MachineStopping})
-		d.at(4.45, Tick{}, ReadLock{}) // it may be released
+		d.at(4.45, Tick{}, ReadLock{}) // the lock may have been released
 		d.at(4.45, LockRead{other(4, 9), "x"})
 		d.at(5.2, Tick{}, ReadLock{}, ask) // a fifth of a renewal interval later
 		d.at(5.3, MachineAnswer{MachineTerminated})
@@ -371,7 +371,7 @@ func TestMachineEvidence(t *testing.T) {
 		d := seenFirstAt3(t, other(4, 9))
 		d.at(4, LeaderLinkDown{holder}, ReadLock{}, ask)
 		d.at(4.1, LockRead{other(4, 10), "x2"})
-		d.at(4.2, MachineAnswer{MachineTerminated}, ask) // said of another token
+		d.at(4.2, MachineAnswer{MachineTerminated}, ask) // the answer refers to another token
 		d.at(4.3, MachineAnswer{MachineTerminated}, WriteLock{own(5, 11), objstore.IfToken("x2")})
 	})
 	t.Run("link ends, the holder goes on", func(t *testing.T) {
@@ -380,12 +380,12 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(4.1, LockRead{other(4, 9), "x"})
 		d.at(4.1, MachineAnswer{MachineRunning})
 		d.at(5, Tick{}, ReadLock{})
-		d.at(5.1, LockRead{other(4, 10), "x2"}, ask) // it may have been under way
+		d.at(5.1, LockRead{other(4, 10), "x2"}, ask) // the renewal may have been in flight
 		d.at(5.1, MachineAnswer{MachineRunning})
 		d.at(10, Tick{}, ReadLock{}, ask)
 		d.at(10.1, LockRead{other(4, 11), "x3"})
 		d.at(10.1, MachineAnswer{MachineRunning})
-		// as if the link had never been: the next question comes when the next renewal is overdue
+		// The link no longer matters. The next question follows when the next renewal is overdue.
 		d.at(14.95, Tick{}, ReadLock{})
 		d.at(15, LockRead{other(4, 11), "x3"})
 		d.at(16.1, Tick{}, ReadLock{}, ask)
@@ -410,15 +410,16 @@ func TestTakeOverThatWasSettledTooLate(t *testing.T) {
 	d.at(3, LockRead{released, "x"}, take)
 	d.at(4, WriteUnknown{})
 	d.at(6, Tick{}, ReadLock{})
-	// It is there, but its lease counts from 1 s: others may already be about to take it. It is held without authority
-	// and written again.
+	// The write landed, but its lease counts from 1 s, so another process may be about to take over. The elector holds
+	// the lock without authority and writes it again.
 	d.at(10.5, LockRead{own(5, 10), "y"}, WriteLock{own(6, 11), objstore.IfToken("y")})
 	d.actsUntil(0, 0)
 	d.at(10.6, LockWritten{"z"}, BecameLeader{6})
 	d.actsUntil(20, 6)
 }
 
-// Our write of 0 s landed after another had led and somebody had removed his lock, of which he need not know yet.
+// The elector's write of 0 s landed after another process had led and its lock had been removed. The other process may
+// not know that its lock is gone.
 func TestTakeOverThatLandedWhereALockWasRemoved(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
@@ -478,7 +479,7 @@ func TestConfirm(t *testing.T) {
 func TestAppliedConfigurationIsInTheNextRenewal(t *testing.T) {
 	d := newDriver(t)
 	d.leadFrom0()
-	d.at(1, ConfigApplied{"config-4"}) // no write for it
+	d.at(1, ConfigApplied{"config-4"}) // no separate write
 	renewal := own(1, 2)
 	renewal.AppliedETag = "config-4"
 	d.at(5, Tick{}, WriteLock{renewal, objstore.IfToken("t1")})
@@ -605,7 +606,7 @@ var documented = []Options{
 	{Lease: 90 * time.Second, Renew: 30 * time.Second},
 }
 
-// TestRequestsOfAPeacefulHour holds the numbers of requests in docs/concepts/election.md.
+// TestRequestsOfAPeacefulHour checks the numbers of requests in docs/concepts/election.md.
 func TestRequestsOfAPeacefulHour(t *testing.T) {
 	for _, opt := range documented {
 		renewals := int(time.Hour / opt.Renew)
@@ -636,24 +637,24 @@ func TestRequestsOfAPeacefulHour(t *testing.T) {
 	}
 }
 
-// TestFailOverTimes holds the figures of docs/concepts/election.md: a leader is killed at a random moment, or stops,
-// and a follower has authority so much later.
+// TestFailOverTimes checks the times in docs/concepts/election.md between the end of a leader and the authority of a
+// follower. The leader is killed at a random time, or stops.
 func TestFailOverTimes(t *testing.T) {
 	kill := func(sim *electionSimulation, a *node, state MachineState) {
 		a.state = state
-		sim.ended(a, MachineRunning) // its kernel closes its connections
+		sim.ended(a, MachineRunning) // the kernel closes the connections
 		a.alive = false
 		a.life++
 	}
-	const told = 500 * time.Millisecond // the end of a connection, three ways of a question and a write
+	const told = 500 * time.Millisecond // the end of a connection, three message times of a question, and a write
 	for _, opt := range documented {
 		for _, tc := range []struct {
 			name        string
 			stop        func(sim *electionSimulation, a *node)
 			least, most time.Duration
 		}{
-			// Lease and margin, the wait for the next look, the way of the last renewal, and those of a read and a
-			// write.
+			// The bound is lease and margin, the wait for the next read, the latency of the last renewal, and the
+			// latencies of a read and a write.
 			{"killed", func(sim *electionSimulation, a *node) {
 				kill(sim, a, MachineRunning)
 			}, takeoverWait(opt.Lease) - opt.Renew - 200*time.Millisecond,
@@ -679,7 +680,7 @@ func TestFailOverTimes(t *testing.T) {
 				for sim.leader() != b && sim.now < before+3*opt.Lease {
 					sim.runUntil(sim.now + time.Millisecond)
 					if !a.alive {
-						a.life++ // it is not started again
+						a.life++ // not restarted
 					}
 				}
 				if sim.err != nil {

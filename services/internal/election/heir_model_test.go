@@ -13,12 +13,20 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// The model is two electors, the store, and what is on the way between them, of which every order of events is played
-// up to a depth: time goes on to when either wants to wake, either wakes (or does not, being paused), a message
-// arrives, twice, late or never, a request reaches the store, its answer arrives or is lost, a write lands after it was
-// given up, a process crashes and comes back as another, a link breaks, a leader is told to stop. Unlike in the random
-// worlds nothing depends on luck, but the depth bounds how long a story is. It is a comparable value: a state that was
-// seen is not played again.
+// model is the state of two electors, the store, and the messages and requests between them. The explorer tries every
+// order of these events up to a depth:
+//
+//   - Time advances to the next wake-up of an elector.
+//   - An elector wakes up, or does not because it is paused.
+//   - A message arrives once, twice, late, or never.
+//   - A request reaches the store, and its answer arrives or is lost.
+//   - A write lands after its sender has given it up.
+//   - A process crashes and restarts as another process.
+//   - A link breaks.
+//   - A leader is asked to stop.
+//
+// Unlike the random simulation, the explorer does not depend on luck, but the depth limits the length of a sequence. A
+// model is comparable, so that the explorer visits each state only once.
 type model struct {
 	now     time.Duration
 	procs   [2]modelProc
@@ -27,14 +35,14 @@ type model struct {
 	ledTerm uint64
 
 	mail   [modelMail]letter
-	late   [2]WriteLock // given up by who sent them, and not landed yet
+	late   [2]WriteLock // given up by their senders, but may still land
 	births int
 	budget budget
 }
 
 const modelMail = 3
 
-// budget is how often something may still happen in a story.
+// budget holds how often each event may still happen.
 type budget struct{ crashes, releases, breaks, twice, lost, late int }
 
 type modelProc struct {
@@ -42,7 +50,7 @@ type modelProc struct {
 	gone    bool
 	wake    Instant
 	request Action // on its way to the store; nil: none
-	answer  Input  // of the store, on its way back; nil: none
+	answer  Input  // on its way back from the store; nil: none
 }
 
 type letter struct {
@@ -57,10 +65,10 @@ type explorer struct {
 	rates  modelRates
 	opt    Options
 	seed   maphash.Seed
-	seen   map[uint64]int // depth that was left
-	limit  int            // states
+	seen   map[uint64]int // the depth that was left, by hash of the state
+	limit  int            // limit of states
 	states int
-	deep   bool // the limit was met
+	deep   bool // the limit was reached
 	ended  int
 	path   []string
 }
@@ -75,7 +83,7 @@ func (r modelRates) trueTime(i int, t Instant) time.Duration {
 
 var errInvariant = errors.New("invariant broken")
 
-// give hands an input to a process and does what it says.
+// give passes an input to a process and executes its actions.
 func (x *explorer) give(m *model, i int, in Input) error {
 	p := &m.procs[i]
 	if p.gone {
@@ -115,7 +123,7 @@ func (x *explorer) give(m *model, i int, in Input) error {
 	return x.check(m)
 }
 
-// mayTakeOver says whether a write of a process is under way that would succeed now.
+// mayTakeOver reports whether a process has a write in flight that would succeed now.
 func (m *model) mayTakeOver(p *modelProc) bool {
 	flying := m.late[:]
 	if w, ok := p.request.(WriteLock); ok {
@@ -126,7 +134,7 @@ func (m *model) mayTakeOver(p *modelProc) bool {
 	})
 }
 
-// post puts a message on its way, for the process that it names; the oldest is lost when there are too many.
+// post queues a message for the process that it names. If the queue is full, the oldest message is lost.
 func (m *model) post(a Send) {
 	for i := range m.procs {
 		if m.procs[i].gone || m.procs[i].e.self.Peer() != a.To {
@@ -154,7 +162,7 @@ func (x *explorer) check(m *model) error {
 	return nil
 }
 
-// apply is one conditional put at the store.
+// apply executes one conditional put in the store.
 func (m *model) apply(w WriteLock) (Input, error) {
 	if !w.Condition.Holds(m.token, m.token != "") {
 		return WriteConflict{}, nil
@@ -167,7 +175,7 @@ func (m *model) apply(w WriteLock) (Input, error) {
 	return LockWritten{Token: m.token}, nil
 }
 
-// reach has a request arrive at the store.
+// reach delivers a request to the store.
 func (m *model) reach(i int) (err error) {
 	p := &m.procs[i]
 	switch a := p.request.(type) {
@@ -183,13 +191,13 @@ func (m *model) reach(i int) (err error) {
 	return err
 }
 
-// step is one thing that may happen.
+// step is one possible event.
 type step struct {
 	name string
 	do   func(x *explorer, m *model) error
 }
 
-// steps are all things that may happen in a state.
+// steps returns all possible events in a state.
 func (x *explorer) steps(m *model) []step {
 	var all []step
 	add := func(name string, do func(x *explorer, m *model) error) { all = append(all, step{name, do}) }
@@ -284,8 +292,8 @@ func (x *explorer) steps(m *model) []step {
 	return all
 }
 
-// crash ends a process; what it has sent stays under way. Its successor is another incarnation, and connects to the
-// other process.
+// crash ends a process. The messages and requests that it has sent stay in flight. The process restarts with another
+// incarnation, and both processes connect again.
 func (x *explorer) crash(m *model, i int) error {
 	m.budget.crashes--
 	if write, ok := m.procs[i].request.(WriteLock); ok && m.late[1] == (WriteLock{}) {
@@ -309,7 +317,7 @@ func (x *explorer) crash(m *model, i int) error {
 	return x.give(m, i, Tick{})
 }
 
-// explore plays every story of at most depth steps from a state.
+// explore tries every sequence of at most depth steps from a state.
 func (x *explorer) explore(m *model, depth int) error {
 	key := maphash.Comparable(x.seed, *m)
 	if left, ok := x.seen[key]; ok && left >= depth {
@@ -344,8 +352,8 @@ func (x *explorer) explore(m *model, depth int) error {
 	return nil
 }
 
-// settle plays a story to its end without any more trouble: a process must lead in bounded time, and one that was told
-// to stop has done so.
+// settle continues a sequence without further faults. A process must lead in bounded time, and a process that was asked
+// to stop must have stopped.
 func (x *explorer) settle(m model) error {
 	x.ended++
 	m.budget = budget{}
@@ -369,8 +377,8 @@ func (x *explorer) settle(m model) error {
 	return fmt.Errorf("%w: no leader after peace: %v and %v", errInvariant, m.procs[0].e.role, m.procs[1].e.role)
 }
 
-// beginning is a model whose first process leads, and whose second is connected to it, played without trouble until
-// ready holds.
+// beginning returns a model in which the first process leads and the second is connected to it. It runs without faults
+// until ready returns true.
 func (x *explorer) beginning(ready func(m *model) bool) (model, error) {
 	m := model{}
 	for i, id := range []string{"a", "b"} {
@@ -392,7 +400,7 @@ func (x *explorer) beginning(ready func(m *model) bool) (model, error) {
 	return m, x.until(&m, ready, func(*model) {})
 }
 
-// until plays without trouble, but for what hurt does before each step, until ready holds.
+// until runs without faults until ready returns true. It calls hurt before each step.
 func (x *explorer) until(m *model, ready func(m *model) bool, hurt func(m *model)) error {
 	for range 10_000 {
 		if hurt(m); ready(m) {
@@ -405,8 +413,8 @@ func (x *explorer) until(m *model, ready func(m *model) bool, hurt func(m *model
 	return errors.New("the beginning does not come")
 }
 
-// easiest is what happens when nothing goes wrong: what is under way arrives before time goes on, and time goes on no
-// further than it must.
+// easiest executes the step that happens without faults. Everything in flight arrives before time advances, and time
+// advances as little as possible.
 func (x *explorer) easiest(m *model) error {
 	all := x.steps(m)
 	best, at := -1, time.Duration(0)
@@ -434,7 +442,7 @@ func writes(p *modelProc, heir bool) bool {
 	return ok && (w.Lock.Heir != Peer{}) == heir
 }
 
-// modelBeginnings are where stories begin: where it matters what comes next.
+// modelBeginnings are the initial states: situations in which the order of the next events matters.
 var modelBeginnings = map[string]func(x *explorer) (model, error){
 	"an heir": func(x *explorer) (model, error) {
 		return x.beginning(func(m *model) bool {
@@ -498,7 +506,7 @@ var modelBeginnings = map[string]func(x *explorer) (model, error){
 	},
 }
 
-// TestHeirModel plays all stories up to a depth from a few beginnings, with either clock fast.
+// TestHeirModel tries all sequences up to a depth from several initial states, with either clock fast.
 func TestHeirModel(t *testing.T) {
 	opt := Options{Lease: 4 * time.Second, Renew: 2 * time.Second, HeirLease: 12 * time.Second,
 		HeirRenew: 6 * time.Second, HeirProbation: time.Second,
@@ -517,7 +525,7 @@ func TestHeirModel(t *testing.T) {
 			}
 			start.budget = b
 			depth, states := 0, 0
-			for !x.deep { // deeper and deeper, as far as the limit allows
+			for !x.deep { // increase the depth as far as the limit allows
 				depth++
 				states, x.seen, x.states, x.path = x.states, map[uint64]int{}, 0, nil
 				if err := x.explore(&start, depth); err != nil {

@@ -10,8 +10,8 @@ import (
 // way is a direction between two machines.
 type way struct{ from, to *node }
 
-// wire is a follower's connection to the process that holds the lock. It has one life; messages on it do not keep their
-// order.
+// wire is a follower's connection to the process that holds the lock. It belongs to one process at each end. Messages
+// on it may be reordered.
 type wire struct {
 	follower, leader         *node
 	followerLife, leaderLife int
@@ -19,7 +19,7 @@ type wire struct {
 	down                     bool
 }
 
-// dial has a process be connected to whoever it believes to hold the lock.
+// dial connects a process to the process that it believes to hold the lock.
 func (sim *electionSimulation) dial(n *node) {
 	if !n.alive || sim.err != nil {
 		return
@@ -53,7 +53,7 @@ func (sim *electionSimulation) dial(n *node) {
 	}))
 }
 
-// ofLife does something only if a node's process still is the one of now.
+// ofLife returns a function that calls do only if the node still runs the same process.
 func (sim *electionSimulation) ofLife(n *node, do func()) func() {
 	life := n.life
 	return func() {
@@ -63,7 +63,7 @@ func (sim *electionSimulation) ofLife(n *node, do func()) func() {
 	}
 }
 
-// hangUp ends a connection; its leader notices after a while.
+// hangUp ends a connection. Its leader detects that after a while.
 func (sim *electionSimulation) hangUp(wire *wire, after time.Duration) {
 	if wire.down {
 		return
@@ -71,13 +71,13 @@ func (sim *electionSimulation) hangUp(wire *wire, after time.Duration) {
 	wire.down = true
 	self := wire.follower.elector.self.Peer()
 	if wire.followerLife != wire.follower.life || wire.leaderLife != wire.leader.life {
-		return // who asks has found a wire of an earlier life
+		return // the connection belongs to an earlier process
 	}
 	if n := wire.follower; n.alive {
 		sim.after(0, sim.ofLife(n, func() { sim.give(n, LeaderLinkDown{Leader: wire.peer}) }))
 	}
 	sim.after(after, sim.ofLife(wire.leader, func() {
-		// A newer connection of the same process takes this one's place: nobody hears of its end.
+		// A newer connection of the same process replaces this one, so the leader does not see its end.
 		if newer := wire.follower.wire; newer == nil || newer == wire || newer.down || newer.peer != wire.peer ||
 			wire.follower.life != wire.followerLife {
 			sim.give(wire.leader, LinkDown{Peer: self})
@@ -85,7 +85,8 @@ func (sim *electionSimulation) hangUp(wire *wire, after time.Duration) {
 	}))
 }
 
-// ended cuts the connections of a process that has ended. Its kernel says so to the others, unless the machine is gone.
+// ended closes the connections of a process that has ended. The other processes are notified unless the machine is
+// gone.
 func (sim *electionSimulation) ended(n *node, state MachineState) {
 	after := sim.between(0, 10*time.Millisecond)
 	if state != MachineRunning {
@@ -117,7 +118,8 @@ func (sim *electionSimulation) process(peer Peer) *node {
 
 func (sim *electionSimulation) cut(from, to *node) bool { return sim.cuts[way{from, to}] > sim.now }
 
-// cutOff has messages between a node and another get lost for a while, one way or both, or ends their connection.
+// cutOff loses messages between a node and another one for a while, in one or both directions, or ends their
+// connection.
 func (sim *electionSimulation) cutOff(n *node) {
 	other := sim.nodes[sim.rng.IntN(len(sim.nodes))]
 	until := sim.now + sim.between(100*time.Millisecond, 30*time.Second)
@@ -134,7 +136,7 @@ func (sim *electionSimulation) cutOff(n *node) {
 	}
 }
 
-// blind cuts a node off from the store for a while, or all of them.
+// blind cuts a node, or all nodes, off from the store for a while.
 func (sim *electionSimulation) blind(n *node) {
 	until := sim.now + sim.between(time.Second, 30*time.Second)
 	all := sim.rng.IntN(4) == 0
@@ -146,7 +148,7 @@ func (sim *electionSimulation) blind(n *node) {
 	}
 }
 
-// send carries a message, or not.
+// send delivers a message or loses it.
 func (sim *electionSimulation) send(n *node, a Send) {
 	to := sim.process(a.To)
 	switch a.Message.(type) {
@@ -176,7 +178,7 @@ func (sim *electionSimulation) send(n *node, a Send) {
 	}
 }
 
-// checkPromise: whoever promises not to take over has no write under way that could.
+// checkPromise checks that a process that promises not to take over has no write in flight that could succeed.
 func (sim *electionSimulation) checkPromise(n *node) {
 	for _, f := range n.flying {
 		if sim.lock != nil && f.Condition.Holds(sim.lock.token, true) {
@@ -185,7 +187,7 @@ func (sim *electionSimulation) checkPromise(n *node) {
 	}
 }
 
-// checkHeir: in peace, a leader that somebody follows has an heir.
+// checkHeir checks that, without faults, a leader with a follower has an heir.
 func (sim *electionSimulation) checkHeir() {
 	followers := 0
 	for _, n := range sim.nodes {
@@ -232,8 +234,8 @@ func TestHeirSimulation(t *testing.T) {
 var withHeir = Options{Lease: 10 * time.Second, Renew: 5 * time.Second, PeerLease: time.Second,
 	PeerInterval: 250 * time.Millisecond}
 
-// pair is a electionSimulation of two servers, of which the first leads and the second is its heir at a random moment
-// after a minute or two.
+// pair returns a simulation of two servers at a random time after one to two minutes. The first server leads, and the
+// second is its heir.
 func pair(t *testing.T, seed uint64, opt Options) (sim *electionSimulation, a, b *node) {
 	t.Helper()
 	sim = newSimulation(seed)
@@ -252,8 +254,8 @@ func pair(t *testing.T, seed uint64, opt Options) (sim *electionSimulation, a, b
 	return sim, a, b
 }
 
-// TestHeirTimes holds the figures of docs/concepts/election.md: from the kill of the leader, or the release of its
-// lock, to the authority of its heir.
+// TestHeirTimes checks the times in docs/concepts/election.md from the kill of the leader, or the release of its lock,
+// to the authority of its heir.
 func TestHeirTimes(t *testing.T) {
 	vanish := func(state MachineState) func(sim *electionSimulation, a *node) {
 		return func(sim *electionSimulation, a *node) {
@@ -274,8 +276,8 @@ func TestHeirTimes(t *testing.T) {
 			stop func(sim *electionSimulation, a *node)
 			most time.Duration
 		}{
-			// The promise and its margin, the ways of a write, and those of another and a read when the last renewal
-			// was too new to be told.
+			// The bound is the promise and its margin and the latency of a write. If the heir does not know the last
+			// renewal, the latencies of another write and a read follow.
 			{"killed", vanish(MachineRunning), promiseHold(lease) + 400*time.Millisecond},
 			{"machine vanished", vanish(MachineTerminated), promiseHold(lease) + 400*time.Millisecond},
 			{"released", func(sim *electionSimulation, a *node) { sim.give(a, Release{}) }, 250 * time.Millisecond},
@@ -306,7 +308,7 @@ func TestHeirTimes(t *testing.T) {
 	}
 }
 
-// TestRequestsOfAnHourWithHeir holds the numbers of requests in docs/concepts/election.md.
+// TestRequestsOfAnHourWithHeir checks the numbers of requests in docs/concepts/election.md.
 func TestRequestsOfAnHourWithHeir(t *testing.T) {
 	for _, followers := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(followers), func(t *testing.T) {
@@ -330,7 +332,7 @@ func TestRequestsOfAnHourWithHeir(t *testing.T) {
 	}
 }
 
-// A follower's end costs its leader no leadership: it is out of the lock before its promise has ended.
+// The end of a follower does not end the leadership. The leader removes it from the lock before its promise ends.
 func TestHeirEnds(t *testing.T) {
 	for _, state := range []MachineState{MachineRunning, MachineTerminated} {
 		for seed := range uint64(50) {

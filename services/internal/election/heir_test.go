@@ -16,11 +16,11 @@ var (
 
 func newHeirDriver(t *testing.T) *driver {
 	opt := withHeir
-	opt.HeirProbation = 10100 * time.Millisecond // so that it comes with a heartbeat
+	opt.HeirProbation = 10100 * time.Millisecond // so that probation ends at a heartbeat
 	return &driver{t: t, e: New(Identity{ID: "a", Incarnation: "a1"}, opt)}
 }
 
-// lockOf is a lock of the process a or b, as it writes it.
+// lockOf returns the lock that process a or b writes.
 func lockOf(p Peer, term, revision uint64, heir Peer) record.Lock {
 	lock := record.Lock{LeaderID: p.ID, Incarnation: p.Incarnation, Term: term, Revision: revision, LeaseMS: 10_000,
 		RenewMS: 5_000, Heir: heir}
@@ -39,7 +39,8 @@ func (h Heartbeat) promise() Promise {
 	return Promise{Leader: h.Leader, Standby: h.Standby, Term: h.Term, Beat: h.Beat, Length: h.Length}
 }
 
-// v is the lock that a holds in term 1: renewed at 5 s and at 10 s, with b as its heir from revision 4 on.
+// v returns a revision of the lock that a holds in term 1. It is renewed at 5 s and at 10 s, and b is its heir from
+// revision 4 on.
 func v(revision uint64) (record.Lock, objstore.Token) {
 	heir := peerB
 	if revision < 4 {
@@ -48,7 +49,7 @@ func v(revision uint64) (record.Lock, objstore.Token) {
 	return lockOf(peerA, 1, revision, heir), objstore.Token("t" + string(rune('0'+revision)))
 }
 
-// beatAt is a's heartbeat while a revision is the last that it knows to be there.
+// beatAt returns a's heartbeat when the given revision is the last known one.
 func beatAt(beat, revision uint64) Heartbeat {
 	lock, token := v(revision)
 	return beatOf(peerA, peerB, beat, lock, token)
@@ -58,8 +59,8 @@ func writeOf(lock record.Lock, token objstore.Token) WriteLock {
 	return WriteLock{Lock: lock, Condition: objstore.IfToken(token)}
 }
 
-// named lets a lead from 0 s with b as its follower, whose answers take 10 ms, until it is about to be named as heir at
-// 10.25 s, with beat 42.
+// named returns a driver in which a leads from 0 s with b as its follower, and b answers in 10 ms. It stops at 10.25 s,
+// before beat 42 and before b is named as heir.
 func named(t *testing.T) *driver {
 	t.Helper()
 	d := newHeirDriver(t)
@@ -88,7 +89,8 @@ func named(t *testing.T) *driver {
 	}
 }
 
-// inherited lets a lead with b as its heir: its beat 43 was sent at 10.3125 s and answered at 10.32 s, and told of it.
+// inherited returns a driver in which a leads with b as its heir. Beat 43, which contains the lock with the heir, was
+// sent at 10.3125 s and answered at 10.32 s.
 func inherited(t *testing.T) *driver {
 	t.Helper()
 	d := named(t)
@@ -97,7 +99,7 @@ func inherited(t *testing.T) *driver {
 	d.at(10.26, beatAt(42, 3).promise())
 	d.at(10.3, LockWritten{token})
 	d.actsUntil(11.2, 1)
-	d.wakes(10.3125) // to tell its heir, a sixteenth of the promise after the last beat
+	d.wakes(10.3125) // to notify the heir, a sixteenth of the promise after the last beat
 	d.at(10.3125, Tick{}, Send{peerB, beatAt(43, 4)})
 	d.at(10.32, beatAt(43, 4).promise())
 	d.actsUntil(11.2625, 1)
@@ -106,10 +108,10 @@ func inherited(t *testing.T) *driver {
 
 func TestFollowerBecomesHeir(t *testing.T) {
 	d := named(t)
-	d.actsUntil(19.5, 1) // by its lease alone
+	d.actsUntil(19.5, 1) // by the lease alone
 	lock, token := v(4)
 	d.at(10.25, Tick{}, Send{peerB, beatAt(42, 3)}, writeOf(lock, "t3"))
-	d.actsUntil(10.95, 1) // it may be there already: the promise upon the beat at 10 s counts from its sending
+	d.actsUntil(10.95, 1) // the write may have landed, and the promise for the beat at 10 s counts from its sending
 	d.at(10.26, beatAt(42, 3).promise())
 	d.actsUntil(11.2, 1)
 	d.at(10.3, LockWritten{token})
@@ -120,7 +122,7 @@ func TestUnsettledHeirNeedsBothLeases(t *testing.T) {
 	d := named(t)
 	lock, token := v(4)
 	d.at(10.25, Tick{}, Send{peerB, beatAt(42, 3)}, writeOf(lock, "t3"))
-	// Its answer stays away, while the heir goes on promising: the lease of before ends at 19.5 s.
+	// The write gets no answer while the heir keeps promising. The previous lease ends at 19.5 s.
 	for beat := uint64(42); beat < 79; beat++ {
 		at := 10.25 + float64(beat-42)/4
 		d.at(at+0.01, beatAt(beat, 3).promise())
@@ -149,7 +151,7 @@ func TestSilentHeirIsRemovedBeforeItsPromiseEnds(t *testing.T) {
 	}
 	story("in time", func(d *driver) {
 		d.at(11, LockWritten{"t5"}, Send{peerB, beatOf(peerA, peerB, 46, without, "t5")})
-		d.actsUntil(20.4625, 1) // from the sending, by the lease without heir
+		d.actsUntil(20.4625, 1) // the lease without an heir counts from the sending
 	})
 	story("too late", func(d *driver) {
 		d.at(11.0625, Tick{}, Send{peerB, beatAt(46, 4)})
@@ -157,7 +159,7 @@ func TestSilentHeirIsRemovedBeforeItsPromiseEnds(t *testing.T) {
 	})
 	story("it answers again", func(d *driver) {
 		d.at(10.97, beatAt(44, 4).promise())
-		d.actsUntil(11.5125, 1) // still needed: the version that names it may be the one
+		d.actsUntil(11.5125, 1) // the promise still counts, because the lock may still name the heir
 		d.at(10.98, LockWritten{"t5"}, Send{peerB, beatOf(peerA, peerB, 46, without, "t5")})
 		d.actsUntil(20.4625, 1)
 	})
@@ -168,7 +170,7 @@ func TestUnsettledRemovalCountsTheShortLease(t *testing.T) {
 	d := inherited(t)
 	d.at(10.33, LinkDown{peerB}, writeOf(lockOf(peerA, 1, 5, Peer{}), "t4"))
 	d.at(10.34, LinkUp{peerB})
-	for beat := uint64(44); ; beat++ { // the heir is back, and promises, while the answer to its removal stays away
+	for beat := uint64(44); ; beat++ { // the heir promises again, but its removal from the lock gets no answer
 		at := 10.375 + float64(beat-44)/4
 		if at >= 19.83 {
 			break
@@ -176,14 +178,14 @@ func TestUnsettledRemovalCountsTheShortLease(t *testing.T) {
 		d.at(at, Tick{}, Send{peerB, beatAt(beat, 4)})
 		d.at(at+0.01, beatAt(beat, 4).promise())
 	}
-	d.actsUntil(19.83, 1) // 0.95 of 10 s from its sending, not of 90 s: others may have seen it
+	d.actsUntil(19.83, 1) // 0.95 of 10 s from the sending, not of 90 s, because others may have read the new lock
 	d.at(19.83, Tick{}, LostLeadership{1, ReasonExpired})
 }
 
 func TestLostLinkRemovesTheHeirAtOnce(t *testing.T) {
 	d := inherited(t)
 	d.at(10.33, LinkDown{peerB}, writeOf(lockOf(peerA, 1, 5, Peer{}), "t4"))
-	d.actsUntil(11.2625, 1) // what it promised holds
+	d.actsUntil(11.2625, 1) // its last promise still counts
 }
 
 func TestPromisesThatDoNotCount(t *testing.T) {
@@ -213,7 +215,7 @@ func TestPromisesThatDoNotCount(t *testing.T) {
 func TestHeirsAnswerConfirms(t *testing.T) {
 	d := inherited(t)
 	d.at(10.4, Confirm{1}, Send{peerB, beatAt(44, 4)}) // no read
-	d.at(10.41, beatAt(43, 4).promise())               // upon a heartbeat from before the question
+	d.at(10.41, beatAt(43, 4).promise())               // for a heartbeat from before the request
 	d.at(10.42, Confirm{2})
 	d.at(10.43, beatAt(44, 4).promise(), Confirmed{1})
 	d.at(10.4625, Tick{}, Send{peerB, beatAt(45, 4)})
@@ -225,8 +227,8 @@ func TestFarewell(t *testing.T) {
 	t.Run("the heir takes over", func(t *testing.T) {
 		d := inherited(t)
 		d.at(10.4, Release{}, LostLeadership{1, ReasonReleased}, farewell)
-		d.at(10.41, TookOver{Leader: Peer{ID: "a", Incarnation: "a0"}, Standby: peerB, Term: 9}) // to another
-		d.at(10.42, TookOver{Leader: peerA, Standby: peerB, Term: 1})                            // of before
+		d.at(10.41, TookOver{Leader: Peer{ID: "a", Incarnation: "a0"}, Standby: peerB, Term: 9}) // for another process
+		d.at(10.42, TookOver{Leader: peerA, Standby: peerB, Term: 1})                            // of an earlier takeover
 		d.at(10.45, TookOver{Leader: peerA, Standby: peerB, Term: 2}, Released{})
 	})
 	t.Run("the heir is silent", func(t *testing.T) {
@@ -248,7 +250,7 @@ func TestFarewell(t *testing.T) {
 	})
 }
 
-// following has a see b's lock, with a as its heir, and promise upon beat 7 at 3 s.
+// following returns a driver in which a reads b's lock, with a as the heir, and promises for beat 7 at 3 s.
 func following(t *testing.T) *driver {
 	t.Helper()
 	d := newHeirDriver(t)
@@ -262,7 +264,7 @@ func following(t *testing.T) *driver {
 
 func TestHeirTakesOverWhenItsPromiseHasEnded(t *testing.T) {
 	d := following(t)
-	d.wakes(4.1) // a promise and a tenth, and no read before
+	d.wakes(4.1) // 1.1 times the promise, without a read before
 	d.at(4.1, Tick{}, WriteLock{lockOf(peerA, 5, 10, Peer{}), objstore.IfToken("x")})
 	late := beatOf(peerB, peerA, 8, lockOf(peerB, 4, 9, peerA), "x")
 	d.at(4.15, late) // no promise any more
@@ -283,7 +285,7 @@ func TestHeirWhoseTakeOverIsUnsettledPromisesNothing(t *testing.T) {
 	d.at(7, WriteUnknown{})
 	d.at(8, Tick{}, ReadLock{})
 	renewed := lockOf(peerB, 4, 10, Peer{})
-	d.at(8.1, LockRead{renewed, "x2"}) // it never will be there: settled
+	d.at(8.1, LockRead{renewed, "x2"}) // the write can no longer land, so it is settled
 	after := beatOf(peerB, peerA, 9, renewed, "x2")
 	d.at(8.2, after, Send{peerB, after.promise()})
 }
@@ -305,7 +307,7 @@ func TestHeirLearnsOfRenewalsFromItsLeader(t *testing.T) {
 	d := following(t)
 	h := beatOf(peerB, peerA, 8, lockOf(peerB, 4, 12, peerA), "x4")
 	d.at(3.2, h, Send{peerB, h.promise()})
-	old := beatOf(peerB, peerA, 7, lockOf(peerB, 4, 9, peerA), "x") // repeated, or late
+	old := beatOf(peerB, peerA, 7, lockOf(peerB, 4, 9, peerA), "x") // a repeated or late heartbeat
 	d.at(3.3, old, Send{peerB, old.promise()})
 	d.at(4.4, Tick{}, WriteLock{lockOf(peerA, 5, 13, Peer{}), objstore.IfToken("x4")})
 }
@@ -326,7 +328,7 @@ func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
 			if change == nil {
 				d.at(3.1, Handover{Leader: peerB, Standby: peerA, Term: 4},
 					WriteLock{lockOf(peerA, 5, 10, Peer{}), objstore.IfToken("x")})
-				d.at(3.2, WriteConflict{}, ReadLock{}) // his last renewal; who is heir does not wait to look
+				d.at(3.2, WriteConflict{}, ReadLock{}) // the leader's last renewal was faster; the heir reads again without a delay
 				d.at(3.3, LockRead{lockOf(peerB, 4, 10, peerA), "x2"},
 					WriteLock{lockOf(peerA, 5, 11, Peer{}), objstore.IfToken("x2")})
 				d.at(3.4, WriteConflict{}, ReadLock{})
@@ -340,8 +342,8 @@ func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
 
 func TestFarewellIsAnsweredByTheTakeOver(t *testing.T) {
 	d := following(t)
-	d.at(3.05, Handover{Leader: peerB, Standby: Peer{ID: "a", Incarnation: "a0"}, Term: 4}) // to another
-	d.at(3.06, Handover{Leader: peerB, Standby: peerA, Term: 3})                            // of a term before
+	d.at(3.05, Handover{Leader: peerB, Standby: Peer{ID: "a", Incarnation: "a0"}, Term: 4}) // for another process
+	d.at(3.06, Handover{Leader: peerB, Standby: peerA, Term: 3})                            // of an earlier term
 	d.at(3.1, Handover{Leader: peerB, Standby: peerA, Term: 4}, WriteLock{lockOf(peerA, 5, 10, Peer{}),
 		objstore.IfToken("x")})
 	d.at(3.2, LockWritten{"y"}, BecameLeader{5}, Send{peerB, TookOver{Leader: peerB, Standby: peerA, Term: 5}})

@@ -6,7 +6,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/mutate"
 )
 
-// mutant is a mistake that a programmer could make in the rules about the heir.
+// mutant is a plausible mistake in the rules about the heir.
 type mutant struct {
 	name string
 	edit mutate.Edit
@@ -60,8 +60,8 @@ var mutants = []mutant{
 		Replace: "e.handedOver = true"}},
 }
 
-// TestMutantsApply checks that every mutant still finds its place in the source. TestMutants, with the build tag
-// mutation, runs them.
+// TestMutantsApply checks that every mutant still matches the source. TestMutants, with the build tag mutation, runs
+// them.
 func TestMutantsApply(t *testing.T) {
 	for _, m := range mutants {
 		if _, err := m.edit.WriteOverlay(".", t.TempDir()); err != nil {

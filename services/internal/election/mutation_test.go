@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestMutants runs the tests of this package with each mutant and expects a failure. The model, the simulation, or the
-// tests of unsettled writes where those two would need luck, must find every mutant.
+// TestMutants runs the tests of this package with each mutant and expects a failure. The model and the simulation must
+// find every mutant. The exception are mutants about unsettled writes, which those two would find only by luck, and
+// which other tests must find.
 func TestMutants(t *testing.T) {
 	for _, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
@@ -18,7 +19,7 @@ func TestMutants(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out []byte
-			for _, effort := range []string{"-short", "-short=false"} { // the short form finds most mutants
+			for _, effort := range []string{"-short", "-short=false"} { // the short mode finds most mutants
 				cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", overlay, "-vet=off", effort,
 					"-failfast",
 					"-timeout", "280s",

@@ -22,13 +22,13 @@ var (
 	stateCount = flag.Int("election.states", 60_000, "number of states that the model visits from each beginning")
 )
 
-// A electionSimulation is a few electors over one lock, in true time. Everything that goes wrong comes from its seed:
-// answers are lost, writes land late, processes pause, crash and restart, machines end, clocks are offset and run up to
-// 5 % fast or slow, people delete the lock.
+// An electionSimulation runs several electors with one lock in true time. All faults come from its seed. Answers are
+// lost, writes land late, processes pause, crash, and restart, and machines end. Clocks are offset and run up to 5 %
+// fast or slow, and people delete the lock.
 type electionSimulation struct {
 	rng    *rand.Rand
 	trace  func(format string, args ...any)
-	faults faults // what goes wrong now
+	faults faults // the current rates of faults
 
 	now    time.Duration
 	events events
@@ -37,9 +37,9 @@ type electionSimulation struct {
 	lock     *stored
 	history  []stored // every version of the lock, oldest first
 	versions map[record.LockVersion]record.Lock
-	recorded uint64        // highest term that ever led
-	removeAt time.Duration // a person deletes the lock
-	idle     bool          // nobody asks for confirmation
+	recorded uint64        // the highest term that ever led
+	removeAt time.Duration // the time at which a person deletes the lock
+	idle     bool          // no confirmations are requested
 
 	nodes  []*node
 	births int
@@ -48,8 +48,8 @@ type electionSimulation struct {
 	led, requests, confirms int
 	lostAt                  time.Duration
 
-	cuts map[way]time.Duration // until when messages get lost there
-	// locks with an heir; leaderships of heirs; releases that became one by message
+	cuts map[way]time.Duration // until when messages in a direction are lost
+	// counters: locks with an heir, leaderships of heirs, releases that became handovers
 	heirs, inherited, yields int
 }
 
@@ -59,15 +59,15 @@ type faults struct {
 	blind                                                 float64 // cut off from the store
 }
 
-// stored is one version of the lock and the true time in which it was there.
+// stored is one version of the lock and the true time during which it was stored.
 type stored struct {
 	lock  record.Lock
 	token objstore.Token
 	from  time.Duration
-	until time.Duration // negative: still there
+	until time.Duration // negative: still stored
 }
 
-// node is one machine with one process, restarted or replaced after its end.
+// node is one machine with one process. The process is restarted, or the machine replaced, after its end.
 type node struct {
 	name    string
 	machine string
@@ -76,17 +76,17 @@ type node struct {
 	rate    float64
 	opt     Options
 
-	life    int // of the process; answers to an earlier one are dropped
+	life    int // number of the process; answers to earlier processes are dropped
 	elector Elector
 	alive   bool
 	paused  bool
 	inbox   []Input
 	wake    int
 	asked   []time.Duration // true time of each Confirm
-	flying  []*WriteLock    // of this life, that may still reach the store
+	flying  []*WriteLock    // writes of this process that may still reach the store
 	wire    *wire           // to the holder of the lock
 	redial  time.Duration
-	blind   time.Duration // until when the store is out of reach
+	blind   time.Duration // until when the store is unreachable
 }
 
 func (n *node) clock(now time.Duration) Instant {
@@ -132,13 +132,13 @@ func (sim *electionSimulation) fail(format string, args ...any) {
 
 func (sim *electionSimulation) chance(p float64) bool { return p > 0 && sim.rng.Float64() < p }
 
-// between is a random duration, short ones more often than long ones.
+// between returns a random duration. Short ones are more likely than long ones.
 func (sim *electionSimulation) between(low, high time.Duration) time.Duration {
 	f := sim.rng.Float64()
 	return low + time.Duration(f*f*float64(high-low))
 }
 
-// runUntil plays the electionSimulation to a true time.
+// runUntil runs the simulation up to a true time.
 func (sim *electionSimulation) runUntil(end time.Duration) {
 	for sim.err == nil && len(sim.events) > 0 && sim.events[0].at <= end {
 		ev := heap.Pop(&sim.events).(event)
@@ -148,7 +148,7 @@ func (sim *electionSimulation) runUntil(end time.Duration) {
 	sim.now = end
 }
 
-// start begins a new process on a node.
+// start starts a new process on a node.
 func (sim *electionSimulation) start(n *node) {
 	sim.births++
 	n.life++
@@ -159,7 +159,7 @@ func (sim *electionSimulation) start(n *node) {
 	sim.give(n, Tick{})
 }
 
-// end kills the process of a node; a new one comes after a while.
+// end kills the process of a node. A new one starts after a while.
 func (sim *electionSimulation) end(n *node, state MachineState) {
 	sim.trace("%v %s ends, machine %d", sim.now, n.name, state)
 	sim.ended(n, state)
@@ -177,7 +177,7 @@ func (sim *electionSimulation) end(n *node, state MachineState) {
 	})
 }
 
-// give hands an input to a node's process, or keeps it until a paused one goes on.
+// give passes an input to a node's process. Inputs of a paused process wait.
 func (sim *electionSimulation) give(n *node, in Input) {
 	switch {
 	case !n.alive || sim.err != nil:
@@ -215,7 +215,8 @@ func (sim *electionSimulation) give(n *node, in Input) {
 	sim.dial(n)
 }
 
-// checkAuthority is the invariant: clocks only end authority, so looking after each step is enough.
+// checkAuthority checks the invariant that at most one process has authority. A check after each step is enough,
+// because between steps authority can only end.
 func (sim *electionSimulation) checkAuthority() {
 	var leader *node
 	for _, n := range sim.nodes {
@@ -232,7 +233,7 @@ func (sim *electionSimulation) checkAuthority() {
 	}
 }
 
-// answer hands in the answer to a request of one life of the process, unless that ended in between.
+// answer delivers the answer to a request of one process, unless that process has ended meanwhile.
 func (sim *electionSimulation) answer(n *node, life int, after time.Duration, in Input) {
 	sim.after(after, func() {
 		if n.life == life {
@@ -273,12 +274,12 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 		}
 		there, back := sim.latency(), sim.latency()
 		switch lost := n.blind > sim.now || sim.chance(sim.faults.lose); {
-		case sim.chance(sim.faults.late): // lands late, after its answer was given up
+		case sim.chance(sim.faults.late): // lands late, after the sender has given it up
 			sim.after(timeout+sim.between(0, 20*time.Second), func() { landed() })
 			sim.answer(n, life, sim.between(0, timeout), WriteUnknown{})
 		case lost && sim.chance(0.5): // never arrives
 			sim.answer(n, life, timeout, WriteUnknown{})
-		case lost || there+back >= timeout: // answer lost
+		case lost || there+back >= timeout: // the answer is lost
 			sim.after(there, func() { landed() })
 			sim.answer(n, life, timeout, WriteUnknown{})
 		default:
@@ -311,7 +312,8 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Send:
 		sim.send(n, a)
 	case Released:
-		// A take-over that was given up may still land when nobody is there any more. What was led is given back.
+		// A takeover that was given up may still land after its process has ended. The simulation then releases the
+		// lock.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)
@@ -323,7 +325,7 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	}
 }
 
-// askConfirm lets the leader of a term ask for confirmation now and then.
+// askConfirm makes the leader of a term request confirmations at random times.
 func (sim *electionSimulation) askConfirm(n *node, life int, term uint64) {
 	sim.after(sim.between(10*time.Millisecond, 20*time.Second), func() {
 		if _, now := n.elector.ActUntil(); n.life != life || now != term || n.paused {
@@ -335,7 +337,7 @@ func (sim *electionSimulation) askConfirm(n *node, life int, term uint64) {
 	})
 }
 
-// checkConfirmed: between the question and its answer there was a moment when the lock was this leadership's.
+// checkConfirmed checks that this leadership held the lock at some time between the request and its answer.
 func (sim *electionSimulation) checkConfirmed(n *node, c Confirmed) {
 	_, term := n.elector.ActUntil()
 	asked := n.asked[c.Seq-1]
@@ -343,7 +345,7 @@ func (sim *electionSimulation) checkConfirmed(n *node, c Confirmed) {
 	for i := len(sim.history) - 1; i >= 0; i-- {
 		s := sim.history[i]
 		if i == len(sim.history)-1 && s.until >= 0 && n.opt.PeerLease > 0 {
-			s.until = -1 // a person deleted it; an heir's answer proves that nobody else has it
+			s.until = -1 // a person deleted it; an heir's answer proves that no other process holds it
 		}
 		if s.until >= 0 && s.until < asked {
 			break
@@ -355,7 +357,7 @@ func (sim *electionSimulation) checkConfirmed(n *node, c Confirmed) {
 	sim.fail("%s: confirmation asked at %v is not true", n.name, asked)
 }
 
-// checkBytes: one version, one body.
+// checkBytes checks that each version of the lock has only one content.
 func (sim *electionSimulation) checkBytes(lock record.Lock) {
 	if before, ok := sim.versions[lock.Version()]; ok && before != lock {
 		sim.fail("two bodies for one version:\n%+v\n%+v", before, lock)
@@ -370,7 +372,7 @@ func (sim *electionSimulation) read() Input {
 	return LockRead{Lock: sim.lock.lock, Token: sim.lock.token}
 }
 
-// write is one conditional put at the store. The token is the content, as in S3.
+// write executes one conditional put in the store. The token is the content, as in S3.
 func (sim *electionSimulation) write(a WriteLock) Input {
 	current := objstore.Token("")
 	if sim.lock != nil {
@@ -417,10 +419,10 @@ func (sim *electionSimulation) machineState(id string) MachineState {
 		}
 		return n.state
 	}
-	return MachineTerminated // replaced
+	return MachineTerminated // the machine was replaced
 }
 
-// disturb is one round of trouble for a random node, then the next one.
+// disturb causes faults on a random node and schedules the next call.
 func (sim *electionSimulation) disturb(until time.Duration) {
 	if sim.now >= until {
 		return
@@ -483,12 +485,12 @@ func newSimulation(seed uint64) *electionSimulation {
 	}
 }
 
-// play runs one seed: a time of trouble, then peace, in which a leader must appear in bounded time and stay.
+// play runs one seed. After a period of faults, the faults stop. A leader must then appear in bounded time and stay.
 func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulation, error) {
 	sim := newSimulation(seed)
 	sim.trace = trace
 	rng := sim.rng
-	some := func(most float64) float64 { // each kind of trouble is there in half of the worlds
+	some := func(most float64) float64 { // each kind of fault occurs in half of the simulations
 		if rng.IntN(2) == 0 {
 			return 0
 		}
@@ -512,13 +514,14 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulat
 		}
 		leases[1].PeerLease, leases[1].HeirLease = 3*time.Second, 5*time.Second
 		if rng.IntN(4) == 0 {
-			leases[2].PeerLease = 0 // some, or all, know of no heirs
+			leases[2].PeerLease = 0 // some processes, or all, have no support for heirs
 		}
 	}
 	mixed := rng.IntN(3) == 0
 	common := leases[rng.IntN(len(leases))]
-	if !mixed { // who never saw the deleted lock cannot know its lease
-		// Once, and not while writes on condition of absence may be under way: absence has no token.
+	if !mixed { // a process that never read the deleted lock cannot know its lease
+		// Only once, and not while a write with the condition of absence may be in flight, because absence has no
+		// token.
 		sim.removeAt = time.Duration(40+rng.IntN(100)) * time.Second
 	}
 	longest := max(common.Lease, common.HeirLease)
@@ -542,8 +545,8 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulat
 	sim.faults = faults{}
 	sim.trace("%v peace", sim.now)
 
-	// Late writes land within 20 s, pauses end within 30 s, processes are back within 40 s; then the longest lease is
-	// waited for, by a slow clock, and the leader's code takes up to 3 s to end.
+	// Late writes land within 20 s, pauses end within 30 s, and processes are back within 40 s. Then the longest lease
+	// passes on a slow clock, and the leader's code takes up to 3 s to end.
 	settled := peace + 45*time.Second + time.Duration(float64(takeoverWait(longest))/0.95) + 10*time.Second
 	sim.runUntil(settled)
 	if sim.err == nil && sim.leader() == nil {

@@ -20,13 +20,13 @@ var (
 		PeerInterval: 250 * time.Millisecond}
 )
 
-// hub connects servers; each message takes a millisecond.
+// hub connects servers. Each message takes a millisecond.
 type hub struct {
 	mu      sync.Mutex
 	members map[election.Peer]*member
 }
 
-// member is one server's Peers.
+// member is the link of one server to the hub.
 type member struct {
 	hub     *hub
 	self    election.Peer
@@ -64,7 +64,7 @@ func (m *member) Events(ctx context.Context) <-chan election.Input {
 	return events
 }
 
-// deliver needs mu.
+// deliver queues an input. The caller must hold mu.
 func (m *member) deliver(to election.Peer, in election.Input) {
 	other := m.hub.members[to]
 	if other != nil && !m.cut && !other.cut {
@@ -94,7 +94,7 @@ func (m *member) setCut(cut bool) {
 	m.cut = cut
 }
 
-// heirPair is a leader a with b as its heir.
+// heirPair returns a leader a with b as its heir.
 func heirPair(t *testing.T) (s *shard, a, b *server, authority *Authority, leader *member) {
 	t.Helper()
 	s = newShard(t)
@@ -135,7 +135,7 @@ func TestRunHeirTakesOverFromALeaderThatIsCutOff(t *testing.T) {
 		}
 		within(t, "fail-over", time.Since(began), 850*time.Millisecond, 1200*time.Millisecond)
 
-		a.store.off.Store(false) // a follows, and is b's heir after a while
+		a.store.off.Store(false) // a follows and becomes b's heir after a while
 		leader.setCut(false)
 		pass(30 * time.Second)
 		if heir := s.lock().Heir; heir != a.cfg.Self.Peer() {
@@ -165,7 +165,7 @@ func TestRunHeirIsHandedTheLeadership(t *testing.T) {
 		if lock := s.lock(); lock.LeaderID != "b" || lock.Term != 2 || authority.Term() != 2 {
 			t.Errorf("the lock is %+v", lock)
 		}
-		if err := b.stop(); err != nil { // nobody to hand it to
+		if err := b.stop(); err != nil { // no follower to hand over to
 			t.Error(err)
 		}
 		if lock := s.lock(); !lock.Released {
@@ -182,7 +182,7 @@ func TestRunHeirCostsFewRequests(t *testing.T) {
 		if made := s.counted.Counts().Sub(before); made.Put != 120 || made.Total() != 120 {
 			t.Errorf("an idle hour costs %+v", made)
 		}
-		if err := b.stop(); err != nil { // an heir that leaves costs the leader nothing
+		if err := b.stop(); err != nil { // the leader keeps its leadership when its heir stops
 			t.Error(err)
 		}
 		pass(time.Minute)

@@ -20,7 +20,7 @@ import (
 
 const lockKey = "shard/z/leader.json"
 
-// bubbleClock is the time of a synctest bubble, plus what the machine slept without its timers noticing.
+// bubbleClock is the time of a synctest bubble, plus the time during which the machine slept and its timers stopped.
 type bubbleClock struct {
 	start time.Time
 	slept atomic.Int64
@@ -30,17 +30,17 @@ func (c *bubbleClock) Now() election.Instant {
 	return election.Instant(time.Since(c.start)) + election.Instant(c.slept.Load())
 }
 
-// shard is a bucket and the servers that stand for its election.
+// shard is a bucket and the servers of its election.
 type shard struct {
 	t       *testing.T
 	start   time.Time
 	store   *mem.Store
-	counted *objstore.Counted // of store, where requests are counted
+	counted *objstore.Counted // wraps store and counts requests
 	inject  atomic.Pointer[func(mem.Request) mem.Fault]
 	highest atomic.Uint64
 
 	mu     sync.Mutex
-	acting int // leaders with authority
+	acting int // number of leaders with authority
 	ledBy  []string
 }
 
@@ -88,7 +88,7 @@ func (s *shard) lock() record.Lock {
 	return lock
 }
 
-// server is one Run.
+// server is one call of Run.
 type server struct {
 	shard  *shard
 	name   string
@@ -96,13 +96,13 @@ type server struct {
 	clock  *bubbleClock
 	cfg    Config
 	cancel context.CancelFunc
-	leads  chan *Authority // each leadership
-	lost   chan error      // the cause of its end
+	leads  chan *Authority // receives each leadership
+	lost   chan error      // receives the cause of its end
 	wind   time.Duration   // how long the leader's code takes to end
 	result chan error
 }
 
-// cut is a way to the store that can be cut off.
+// cut is an access to the store that can be cut off.
 type cut struct {
 	objstore.Store
 	off atomic.Bool
@@ -169,13 +169,13 @@ func (v *server) lead(ctx context.Context, a *Authority) error {
 	return ctx.Err()
 }
 
-// stop ends a server as SIGTERM does.
+// stop ends a server like SIGTERM.
 func (v *server) stop() error {
 	v.cancel()
 	return <-v.result
 }
 
-// pass lets time pass in the bubble.
+// pass advances the time of the bubble.
 func pass(d time.Duration) {
 	timer := time.NewTimer(d)
 	<-timer.C
@@ -214,7 +214,8 @@ func TestCleanHandOver(t *testing.T) {
 		}
 		released := time.Now()
 		authority := <-b.leads
-		// The successor takes it when it looks: it looks once in a renewal interval, and not for a lease and a margin.
+		// The successor takes the lock at its next read. It reads once in a renewal interval, so it does not wait for a
+		// lease and a margin.
 		within(t, "hand-over", time.Since(released), 0, defaults.Renew+200*time.Millisecond)
 		if authority.Term() != 2 {
 			t.Errorf("second term is %d", authority.Term())
@@ -223,7 +224,7 @@ func TestCleanHandOver(t *testing.T) {
 			t.Errorf("b ends with %v", err)
 		}
 
-		c := s.server("c") // one that starts then does not wait at all
+		c := s.server("c") // a server that starts now does not wait
 		began = time.Now()
 		c.run()
 		<-c.leads
@@ -243,7 +244,7 @@ func TestCutOffLeaderIsReplacedAfterLeaseAndMargin(t *testing.T) {
 		b.run()
 		pass(time.Minute)
 		a.store.off.Store(true)
-		// when a began to send its last renewal
+		// the time at which a started to send its last renewal
 		renewed := time.Now().Add(authority.Remaining() - 9500*time.Millisecond)
 		cause := <-a.lost
 		within(t, "authority", time.Since(renewed), 9500*time.Millisecond, 9500*time.Millisecond)
@@ -258,7 +259,7 @@ func TestCutOffLeaderIsReplacedAfterLeaseAndMargin(t *testing.T) {
 		}
 		within(t, "fail-over", time.Since(renewed), 10600*time.Millisecond, 11*time.Second)
 
-		a.store.off.Store(false) // a sees the other's lock and follows
+		a.store.off.Store(false) // a reads the other server's lock and follows
 		pass(time.Minute)
 		if err := a.stop(); err != nil {
 			t.Error(err)
@@ -295,7 +296,7 @@ func TestMachineOfTheHolderIsTerminated(t *testing.T) {
 		<-a.lost
 		state.Store(uint32(election.MachineTerminated))
 		<-b.leads
-		within(t, "fail-over", time.Since(died), 0, 37*time.Second) // not 99 s: as soon as a renewal is overdue
+		within(t, "fail-over", time.Since(died), 0, 37*time.Second) // as soon as a renewal is overdue, not after 99 s
 		if err := b.stop(); err != nil {
 			t.Error(err)
 		}
@@ -360,7 +361,7 @@ func TestUnlimitedAuthorityEnds(t *testing.T) {
 		t.Errorf("term %d, confirmed: %v", authority.Term(), err)
 	}
 	cancel()
-	for range 50 { // whichever of its reasons it sees first
+	for range 50 { // independent of which reason Confirm checks first
 		if err := authority.Confirm(t.Context()); !errors.Is(err, ErrLost) {
 			t.Fatalf("confirmed after its end: %v", err)
 		}
@@ -377,7 +378,7 @@ func TestSuspendedMachine(t *testing.T) {
 		if authority.Remaining() < 4*time.Second {
 			t.Fatalf("%v remain", authority.Remaining())
 		}
-		a.clock.slept.Store(int64(time.Hour)) // no timer has noticed
+		a.clock.slept.Store(int64(time.Hour)) // no timer has fired
 		if left := authority.Remaining(); left != 0 {
 			t.Errorf("%v remain after an hour's sleep", left)
 		}
@@ -466,9 +467,9 @@ func TestAmbiguousRenewalsAreSentAgainWithTheSameBytes(t *testing.T) {
 			defer mu.Unlock()
 			bodies[lock.Revision] = append(bodies[lock.Revision], string(r.Body))
 			switch first := len(bodies[lock.Revision]) == 1; {
-			case lock.Revision%3 == 0 && first: // hangs and never arrives; the next attempt does, in another second
+			case lock.Revision%3 == 0 && first: // hangs and never arrives, and the next attempt succeeds a second later
 				return mem.Fault{Before: 2 * time.Second}
-			case lock.Revision%3 == 1: // its answer is lost
+			case lock.Revision%3 == 1: // the answer is lost
 				return mem.Fault{Lost: true}
 			case lock.Revision%3 == 2 && first: // lands late
 				return mem.Fault{Late: 3}
@@ -569,7 +570,7 @@ func TestErrorOfTheLeadersCode(t *testing.T) {
 			t.Error("the lock is not released")
 		}
 		a = s.server("a2")
-		a.cfg.Lead = func(context.Context, *Authority) error { return nil } // to hand over and start anew
+		a.cfg.Lead = func(context.Context, *Authority) error { return nil } // to hand over and restart
 		a.run()
 		if err := <-a.result; err != nil {
 			t.Errorf("Run returned %v", err)
