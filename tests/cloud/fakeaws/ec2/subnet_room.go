@@ -97,7 +97,7 @@ func (n *subnet) choose6(taken map[netip.Addr]bool) (netip.Addr, error) {
 		b := block.Addr().As16()
 		var host [8]byte
 		random(host[:])
-		binary.BigEndian.PutUint64(b[8:], binary.BigEndian.Uint64(host[:])&0x0000ffffffffffff) // prefixes are at most 64 bits long
+		binary.BigEndian.PutUint64(b[8:], binary.BigEndian.Uint64(host[:])&0x0000ffffffffffff) // /64 or shorter
 		if a := netip.AddrFrom16(b); !taken[a] && !isReserved(block, a) {
 			taken[a] = true
 			return a, nil
