@@ -1,3 +1,3 @@
-// Package delivery holds tests of what installs the operator: the Helm chart, the kustomize bases, the Flux examples
-// and clusterctl's components.
+// Package delivery tests the installation methods of the operator: the Helm chart, the kustomize bases, the Flux
+// examples and clusterctl's components.
 package delivery

@@ -24,7 +24,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// TestInstall installs by every way that there is into one real API server, and looks at what may be done afterwards.
+// TestInstall installs the operator with each method into one real API server, and then checks the pod, the CRDs and
+// the permissions.
 func TestInstall(t *testing.T) {
 	helm := tool(t, "helm")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -37,7 +38,7 @@ func TestInstall(t *testing.T) {
 	t.Cleanup(cluster.Stop)
 	i := &installed{Cluster: cluster, ctx: ctx, helm: helm, env: []string{"KUBECONFIG=" + cluster.Kubeconfig,
 		"HELM_CACHE_HOME=" + t.TempDir()}}
-	// One after the other: they share the definitions.
+	// The subtests run in sequence, because they share the CRDs.
 	t.Run("Helm", i.testHelm)
 	t.Run("Operator", i.testOperator)
 	t.Run("Bases", i.testBases)
@@ -45,7 +46,7 @@ func TestInstall(t *testing.T) {
 	t.Run("Flux", i.testFlux)
 }
 
-// foreignDefinitions are those of Flux and Prometheus, made from their Go types.
+// foreignDefinitions generates the CRDs of Flux and Prometheus from their Go types. It returns their directory.
 func foreignDefinitions(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -70,8 +71,8 @@ type installed struct {
 	env  []string
 }
 
-// namespace makes one with the strictest level of pod security, which the API server enforces on pods and warns of on
-// Deployments.
+// namespace creates a namespace with the strictest level of pod security. The API server enforces the level on pods and
+// warns about Deployments that violate it.
 func (i *installed) namespace(t *testing.T, name string) {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name,
@@ -96,7 +97,7 @@ func (i *installed) testHelm(t *testing.T) {
 	i.checkDefinitions(t)
 	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
 
-	// What is asked for is no longer said once it is there.
+	// The notes must not ask for a Secret and a ConfigMap that exist.
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-operator-nonce"},
 		StringData: map[string]string{"nonce.jwt": "x"}}
 	authority := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system",
@@ -119,7 +120,7 @@ func (i *installed) testHelm(t *testing.T) {
 		t.Errorf("configuration after the upgrade: %q, %v", config.Data["config.yaml"], err)
 	}
 
-	// A second operator, for another tenant, beside the first, with everything turned on.
+	// A second operator for another tenant runs next to the first, with every option enabled.
 	i.namespace(t, "team-a")
 	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "team-a", "-f",
 		filepath.Join(chart, "ci", "full.yaml"), "--set", "crds.install=false")
@@ -127,7 +128,7 @@ func (i *installed) testHelm(t *testing.T) {
 	i.checkRights(t, "team-a", "nstance-operator", "team-a-capi")
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", "team-a")
 
-	// Machines and pools outlive the operator.
+	// Machines and pools must remain after the operator is uninstalled.
 	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "workers"},
 		Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"a"}, Template: "worker"}}
 	if err := i.Client.Create(i.ctx, pool); err != nil {
@@ -143,7 +144,7 @@ func (i *installed) testHelm(t *testing.T) {
 		len(roles.Items) > 0 {
 		t.Errorf("cluster roles are left: %v, %v", roles.Items, err)
 	}
-	// And it can come back over what it left.
+	// The chart can be installed again over the remaining objects.
 	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "nstance-system", "-f", minimal)
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", "nstance-system")
 	if err := i.Client.Delete(i.ctx, pool); err != nil {
@@ -162,7 +163,7 @@ func (i *installed) testBases(t *testing.T) {
 		deployment); err != nil || *deployment.Spec.Replicas != 2 {
 		t.Errorf("replicas %v, %v", deployment.Spec.Replicas, err)
 	}
-	// Applied again, nothing changes.
+	// A second apply must change nothing.
 	diff, err := run(i.ctx, i.env, "kubectl", "diff", "--server-side", "--force-conflicts", "-k",
 		filepath.Join(bases, "example"))
 	if err != nil {
@@ -171,7 +172,8 @@ func (i *installed) testBases(t *testing.T) {
 	i.remove(t)
 }
 
-// remove takes away what the bases installed, but for the definitions and the namespace: nothing here ends a namespace.
+// remove deletes the objects that the bases installed, except the CRDs and the namespace. A namespace cannot be deleted
+// here, because no namespace controller runs.
 func (i *installed) remove(t *testing.T) {
 	t.Helper()
 	output(t, i.env, "kubectl", "-n", "nstance-system", "delete", "--ignore-not-found", "--wait=false",
@@ -251,7 +253,8 @@ func (i *installed) version(t *testing.T) string {
 	return about.Version
 }
 
-// The API server takes every object of the examples. Their controllers do not run.
+// testFlux checks that the API server accepts every object of the examples. The controllers of these objects do not
+// run.
 func (i *installed) testFlux(t *testing.T) {
 	i.namespace(t, "flux-system")
 	i.namespace(t, "capi-operator-system")
@@ -265,7 +268,7 @@ func (i *installed) testFlux(t *testing.T) {
 				"--dry-run=server", "-k", dir)
 		}
 	}
-	// The check sees what it should.
+	// The check must detect a misspelled field.
 	bad := filepath.Join(t.TempDir(), "bad.yaml")
 	text := strings.Replace(string(read(t, filepath.Join(examples, "operator/base/release.yaml"))), "interval:",
 		"intervall:", 1)
@@ -278,8 +281,7 @@ func (i *installed) testFlux(t *testing.T) {
 	}
 }
 
-// checkPod makes the pod that the Deployment would: its service account is there, and the strictest pod security lets
-// it in.
+// checkPod creates the Deployment's pod. Its service account must exist, and the strictest pod security must admit it.
 func (i *installed) checkPod(t *testing.T, namespace, name string) {
 	t.Helper()
 	deployment := &appsv1.Deployment{}
@@ -293,7 +295,7 @@ func (i *installed) checkPod(t *testing.T, namespace, name string) {
 	}
 }
 
-// checkDefinitions waits until every kind of ours can be used.
+// checkDefinitions waits until every CRD of Nstance is established.
 func (i *installed) checkDefinitions(t *testing.T) {
 	t.Helper()
 	for {
@@ -329,11 +331,11 @@ const (
 	infra = "infrastructure.cluster.x-k8s.io"
 )
 
-// right is one request, written like the arguments of `kubectl auth can-i`. The namespace is ours unless it says
-// "other" or "all".
+// right is one request, in the form of the arguments of `kubectl auth can-i`. An empty namespace means the operator's
+// namespace. The values "other" and "all" mean another namespace and all namespaces.
 type right struct{ verbs, group, resource, name, namespace string }
 
-// What the operator does, by the documents and not by its role: the role is what is tested.
+// These lists follow the documentation and not the operator's role, because the role is under test.
 var (
 	operatorMay = []right{
 		{"get", "", "configmaps", "CA", ""},
@@ -397,7 +399,7 @@ var (
 	}
 )
 
-// checkRights asks the API server, as the two service accounts, what they may do.
+// checkRights asks the API server for the permissions of the two service accounts.
 func (i *installed) checkRights(t *testing.T, namespace, operator, workload string) {
 	t.Helper()
 	for _, account := range []struct {

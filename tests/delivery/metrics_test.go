@@ -17,11 +17,11 @@ import (
 
 const chart = "../../services/operator/chart"
 
-// expression is one query, and where it stands.
+// expression is one query and its location.
 type expression struct{ where, text string }
 
-// What dashboards and alerts ask for is something that is measured: by us, or by controller-runtime and what it
-// registers.
+// TestMetricsExist checks that every metric in dashboards and alerts exists. It must come from Nstance, from
+// controller-runtime, or from a collector that controller-runtime registers.
 func TestMetricsExist(t *testing.T) {
 	ours := quotedMetrics(t)
 	expressions := append(dashboardExpressions(t), ruleExpressions(t)...)
@@ -54,8 +54,8 @@ func TestMetricsExist(t *testing.T) {
 	}
 }
 
-// registered reports whether controller-runtime measures something, or Go's and the process' own collectors do. A name
-// that is taken cannot be registered with another help text.
+// registered reports whether controller-runtime, the Go collector or the process collector registers a metric. The
+// probe registers the name with another help text, which fails if the name is taken.
 func registered(name string) bool {
 	for _, base := range []string{name, trimHistogram(name)} {
 		probe := prometheus.NewGauge(prometheus.GaugeOpts{Name: base, Help: "a probe"})
@@ -76,7 +76,7 @@ func trimHistogram(name string) string {
 	return name
 }
 
-// quotedMetrics are the names in our source, and those that a histogram of that name has.
+// quotedMetrics returns the metric names in the source code, including the series names that a histogram adds.
 func quotedMetrics(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}

@@ -32,9 +32,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// testOperator runs the real operator as the chart installs it: its flags, its environment, its configuration, and a
-// token of its service account. No shard is reachable, so this is about its start: nothing that it asks of Kubernetes
-// may be forbidden. tests/operator does the rest with the same rights.
+// testOperator runs the real operator with the chart's flags, environment, configuration and service account token. No
+// shard is reachable, so it tests only the start: Kubernetes must not forbid any of the operator's requests. The tests
+// in tests/operator use the same permissions for everything else.
 func (i *installed) testOperator(t *testing.T) {
 	const namespace = "run"
 	i.namespace(t, namespace)
@@ -118,7 +118,7 @@ func (i *installed) testOperator(t *testing.T) {
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", namespace)
 }
 
-// giveIdentity stores what a registration would have: the CA, a key, a certificate.
+// giveIdentity stores the results of a registration: the CA, a key and a certificate.
 func (i *installed) giveIdentity(t *testing.T, namespace string) {
 	t.Helper()
 	now := time.Now()
@@ -164,7 +164,8 @@ func (i *installed) giveIdentity(t *testing.T, namespace string) {
 	}
 }
 
-// commandLine is what the Deployment's container would be started with, with addresses and paths of this machine.
+// commandLine returns the arguments and environment of the Deployment's container, with addresses and paths of this
+// machine.
 func (i *installed) commandLine(t *testing.T, namespace string) (args, env []string, probes, metrics string) {
 	t.Helper()
 	deployment := &appsv1.Deployment{}
@@ -219,7 +220,7 @@ func (i *installed) commandLine(t *testing.T, namespace string) (args, env []str
 	return args, env, probes, metrics
 }
 
-// freeAddress is one that nobody listens on at this moment.
+// freeAddress returns a loopback address with a port that is free at this moment.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -230,14 +231,16 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// checkKubeconfig uses what Cluster API is given: it works, as an account without more rights than it needs.
+// checkKubeconfig checks the kubeconfig for Cluster API. It must work, with an account that has only the necessary
+// permissions.
 func (i *installed) checkKubeconfig(t *testing.T, kubeconfig []byte) {
 	t.Helper()
 	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The operator writes the address that it was given itself; both are this API server's.
+	// The operator writes its configured address of the API server into the kubeconfig. Both addresses lead to this API
+	// server.
 	as, err := client.New(config, client.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -26,7 +26,7 @@ const (
 	examples = "../../examples/flux"
 )
 
-// tool is the path of a pinned tool, built when it is not there.
+// tool returns the path of a pinned tool and builds it if necessary.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	if testing.Short() {
@@ -35,7 +35,7 @@ func tool(t *testing.T, name string) string {
 	return strings.TrimSpace(string(output(t, nil, "../../scripts/tool.sh", name)))
 }
 
-// output runs a program with more environment variables and returns what it prints.
+// output runs a program with additional environment variables and returns its standard output.
 func output(t *testing.T, env []string, program string, args ...string) []byte {
 	t.Helper()
 	out, err := run(t.Context(), env, program, args...)
@@ -58,7 +58,7 @@ func run(ctx context.Context, env []string, program string, args ...string) ([]b
 	return out, nil
 }
 
-// kubeVersion is that of the API server of the tests; our helm does not know one.
+// kubeVersion returns the version of the tests' API server. The pinned helm does not know a version by default.
 func kubeVersion(t *testing.T) string {
 	t.Helper()
 	raw, err := os.ReadFile("../tools/kubernetes/go.mod")
@@ -115,13 +115,13 @@ func find(t *testing.T, all []unstructured.Unstructured, kind, name string) unst
 	return unstructured.Unstructured{}
 }
 
-// field is a field of an object; nil when it has none.
+// field returns a field of an object, or nil if it is absent.
 func field(object unstructured.Unstructured, path ...string) any {
 	value, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...)
 	return value
 }
 
-// The chart and the bases run the same pod with the same rights: nobody has to know both.
+// TestChartAndBasesAgree checks that the chart and the bases run the same pod with the same permissions.
 func TestChartAndBasesAgree(t *testing.T) {
 	fromChart := template(t, "-f", filepath.Join(chart, "ci", "minimal.yaml"))
 	fromBases := kustomize(t, filepath.Join(bases, "default"))
@@ -185,14 +185,14 @@ func TestChartAndBasesAgree(t *testing.T) {
 	}
 }
 
-// The bases can be built into another namespace, and nothing of them stays behind.
+// TestBasesMove builds the bases for another namespace. No object may still refer to nstance-system.
 func TestBasesMove(t *testing.T) {
 	dir := t.TempDir()
 	example, err := filepath.Abs(filepath.Join(bases, "example"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// kustomize wants it relative.
+	// kustomize accepts only a relative path.
 	if example, err = filepath.Rel(dir, example); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestBasesMove(t *testing.T) {
 		example+"]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tool(t, "helm") // not in a short run
+	tool(t, "helm") // Skips a short run.
 	moved := output(t, nil, "kubectl", "kustomize", dir)
 	for number, line := range strings.Split(string(moved), "\n") {
 		if strings.Contains(line, "nstance-system") {
@@ -212,7 +212,8 @@ func TestBasesMove(t *testing.T) {
 	}
 }
 
-// Every binding is of a role that is there, to an account that is there.
+// TestBindingsLead checks that every binding refers to an existing role and an existing account, and that every role is
+// bound.
 func TestBindingsLead(t *testing.T) {
 	for name, all := range map[string][]unstructured.Unstructured{
 		"chart":      template(t, "-f", filepath.Join(chart, "ci", "full.yaml")),
@@ -250,7 +251,7 @@ func TestBindingsLead(t *testing.T) {
 	}
 }
 
-// No container may do what it need not, in whatever way it is installed.
+// TestPodsAreRestricted checks that each installation method gives containers only the necessary privileges.
 func TestPodsAreRestricted(t *testing.T) {
 	for name, all := range map[string][]unstructured.Unstructured{
 		"minimal":  template(t, "-f", filepath.Join(chart, "ci", "minimal.yaml")),
@@ -285,7 +286,8 @@ func TestPodsAreRestricted(t *testing.T) {
 	}
 }
 
-// A new list of shards reaches the running operator; another cluster or tenant restarts it.
+// TestShardsDoNotRestart checks that a new list of shards does not restart the operator's pod. Another cluster ID or
+// tenant does.
 func TestShardsDoNotRestart(t *testing.T) {
 	minimal := filepath.Join(chart, "ci", "minimal.yaml")
 	pod := func(args ...string) any {
@@ -304,7 +306,7 @@ func TestShardsDoNotRestart(t *testing.T) {
 	}
 }
 
-// What the examples give to the chart is what it takes.
+// TestFluxValuesFit checks that the chart accepts the values of the examples.
 func TestFluxValuesFit(t *testing.T) {
 	for _, environment := range []string{"staging", "production"} {
 		all := kustomize(t, filepath.Join(examples, "operator", environment))
@@ -331,7 +333,7 @@ func TestFluxValuesFit(t *testing.T) {
 		if !strings.Contains(fmt.Sprint(field(authority, "data", "ca.crt")), "BEGIN CERTIFICATE") {
 			t.Errorf("%s: no certificate", environment)
 		}
-		// What Flux waits for is what is made.
+		// The objects in Flux's health checks must be among the rendered objects.
 		clusters := kustomize(t, filepath.Join(examples, "clusters", environment))
 		checks, _ := field(find(t, clusters, "Kustomization", "nstance-operator"), "spec", "healthChecks").([]any)
 		made := append(slices.Clone(all), rendered...)
@@ -342,7 +344,7 @@ func TestFluxValuesFit(t *testing.T) {
 		if len(checks) < 2 {
 			t.Errorf("%s: health checks %v", environment, checks)
 		}
-		// Every Kustomization that another waits for is there, but for the one that the README says is yours.
+		// Every dependency between Kustomizations must exist, except cert-manager, which the README leaves to the user.
 		for _, object := range clusters {
 			after, _ := field(object, "spec", "dependsOn").([]any)
 			for _, other := range after {
@@ -354,7 +356,7 @@ func TestFluxValuesFit(t *testing.T) {
 	}
 }
 
-// One version everywhere.
+// TestVersionsAgree checks that every file has the same version.
 func TestVersionsAgree(t *testing.T) {
 	var about struct {
 		Version    string `json:"version"`

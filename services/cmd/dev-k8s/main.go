@@ -1,4 +1,4 @@
-// Command dev-k8s is a Kubernetes API over a directory, for development.
+// Command dev-k8s is a Kubernetes API server for development. It keeps its objects in a directory.
 package main
 
 import (

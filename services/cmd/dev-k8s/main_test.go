@@ -28,7 +28,7 @@ func build(t *testing.T) string {
 	return binary
 }
 
-// start runs the binary over dir and returns the process and a client of it.
+// start runs the binary with dir. It returns the process and a client for it.
 func start(t *testing.T, binary, dir string) (*exec.Cmd, kubernetes.Interface) {
 	t.Helper()
 	cmd := exec.Command(binary, "--addr", "127.0.0.1:0", "--dir", dir)
@@ -57,8 +57,8 @@ func start(t *testing.T, binary, dir string) (*exec.Cmd, kubernetes.Interface) {
 	return cmd, client
 }
 
-// TestKill kills the process while many write, three times over the same directory: all that was acknowledged is there,
-// whole.
+// TestKill kills the process three times during many writes to the same directory. Every acknowledged object must be
+// complete in the directory.
 func TestKill(t *testing.T) {
 	if testing.Short() {
 		t.Log("left out of a short run: it builds the binary")
@@ -66,7 +66,7 @@ func TestKill(t *testing.T) {
 	}
 	const writers, kills, acksBeforeKill = 8, 3, 200
 	binary, dir := build(t), t.TempDir()
-	acked := map[string]string{} // name to value; the counter of each writer is overwritten again and again
+	acked := map[string]string{} // Value by name. Each writer overwrites one counter.
 	for round := range kills {
 		cmd, client := start(t, binary, dir)
 		check(t, client, acked)
@@ -114,13 +114,13 @@ func TestKill(t *testing.T) {
 		if err := cmd.Wait(); err == nil {
 			t.Error("killed, and ended well")
 		}
-		giveUp() // client-go would try again for a while
+		giveUp() // Ends the retries of client-go.
 		done.Wait()
 	}
 	cmd, client := start(t, binary, dir)
 	check(t, client, acked)
 
-	// And the end that a person asks for.
+	// SIGTERM must end the process with status 0.
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func check(t *testing.T, client kubernetes.Interface, acked map[string]string) {
 		case !ok:
 			t.Errorf("%s is lost", name)
 		case strings.HasPrefix(name, "counter-"):
-			// A write that nobody acknowledged may have landed too.
+			// An unacknowledged write may have succeeded too.
 			if value < want || len(value) != len(want) {
 				t.Errorf("%s is %q, acknowledged was %q", name, value, want)
 			}

@@ -1,4 +1,4 @@
-// Command nstance-admin looks after Nstance clusters: see docs/reference/admin.md or --help.
+// Command nstance-admin manages Nstance clusters. See docs/reference/admin.md or --help.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command nstance-agent runs on every VM of a cluster. Its environment configures it: see docs/reference/agent.md or
-// --help.
+// Command nstance-agent runs on every VM of a cluster and reads its configuration from the environment. See
+// docs/reference/agent.md or --help.
 package main
 
 import (

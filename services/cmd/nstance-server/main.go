@@ -21,12 +21,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
-// version is set when a release is linked.
+// version is set at link time by a release build.
 var version = "dev"
 
-// heir is set when scripts/chaos.sh links the server: lease and renewal of a lock with an heir, and for how long a
-// follower is steady before it is one, as in "9s 3s 1s". Nothing else is different in that server: what takes a minute
-// and a half by default takes some seconds.
+// heir is set only when scripts/chaos.sh links the server, for example to "9s 3s 1s". The fields are the lease and the
+// renewal interval of a lock with an heir, and how long a standby must be steady to become the heir. Nothing else
+// differs in that server. Takeovers take seconds instead of about 90 s.
 var heir string
 
 func main() { os.Exit(run()) }
@@ -75,7 +75,8 @@ func run() int {
 	return 0
 }
 
-// heirTimes reads what the linker set; empty: what every server has.
+// heirTimes parses the value that the linker set. It returns zero options for an empty text, so that the defaults
+// apply.
 func heirTimes(text string) (election.Options, error) {
 	var o election.Options
 	if text == "" {

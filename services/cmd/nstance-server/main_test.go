@@ -29,8 +29,8 @@ import (
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// hermetic sets the environment of a server on an EC2 instance of a fake cloud, and returns the cloud with its
-// account's client.
+// hermetic simulates an EC2 instance of a fake cloud for a server: it sets the environment. It returns the cloud and an
+// EC2 client of the cloud's account.
 func hermetic(t *testing.T, machine string) (*fakeaws.Cloud, *ec2.Client) {
 	t.Helper()
 	cloud, err := fakeaws.New(fakeaws.Config{})
@@ -68,7 +68,7 @@ func hermetic(t *testing.T, machine string) (*fakeaws.Cloud, *ec2.Client) {
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
-// shard is a bucket with the configuration of a shard with one group of two instances.
+// shard returns a bucket with the configuration of a shard that has one group of two instances.
 func shard(t *testing.T, subnet string) objstore.Store {
 	t.Helper()
 	port := func() string {
@@ -109,12 +109,13 @@ func shard(t *testing.T, subnet string) objstore.Store {
 	return bucket
 }
 
-// lead runs a server until it has asked for all instances, and returns these with the lock that it held.
+// lead runs a server until it has created all wanted instances. It returns the instances and the lock that the server
+// held.
 func lead(t *testing.T, bucket objstore.Store, client *ec2.Client, want int) ([]types.Instance, record.Lock) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	log := new(strings.Builder) // read after the end
+	log := new(strings.Builder) // Read only after the server has ended.
 	go func() {
 		done <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "host", HostID: true, Shard: "a", CacheDir: t.TempDir(),
@@ -197,7 +198,7 @@ func TestServesAShardInAWS(t *testing.T) {
 	}
 }
 
-// What --validate and the server know of args comes from the provider.
+// TestArgsAreValidated checks that --validate gets its knowledge of args from the provider.
 func TestArgsAreValidated(t *testing.T) {
 	bucket := shard(t, "subnet-1")
 	object, err := bucket.Get(t.Context(), keys.Config("a"))

@@ -115,7 +115,7 @@ func (s *killer) intercept(c *operator.Config) {
 // of the first process.
 func runKilled(deployment *testDeployment, at int, after bool) []string {
 	s := &killer{at: at, after: after}
-	// The scythe kills only the first process. That process may have ended before, and the next one have started.
+	// The killer kills only the first process. That process may have ended before, and the next one have started.
 	born := make(chan *process, 1)
 	s.kill = func() { (<-born).kill() }
 	p := deployment.start(s.intercept)

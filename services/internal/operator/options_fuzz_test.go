@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator"
 )
 
-// A command line, an argument a line, is taken with addresses that can be listened on, or refused with what is wrong.
+// FuzzParseOptions parses a command line with one argument per line. The result has valid listen addresses, or the
+// error names the flag.
 func FuzzParseOptions(f *testing.F) {
 	for _, args := range []string{
 		"--config=c.yaml\n--health-probe-bind-address=127.0.0.1:1\n--metrics-bind-address=:8080\n--leader-elect",

@@ -1,11 +1,10 @@
-// Command schemas makes JSON schemas for kubeconform: of Kubernetes' own kinds from its OpenAPI documents, of others
-// from their resource definitions. Fields that a schema does not name are refused, as the API server does with strict
-// validation.
+// Command schemas makes JSON schemas for kubeconform. It reads Kubernetes' own kinds from OpenAPI documents and other
+// kinds from CRDs. The schemas reject unknown fields, like the API server with strict validation.
 //
 //	schemas -out DIR -openapi DIR DEFINITION.yaml...
 //
-// Written is {group}/{kind}_{version}.json, with the version in place of the group for kinds of the core group, as
-// kubeconform's templates have it.
+// It writes {group}/{kind}_{version}.json, as kubeconform's templates expect. For kinds of the core group the version
+// replaces the group.
 package main
 
 import (
@@ -59,8 +58,8 @@ func run(out, openapi string, definitions []string) error {
 
 type object = map[string]any
 
-// fromOpenAPI writes every kind that a document of one group and version describes, each with the schemas that it
-// refers to.
+// fromOpenAPI writes every kind of a document, which describes one group and version. Each schema includes the schemas
+// that it refers to.
 func fromOpenAPI(out, path string) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -80,7 +79,7 @@ func fromOpenAPI(out, path string) error {
 	}
 	for name, schema := range schemas {
 		kinds, _ := schema["x-kubernetes-group-version-kind"].([]any)
-		// Options of requests belong to every group: no object of a file is one.
+		// Kinds that belong to several groups are request options. No manifest contains them.
 		if len(kinds) != 1 {
 			continue
 		}
@@ -99,7 +98,7 @@ func fromOpenAPI(out, path string) error {
 	return nil
 }
 
-// collect gathers the schemas that one refers to, itself included.
+// collect adds to used the named schema and all schemas that it refers to.
 func collect(schemas map[string]object, name string, used map[string]object) {
 	if _, done := used[name]; done || schemas[name] == nil {
 		return
@@ -175,8 +174,8 @@ func fromDefinitions(out, path string) error {
 	return nil
 }
 
-// closeObjects makes a schema refuse what it does not name, and speak of null and of numbers that may be texts as JSON
-// Schema does.
+// closeObjects makes a schema reject unknown fields. It also translates the Kubernetes extensions for nullable fields
+// and for integers that may be strings into JSON Schema.
 func closeObjects(schema object) {
 	properties, _ := schema["properties"].(object)
 	_, others := schema["additionalProperties"]
@@ -198,7 +197,7 @@ func closeObjects(schema object) {
 			closeObjects(child)
 		}
 	}
-	// Not into anyOf, oneOf, not: their branches only add conditions.
+	// It skips anyOf, oneOf and not, because their branches only add conditions.
 	for _, key := range []string{"items", "additionalProperties"} {
 		if child, ok := schema[key].(object); ok {
 			closeObjects(child)

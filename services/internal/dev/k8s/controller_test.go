@@ -25,8 +25,8 @@ import (
 
 const finalizer = "nstance.dev/test"
 
-// sizer is a small operator: it says in the status of each shard group what its spec asks for, makes a machine for it,
-// and holds it by a finalizer until the machine has gone.
+// sizer is a small operator. It copies the size from each shard group's spec to its status and creates a machine for
+// the group. A finalizer keeps the group until the machine is deleted.
 type sizer struct {
 	client client.Client
 	scheme *runtime.Scheme
@@ -66,8 +66,8 @@ func (s *sizer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile
 	return reconcile.Result{}, nil
 }
 
-// TestController runs a real controller-runtime manager, with leader election, against dev-k8s; objects are of our CRDs
-// and of Cluster API. Its connection is cut and the server started again while it runs.
+// TestController runs a real controller-runtime manager with leader election against dev-k8s. The objects are of
+// Nstance's CRDs and of Cluster API. During the test its connection is cut and the server is restarted.
 func TestController(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -159,7 +159,7 @@ func TestController(t *testing.T) {
 		dir, "nstanceshardgroups/default/workers--dev-1.json")
 	sized("workers--dev-1", 4)
 
-	// The server is started again: the manager finds it and goes on.
+	// After a restart of the server the manager reconnects and continues.
 	stop()
 	addr, _ = start(t, dir)
 	c = must(client.New(config(addr), client.Options{Scheme: types}))(t)
@@ -167,7 +167,8 @@ func TestController(t *testing.T) {
 	wire.cut(addr)
 	sized("workers--dev-1", 5)
 
-	// The edit left out the owner. The group is its again, and goes with it, finalizer and machine and all.
+	// The edit removed the owner reference. The test restores it. The group, its finalizer and its machine are then
+	// deleted with the owner.
 	g := of("workers--dev-1")
 	before := g.DeepCopy()
 	if err := controllerutil.SetControllerReference(pool, g, types); err != nil {
@@ -186,7 +187,7 @@ func TestController(t *testing.T) {
 		}
 		return of("workers--dev-1") == nil && len(list.Items) == 0
 	})
-	// What contracts are looked up by: the labels of CRDs, metadata only.
+	// Contracts are found by the labels of CRDs, read as metadata only.
 	crd := &metav1.PartialObjectMetadata{}
 	crd.SetGroupVersionKind(owned("apiextensions.k8s.io", "CustomResourceDefinition").gvk())
 	if err := c.Get(ctx, client.ObjectKey{Name: "nstancemachinepools." + infra}, crd); err != nil ||

@@ -15,19 +15,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestFiles has what a person does to files come out as events.
+// TestFiles checks that a person's changes to files appear as events.
 func TestFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	put(t, `{"spec":{"replicas":1}}`, dir, "machinepools/default/before.json")
-	put(t, `{"half`, dir, "namespaces/default.json") // it begins nevertheless
+	put(t, `{"half`, dir, "namespaces/default.json") // The server must start in spite of an incomplete file.
 	addr, _ := start(t, dir)
 	c, ctx := in(untyped(t, addr), pools), t.Context()
 	w := must(c.Watch(ctx, metav1.ListOptions{}))(t)
 	defer w.Stop()
 	expect(t, w, "ADDED before")
 
-	// A new file in a new directory, with as little as possible. The server adds the rest.
+	// A minimal new file in a new directory. The server adds the other fields.
 	put(t, `{"spec":{"replicas":2}}`, dir, "machinepools/default/a.json")
 	expect(t, w, "ADDED a")
 	a := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
@@ -48,7 +48,7 @@ func TestFiles(t *testing.T) {
 		b.GetUID() != a.GetUID() {
 		t.Errorf("after an edit: %v", b)
 	}
-	// An edit by rename, as editors do it, without what the server added.
+	// An edit by rename, as editors do it, without the fields that the server added.
 	put(t, `{"spec":{"replicas":4}}`, dir, "machinepools/default/.a.swp")
 	if err := os.Rename(filepath.Join(dir, "machinepools/default/.a.swp"), file); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestFiles(t *testing.T) {
 		ptr(a.GetCreationTimestamp())) {
 		t.Errorf("after an edit that left out everything: %v", b)
 	}
-	// What is no JSON, or says it is something else, is ignored, and so are other files.
+	// The server ignores files that are not JSON or contain another object, and files with other names.
 	for _, odd := range []string{"", "{", "[]", "null", `{"kind":"Machine"}`, `{"metadata":{"name":"b"}}`,
 		`{"metadata":{"labels":7}}`, `{"metadata":[]}`} {
 		put(t, odd, dir, "machinepools/default/odd.json")
@@ -91,13 +91,13 @@ func TestFiles(t *testing.T) {
 		list := must(untyped(t, addr).Resource(pools.gvr()).List(ctx, metav1.ListOptions{}))(t)
 		return len(list.Items) == 4 && list.Items[3].GetNamespace() == "other"
 	})
-	// The file is mended.
+	// The file is valid again.
 	put(t, `{"spec":{"replicas":5}}`, file)
 	expect(t, w, "MODIFIED a")
-	// Another object of that name.
+	// Another object with the same name.
 	put(t, `{"metadata":{"uid":"0b4a6d9e-8c1f-4f9e-9a53-0a3c1d3b2f10"}}`, file)
 	expect(t, w, "DELETED a", "ADDED a")
-	// Files and directories go.
+	// Files and directories are removed.
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
@@ -113,12 +113,12 @@ func TestFiles(t *testing.T) {
 	if !got["DELETED before"] || !got["DELETED z"] {
 		t.Errorf("after the directory was removed: %v", got)
 	}
-	// And come again.
+	// Files and directories are created again.
 	put(t, `{}`, dir, "machinepools/default/again.json")
 	expect(t, w, "ADDED again")
 }
 
-// TestReplaced takes a file away for a moment, as some editors do: the object and what it owns stay.
+// TestReplaced removes a file for a moment, as some editors do. The object and its dependents must remain.
 func TestReplaced(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -142,8 +142,8 @@ func TestReplaced(t *testing.T) {
 	must(in(c, machines).Get(ctx, "m", metav1.GetOptions{}))(t)
 }
 
-// TestWriteMeetsEdit has requests meet a file that a person has changed and nobody has noticed: nothing that was
-// written is overwritten unread.
+// TestWriteMeetsEdit sends requests for an object with a file that a person has changed and the server has not read
+// yet. The server must never overwrite an unread change.
 func TestWriteMeetsEdit(t *testing.T) {
 	dir := t.TempDir()
 	s := must(openStore(dir, time.Now, discard))(t)
@@ -204,12 +204,12 @@ func TestWriteMeetsEdit(t *testing.T) {
 	if _, ok := s.get(pools, k); ok {
 		t.Error("it was not deleted")
 	}
-	// Nothing is known of it, and the file is there.
+	// The object is unknown, but its file exists.
 	put(t, `{`, file)
 	if err := set("five"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("a creation on top of half a file: %v", err)
 	}
-	// A link does not lead out.
+	// The server must not follow a symbolic link out of its directory.
 	if err := os.Symlink("/etc", filepath.Join(dir, "configmaps")); err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func TestWriteMeetsEdit(t *testing.T) {
 	}
 }
 
-// TestRetry has a client wait for a person who is editing, as client-go does by itself.
+// TestRetry checks that client-go retries by itself while a person edits the file.
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -257,7 +257,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestRestart finds everything as it was, that which is being deleted too.
+// TestRestart checks that all objects survive a restart, including objects that are being deleted.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	addr, stop := start(t, dir)

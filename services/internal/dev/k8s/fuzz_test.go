@@ -14,7 +14,7 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
-// FuzzPath has no path of a request lead to a file out of the directory of its resource.
+// FuzzPath checks that no request path leads to a file outside the directory of its resource.
 func FuzzPath(f *testing.F) {
 	for _, path := range []string{
 		"/api/v1/nodes/a", "/api/v1/namespaces/default/pods/a/eviction",
@@ -49,14 +49,14 @@ func FuzzPath(f *testing.F) {
 				t.Fatalf("%q leads to %q", path, name)
 			}
 		}
-		// The file is found again as the same object.
+		// The file name must map back to the same object.
 		if back, k, ok := s.locate(name); !ok || back != c || k != target.key() {
 			t.Fatalf("%q leads to %q, that to %v", path, name, k)
 		}
 	})
 }
 
-// FuzzPatch has a patch end in an object or in an error, whatever it is.
+// FuzzPatch checks that every patch gives an object or an error.
 func FuzzPatch(f *testing.F) {
 	current := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","labels":{"x":"y"}},"spec":{"containers":[{"name":"a","ports":[{"containerPort":1}]}]}}`
 	for _, kind := range []string{mergePatch, jsonPatch, strategicPatch} {
@@ -98,7 +98,7 @@ func FuzzPatch(f *testing.F) {
 	})
 }
 
-// FuzzFile has any content of a file be an object that keeps its identity, or be left alone.
+// FuzzFile checks that a file with any content gives an object with its identity unchanged, or is ignored.
 func FuzzFile(f *testing.F) {
 	for _, file := range []string{
 		`{}`, `{`, ``, `null`, `[]`, `{"metadata":{"name":"a"}}`, `{"metadata":{"name":"b"}}`, `{"metadata":null}`,

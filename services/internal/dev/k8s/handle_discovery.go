@@ -26,7 +26,7 @@ type resource struct {
 	generation bool // metadata.generation counts changes of the spec
 	scale      bool // spec.replicas, status.replicas and status.selector are a subresource too
 	sub        []subresource
-	fields     []string // field selectors beside metadata.name and metadata.namespace
+	fields     []string // Field selectors in addition to metadata.name and metadata.namespace.
 	columns    []column // of `kubectl get`, between name and age
 	// stored is the name of the resource under which the objects are stored, if it is another one.
 	stored string

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// watchTime is the duration of a watch whose client requests none.
+	// watchTime is the duration of a watch without a requested timeout.
 	watchTime = time.Hour
 	// bookmarkTime is the time between two bookmarks.
 	bookmarkTime = 30 * time.Second

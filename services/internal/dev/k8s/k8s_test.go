@@ -27,10 +27,10 @@ import (
 	nstance "github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// patience is what anything may take that takes a moment.
+// patience is the limit for steps that take a moment.
 const patience = 20 * time.Second
 
-// start serves dir and returns host and port, and what ends it.
+// start serves dir. It returns the server's host and port, and a function that stops the server.
 func start(t *testing.T, dir string) (addr string, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -86,7 +86,7 @@ var (
 	machines = owned(capi, "Machine")
 )
 
-// made is an object of a type, in the namespace default if it has one.
+// made returns an object of a type. It is in the namespace default if the type is namespaced.
 func made(r *resource, name string, content ...map[string]any) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{}}
 	for _, c := range content {
@@ -120,7 +120,7 @@ func must[T any](v T, err error) func(t *testing.T) T {
 	}
 }
 
-// until waits for a condition.
+// until waits until a condition holds.
 func until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -136,7 +136,7 @@ func until(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// put writes a file as a careless program would, without a rename.
+// put writes a file in place, without a rename, as a careless program would.
 func put(t *testing.T, content string, path ...string) {
 	t.Helper()
 	file := filepath.Join(path...)
@@ -148,7 +148,7 @@ func put(t *testing.T, content string, path ...string) {
 	}
 }
 
-// TestResources makes, reads, lists, changes and deletes one object of each type there is.
+// TestResources creates, reads, lists, changes and deletes one object of each type.
 func TestResources(t *testing.T) {
 	dir := t.TempDir()
 	addr, _ := start(t, dir)
@@ -195,7 +195,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// TestOurTypes has every type of our own API group served, under the name that a RESTMapper would find.
+// TestOurTypes checks that every type of Nstance's API group is served under the name that a RESTMapper finds.
 func TestOurTypes(t *testing.T) {
 	addr, _ := start(t, t.TempDir())
 	lists := must(typed(t, addr).Discovery().ServerPreferredResources())(t)
@@ -224,7 +224,7 @@ func TestOurTypes(t *testing.T) {
 	}
 }
 
-// TestRefusals are answers to what cannot be done.
+// TestRefusals checks the errors for invalid requests.
 func TestRefusals(t *testing.T) {
 	dir := t.TempDir()
 	addr, _ := start(t, dir)
@@ -306,7 +306,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// line is a TCP connection that can be cut, to a server that can be another.
+// line is a TCP proxy. A test can cut its connections and change the server that it forwards to.
 type line struct {
 	addr string
 	mu   sync.Mutex
@@ -340,7 +340,7 @@ func connect(t *testing.T, to string) *line {
 	return c
 }
 
-// cut closes all connections; new ones go to another server.
+// cut closes all connections and sends new ones to another server.
 func (c *line) cut(to string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

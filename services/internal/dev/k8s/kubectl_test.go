@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestKubectl has the real kubectl do what a person does.
+// TestKubectl runs the real kubectl with common commands.
 func TestKubectl(t *testing.T) {
 	if testing.Short() {
 		t.Log("left out of a short run: it runs kubectl many times")
@@ -78,7 +78,7 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 	put(t, document, manifest)
 	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers created", "pod/web created")
 	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers unchanged", "pod/web unchanged")
-	// A field goes, one is changed; the second container stays although only the first changes.
+	// One field is removed and one is changed. Only the first container changes; the second must remain.
 	put(t, strings.NewReplacer(", gone: later", "", "replicas: 2", "replicas: 3", "image: a",
 		"image: z").Replace(document), manifest)
 	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers configured", "node/n1 unchanged",
@@ -124,7 +124,7 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 	contains(kubectl("describe", "mp", "workers"), "Cluster Name:  edited")
 	contains(kubectl("describe", "node", "n1"), "tmux://n1", "default", "web")
 
-	// Types that kubectl sends as protobuf.
+	// kubectl sends these types as protobuf.
 	kubectl("create", "secret", "generic", "s", "--from-literal=x=y")
 	kubectl("create", "configmap", "m", "--from-literal=x=y")
 	kubectl("create", "serviceaccount", "a")

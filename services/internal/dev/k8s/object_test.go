@@ -24,7 +24,8 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// TestStatus keeps spec and status apart, counts generations, and does nothing when nothing changes.
+// TestStatus checks that spec and status are separate, that generations are counted, and that an update without a
+// change has no effect.
 func TestStatus(t *testing.T) {
 	addr, _ := start(t, t.TempDir())
 	c, ctx := in(untyped(t, addr), pools), t.Context()
@@ -61,7 +62,7 @@ func TestStatus(t *testing.T) {
 	if e.GetGeneration() != 2 {
 		t.Error("a label counts as a change of the spec")
 	}
-	// What the server says of an object cannot be changed.
+	// Clients cannot change the fields that the server sets.
 	e.SetUID("")
 	e.SetGeneration(99)
 	e.SetCreationTimestamp(metav1.NewTime(time.Unix(0, 0)))
@@ -103,8 +104,8 @@ func TestPatches(t *testing.T) {
 		kind  types.PatchType
 		patch string
 		want  map[string]any                // the spec
-		fails func(error) bool              // instead
-		check func(u map[string]any) string // more
+		fails func(error) bool              // Instead of want.
+		check func(u map[string]any) string // Additional check.
 	}{
 		"merge": {r: pods, kind: types.MergePatchType, patch: `{"spec":{"nodeName":"n","containers":null}}`,
 			want: map[string]any{"nodeName": "n"}},
@@ -158,7 +159,7 @@ func TestPatches(t *testing.T) {
 	}
 }
 
-// TestConcurrentUpdates counts with many at a time: no increment is lost.
+// TestConcurrentUpdates checks that concurrent updates lose no increment.
 func TestConcurrentUpdates(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -209,7 +210,7 @@ func TestConcurrentUpdates(t *testing.T) {
 	}
 }
 
-// TestFinalizers has an object wait for its finalizers, and what it owns go with it.
+// TestFinalizers checks that an object waits for its finalizers and that its dependents are deleted with it.
 func TestFinalizers(t *testing.T) {
 	t.Parallel()
 	addr, _ := start(t, t.TempDir())
@@ -300,7 +301,7 @@ func TestNames(t *testing.T) {
 	if string(one.Data["x"]) != "y" || one.StringData != nil || one.Type != corev1.SecretTypeOpaque {
 		t.Errorf("its data: %v", one)
 	}
-	// A namespace goes with all that is in it.
+	// A namespace is deleted with all objects in it.
 	must(c.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "b"}},
 		metav1.CreateOptions{}))(t)
 	must(c.CoreV1().Secrets("b").Create(ctx, secret, metav1.CreateOptions{}))(t)
@@ -413,7 +414,7 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// TestEvents shows the same events through both groups.
+// TestEvents checks that both event API groups show the same events.
 func TestEvents(t *testing.T) {
 	dir := t.TempDir()
 	addr, _ := start(t, dir)

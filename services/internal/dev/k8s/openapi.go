@@ -41,7 +41,7 @@ func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 		if r.cluster {
 			path = fmt.Sprintf("/%s/%s/{name}", prefix(gv), r.name)
 		}
-		// Strategic merge is not listed, so that kubectl creates such a patch from its own types instead of a schema.
+		// Strategic merge is not listed. kubectl then creates such a patch from its built-in types instead of a schema.
 		content := map[string]any{mergePatch: map[string]any{}, jsonPatch: map[string]any{}}
 		paths[path] = map[string]any{"patch": map[string]any{
 			"x-kubernetes-group-version-kind": kind, "parameters": parameter,

@@ -72,8 +72,8 @@ func openStore(dir string, now func() time.Time, log *slog.Logger) (*store, erro
 	if err != nil {
 		return nil, fmt.Errorf("open directory of objects: %w", err)
 	}
-	// Versions are the microseconds of the start and count up from there, so that they grow over restarts without being
-	// kept. Nobody makes a million changes in a second.
+	// Versions start at the current time in microseconds and count up. They grow across restarts without being stored,
+	// as long as fewer than a million changes happen per second.
 	s := &store{log: log, now: now, root: root, dir: dir, grown: make(chan struct{}, 1),
 		version: uint64(max(now().UnixMicro(), 1)),
 		kinds:   map[string]*collection{}, broken: map[string]string{}}
@@ -277,7 +277,7 @@ func owners(o map[string]any) []metav1.OwnerReference {
 	return (&unstructured.Unstructured{Object: o}).GetOwnerReferences()
 }
 
-// busy is the answer to a request for an object whose file a person is just editing: clients try again.
+// busy returns the error for a request for an object with a file that a person is editing. Clients retry it.
 func busy(path, problem string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// next waits for an event and says it as "TYPE name".
+// next waits for an event and returns it, also as "TYPE name".
 func next(t *testing.T, w watch.Interface) (string, watch.Event) {
 	t.Helper()
 	select {
@@ -78,7 +78,7 @@ func TestWatch(t *testing.T) {
 	label(t, c, "a", "2")
 	last := label(t, c, "b", "2")
 	expect(t, whole, "MODIFIED a", "MODIFIED a", "MODIFIED b")
-	expect(t, selected, "ADDED a", "DELETED a") // it left the selection
+	expect(t, selected, "ADDED a", "DELETED a") // The change removed a from the selection.
 	expect(t, one, "MODIFIED b")
 	if err := c.Delete(ctx, "b", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -89,11 +89,11 @@ func TestWatch(t *testing.T) {
 		last.GetResourceVersion()) {
 		t.Errorf("the deletion has version %s, the object had %s", v, last.GetResourceVersion())
 	}
-	// From a version in the middle the rest comes.
+	// A watch from an older version sends all later events.
 	expect(t, begin(metav1.ListOptions{ResourceVersion: a.GetResourceVersion()}), "ADDED b", "MODIFIED a", "MODIFIED a",
 		"MODIFIED b", "DELETED b")
 
-	// A list through a watch, with the bookmark that ends it.
+	// A watch can deliver a list, which a bookmark ends.
 	list := begin(metav1.ListOptions{SendInitialEvents: ptr(true), AllowWatchBookmarks: true,
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
 	expect(t, list, "ADDED a")
@@ -102,7 +102,7 @@ func TestWatch(t *testing.T) {
 		u.GetAnnotations()[metav1.InitialEventsAnnotationKey] != "true" || u.GroupVersionKind() != machines.gvk() {
 		t.Errorf("%s: %v", text, e.Object)
 	}
-	// The time that a client gives ends the watch, with a bookmark.
+	// The client's timeout ends the watch with a bookmark.
 	short := begin(metav1.ListOptions{ResourceVersion: last.GetResourceVersion(), TimeoutSeconds: ptr(int64(1)),
 		AllowWatchBookmarks: true})
 	expect(t, short, "DELETED b", "BOOKMARK ", "closed")
@@ -113,7 +113,7 @@ func number(t *testing.T, text string) uint64 {
 	return must(strconv.ParseUint(text, 10, 64))(t)
 }
 
-// TestExpired has watches of versions that cannot be told of end with 410.
+// TestExpired checks that a watch ends with 410 when the server no longer has the events since its version.
 func TestExpired(t *testing.T) {
 	dir := t.TempDir()
 	addr, stop := start(t, dir)
@@ -138,7 +138,7 @@ func TestExpired(t *testing.T) {
 	if again.GetUID() != a.GetUID() || number(t, again.GetResourceVersion()) <= number(t, a.GetResourceVersion()) {
 		t.Errorf("after a restart: %v, before: %v", again, a)
 	}
-	// Another resource may change as often as it likes.
+	// Changes of one resource do not expire watches of another resource.
 	from := again.GetResourceVersion()
 	s := &store{version: 1, kinds: map[string]*collection{}, grown: make(chan struct{}, 1)}
 	for _, r := range []*resource{machines, pools} {
@@ -159,13 +159,14 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// names are what an informer was told last of each object.
+// names holds the last event of each object that an informer received.
 type names struct {
 	mu   sync.Mutex
 	told map[string]string
 }
 
-// TestInformer has a shared informer see everything although its connection is cut, and the server is started again.
+// TestInformer checks that a shared informer sees every change although its connection is cut and the server is
+// restarted.
 func TestInformer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -222,7 +223,7 @@ func TestInformer(t *testing.T) {
 	write(addr, "b", "1")
 	agree(map[string]string{"a": "2", "b": "1"})
 
-	// While it is away, an object goes, one changes on the disk, and one comes.
+	// While the informer is disconnected, one object is deleted, one changes on the disk, and one is created.
 	stop()
 	again, stopAgain := start(t, dir)
 	if err := typed(t, again).CoreV1().ConfigMaps("default").Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {

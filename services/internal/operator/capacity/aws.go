@@ -5,10 +5,11 @@ import (
 	"strings"
 )
 
-// What is said here of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/ (general purpose, compute
-// optimized, memory optimized, storage optimized, accelerated computing), vCPUs and memory of each type.
+// The data of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/, from the columns vCPUs and memory of
+// each type. The pages are general purpose, compute optimized, memory optimized, storage optimized, and accelerated
+// computing.
 
-// ratios has the families in which every size has the same memory per vCPU, in MiB.
+// ratios maps each family with the same memory per vCPU in all sizes to that memory in MiB.
 var ratios = func() map[string]int64 {
 	all := map[string]int64{}
 	for _, r := range []struct {
@@ -40,20 +41,20 @@ var ratios = func() map[string]int64 {
 	return all
 }()
 
-// medium are the families that have a size of one vCPU.
+// medium lists the families with a size of one vCPU.
 var medium = strings.Fields(
 	"a1 c6g c6gd c6gn c7a c7g c7gd c7gn c8a c8g c8gb c8gd c8gn is4gen m6g m6gd m7a m7g m7gd m8a m8g m8gb m8gd m8gn " +
 		"r6g r6gd r7a r7g r7gd r8a r8g r8gb r8gd r8gn x2gd x8g")
 
-// xlarges are the multiples of xlarge, of four vCPUs, that there are.
+// xlarges are the existing multiples of xlarge, which has four vCPUs.
 var xlarges = []int64{2, 3, 4, 6, 8, 9, 10, 12, 16, 18, 24, 32, 48, 96}
 
-// exceptions are types that no ratio says anything of, and such that do not follow their family's.
+// exceptions are the types of families without a ratio, and the types that differ from their family's ratio.
 var exceptions = map[string]machine{
 	// Burstable: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances.html
 	"t2.nano": {1, 512}, "t2.micro": {1, 1 << 10}, "t2.small": {1, 2 << 10}, "t2.medium": {2, 4 << 10},
 	"t2.large": {2, 8 << 10}, "t2.xlarge": {4, 16 << 10}, "t2.2xlarge": {8, 32 << 10},
-	// No ratio.
+	// These families have no ratio.
 	"c4.large": {2, 3840}, "c4.xlarge": {4, 7680}, "c4.2xlarge": {8, 15 << 10}, "c4.4xlarge": {16, 30 << 10},
 	"c4.8xlarge": {36, 60 << 10},
 	"c5n.large":  {2, 5376}, "c5n.xlarge": {4, 10752}, "c5n.2xlarge": {8, 21 << 10}, "c5n.4xlarge": {16, 42 << 10},
@@ -62,7 +63,7 @@ var exceptions = map[string]machine{
 	"p3dn.24xlarge": {96, 768 << 10}, "p4d.24xlarge": {96, 1152 << 10}, "p4de.24xlarge": {96, 1152 << 10},
 	"p5.48xlarge": {192, 2048 << 10}, "p5en.48xlarge": {192, 2048 << 10},
 	"trn1n.32xlarge": {128, 512 << 10},
-	// Whole machines, where the name does not say how large they are.
+	// These types are whole machines. Their names do not contain their size.
 	"a1.metal": {16, 32 << 10}, "c5.metal": {96, 192 << 10}, "c5d.metal": {96, 192 << 10}, "c5n.metal": {72, 192 << 10},
 	"c6a.metal": {192, 384 << 10}, "c6g.metal": {64, 128 << 10},
 	"c6gd.metal": {64, 128 << 10}, "c6i.metal": {128, 256 << 10}, "c6id.metal": {128, 256 << 10},
@@ -85,7 +86,7 @@ var exceptions = map[string]machine{
 	"x2iezn.metal": {48, 1536 << 10}, "z1d.metal": {48, 384 << 10},
 }
 
-// burstable are the sizes of t3, t3a and t4g.
+// burstable maps the sizes of t3, t3a and t4g.
 var burstable = map[string]machine{"nano": {2, 512}, "micro": {2, 1 << 10}, "small": {2, 2 << 10},
 	"medium": {2, 4 << 10}, "large": {2, 8 << 10}, "xlarge": {4, 16 << 10},
 	"2xlarge": {8, 32 << 10}}
@@ -119,7 +120,7 @@ func vcpus(family, size string) (int64, bool) {
 	case "xlarge":
 		return 4, true
 	}
-	// "metal-24xl" is a whole machine as large as 24xlarge.
+	// "metal-24xl" is a whole machine with the size of 24xlarge.
 	text, ok := strings.CutSuffix(size, "xlarge")
 	if metal, whole := strings.CutPrefix(size, "metal-"); whole {
 		text, ok = strings.CutSuffix(metal, "xl")

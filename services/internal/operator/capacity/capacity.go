@@ -1,8 +1,7 @@
-// Package capacity owns what is known of providers' machine types: how many CPUs and how much memory a machine has.
+// Package capacity knows the machine types of providers: their number of CPUs and their memory.
 //
-// Invariant: what is not known for certain is not said. The cluster autoscaler takes what is said here for the truth
-// when it decides whether a pod fits on a machine that does not exist yet; saying nothing only costs it scaling from
-// zero.
+// Invariant: it returns only values that are certain. The cluster autoscaler trusts them when it decides whether a pod
+// fits on a machine that does not exist yet. Without a value, only scaling from zero is unavailable.
 package capacity
 
 import (
@@ -13,15 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// machine is what a type has.
+// machine is the size of a type. Memory is in MiB.
 type machine struct {
 	cpus int64
 	mib  int64
 }
 
-// Of returns the CPUs and the memory of an instance type of AWS or GCP; nil when the type is not known. Types of AWS
-// have a dot in their names, those of GCP do not, so there is one reading. It is the machine's whole memory: kernel and
-// firmware keep some of it.
+// Of returns the CPUs and the memory of an instance type of AWS or GCP, or nil if the type is unknown. Names of AWS
+// types contain a dot and names of GCP types do not, so each name has one meaning. The memory is the whole memory of
+// the machine, including the part that kernel and firmware reserve.
 func Of(instanceType string) corev1.ResourceList {
 	m, ok := aws(instanceType)
 	if !ok {
@@ -36,7 +35,7 @@ func Of(instanceType string) corev1.ResourceList {
 	}
 }
 
-// digits is a number as providers write it in names, and far from what an integer cannot hold.
+// digits matches a number in a type name. Its length limit prevents an integer overflow.
 var digits = regexp.MustCompile(`^[1-9][0-9]{0,6}$`)
 
 func number(text string) (int64, bool) {

@@ -5,23 +5,23 @@ import (
 	"strings"
 )
 
-// What is said here of GCP is from https://cloud.google.com/compute/docs/general-purpose-machines,
-// …/compute-optimized-machines, …/memory-optimized-machines and …/accelerator-optimized-machines, vCPUs and memory of
-// each type. Google's GB are GiB.
+// The data of GCP is from https://cloud.google.com/compute/docs/general-purpose-machines, …/compute-optimized-machines,
+// …/memory-optimized-machines and …/accelerator-optimized-machines, from the columns vCPUs and memory of each type. The
+// unit GB on these pages means GiB.
 
-// predefined are the series whose types are named `{series}-{vCPUs}`: memory per vCPU in KiB, and the numbers of vCPUs
-// that there are. Where that is no whole number of MiB, the type has the nearest (n1), or the next lower whole GiB
-// (c4).
+// predefined holds the series with types named `{series}-{vCPUs}`: the memory per vCPU in KiB, and the existing numbers
+// of vCPUs. If a type's memory is not a whole number of MiB, it is rounded to the nearest one (n1). The memory of c4 is
+// rounded down to a whole GiB.
 var predefined = map[string]struct {
 	kib   int64
 	cpus  []int64
-	whole int64 // memory is a whole number of these MiB; 0: one
+	whole int64 // Memory is a multiple of this many MiB; 0 means one.
 }{
 	"n1-standard": {3840 << 10, []int64{1, 2, 4, 8, 16, 32, 64, 96}, 0},
 	"n1-highmem":  {6656 << 10, []int64{2, 4, 8, 16, 32, 64, 96}, 0},
 	"n1-highcpu":  {943718, []int64{2, 4, 8, 16, 32, 64, 96}, 0}, // 0.9 GiB
 	"n2-standard": {4 << 20, []int64{2, 4, 8, 16, 32, 48, 64, 80, 96, 128}, 0},
-	// With 128, it has less memory: see fixed.
+	// With 128 vCPUs it has less memory; see fixed.
 	"n2-highmem":   {8 << 20, []int64{2, 4, 8, 16, 32, 48, 64, 80, 96}, 0},
 	"n2-highcpu":   {1 << 20, []int64{2, 4, 8, 16, 32, 48, 64, 80, 96}, 0},
 	"n2d-standard": {4 << 20, []int64{2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 224}, 0},
@@ -53,7 +53,8 @@ var predefined = map[string]struct {
 	"g2-standard":  {4 << 20, []int64{4, 8, 12, 16, 24, 32, 48, 96}, 0},
 }
 
-// fixed are types that follow no rule. Those with shared cores show their machine two of them, the older ones one.
+// fixed holds the types that follow no rule. Of the types with shared cores, the older ones present one vCPU and the
+// others two.
 var fixed = map[string]machine{
 	"e2-micro": {2, 1 << 10}, "e2-small": {2, 2 << 10}, "e2-medium": {2, 4 << 10}, "f1-micro": {1, 614},
 	"g1-small":       {1, 1740},
@@ -68,7 +69,7 @@ var fixed = map[string]machine{
 	"a2-highgpu-8g": {96, 680 << 10}, "a2-megagpu-16g": {96, 1360 << 10},
 }
 
-// custom are the series that have custom types, `{series}-custom-{vCPUs}-{MiB}`; n1's may leave the series out
+// custom lists the series with custom types, `{series}-custom-{vCPUs}-{MiB}`. Custom types of n1 may omit the series
 // (https://cloud.google.com/compute/docs/instances/creating-instance-with-custom-machine-type).
 var custom = []string{"n1", "n2", "n2d", "n4", "e2"}
 
@@ -78,11 +79,11 @@ func gcp(instanceType string) (machine, bool) {
 	}
 	if series, rest, ok := strings.Cut("-"+instanceType, "-custom-"); ok {
 		series = strings.TrimPrefix(series, "-")
-		// -ext: more memory than the series gives a vCPU
+		// The suffix -ext means more memory per vCPU than the series' limit.
 		cpus, memory, _ := strings.Cut(strings.TrimSuffix(rest, "-ext"), "-")
 		n, valid := number(cpus)
 		mib, sized := number(memory)
-		// Memory comes in steps of 256 MiB.
+		// Memory is a multiple of 256 MiB.
 		return machine{n, mib}, valid && sized && n <= 512 && mib%256 == 0 &&
 			(series == "" || slices.Contains(custom, series))
 	}

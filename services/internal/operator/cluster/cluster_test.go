@@ -33,7 +33,7 @@ import (
 
 const namespace = "nstance-system"
 
-// world is a reconciler over a Kubernetes in memory. Tokens last an hour, and are numbered.
+// world is a reconciler over a Kubernetes in memory. Tokens are numbered and are valid for the requested time.
 type world struct {
 	*reconciler
 	shards   *shardstest.Set
@@ -136,7 +136,7 @@ func TestMakesTheCluster(t *testing.T) {
 		t.Errorf("written again: %s", d)
 	}
 
-	// A shard is added; the zone of one that cannot be asked any more stays.
+	// A shard is added. The zone of a shard that is no longer reachable stays known.
 	w.shards.Add("north")
 	w.shards.Of("west").SetState(func(s *shards.State) { *s = shards.State{} })
 	w.kubeconfig.err = nil
@@ -228,7 +228,8 @@ func (w *world) token(t *testing.T) string {
 	return config.BearerToken
 }
 
-// The Secret has a token at all times, from half of one's life on another, and comes back when it is deleted.
+// TestKubeconfig checks that the Secret always has a valid token, that the token is replaced after half of its life,
+// and that a deleted Secret is created again.
 func TestKubeconfig(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -311,7 +312,7 @@ func TestEndpointOf(t *testing.T) {
 	}
 }
 
-// kubeconfigOf is one with a line in its cluster and one in its user.
+// kubeconfigOf returns a kubeconfig with one extra line in its cluster and one in its user.
 func kubeconfigOf(cluster, user string) []byte {
 	return []byte(
 		"apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n" +
@@ -359,7 +360,8 @@ func FuzzParseKubeconfig(f *testing.F) {
 	})
 }
 
-// With another kubeconfig the operator begins anew; one that is broken, or missing, it does not follow.
+// TestFollowsTheKubeconfig checks that the operator ends when the kubeconfig changes, so that it starts with the new
+// one. It ignores a kubeconfig that is invalid or missing.
 func TestFollowsTheKubeconfig(t *testing.T) {
 	at := types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"}
 	first, second := kubeconfigOf("", "token: first"), kubeconfigOf("", "token: second")
@@ -383,7 +385,7 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 	put([]byte("nonsense"))
 	ticks <- time.Time{}
 	ticks <- time.Time{}
-	put(second) // which the tick before may see already
+	put(second) // The previous tick may see this change already.
 	var err error
 	select {
 	case ticks <- time.Time{}:

@@ -313,7 +313,7 @@ func nodeNames(nodes []corev1.Node) (out []string) {
 	return out
 }
 
-// truncate shortens a string for an event, whose note is limited to 1024 bytes.
+// truncate shortens a string for an event. The note of an event is limited to 1024 bytes.
 func truncate(s string) string {
 	const limit = 700
 	if len(s) > limit {

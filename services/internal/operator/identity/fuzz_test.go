@@ -38,7 +38,7 @@ func FuzzParseKey(f *testing.F) {
 	})
 }
 
-// Nothing but a certificate that the CA made for this operator and this key is one.
+// FuzzAccept checks that only a certificate from the CA for this operator and this key is accepted.
 func FuzzAccept(f *testing.F) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	ca, err := authority.CreateCA("example", rand.Reader, now)

@@ -40,7 +40,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// front is the registration of a real leader, whose answers can be lost, and which can send clients elsewhere.
+// front is the registration service of a real leader. A test can drop its answers and redirect clients.
 type front struct {
 	registerapi.Service
 	mu    sync.Mutex
@@ -65,7 +65,7 @@ func (f *front) RegisterOperator(ctx context.Context, r *nstancev1.RegisterOpera
 	return answer, err
 }
 
-// world is shard "a" of cluster "example", and a Kubernetes with what the admin has put there for tenant "prod".
+// world is shard "a" of cluster "example", and a Kubernetes with the admin's objects for tenant "prod".
 type world struct {
 	*leadertest.Leader
 	front *front
@@ -142,7 +142,7 @@ func (w *world) edit(t *testing.T, name string, change func(*corev1.Secret)) {
 	}
 }
 
-// consistent checks that there is one operator, and that both Secrets are of its key.
+// consistent checks that exactly one operator is registered, and that both Secrets belong to its key.
 func (w *world) consistent(t *testing.T) *x509.Certificate {
 	t.Helper()
 	all, err := w.State.ListOperators(t.Context(), "prod")
@@ -172,7 +172,7 @@ func (w *world) consistent(t *testing.T) *x509.Certificate {
 	return leaf
 }
 
-// silent checks that no secret has been logged or told.
+// silent checks that no secret is in the log or in the given errors.
 func (w *world) silent(t *testing.T, told ...error) {
 	t.Helper()
 	text := w.log.String() + fmt.Sprint(told)
@@ -208,7 +208,7 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 		t.Errorf("second start: %v, %d registrations", err, w.front.calls)
 	}
 
-	// What was lost or changed of the key's Secret comes back from the certificate's, and the other way round.
+	// A lost or damaged key Secret is restored from the certificate's Secret, and the reverse.
 	w.remove(t, "nstance-operator-key")
 	if _, err := w.ensure(t.Context()); err != nil {
 		t.Error(err)
@@ -229,11 +229,11 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 	w.silent(t)
 }
 
-// errKilled is what a client says after its process was killed.
+// errKilled is the error of every request of a killed client.
 var errKilled = errors.New("killed")
 
-// killed is a client whose n-th request (from 1) is the last: it fails before or after it took effect, and so do all
-// that follow. asked counts.
+// killed returns a client that is killed at its n-th request, counted from 1. That request fails before or after it
+// takes effect, and all later requests fail. asked counts the requests.
 func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client {
 	do := func(run func() error) error {
 		*asked++
@@ -269,7 +269,7 @@ func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client
 	})
 }
 
-// Wherever a start is cut off, the next one ends with the one operator that there is to be.
+// TestKilledAnywhere kills the first start at every request. The next start must end with exactly one operator.
 func TestKilledAnywhere(t *testing.T) {
 	total := 0
 	w := newWorld(t)
@@ -314,7 +314,7 @@ func TestLostAnswer(t *testing.T) {
 func TestRegistersWithAnyShard(t *testing.T) {
 	w := newWorld(t)
 	k := w.keeper(w.kube)
-	// "0" comes first: nobody listens there. "b" answers with the certificate of another shard.
+	// Shard "0" is tried first and has no listener. Shard "b" leads to a server with the certificate of another shard.
 	err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "b": w.addr})
 	if err == nil || !strings.Contains(err.Error(), "shard 0: ") || !strings.Contains(err.Error(),
 		"wrong peer: a server of shard a, want shard b") {
@@ -400,7 +400,7 @@ func TestSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// A server without the cluster's certificate gets no nonce.
+// TestDistrustsOtherServers checks that a server without the cluster's certificate gets no nonce.
 func TestDistrustsOtherServers(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	err := w.keeper(w.kube).Ensure(t.Context(), map[string]string{"a": other.addr})
@@ -466,7 +466,8 @@ func TestRenews(t *testing.T) {
 	w.silent(t)
 }
 
-// Run renews at two thirds of the certificate's life, tries again when that fails, and takes over another CA bundle.
+// TestRunRenewsInTime checks that Run renews the certificate at two thirds of its life, retries after a failure, and
+// adopts a new CA bundle.
 func TestRunRenewsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cluster := fleettest.NewCluster(t, "demo")
@@ -511,7 +512,7 @@ func TestRunRenewsInTime(t *testing.T) {
 		if k.Current().Leaf.NotAfter.Before(issued.Add(49 * time.Hour)) {
 			t.Errorf("certificate until %v", k.Current().Leaf.NotAfter)
 		}
-		// A CA that cannot be read changes nothing; another one makes what the first has signed worthless.
+		// An unreadable CA bundle is ignored. With another CA, the certificates of the first are no longer trusted.
 		trust := func(text string) {
 			cm := identitytest.CA(cluster)
 			cm.Data[identity.CAKey] = text
@@ -539,7 +540,7 @@ func TestRunRenewsInTime(t *testing.T) {
 	})
 }
 
-// What a connection shows is the certificate of that moment.
+// TestConnectionsUseTheRenewedCertificate checks that a new connection presents the current certificate.
 func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
 	cluster := fleettest.NewCluster(t, "demo")
 	seen := make(chan time.Time, 10)

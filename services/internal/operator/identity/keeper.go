@@ -65,7 +65,7 @@ func (k *Keeper) Current() *Identity { return k.current.Load() }
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update,namespace=nstance-system
 
 // Ensure loads the stored identity, or registers with one of the shards, given by their registration addresses. The
-// error says what to do: provide the CA or the nonce, or mend the shards that refuse the registration.
+// error names the fix: provide the CA or the nonce, or repair the shards that refuse the registration.
 func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 	roots, err := k.readTrust(ctx)
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 	retrySoon    = 5 * time.Second
 	retryFull    = 30 * time.Second
 	retryRefused = 10 * time.Minute
-	// creationDoubt is the time for which a server may still process a CreateInstance call whose answer was lost.
+	// creationDoubt is how long a server may still process a CreateInstance call after its answer was lost.
 	creationDoubt = 15 * time.Second
 	// maxText is the longest message kept from a server, in bytes. The note of an event is limited to 1024 bytes.
 	maxText = 900

@@ -105,7 +105,7 @@ func newSimulatedOperator(t *testing.T, seed uint64) *simulatedOperator {
 	return op
 }
 
-// recordWrite counts, and crashes after the write that it is time for.
+// recordWrite counts a write and crashes at it when crashIn reaches zero.
 func (op *simulatedOperator) recordWrite(do func() error) error {
 	if op.crashIn < 0 {
 		return errCrash
@@ -187,8 +187,8 @@ func (op *simulatedOperator) deleteMachine(name string) {
 	}
 }
 
-// runClusterAPI is what Cluster API does: a Machine that goes takes its infrastructure with it, and goes itself when
-// that is gone.
+// runClusterAPI does the work of Cluster API. It deletes the infrastructure of a Machine that is being deleted. It
+// removes the Machine when the infrastructure is gone.
 func (op *simulatedOperator) runClusterAPI() {
 	op.t.Helper()
 	was := op.crashIn
@@ -218,7 +218,7 @@ func (op *simulatedOperator) runClusterAPI() {
 	}
 }
 
-// reconcileAll reconciles every machine once. After a crash the process is started anew.
+// reconcileAll reconciles every machine once. After a crash it restarts the process.
 func (op *simulatedOperator) reconcileAll() {
 	op.t.Helper()
 	var machines v1beta1.NstanceMachineList
@@ -552,8 +552,8 @@ func TestCrashAtEveryWrite(t *testing.T) {
 	}
 }
 
-// TestRandomHistories runs random histories: machines are created and deleted, instances die, shards disconnect, and the
-// operator crashes at its writes. At the end, machines and instances match one to one, and no machine ever had two.
+// TestRandomHistories runs random histories: machines are created and deleted, instances die, shards disconnect, and
+// the operator crashes at its writes. At the end, machines and instances match one to one, and no machine ever had two.
 func TestRandomHistories(t *testing.T) {
 	seeds := uint64(20)
 	if testing.Short() {

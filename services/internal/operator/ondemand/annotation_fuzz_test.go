@@ -10,7 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// The pod that a machine's annotation names can be asked for; where it names none, the machine is nobody's.
+// FuzzPodAnnotation checks that a pod named by a machine's annotation has a valid namespace and name. For other
+// annotations podOfMachine returns false.
 func FuzzPodAnnotation(f *testing.F) {
 	for _, text := range []string{"apps/pod-1", "", "/", "apps/", "/pod", "apps/a/b", "apps/..", "Apps/pod", "a b/pod",
 		"apps/\x00"} {

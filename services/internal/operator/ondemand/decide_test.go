@@ -39,7 +39,7 @@ func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {
 
 func goes(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }
 
-// worldOf has a group "gpu" on shard a, with its pool.
+// worldOf returns a snapshot with the given pods, the group "gpu" on shard a, and the group's pool.
 func worldOf(pods ...*corev1.Pod) snapshot {
 	w := snapshot{cluster: clusterName, namespace: "nstance-system", pods: pods, alive: map[types.UID]bool{},
 		machines: map[string]*clusterv1.Machine{},
@@ -53,7 +53,7 @@ func worldOf(pods ...*corev1.Pod) snapshot {
 	return w
 }
 
-// with adds the machine of a pod, whole or half, as decide would have it made.
+// with adds the machine of a pod as decideSweep would create it. Without infra it has only the Machine.
 func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	pod := podOf(uid)
 	m, i := w.newObjects(machineCreation{name: machineName("gpu", uid), pod: pod, pool: w.pools["gpu"]})
@@ -197,7 +197,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// TestNames: names are valid, depend on the UID alone, and differ.
+// TestNames checks that names are valid, depend only on the UID, and differ.
 func TestNames(t *testing.T) {
 	var all []string
 	for i := range 1000 {
@@ -216,7 +216,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzAnnotations: whatever a pod says, what is made of it is valid, and what is not is told.
+// FuzzAnnotations checks that every pod gets either a valid machine or a warning.
 func FuzzAnnotations(f *testing.F) {
 	f.Add("gpu", "a", "p5.48xlarge")
 	f.Add("gpu", "", "")

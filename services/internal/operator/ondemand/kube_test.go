@@ -29,7 +29,7 @@ import (
 
 const patience = 40 * time.Second
 
-// lab is a real API server, and servers that are made up.
+// lab is a real API server with fake shards.
 type lab struct {
 	*testing.T
 	kube   *kube.Cluster
@@ -89,7 +89,7 @@ func (l *lab) pod(name string, annotations map[string]string) *corev1.Pod {
 	return pod
 }
 
-// pods lists the UIDs of the pods that have a whole machine.
+// pods lists the UIDs of the pods that have both objects of a machine.
 func (l *lab) pods() (uids []string) {
 	l.Helper()
 	var machines clusterv1.MachineList
@@ -151,13 +151,13 @@ func TestOnAServer(t *testing.T) {
 	one := l.pod("one", asks)
 	l.eventually("a new pod", l.has(before, one))
 
-	// The same name again is another pod, with another machine. Nobody collects garbage here: what belongs to a Machine
-	// that is gone is left.
+	// A pod re-created under the same name is another pod and gets another machine. No garbage collector runs here, so
+	// the dependents of a deleted Machine remain.
 	l.must(l.client.Delete(ctx, one))
 	again := l.pod("one", asks)
 	l.eventually("a pod re-created under the same name", l.has(before, again))
 
-	// Pods that go while nobody looks.
+	// Pods change while no operator runs.
 	l.stop()
 	l.must(l.client.Delete(ctx, before))
 	two := l.pod("two", asks)

@@ -43,7 +43,7 @@ func (r *recorder) take() []string {
 
 var errCrash = errors.New("crash")
 
-// clusterOf is pods, machines and servers around a reconciler that may be started anew.
+// clusterOf holds pods, machines and fake servers for a reconciler, which can be restarted.
 type clusterOf struct {
 	*testing.T
 	client  client.Client
@@ -115,7 +115,7 @@ func (c *clusterOf) sweep() {
 	}
 }
 
-// pod makes a pod. It does not go through the fake's interceptor's crash.
+// pod creates a pod. A planned crash does not affect these writes.
 func (c *clusterOf) pod(name string, uid types.UID, group string) *corev1.Pod {
 	c.Helper()
 	was := c.crashIn
@@ -127,7 +127,7 @@ func (c *clusterOf) pod(name string, uid types.UID, group string) *corev1.Pod {
 	if err := c.client.Create(c.Context(), pod); err != nil {
 		c.Fatal(err)
 	}
-	// The interceptor gives UIDs of its own.
+	// The interceptor has set another UID.
 	pod.UID = uid
 	if err := c.client.Update(c.Context(), pod); err != nil {
 		c.Fatal(err)
@@ -145,7 +145,7 @@ func (c *clusterOf) drop(o client.Object) {
 	}
 }
 
-// state lists Machines and NstanceMachines by the UIDs of their pods. It fails when one of them has two.
+// state lists Machines and NstanceMachines by the UIDs of their pods. It fails if a pod has two of either.
 func (c *clusterOf) state() (machines, infra map[string]bool) {
 	c.Helper()
 	machines, infra = map[string]bool{}, map[string]bool{}
@@ -176,7 +176,8 @@ func (c *clusterOf) state() (machines, infra map[string]bool) {
 	return machines, infra
 }
 
-// collect is garbage collection and machine/: NstanceMachines without their Machine go.
+// collect does the work of the garbage collector and of package machine: it deletes NstanceMachines without their
+// Machine.
 func (c *clusterOf) collect() {
 	c.Helper()
 	machines, infra := c.state()
@@ -207,7 +208,7 @@ func TestPodGetsAMachine(t *testing.T) {
 		t.Errorf("%d writes in a settled world", c.writes-writes)
 	}
 
-	// The same name under another UID is another pod.
+	// A pod with the same name and another UID is another pod.
 	c.drop(pod)
 	c.pod("one", "2", "gpu")
 	c.sweep()
@@ -256,7 +257,7 @@ func TestWarnsOnce(t *testing.T) {
 	}
 }
 
-// TestCacheBehind: a pod that is missing in the cache only does not lose its machine.
+// TestCacheBehind checks that a pod that is missing only from the cache keeps its machine.
 func TestCacheBehind(t *testing.T) {
 	c := newCluster(t)
 	pod := c.pod("one", "1", "gpu")
@@ -274,7 +275,7 @@ func TestCacheBehind(t *testing.T) {
 	}
 }
 
-// strict refuses what a client of an API server does not even send.
+// strict rejects object keys that the client of a real API server rejects without a request.
 type strict struct{ client.Reader }
 
 func (s strict) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -284,7 +285,7 @@ func (s strict) Get(ctx context.Context, key client.ObjectKey, o client.Object, 
 	return s.Reader.Get(ctx, key, o, opts...)
 }
 
-// TestOddAnnotation: a machine whose annotation somebody has spoilt goes with its pod like any other.
+// TestOddAnnotation checks that a machine with a damaged annotation is deleted with its pod.
 func TestOddAnnotation(t *testing.T) {
 	for _, text := range []string{"apps/", "apps/a/b", "/one", ""} {
 		c := newCluster(t)
@@ -323,8 +324,9 @@ func TestPausedCluster(t *testing.T) {
 	}
 }
 
-// TestWorlds: pods come, go, finish and come again under the same name, machines die, and the operator crashes after
-// any write. In the end there is one machine for each pod that lives, and none else; never two.
+// TestWorlds runs random histories: pods are created, deleted and re-created under the same name, machines are deleted,
+// and the operator crashes after random writes. At the end each live pod has one machine, and no other machine exists.
+// No pod ever has two.
 func TestWorlds(t *testing.T) {
 	seeds := uint64(40)
 	if testing.Short() {
@@ -379,7 +381,7 @@ func TestWorlds(t *testing.T) {
 	}
 }
 
-// TestGone keeps the fake honest: what is deleted is gone.
+// TestGone checks that the fake client deletes objects immediately.
 func TestGone(t *testing.T) {
 	c := newCluster(t)
 	pod := c.pod("one", "1", "gpu")

@@ -121,7 +121,7 @@ func isSubset(vars, others map[string]string) bool {
 // not send them or they cannot be decoded.
 func ownSpec(group *nstancev1.GroupStatus) (config.GroupSpec, bool) {
 	if group.GetSpecJson() == "" {
-		// A static group without an override has no settings of its own. A dynamic group always has some.
+		// Only a static group can have no settings: then it has no override. A dynamic group always has settings.
 		return config.GroupSpec{}, group.GetIsStatic()
 	}
 	var spec config.GroupSpec

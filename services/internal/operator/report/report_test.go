@@ -118,7 +118,7 @@ func TestReports(t *testing.T) {
 	})
 }
 
-// TestTooMany: errors that come faster than they are told do not fill the memory.
+// TestTooMany checks that the queue of pending errors is limited.
 func TestTooMany(t *testing.T) {
 	set := shardstest.New("a")
 	r := newReporter(Options{Shards: set, Log: slog.New(slog.DiscardHandler)})

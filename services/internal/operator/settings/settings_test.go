@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
 
-// example is the one of the user's page.
+// example is the example of the user documentation.
 const example = `cluster_id: example-cluster
 tenant: default
 shards:
@@ -122,7 +122,7 @@ func TestLoad(t *testing.T) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	// At once and whole, as a mounted ConfigMap changes.
+	// The rename replaces the file atomically, like a mounted ConfigMap.
 	err := os.WriteFile(path+".new", []byte(text), 0o600)
 	if err == nil {
 		err = os.Rename(path+".new", path)
@@ -148,7 +148,7 @@ func TestWatch(t *testing.T) {
 			used = append(used, strings.Join(c.IDs(), ","))
 		})
 	}()
-	// The second tick is taken when the first has been worked on.
+	// Watch accepts the second tick only after it has processed the first.
 	look := func(text string) {
 		t.Helper()
 		if text == "" {

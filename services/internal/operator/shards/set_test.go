@@ -423,7 +423,7 @@ func (r *tcpRelay) serve(t *testing.T, to string) string {
 	return listener.Addr().String()
 }
 
-// TestSilenceIsNoticed checks that keepalives detect a connection whose packets are lost.
+// TestSilenceIsNoticed checks that keepalives detect a connection that loses all packets.
 func TestSilenceIsNoticed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes as long as a keepalive")
