@@ -276,8 +276,8 @@ type health struct {
 	since   time.Time // when the session was lost; zero: the problem counts immediately
 }
 
-// Health returns nil while the agent is healthy. It is healthy when it is registered and has had a session within the
-// last two minutes.
+// Health returns nil while the agent is healthy. The agent is healthy when it is registered and has been without a
+// session for less than two minutes.
 func (c *Client) Health() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -111,7 +111,7 @@ func TestFollowerBecomesHeir(t *testing.T) {
 	d.actsUntil(19.5, 1) // by the lease alone
 	lock, token := v(4)
 	d.at(10.25, Tick{}, Send{peerB, beatAt(42, 3)}, writeOf(lock, "t3"))
-	d.actsUntil(10.95, 1) // the write may have landed, and the promise for the beat at 10 s counts from its sending
+	d.actsUntil(10.95, 1) // may have landed; the promise for the beat at 10 s counts from its sending
 	d.at(10.26, beatAt(42, 3).promise())
 	d.actsUntil(11.2, 1)
 	d.at(10.3, LockWritten{token})
@@ -159,7 +159,7 @@ func TestSilentHeirIsRemovedBeforeItsPromiseEnds(t *testing.T) {
 	})
 	story("it answers again", func(d *driver) {
 		d.at(10.97, beatAt(44, 4).promise())
-		d.actsUntil(11.5125, 1) // the promise still counts, because the lock may still name the heir
+		d.actsUntil(11.5125, 1) // the promise is still needed: the lock may name the heir
 		d.at(10.98, LockWritten{"t5"}, Send{peerB, beatOf(peerA, peerB, 46, without, "t5")})
 		d.actsUntil(20.4625, 1)
 	})
@@ -178,7 +178,7 @@ func TestUnsettledRemovalCountsTheShortLease(t *testing.T) {
 		d.at(at, Tick{}, Send{peerB, beatAt(beat, 4)})
 		d.at(at+0.01, beatAt(beat, 4).promise())
 	}
-	d.actsUntil(19.83, 1) // 0.95 of 10 s from the sending, not of 90 s, because others may have read the new lock
+	d.actsUntil(19.83, 1) // 0.95 of 10 s, not of 90 s: others may have read the new lock
 	d.at(19.83, Tick{}, LostLeadership{1, ReasonExpired})
 }
 
@@ -228,7 +228,7 @@ func TestFarewell(t *testing.T) {
 		d := inherited(t)
 		d.at(10.4, Release{}, LostLeadership{1, ReasonReleased}, farewell)
 		d.at(10.41, TookOver{Leader: Peer{ID: "a", Incarnation: "a0"}, Standby: peerB, Term: 9}) // for another process
-		d.at(10.42, TookOver{Leader: peerA, Standby: peerB, Term: 1})                            // of an earlier takeover
+		d.at(10.42, TookOver{Leader: peerA, Standby: peerB, Term: 1})                            // of a past takeover
 		d.at(10.45, TookOver{Leader: peerA, Standby: peerB, Term: 2}, Released{})
 	})
 	t.Run("the heir is silent", func(t *testing.T) {
@@ -328,7 +328,7 @@ func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
 			if change == nil {
 				d.at(3.1, Handover{Leader: peerB, Standby: peerA, Term: 4},
 					WriteLock{lockOf(peerA, 5, 10, Peer{}), objstore.IfToken("x")})
-				d.at(3.2, WriteConflict{}, ReadLock{}) // the leader's last renewal was faster; the heir reads again without a delay
+				d.at(3.2, WriteConflict{}, ReadLock{}) // the leader's last renewal; the heir reads immediately
 				d.at(3.3, LockRead{lockOf(peerB, 4, 10, peerA), "x2"},
 					WriteLock{lockOf(peerA, 5, 11, Peer{}), objstore.IfToken("x2")})
 				d.at(3.4, WriteConflict{}, ReadLock{})

@@ -35,7 +35,7 @@ type KeyRequest struct{ Name, Algorithm string }
 // Have is a file on the instance.
 type Have struct {
 	SHA256              string // hexadecimal
-	Error               string // why the agent did not store the file; empty: it did
+	Error               string // why the file is not stored correctly; empty: it is
 	NotBefore, NotAfter time.Time
 	// Basis is the [File.Basis] with which this content was sent. It is empty if it is not known any more.
 	Basis string

@@ -42,7 +42,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// patience is the timeout for everything that has no delay of its own in the code under test.
+// patience is the timeout of a test for every step without an intended delay.
 const patience = 20 * time.Second
 
 // document returns the shard's configuration. more holds additional top-level members.
