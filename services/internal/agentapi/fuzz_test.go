@@ -46,7 +46,7 @@ func FuzzSubmitPublicKeys(f *testing.F) {
 		}
 		f.Add(raw, seed.GetInstanceId() == "")
 	}
-	f.Fuzz(func(t *testing.T, raw []byte, own bool) { // own: use the ID of the test's instance, which differs in each run
+	f.Fuzz(func(t *testing.T, raw []byte, own bool) { // own: use the test's instance ID, which differs in each run
 		var req nstancev1.SubmitPublicKeysRequest
 		if proto.Unmarshal(raw, &req) != nil {
 			return // rejected by gRPC

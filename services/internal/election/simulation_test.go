@@ -312,8 +312,7 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Send:
 		sim.send(n, a)
 	case Released:
-		// A takeover that was given up may still land after its process has ended. The simulation then releases the
-		// lock.
+		// Only a lock that its process led must be released. A takeover that was given up may still land afterwards.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)
