@@ -1,11 +1,12 @@
-// Package bootscript owns the scripts that machines boot with (userdata): what they say to systemd, and how what is put
-// into them is quoted.
+// Package bootscript owns the boot scripts of machines (userdata): their commands for systemd, and the quoting of
+// values in them.
 //
-// A script writes the service's environment file, installs the binary if the image lacks it and says where it is, and
-// starts the unit. It is a POSIX sh script of less than 4 KiB without the caller's own commands, and can be run again.
+// A script writes the service's environment file, installs the binary if the image lacks it and records its location,
+// and starts the unit. It is a POSIX sh script of less than 4 KiB, not counting the caller's own commands. It can be
+// run repeatedly.
 //
-// Invariant: whatever the fields hold, a script that is returned runs what is written here and the caller's commands,
-// and nothing else.
+// Invariant: for all values of the fields, a returned script runs only the commands of this package and the caller's
+// commands.
 package bootscript
 
 import (
@@ -20,24 +21,25 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// MaxSize bounds a script, in bytes. EC2 takes 16 KiB of userdata, and the agent's script grows by CA certificate and
-// nonce when the server renders it. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
+// MaxSize is the maximum size of a script in bytes. EC2 accepts 16 KiB of userdata, and the agent's script grows by the
+// CA certificate and the nonce when the server renders it.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 const MaxSize = 12 << 10
 
-// Binary is where a program is downloaded from.
+// Binary is the download location of a program.
 type Binary struct {
 	URL    string // https or http
 	SHA256 string // of the file, 64 hex digits
 }
 
-// Common is what both scripts can have.
+// Common holds the fields of both scripts.
 type Common struct {
-	// Binaries are the program's by architecture, "amd64" or "arm64". They are downloaded where the image has none.
-	// Empty: the image has to have it.
+	// Binaries maps architectures ("amd64" or "arm64") to downloads. A script downloads the program only if the image
+	// lacks it. If Binaries is empty, the image must have the program.
 	Binaries map[string]Binary
-	// Environment is added to that of the unit.
+	// Environment is added to the environment of the unit.
 	Environment map[string]string
-	// CommandsBefore are lines of sh that run before anything else. The script ends where one fails.
+	// CommandsBefore are lines of sh that run before everything else. The script exits when one of them fails.
 	CommandsBefore []string
 }
 
@@ -48,21 +50,21 @@ type Server struct {
 	Storage string // "s3", "gcs" or "file"
 	Bucket  string
 	Prefix  string // or ""
-	// Region is that of the machine and its bucket; "" leaves it to the machine.
+	// Region is the region of the machine and its bucket. If it is "", the machine detects it.
 	Region string
-	// LeaderInterface is the ID of the network interface that the leader takes, or "".
+	// LeaderInterface is the ID of the network interface that the leader acquires, or "".
 	LeaderInterface string
 	// ExtraArgs are added to the command line.
 	ExtraArgs []string
 }
 
-// Agent is the boot script of nstance-agent: a template of [render.UserdataText], for `userdata.content`. The caller's
-// commands are part of it, its environment is not.
+// Agent is the boot script of nstance-agent: a template of [render.UserdataText] for `userdata.content`. Templates in
+// the caller's commands are rendered, templates in the environment are not.
 type Agent struct{ Common }
 
-// FieldError says what is wrong with one field.
+// FieldError is the error of one field.
 type FieldError struct {
-	// Field is the name as in Terraform: "shard", `binaries["arm64"].url`, "extra_args[2]".
+	// Field is the name in Terraform: "shard", `binaries["arm64"].url`, "extra_args[2]".
 	Field string
 	Err   error
 }
@@ -145,7 +147,7 @@ NSTANCE_SERVER_REGISTRATION_ADDR='{{ quote .Server.RegistrationAddr }}'
 NSTANCE_SERVER_AGENT_ADDR='{{ quote .Server.AgentAddr }}'
 '` + strings.TrimPrefix(quote(environmentFile(a.Environment)), "''") + "\n" + tail(a.Common, agent)
 	if _, err := render.CompileUserdata("commands_before", script); err != nil {
-		return "", &FieldError{"commands_before", err} // nothing else of it can be wrong
+		return "", &FieldError{"commands_before", err} // only these commands can be wrong
 	}
 	return sized(script)
 }
@@ -163,8 +165,8 @@ func sized(script string) (string, error) {
 	return script, nil
 }
 
-// The names that go into a command line which systemd splits at white space, and into nothing that it or sh would take
-// for more.
+// Patterns of values in a command line that systemd splits at white space. They exclude every character that systemd or
+// sh would interpret.
 var (
 	argumentPattern = regexp.MustCompile(`^[A-Za-z0-9_.,:/=@%+~-]+$`)
 	regionPattern   = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)

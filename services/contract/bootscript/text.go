@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// machines are the names that `uname -m` has for architectures, as a pattern of sh.
+// machines maps architectures to the names that `uname -m` prints for them, as a pattern of sh.
 var machines = map[string]string{"amd64": "x86_64 | amd64", "arm64": "aarch64 | arm64"}
 
-// program is what a script installs and starts.
+// program is a program that a script installs and starts.
 type program struct{ name, unit string }
 
-// The units are for machines that get the program from the script; images bring their own, which are hardened.
+// These units are for machines without an installed unit. Images have their own units, which are hardened.
 var (
 	server = program{"nstance-server", `[Unit]
 Description=Nstance server
@@ -43,7 +43,7 @@ WantedBy=multi-user.target
 `}
 )
 
-// head is what comes before the files.
+// head returns the part of the script before the files.
 func head(c Common, p program) string {
 	var b strings.Builder
 	b.WriteString("#!/bin/sh\n# Boot script of " + p.name + ", made by Terraform.\nset -eu\n")
@@ -56,7 +56,7 @@ func head(c Common, p program) string {
 	return b.String()
 }
 
-// tail is what comes after them.
+// tail returns the part of the script after the files.
 func tail(c Common, p program) string {
 	start := "systemctl enable " + p.name +
 		"\n# Without waiting: the unit may itself wait for cloud-init to end.\nsystemctl start --no-block " + p.name +
@@ -86,8 +86,8 @@ fi
 	return b.String() + start
 }
 
-// environmentFile writes a file for systemd's EnvironmentFile=, in which a value in double quotes is read as sh would.
-// https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#EnvironmentFile=
+// environmentFile writes a file for systemd's EnvironmentFile=. systemd parses a value in double quotes in the same way
+// as sh. https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#EnvironmentFile=
 func environmentFile(environment map[string]string) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(environment)) {
@@ -98,5 +98,5 @@ func environmentFile(environment map[string]string) string {
 
 var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "`", "\\`", `$`, `\$`)
 
-// quote makes one word of sh of a text.
+// quote quotes s as one word for sh.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -1,11 +1,12 @@
-// Package envelope seals secrets on our side, before they reach a bucket: AES-256-GCM in a blob that says which key
-// opens it.
+// Package envelope seals secrets before they are sent to a bucket. It uses AES-256-GCM, and each blob names the key
+// that opens it.
 //
-// A blob is, in this order: the magic "NSTE", one byte of version (1), the ID of the key (8 bytes), a random nonce (12
-// bytes), the ciphertext with its tag (16 bytes). Additional authenticated data are the first 13 bytes, then the
-// cluster ID and the name, each after its length in 4 bytes, big-endian.
+// A blob holds, in this order: the magic "NSTE", one version byte (1), the key ID (8 bytes), a random nonce (12 bytes),
+// and the ciphertext with its tag (16 bytes). The additional authenticated data are the first 13 bytes, the cluster ID
+// and the name. The cluster ID and the name each follow their length in 4 bytes, big-endian.
 //
-// Invariant: a blob opens only with the key that it names, under the name and in the cluster that it was sealed for.
+// Invariant: a blob opens only with the key that it names, and only under the name and in the cluster that it was
+// sealed for.
 package envelope
 
 import (
@@ -18,31 +19,33 @@ import (
 	"strings"
 )
 
-// MaxPlaintext is the largest secret in bytes.
+// MaxPlaintext is the maximum size of a secret in bytes.
 const MaxPlaintext = 1 << 20
 
 const (
 	magic      = "NSTE"
 	version    = 1
 	headerSize = len(magic) + 1 + idSize
-	nonceSize  = 12 // NIST SP 800-38D, section 8.2.2: random, hence at most 2^32 blobs under one key
+	nonceSize  = 12 // random (NIST SP 800-38D, section 8.2.2), so at most 2^32 blobs per key
 	tagSize    = 16
 	overhead   = headerSize + nonceSize + tagSize
 )
 
-// Errors of Open and KeyID. Messages say more.
+// Errors of Open and KeyID. The error messages have more details.
 var (
-	// ErrFormat: the blob is no envelope, or was cut off.
+	// ErrFormat means that the blob is not an envelope, or was truncated.
 	ErrFormat = errors.New("not a sealed secret")
-	// ErrNewer: a newer program sealed it.
+	// ErrNewer means that a newer program sealed the blob.
 	ErrNewer = errors.New("sealed by a newer version of nstance")
-	// ErrUnknownKey: none of the keys at hand is the one that the blob names.
+	// ErrUnknownKey means that none of the given keys is the key that the blob names.
 	ErrUnknownKey = errors.New("sealed with another encryption key")
-	// ErrAuthentication: the key is right, but the blob was changed, or sealed for another name or cluster.
+	// ErrAuthentication means that the key is right, but the blob was changed, or was sealed for another name or
+	// cluster.
 	ErrAuthentication = errors.New("does not belong to this name and cluster, or was altered")
 )
 
-// Seal encrypts plaintext for one name in one cluster. rand is crypto/rand.Reader except in tests; 12 bytes are read.
+// Seal encrypts plaintext for one name in one cluster. rand is crypto/rand.Reader except in tests. Seal reads 12 bytes
+// from it.
 func Seal(key Key, cluster, name string, plaintext []byte, rand io.Reader) ([]byte, error) {
 	if key.IsZero() {
 		return nil, errors.New("seal secret: no encryption key")
@@ -67,7 +70,7 @@ func Seal(key Key, cluster, name string, plaintext []byte, rand io.Reader) ([]by
 	return aead.Seal(blob, nonce, plaintext, data), nil
 }
 
-// Open decrypts a blob that was sealed for this name in this cluster, with whichever of the keys it names.
+// Open decrypts a blob that was sealed for this name in this cluster. It uses the key in keys that the blob names.
 func Open(keys []Key, cluster, name string, blob []byte) ([]byte, error) {
 	id, err := KeyID(blob)
 	if err != nil {
@@ -89,7 +92,7 @@ func Open(keys []Key, cluster, name string, blob []byte) ([]byte, error) {
 	return plaintext, nil
 }
 
-// KeyID tells which key a blob was sealed with. It checks the blob's form, and needs no key.
+// KeyID returns the ID of the key that sealed a blob. It checks the blob's format, and needs no key.
 func KeyID(blob []byte) (ID, error) {
 	if len(blob) < len(magic)+1 || string(blob[:len(magic)]) != magic {
 		return ID{}, fmt.Errorf("%w: it does not begin with %s", ErrFormat, magic)
@@ -132,7 +135,7 @@ func newAEAD(key Key) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// additionalData gives different bytes for different (header, cluster, name), whatever they hold.
+// additionalData returns different bytes for every different combination of header, cluster and name.
 func additionalData(header []byte, cluster, name string) []byte {
 	data := append([]byte(nil), header...)
 	for _, part := range []string{cluster, name} {

@@ -13,27 +13,27 @@ const KeySize = 32
 
 const idSize = 8
 
-// ID names a key without telling anything of it: the first 64 bits of a hash of the key. Written in hexadecimal, 16
-// characters.
+// ID identifies a key without revealing it. It is the first 64 bits of a hash of the key. Its text form is 16
+// hexadecimal characters.
 type ID [idSize]byte
 
 func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
-// Key is an encryption key. It shows itself as its ID only. The zero Key seals and opens nothing.
+// Key is an encryption key. Formatting it shows only its ID. The zero Key can neither seal nor open.
 type Key struct {
-	// A function, because fmt follows pointers in private fields for some verbs, and never calls what it finds.
+	// secret is a function, because fmt follows pointers in private fields for some verbs, but never calls functions.
 	secret func() *[KeySize]byte
 	id     ID
 }
 
-// NewKey makes a key of exactly [KeySize] bytes, which are copied.
+// NewKey makes a key from a copy of exactly [KeySize] bytes.
 func NewKey(secret []byte) (Key, error) {
 	if len(secret) != KeySize {
 		return Key{}, fmt.Errorf("encryption key has %d bytes, want exactly %d", len(secret), KeySize)
 	}
 	own := [KeySize]byte(secret)
 	k := Key{secret: func() *[KeySize]byte { return &own }}
-	// The prefix keeps the ID apart from every other hash of the key that anyone may publish.
+	// The prefix makes the ID different from every other hash of the key that may be published.
 	sum := sha256.Sum256(append([]byte("nstance encryption key id\x00"), secret...))
 	copy(k.id[:], sum[:])
 	return k, nil
@@ -42,10 +42,10 @@ func NewKey(secret []byte) (Key, error) {
 // ID returns the key's ID.
 func (k Key) ID() ID { return k.id }
 
-// IsZero reports whether there is no key.
+// IsZero reports whether k is the zero Key.
 func (k Key) IsZero() bool { return k.secret == nil }
 
-// Equal compares in constant time.
+// Equal compares two keys in constant time.
 func (k Key) Equal(other Key) bool {
 	if k.IsZero() || other.IsZero() {
 		return k.IsZero() == other.IsZero()
@@ -60,11 +60,11 @@ func (k Key) String() string {
 	return "key " + k.id.String()
 }
 
-// GoString redacts.
+// GoString returns [Key.String], which is redacted.
 func (k Key) GoString() string { return k.String() }
 
-// LogValue redacts.
+// LogValue returns [Key.String], which is redacted.
 func (k Key) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
-// MarshalText redacts, in JSON too. There is no way back.
+// MarshalText returns [Key.String], which is redacted, also in JSON. A key cannot be unmarshaled.
 func (k Key) MarshalText() ([]byte, error) { return []byte(k.String()), nil }

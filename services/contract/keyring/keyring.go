@@ -1,6 +1,6 @@
-// Package keyring reads encryption keys from where the configuration says that they are.
+// Package keyring reads encryption keys from the sources in the configuration.
 //
-// Invariant: a [Ring] holds only keys of exactly 32 bytes, and no error quotes what was read.
+// Invariant: a [Ring] holds only keys of exactly 32 bytes, and no error quotes the data that was read.
 package keyring
 
 import (
@@ -17,16 +17,16 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 )
 
-// maxSource bounds what is read from a file, in bytes: far more than any key in any spelling.
+// maxSource is the maximum number of bytes to read from a file. It is much more than any encoding of a key needs.
 const maxSource = 4096
 
-// Ring is the keys of a cluster: one that seals and opens, and any number that only open. The zero Ring has none.
+// Ring holds the keys of a cluster: one that seals and opens, and any number that only open. The zero Ring has no keys.
 type Ring struct {
 	Current envelope.Key
 	Old     []envelope.Key
 }
 
-// Keys returns all keys that open, the current one first.
+// Keys returns all keys that can open blobs, starting with the current key.
 func (r Ring) Keys() []envelope.Key {
 	if r.Current.IsZero() {
 		return r.Old
@@ -34,18 +34,18 @@ func (r Ring) Keys() []envelope.Key {
 	return append([]envelope.Key{r.Current}, r.Old...)
 }
 
-// Source reads the bytes that a [config.KeySource] points at. Its errors must not quote them.
+// Source reads the bytes of a key from a [config.KeySource]. Its errors must not quote those bytes.
 type Source func(ctx context.Context, source config.KeySource) ([]byte, error)
 
-// Sources returns the sources that need no SDK: "env" and "file". A composition root adds those of the cloud that it
-// links.
+// Sources returns the sources that need no SDK: "env" and "file". Each main package adds the sources of the clouds that
+// it links.
 func Sources() map[string]Source {
 	return map[string]Source{"env": readEnv, "file": readFile}
 }
 
-// Load reads the current key and the old ones. No encryption_key at all gives a Ring without a current key, with which
-// nothing can be sealed. Any source that cannot be read is an error: with an old key missing, secrets would look lost.
-// All errors are reported.
+// Load reads the current key and the old keys. Without an encryption_key it returns a Ring without a current key, which
+// cannot seal. Every source that cannot be read is an error, because without an old key, secrets would seem to be lost.
+// The error reports all failed sources.
 func Load(ctx context.Context, secrets config.Secrets, sources map[string]Source) (Ring, error) {
 	var ring Ring
 	var errs []error
@@ -97,10 +97,10 @@ func describe(source config.KeySource) string {
 	return fmt.Sprintf("%s %q", source.Provider, name)
 }
 
-// Parse reads a key in any of its spellings, which their lengths tell apart: 32 bytes are the key itself, whatever they
-// are; 43 or 44 characters are its base64, with or without padding, in the standard or the URL alphabet. One line break
-// after either is ignored; hence 33 bytes of which the last is a line break are a key, and 32 bytes of which the last
-// is one are another.
+// Parse parses a key. The length determines the encoding: 32 bytes are the raw key, and 43 or 44 characters are its
+// base64, with or without padding, in the standard or the URL alphabet. Parse ignores one line break after either
+// encoding. Therefore 33 bytes that end in a line break are a key of 32 bytes. 32 bytes that end in a line break are a
+// raw key that includes the line break.
 func Parse(data []byte) (envelope.Key, error) {
 	text := string(data)
 	if len(text) != envelope.KeySize {
@@ -113,7 +113,7 @@ func Parse(data []byte) (envelope.Key, error) {
 		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding,
 			base64.RawURLEncoding} {
 			key, err := encoding.Strict().DecodeString(text)
-			// which the decoder skips
+			// The decoder skips line breaks, so they are checked separately.
 			if err == nil && len(key) == envelope.KeySize && !strings.ContainsAny(text, "\r\n") {
 				return envelope.NewKey(key)
 			}

@@ -1,12 +1,15 @@
-// Package objstore owns the narrow view that everything has of object storage: get with a token, list by prefix, put
-// under a condition, delete.
+// Package objstore owns the interface to object storage for all other packages. It has four operations: get with a
+// token, list by prefix, conditional put, and delete.
 //
-// Invariant: a conditional Put takes effect at most once for each state of the object, and its caller always knows
-// which of three things happened: it took effect (nil), it did not and never will (ErrConflict and every other definite
-// error), or nobody can say yet (ErrIndeterminate). Settle turns the third into one of the others.
+// Invariant: a conditional Put takes effect at most once for each state of the object. Its caller always knows which of
+// three results it has:
 //
-// Back ends are sub-packages (mem, file, s3), so that importing this package links no SDK; package open picks one by
-// name. All of them run the conformance suite in objstoretest.
+//   - The Put took effect (nil).
+//   - The Put did not take effect and never will (ErrConflict and every other definite error).
+//   - The result is not known yet (ErrIndeterminate). Settle turns it into one of the other two.
+//
+// Back ends are sub-packages (mem, file, s3), so that importing this package links no SDK. Package open selects a back
+// end by name. All back ends run the conformance suite in objstoretest.
 package objstore
 
 import (
@@ -18,19 +21,19 @@ import (
 	"unicode/utf8"
 )
 
-// Token is the opaque version of an object: an ETag, a generation. Tokens are compared for equality only, and only with
-// tokens of the same key in the same store. A token may be a content hash (S3 ETags are MD5 sums): the same bytes
-// written again may have the same token, so whatever is compared and swapped carries a counter of its own.
+// Token is the opaque version of an object: an ETag or a generation. Tokens may only be compared for equality, and only
+// with tokens of the same key in the same store. A token may be a content hash (S3 ETags are MD5 sums), so that the
+// same bytes may get the same token again. Every object that is compared and swapped must therefore contain a counter.
 type Token string
 
-// Object is one object as it was read. The caller owns Body.
+// Object is one object as read from the store. The caller owns Body.
 type Object struct {
 	Key   string
 	Body  []byte
 	Token Token
 }
 
-// Entry is one object in a listing. Modified is the store's clock, good for ages of hours and nothing finer.
+// Entry is one object in a listing. Modified is a time of the store's clock. Use it only for ages of hours.
 type Entry struct {
 	Key      string
 	Token    Token
@@ -38,49 +41,49 @@ type Entry struct {
 	Modified time.Time
 }
 
-// Store is a bucket. All methods may be called concurrently. Errors are wrapped with the back end, the call and the
-// key; test them with errors.Is. A request whose context has ended before it starts fails with the context's error, and
-// nothing happened.
+// Store is a bucket. All methods are safe for concurrent use. Errors wrap one of the errors below and name the back
+// end, the call and the key. Test them with errors.Is. A call with a context that has already ended fails with the
+// context's error and has no effect.
 type Store interface {
-	// Get returns the object as of some moment during the call: every Put that was acknowledged before is seen.
-	// ErrNotFound if there is none; any other error says nothing about whether it exists.
+	// Get returns the object as of some moment during the call. It reflects every Put that was acknowledged before the
+	// call. It fails with ErrNotFound if there is no object. Any other error does not show whether the object exists.
 	Get(ctx context.Context, key string) (Object, error)
 
-	// Put replaces the whole object if cond holds, atomically with the check, and returns the new token. The store
-	// keeps no reference to body. A conditional put is one attempt: no layer below repeats it.
+	// Put atomically checks cond and replaces the whole object, and returns the new token. The store keeps no reference
+	// to body. A conditional put is one attempt: no lower layer repeats it.
 	//
-	// ErrConflict: the condition did not hold, nothing was written. ErrIndeterminate: the write may have happened, may
-	// happen later, or never; every time-out, lost connection, cancellation or server fault after the request went out
-	// is one. Any other error is definite: nothing was written.
+	// ErrConflict means that the condition did not hold and nothing was written. ErrIndeterminate means that the write
+	// may have happened, may happen later, or may never happen. Every timeout, lost connection, cancellation or server
+	// fault after the request was sent is ErrIndeterminate. Any other error is definite: nothing was written.
 	Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error)
 
-	// Delete removes the object whatever its version; a missing one is no error. After any error the object may be
-	// gone, or go later. There is no conditional delete: real stores were seen to ignore the condition. What must not
-	// come back is replaced by a tombstone instead.
+	// Delete removes every version of the object. A missing object is not an error. After any error the object may be
+	// gone, or may be removed later. There is no conditional delete, because real stores ignore the condition. An
+	// object that must not reappear is replaced by a tombstone instead.
 	Delete(ctx context.Context, key string) error
 
-	// List returns all objects whose key starts with prefix, all pages of them, sorted by key in byte order. Puts and
-	// deletes acknowledged to this process before the call are seen where the store promises that (all but mem with
-	// stale lists); concurrent ones may or may not be.
+	// List returns all objects with keys that start with prefix, from all pages, sorted by key in byte order. The list
+	// reflects the puts and deletes that were acknowledged to this process before the call, if the store promises that.
+	// All stores do, except mem with stale lists. Concurrent puts and deletes may or may not be included.
 	List(ctx context.Context, prefix string) ([]Entry, error)
 }
 
-// What errors of a Store may be.
+// Errors that a Store's errors wrap.
 var (
-	// ErrNotFound means that there is no such object. A missing bucket or a refused read is another error, never this.
+	// ErrNotFound means that the object does not exist. A missing bucket or a refused read is a different error.
 	ErrNotFound = errors.New("object not found")
-	// ErrConflict means that the condition of a Put did not hold (stores say 404, 409 or 412). Nothing was written.
+	// ErrConflict means that the condition of a Put did not hold (HTTP status 404, 409 or 412). Nothing was written.
 	ErrConflict = errors.New("object changed or exists: the condition does not hold")
-	// ErrIndeterminate means that a Put may or may not have happened, and may still land later.
+	// ErrIndeterminate means that a Put may or may not have happened, and may still take effect later.
 	ErrIndeterminate = errors.New("result of the write is unknown")
-	// ErrInvalid means that the request is malformed and was not sent: a bad key, a bad condition.
+	// ErrInvalid means that the request is malformed, because of a bad key or condition, and was not sent.
 	ErrInvalid = errors.New("invalid request")
-	// ErrUnconditional means that the store does not honour conditional puts (see Probe).
+	// ErrUnconditional means that the store does not honor conditional puts (see Probe).
 	ErrUnconditional = errors.New("bucket does not honour conditional writes")
 )
 
-// Condition says when a Put may take effect. It is made by Always, IfAbsent or IfToken and comparable; the zero
-// Condition is invalid, so that a forgotten one cannot overwrite anything.
+// Condition defines when a Put may take effect. Make it with Always, IfAbsent or IfToken. Conditions are comparable.
+// The zero Condition is invalid, so that a missing condition cannot overwrite an object.
 type Condition struct {
 	kind  conditionKind
 	token Token
@@ -94,25 +97,25 @@ const (
 	ifToken
 )
 
-// Always holds whatever is there.
+// Always returns a condition that always holds.
 func Always() Condition { return Condition{kind: always} }
 
-// IfAbsent holds if there is no object under the key.
+// IfAbsent returns a condition that holds if there is no object under the key.
 func IfAbsent() Condition { return Condition{kind: ifAbsent} }
 
-// IfToken holds if there is an object and its version is t.
+// IfToken returns a condition that holds if there is an object with version t.
 func IfToken(t Token) Condition { return Condition{kind: ifToken, token: t} }
 
-// Conditional says whether the condition can fail to hold.
+// Conditional reports whether the condition can fail.
 func (c Condition) Conditional() bool { return c.kind != always }
 
-// Absent says whether the condition is IfAbsent.
+// Absent reports whether the condition is IfAbsent.
 func (c Condition) Absent() bool { return c.kind == ifAbsent }
 
-// Token returns the token of an IfToken condition.
+// Token returns the token of an IfToken condition. ok is false for other conditions.
 func (c Condition) Token() (t Token, ok bool) { return c.token, c.kind == ifToken }
 
-// Holds evaluates the condition against an object that has the given token, or does not exist.
+// Holds evaluates the condition against an object that has the given token, or that does not exist.
 func (c Condition) Holds(current Token, exists bool) bool {
 	switch c.kind {
 	case always:
@@ -137,12 +140,12 @@ func (c Condition) String() string {
 	return "invalid condition"
 }
 
-// maxKey is S3's limit in bytes; GCS has the same.
+// maxKey is the maximum size of a key in bytes. S3 and GCS have the same limit.
 const maxKey = 1024
 
-// ValidateKey says, wrapping ErrInvalid, what makes a key unfit for some back end: S3 and a directory of files accept
-// the same keys. A key is 1 to 1024 bytes of UTF-8 without control characters or backslashes; its segments between
-// slashes are 1 to 200 bytes, and none is "." or "..".
+// ValidateKey returns an error that wraps ErrInvalid if a key is not valid for all back ends. S3 and a directory of
+// files accept the same keys. A key is 1 to 1024 bytes of UTF-8 without control characters or backslashes. Its segments
+// between slashes are 1 to 200 bytes, and no segment is "." or "..".
 func ValidateKey(key string) error {
 	switch {
 	case key == "":

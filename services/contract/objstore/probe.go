@@ -7,12 +7,12 @@ import (
 	"fmt"
 )
 
-// Probe proves with one object under key that the store honours conditions, and removes it again. Nobody else may use
-// the key: it holds a nonce.
+// Probe checks with one object under key that the store honors conditions, and then removes the object. No other caller
+// may use the key, so it must contain a nonce.
 //
-// The error wraps ErrUnconditional if a write went through that had to be refused, or the other way round: such a store
-// lets two leaders act at once, so nobody may lead on it. Any other error (no access, no connection, a result that is
-// unknown) proves nothing; try again with another key.
+// The error wraps ErrUnconditional if a write succeeded that must be refused, or was refused although it must succeed.
+// Two leaders could act at the same time on such a store, so no server may lead on it. Any other error (no access, no
+// connection, an unknown result) proves nothing: try again with another key.
 func Probe(ctx context.Context, store Store, key string) (err error) {
 	defer func() {
 		if derr := store.Delete(ctx, key); derr != nil && err == nil {
@@ -29,7 +29,7 @@ func Probe(ctx context.Context, store Store, key string) (err error) {
 		"create-if-absent (If-None-Match: *) replaced an object that exists"); err != nil {
 		return err
 	}
-	// A token that was never this object's: the mangled one keeps the form that the store's tokens have.
+	// This token was never a token of this object. The mangled token keeps the form of the store's tokens.
 	if err := refused(ctx, store, key, body("replaced by a wrong token"), IfToken(mangle(first)),
 		"replace-if-unchanged (If-Match) ignored a wrong ETag"); err != nil {
 		return err
@@ -59,7 +59,7 @@ func Probe(ctx context.Context, store Store, key string) (err error) {
 		"replace-if-unchanged (If-Match) created an object that does not exist")
 }
 
-// refused sends a put that has to end in a conflict.
+// refused sends a put that must fail with a conflict.
 func refused(ctx context.Context, store Store, key string, body []byte, cond Condition, complaint string) error {
 	_, err := store.Put(ctx, key, body, cond)
 	switch {
@@ -80,7 +80,7 @@ func unconditional(complaint string, cause error) error {
 	return fmt.Errorf("probe: %w: %s; %s", ErrUnconditional, complaint, advice)
 }
 
-// mangle returns another token of the same form: hexadecimal digits stay such, decimal ones too.
+// mangle returns a different token of the same form: hexadecimal digits stay hexadecimal, decimal digits stay decimal.
 func mangle(t Token) Token {
 	b := []byte(t)
 	for i, c := range b {

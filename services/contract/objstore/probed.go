@@ -6,16 +6,16 @@ import (
 	"sync"
 )
 
-// WithProbe returns a view of store that runs [Probe] under key before its first Put. A Put fails with the error of the
-// probe: an error that wraps [ErrUnconditional] is final, after any other error the next Put runs the probe again.
-// Reads and deletes run no probe.
+// WithProbe returns a view of store that runs [Probe] under key before its first Put. If the probe fails, the Put fails
+// with the same error. An error that wraps [ErrUnconditional] is final. After any other error the next Put runs the
+// probe again. Reads and deletes run no probe.
 func WithProbe(store Store, key string) Store { return &probed{Store: store, key: key} }
 
 type probed struct {
 	Store
 	key string
 
-	mu   sync.Mutex // held during the probe: concurrent puts wait for its result
+	mu   sync.Mutex // held during the probe, so that concurrent puts wait for its result
 	done bool
 	err  error
 }

@@ -8,23 +8,27 @@ import (
 	"time"
 )
 
-// Back-off between the attempts of Settle: doubled from the first to the last.
+// Backoff between the attempts of Settle. It doubles from the first to the last value.
 const (
 	settleFirst = 50 * time.Millisecond
 	settleLast  = 2 * time.Second
 )
 
-// Settle puts body under cond and stays with it until the result is known. The caller guarantees that nobody else ever
-// writes these very bytes (they hold its incarnation, term and revision), and that they differ from what is there.
+// Settle puts body under cond and repeats the put until the result is known. The caller guarantees that no other writer
+// ever writes the same bytes, because they hold the writer's incarnation, term and revision. The bytes must also differ
+// from the current object.
 //
-// A conflict of the first attempt is a conflict. After an attempt with an unknown result, only a changed token decides:
-// our bytes are there, won, with the token that was read; other bytes, or nothing where a version was expected,
-// ErrConflict. While the token is unchanged the write may still land, so the same bytes are sent again, after a wait
-// through sleep (which returns early, with an error, when ctx ends; nil waits on the real clock). When ctx ends first
-// the error is ErrIndeterminate, and the write may still land.
+// A conflict in the first attempt is a conflict. After an attempt with an unknown result, only a changed token decides:
 //
-// ErrConflict after an unknown attempt means that the object does not hold our bytes now; they may have been there for
-// a moment before another writer, who had seen them, replaced them.
+//   - If the object holds body, Settle succeeds with the token that it read.
+//   - If the object holds other bytes, or is missing although a version was expected, Settle returns ErrConflict.
+//
+// While the token is unchanged, the write may still take effect. Settle then waits with sleep and sends the same bytes
+// again. sleep must return early with an error when ctx ends. A nil sleep uses the real clock. If ctx ends first, the
+// error is ErrIndeterminate, and the write may still take effect.
+//
+// ErrConflict after an unknown attempt means that the object does not hold body now. It may have held body for a
+// moment, until another writer that had read body replaced it.
 func Settle(ctx context.Context, store Store, key string, body []byte, cond Condition,
 	sleep func(context.Context, time.Duration) error) (Token, error) {
 	if sleep == nil {
@@ -45,14 +49,14 @@ func Settle(ctx context.Context, store Store, key string, body []byte, cond Cond
 		if ctx.Err() != nil {
 			return "", indeterminate(key, ctx.Err(), err)
 		}
-		// Errors from here on decide nothing: an earlier attempt may still land, or have landed.
+		// From here on, errors decide nothing, because an earlier attempt may have taken effect or may still do so.
 		if token, err = store.Put(ctx, key, body, cond); err == nil {
 			return token, nil
 		}
 	}
 }
 
-// readResult looks whether the object has changed from what cond expects. A failed read settles nothing.
+// readResult checks whether the object has changed from the state that cond expects. A failed read settles nothing.
 func readResult(ctx context.Context, store Store, key string, body []byte, cond Condition) (token Token, settled bool,
 	err error) {
 	obj, err := store.Get(ctx, key)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// WithPrefix returns a view of store in which every key lies under prefix and a slash. Slashes around prefix are
-// dropped; an empty prefix returns store itself. Errors name the full key.
+// WithPrefix returns a view of store in which every key lies under prefix and a slash. It trims slashes around prefix.
+// An empty prefix returns store itself. Errors name the full key.
 func WithPrefix(store Store, prefix string) Store {
 	prefix = strings.Trim(prefix, "/")
 	if prefix == "" {
@@ -25,7 +25,7 @@ type prefixed struct {
 }
 
 func (p *prefixed) Get(ctx context.Context, key string) (Object, error) {
-	if err := ValidateKey(key); err != nil { // before it is hidden by the prefix: "" would become a directory
+	if err := ValidateKey(key); err != nil { // check without the prefix, because the prefix would turn "" into a directory
 		return Object{}, err
 	}
 	obj, err := p.store.Get(ctx, p.prefix+key)
@@ -57,13 +57,13 @@ func (p *prefixed) List(ctx context.Context, prefix string) ([]Entry, error) {
 	return entries, err
 }
 
-// WithTimeout bounds each call on store: request for get, put and delete, list for a whole listing with all its pages.
-// A Put that runs into its time-out is ErrIndeterminate, as for any other context that ends.
+// WithTimeout bounds each call on store. The limit request applies to get, put and delete, and list applies to a whole
+// listing with all its pages. A Put that exceeds its limit is ErrIndeterminate, as after any other ended context.
 func WithTimeout(store Store, request, list time.Duration) Store {
 	return WithTimeouts(store, func() (time.Duration, time.Duration) { return request, list })
 }
 
-// WithTimeouts is WithTimeout with limits that may change: timeouts is called before each call on store.
+// WithTimeouts is WithTimeout with variable limits. It calls timeouts before each call on store.
 func WithTimeouts(store Store, timeouts func() (request, list time.Duration)) Store {
 	return &bounded{store: store, timeouts: timeouts}
 }
@@ -103,18 +103,17 @@ func (b *bounded) List(ctx context.Context, prefix string) ([]Entry, error) {
 	return b.store.List(ctx, prefix)
 }
 
-// Counts are numbers of calls, failed ones included. A List is one call whatever its pages.
+// Counts are numbers of calls, including failed calls. A List is one call, regardless of its pages.
 type Counts struct {
 	Get, Put, Delete, List uint64
-	// Failed counts the calls that returned an error other than ErrNotFound from Get and ErrConflict from Put, which
-	// are answers.
+	// Failed counts the calls that returned an error, except ErrNotFound from Get and ErrConflict from Put.
 	Failed uint64
 }
 
-// Total is the number of all calls.
+// Total returns the number of all calls.
 func (c Counts) Total() uint64 { return c.Get + c.Put + c.Delete + c.List }
 
-// Sub returns the calls made since an earlier reading.
+// Sub returns the number of calls since an earlier reading.
 func (c Counts) Sub(earlier Counts) Counts {
 	return Counts{
 		Get:    c.Get - earlier.Get,
@@ -125,7 +124,7 @@ func (c Counts) Sub(earlier Counts) Counts {
 	}
 }
 
-// Counted is a Store that counts the calls made on another, for metrics and benchmarks.
+// Counted is a Store that counts the calls to another store, for metrics and benchmarks.
 type Counted struct {
 	store                          Store
 	get, put, remove, list, failed atomic.Uint64
@@ -134,7 +133,7 @@ type Counted struct {
 // NewCounted wraps store.
 func NewCounted(store Store) *Counted { return &Counted{store: store} }
 
-// Counts reads the counters. They are read one after the other: calls under way may be in some and not in others.
+// Counts reads the counters one after the other. Calls in progress may be included in some counters and not in others.
 func (c *Counted) Counts() Counts {
 	return Counts{Get: c.get.Load(), Put: c.put.Load(), Delete: c.remove.Load(), List: c.list.Load(),
 		Failed: c.failed.Load()}
@@ -175,18 +174,18 @@ func (c *Counted) List(ctx context.Context, prefix string) ([]Entry, error) {
 	return entries, err
 }
 
-// WithLimit bounds how many calls on store are under way at a time. Others wait for their turn as long as their ctx
-// lets them; when it ends first nothing was sent, and the error is ctx's.
+// WithLimit bounds the number of concurrent calls on store. Other calls wait until their ctx ends. If ctx ends first,
+// nothing was sent, and the error is that of ctx.
 func WithLimit(store Store, calls int) Store {
 	return &limited{store: store, turns: make(chan struct{}, calls)}
 }
 
 type limited struct {
 	store Store
-	turns chan struct{} // holds one for each call under way
+	turns chan struct{} // holds one element for each call in progress
 }
 
-// begin waits for a turn. Who gets one must receive from turns at the end.
+// begin waits for a slot in turns. After a nil error the caller must receive from turns at the end of the call.
 func (l *limited) begin(ctx context.Context, call, key string) error {
 	select {
 	case l.turns <- struct{}{}:

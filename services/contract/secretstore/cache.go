@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Cached returns a view of store that answers Get from memory for ttl after a secret was read. That a secret is missing
-// is never remembered, nor is an error; Put and Delete through the view are seen at once. No ttl: store itself.
+// Cached returns a view of store that answers Get from memory for ttl after a secret was read. It caches neither
+// missing secrets nor errors. Put and Delete through the view take effect in it immediately. If ttl is not positive,
+// Cached returns store itself.
 func Cached(store Store, ttl time.Duration, now func() time.Time) Store {
 	if ttl <= 0 {
 		return store
@@ -22,7 +23,7 @@ type cache struct {
 
 	mu      sync.Mutex
 	entries map[string]cached
-	changes uint64 // Puts and Deletes begun or ended: a Get that overlaps one is not remembered
+	changes uint64 // Puts and Deletes started or ended; a Get that overlaps one is not cached
 }
 
 type cached struct {

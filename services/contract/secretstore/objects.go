@@ -14,18 +14,18 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// Objects keeps secrets as sealed objects, `cluster/secret/{name}`. It implements [Store].
+// Objects stores secrets as sealed objects under `cluster/secret/{name}`. It implements [Store].
 type Objects struct {
 	options Options
 }
 
-// Options of [NewObjects]. All but Sleep are required.
+// Options configures [NewObjects]. All fields but Sleep are required.
 type Options struct {
-	Bucket  objstore.Store // the cluster's
-	Cluster string         // its ID: blobs of another cluster do not open
-	Ring    keyring.Ring   // without a current key, nothing can be stored
+	Bucket  objstore.Store // the cluster's bucket
+	Cluster string         // the cluster's ID: blobs of another cluster do not open
+	Ring    keyring.Ring   // without a current key, no secrets can be stored
 	Rand    io.Reader      // crypto/rand.Reader except in tests; used concurrently
-	// Sleep waits between attempts of a write whose result is unknown; nil waits on the real clock.
+	// Sleep waits between attempts of a write with an unknown result. nil uses the real clock.
 	Sleep func(context.Context, time.Duration) error
 }
 
@@ -34,7 +34,7 @@ func NewObjects(options Options) *Objects { return &Objects{options} }
 
 var _ Store = (*Objects)(nil)
 
-// Get implements [Store]. Errors of opening are envelope's.
+// Get implements [Store]. If the secret cannot be opened, the error is one of package envelope.
 func (o *Objects) Get(ctx context.Context, name string) (Secret, error) {
 	secret, _, err := o.read(ctx, name)
 	if err != nil {
@@ -84,7 +84,7 @@ func (o *Objects) Put(ctx context.Context, name string, value Value, cond Condit
 	return nil
 }
 
-// write seals and settles: the envelope's random nonce makes the bytes ours alone.
+// write seals the value and settles the put. The envelope's random nonce makes the bytes unique to this call.
 func (o *Objects) write(ctx context.Context, name string, value Value, when objstore.Condition) error {
 	if o.options.Ring.Current.IsZero() {
 		return ErrNoKey
@@ -108,7 +108,7 @@ func (o *Objects) Delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// List implements [Store]. An object whose name is no secret's is an error: skipping it would hide it.
+// List implements [Store]. An object with an invalid secret name is an error, because skipping it would hide it.
 func (o *Objects) List(ctx context.Context) ([]string, error) {
 	entries, err := o.options.Bucket.List(ctx, keys.SecretPrefix())
 	if err != nil {
@@ -125,8 +125,8 @@ func (o *Objects) List(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// Reseal seals a secret anew under the current key, if it is under another one, and reports whether it did. A value
-// that somebody else stores meanwhile is kept, and resealed in its turn.
+// Reseal seals a secret under the current key if it is sealed under another key, and reports whether it did. If another
+// writer stores a value in the meantime, Reseal keeps that value and reseals it.
 func (o *Objects) Reseal(ctx context.Context, name string) (bool, error) {
 	for {
 		secret, token, err := o.read(ctx, name)
@@ -138,7 +138,7 @@ func (o *Objects) Reseal(ctx context.Context, name string) (bool, error) {
 		}
 		err = o.write(ctx, name, secret.Value, objstore.IfToken(token))
 		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
-			continue // each turn means that another writer made progress
+			continue // each iteration means that another writer made progress
 		}
 		if err != nil {
 			return false, fmt.Errorf("reseal secret %q: %w", name, err)

@@ -1,9 +1,9 @@
-// Package secretstore owns where the cluster's secrets live: a small interface, the back end that seals them into
-// object storage, and a cache. Back ends of clouds are sub-packages; all of them run the conformance suite in
+// Package secretstore owns the storage of the cluster's secrets: a small interface, the back end that seals secrets
+// into object storage, and a cache. Back ends of clouds are sub-packages. All of them run the conformance suite in
 // secretstoretest.
 //
-// Invariant: a secret leaves this process sealed by us, or into a service that encrypts; never into object storage in
-// the clear.
+// Invariant: a secret leaves this process either sealed by this package, or sent to a service that encrypts it. It is
+// never written to object storage in plain text.
 package secretstore
 
 import (
@@ -17,66 +17,68 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 )
 
-// Names of the secrets that are ours. All others are the user's.
+// Names of the secrets that Nstance itself owns. All others belong to the user.
 const (
 	CAKey    = "ca.key"                 // CA certificate and private key
 	NonceKey = "registration-nonce.key" // private key that signs registration nonces
 )
 
-// MaxValue is the largest secret in bytes. Services of clouds take less, and say so.
+// MaxValue is the maximum size of a secret in bytes. Services of clouds accept less, and return an error that says so.
 const MaxValue = envelope.MaxPlaintext
 
-// Errors of a [Store]; messages say more. Any other error says nothing about whether a secret exists.
+// Errors of a [Store]. The error messages have more details. Any other error does not show whether a secret exists.
 var (
-	// ErrNotFound: there is no such secret. One that cannot be read or opened is another error, never this.
+	// ErrNotFound means that there is no such secret. A secret that cannot be read or opened is a different error.
 	ErrNotFound = errors.New("secret not found")
-	// ErrExists: a Put with IfAbsent found one. Nothing was written.
+	// ErrExists means that a Put with IfAbsent found a secret. Nothing was written.
 	ErrExists = errors.New("secret exists")
-	// ErrInvalid: a bad name or value. Nothing was sent.
+	// ErrInvalid means that a name or value is invalid. Nothing was sent.
 	ErrInvalid = errors.New("invalid secret")
-	// ErrNoKey: secrets in object storage need an encryption key, and none is configured. Nothing was written.
+	// ErrNoKey means that object storage needs an encryption key and none is configured. Nothing was written.
 	ErrNoKey = errors.New("no encryption key is configured: secrets are not stored without one")
 )
 
-// Condition says when a Put may take effect. The zero Condition is invalid.
+// Condition defines when a Put may take effect. The zero Condition is invalid.
 type Condition int
 
 // The conditions.
 const (
-	Any      Condition = iota + 1 // whatever is there
+	Any      Condition = iota + 1 // always
 	IfAbsent                      // only if there is no such secret
 )
 
-// Store holds secrets by name (see keys.ValidateSecretName). All methods may be called concurrently.
+// Store holds secrets by name (see keys.ValidateSecretName). All methods are safe for concurrent use.
 type Store interface {
-	// Get returns a secret as of some moment during the call: every Put that was acknowledged before is seen.
+	// Get returns a secret as of some moment during the call. It reflects every Put that was acknowledged before the
+	// call.
 	Get(ctx context.Context, name string) (Secret, error)
 
-	// Put stores a value of 1 to [MaxValue] bytes. nil: it is there; for two racing IfAbsent, of one caller only. After
-	// an error other than those of this package, it may or may not be there, or arrive later: Get tells whose it is.
+	// Put stores a value of 1 to [MaxValue] bytes. nil means that the value is stored. Of two concurrent Puts with
+	// IfAbsent, only one returns nil. After an error other than those of this package, the value may or may not be
+	// stored, or may be stored later. Get shows which value is stored.
 	Put(ctx context.Context, name string, value Value, cond Condition) error
 
-	// Delete removes a secret; a missing one is no error.
+	// Delete removes a secret. A missing secret is not an error.
 	Delete(ctx context.Context, name string) error
 
 	// List returns the names of all secrets, sorted.
 	List(ctx context.Context) ([]string, error)
 }
 
-// Secret is one secret as it was read.
+// Secret is one secret as read from the store.
 type Secret struct {
 	Name  string
 	Value Value
-	// KeyID names the encryption key that sealed it; empty where a service encrypts.
+	// KeyID is the ID of the encryption key that sealed the secret. It is empty if a service encrypts the secret.
 	KeyID string
 }
 
-// Value is the content of a secret. It does not show itself.
+// Value is the content of a secret. Formatting it does not show the content.
 type Value struct {
-	content func() []byte // a function: see envelope.Key
+	content func() []byte // a function, for the reason given at envelope.Key
 }
 
-// NewValue copies content.
+// NewValue returns a Value with a copy of content.
 func NewValue(content []byte) Value {
 	own := bytes.Clone(content)
 	return Value{func() []byte { return own }}
@@ -90,7 +92,7 @@ func (v Value) Reveal() []byte {
 	return bytes.Clone(v.content())
 }
 
-// Len is the size of the content in bytes.
+// Len returns the size of the content in bytes.
 func (v Value) Len() int {
 	if v.content == nil {
 		return 0
@@ -100,16 +102,16 @@ func (v Value) Len() int {
 
 func (v Value) String() string { return "[secret]" }
 
-// GoString redacts.
+// GoString returns [Value.String], which is redacted.
 func (v Value) GoString() string { return v.String() }
 
-// LogValue redacts.
+// LogValue returns [Value.String], which is redacted.
 func (v Value) LogValue() slog.Value { return slog.StringValue(v.String()) }
 
-// MarshalText redacts, in JSON too. There is no way back.
+// MarshalText returns [Value.String], which is redacted, also in JSON. A value cannot be unmarshaled.
 func (v Value) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// ValidateName checks a name, wrapping [ErrInvalid]. Back ends call it first.
+// ValidateName checks a name. Its error wraps [ErrInvalid]. Back ends call it first.
 func ValidateName(name string) error {
 	if err := keys.ValidateSecretName(name); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -117,7 +119,7 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// ValidatePut checks the arguments of a Put, wrapping [ErrInvalid]. Back ends call it first.
+// ValidatePut checks the arguments of a Put. Its error wraps [ErrInvalid]. Back ends call it first.
 func ValidatePut(name string, value Value, cond Condition) error {
 	switch n := value.Len(); {
 	case cond != Any && cond != IfAbsent:

@@ -1,7 +1,7 @@
-// Package machine owns what the agent learns from the machine that it runs on: its facts and metrics, its provider, and
-// that and why it is about to stop.
+// Package machine owns what the agent reads from its machine: facts and metrics, the provider, and the fact that the
+// machine is about to stop and why.
 //
-// Invariant: nothing here fails the agent. What cannot be learnt is left out.
+// Invariant: no error in this package stops the agent. Values that cannot be read are left out.
 package machine
 
 import (
@@ -20,10 +20,10 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// lookup bounds what may wait for a name server.
+// lookup bounds operations that may wait for a name server.
 const lookup = 500 * time.Millisecond
 
-// Host is the machine. Its methods are called by one goroutine at a time.
+// Host is the machine that the process runs on. Its methods must not be called concurrently.
 type Host struct {
 	HostOptions
 	last     psnet.IOCountersStat
@@ -31,13 +31,14 @@ type Host struct {
 	silenced map[string]bool
 }
 
-// HostOptions of [NewHost]; all but Log are optional.
+// HostOptions configures [NewHost]. All fields but Log are optional.
 type HostOptions struct {
-	// Hostname, IPv4 and IPv6 are given instead of detected.
+	// Hostname, IPv4 and IPv6 replace the detected values.
 	Hostname, IPv4, IPv6 string
 	// Server is the host:port to which the detected addresses should have a route.
 	Server string
-	// Interface is the network interface whose rates are reported, with the kernel's connection tracking.
+	// Interface is the network interface to report rates of. If it is set, the kernel's connection tracking is reported
+	// too.
 	Interface string
 	Log       *slog.Logger
 }
@@ -55,7 +56,7 @@ func (h *Host) Name() string {
 	return name
 }
 
-// Addresses returns the machine's IPv4 and IPv6 address, each empty when there is none.
+// Addresses returns the machine's IPv4 and IPv6 addresses. An address is empty if there is none.
 func (h *Host) Addresses() (ipv4, ipv6 string) {
 	ipv4, ipv6 = h.IPv4, h.IPv6
 	if ipv4 == "" {
@@ -67,8 +68,8 @@ func (h *Host) Addresses() (ipv4, ipv6 string) {
 	return ipv4, ipv6
 }
 
-// address returns the source address of a datagram to the server, or else the first address of the family that can be
-// reached from outside. Connecting a datagram socket sends nothing.
+// address returns the source address of a datagram to the server. If there is no route, it returns the first address of
+// the family that can be reached from outside. Connecting a datagram socket sends nothing.
 func (h *Host) address(network string) string {
 	dialer := net.Dialer{Timeout: lookup}
 	if conn, err := dialer.Dial(network, h.Server); err == nil {
@@ -91,7 +92,7 @@ func public(ip net.IP) bool {
 	return ip.IsGlobalUnicast() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
 }
 
-// FQDN returns the machine's full domain name as its name server knows it, else its host name.
+// FQDN returns the machine's full domain name according to its name server, or else its host name.
 func (h *Host) FQDN(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, lookup)
 	defer cancel()
@@ -102,7 +103,7 @@ func (h *Host) FQDN(ctx context.Context) string {
 	return name
 }
 
-// Sample returns the metrics since the last call and how long the machine has been up.
+// Sample returns the metrics since the last call, and the uptime of the machine.
 func (h *Host) Sample(ctx context.Context) (*nstancev1.Metrics, time.Duration) {
 	metrics := &nstancev1.Metrics{}
 	percent, err := cpu.PercentWithContext(ctx, 0, false) // since the last call
@@ -145,7 +146,7 @@ func (h *Host) network(ctx context.Context, metrics *nstancev1.Metrics) {
 	}
 }
 
-// rate is nil when the counter went back: the interface is a new one.
+// rate returns the rate per second. It returns nil if the counter went back, because the interface was replaced.
 func rate(before, now uint64, seconds float64) *float64 {
 	if now < before {
 		return nil
@@ -154,7 +155,7 @@ func rate(before, now uint64, seconds float64) *float64 {
 	return &r
 }
 
-// missing logs once that something cannot be learnt.
+// missing logs, only once for each value, that a value cannot be read.
 func (h *Host) missing(what string, err error) {
 	if err != nil && !h.silenced[what] {
 		h.silenced[what] = true

@@ -14,30 +14,31 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// holdUp is how long a shutdown is held up at most; logind's own limit (InhibitDelayMaxSec=, logind.conf(5)) is 5 s by
-// default.
+// holdUp is the maximum time for which the agent delays a shutdown. logind's own limit (InhibitDelayMaxSec=,
+// logind.conf(5)) is 5 s by default.
 const holdUp = 4 * time.Second
 
-// Shutdown is logind's word that the machine is about to go down, or that it is not after all.
+// Shutdown is a logind signal that the machine is about to shut down, or that a shutdown was canceled.
 type Shutdown struct {
 	Active bool
-	// Action is "poweroff", "reboot", "halt", "kexec" or "soft-reboot", or empty when logind did not say.
+	// Action is "poweroff", "reboot", "halt", "kexec" or "soft-reboot", or empty if logind did not report it.
 	Action string
 }
 
 // Logind is the part of org.freedesktop.login1 that the agent uses. See org.freedesktop.login1(5) and
 // https://systemd.io/INHIBITOR_LOCKS/.
 type Logind interface {
-	// Inhibit takes a lock that delays a shutdown until it is closed.
+	// Inhibit takes a lock that delays a shutdown until the lock is closed.
 	Inhibit(ctx context.Context) (io.Closer, error)
-	// Next waits for the next word about a shutdown.
+	// Next waits for the next shutdown signal.
 	Next(ctx context.Context) (Shutdown, error)
 	Close() error
 }
 
-// WatchShutdown announces why the machine goes down in the moment before anything is stopped, while the network is
-// still there, and takes the announcement back when the shutdown is called off. A shutdown of which logind does not say
-// the kind is not announced: SIGTERM will tell. It returns when ctx ends or logind is lost.
+// WatchShutdown announces why the machine shuts down. It does so before any service is stopped, while the network still
+// works. If the shutdown is canceled, it withdraws the announcement. It announces nothing if logind does not report the
+// kind of shutdown: the reason is then determined on SIGTERM. WatchShutdown returns when ctx ends or the connection to
+// logind is lost.
 func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Context, nstancev1.StoppingReason) error,
 	log *slog.Logger) error {
 	lock, err := logind.Inhibit(ctx)
@@ -89,7 +90,7 @@ func tell(ctx context.Context, announce func(context.Context, nstancev1.Stopping
 
 func release(lock io.Closer) {
 	if lock != nil {
-		_ = lock.Close() // a file descriptor of which only the closing matters
+		_ = lock.Close() // a file descriptor that is only ever closed
 	}
 }
 
@@ -123,7 +124,7 @@ func ConnectLogind(ctx context.Context, connect func(...dbus.ConnOption) (*dbus.
 	return l, nil
 }
 
-// Close leaves the bus.
+// Close closes the connection to the bus.
 func (l *SystemLogind) Close() error { return l.conn.Close() }
 
 // Inhibit implements [Logind].
@@ -137,9 +138,9 @@ func (l *SystemLogind) Inhibit(ctx context.Context) (io.Closer, error) {
 	return os.NewFile(uintptr(fd), "inhibitor"), nil
 }
 
-// Next implements [Logind]. Since systemd 255 PrepareForShutdownWithMetadata comes first and says the kind, and
-// PrepareForShutdown follows; older ones send the latter alone, and know the kind only of a shutdown that was
-// scheduled.
+// Next implements [Logind]. Since systemd 255, PrepareForShutdownWithMetadata comes first and names the kind, and
+// PrepareForShutdown follows. Older versions send only PrepareForShutdown, and the kind is known only for a scheduled
+// shutdown.
 func (l *SystemLogind) Next(ctx context.Context) (Shutdown, error) {
 	for {
 		select {
@@ -150,7 +151,7 @@ func (l *SystemLogind) Next(ctx context.Context) (Shutdown, error) {
 				return Shutdown{}, errors.New("the connection to the message bus is lost")
 			}
 			shutdown, ok := parseShutdown(signal)
-			// The bus delivers a signal that somebody addressed to us, whatever we have subscribed to.
+			// The bus delivers signals that any client addresses to this process, regardless of its subscriptions.
 			if !ok || signal.Sender != l.owner(ctx) {
 				continue
 			}
@@ -162,7 +163,7 @@ func (l *SystemLogind) Next(ctx context.Context) (Shutdown, error) {
 	}
 }
 
-// owner returns logind's unique name on the bus, which a restart of logind changes.
+// owner returns logind's unique name on the bus, which changes when logind restarts.
 func (l *SystemLogind) owner(ctx context.Context) (name string) {
 	if err := l.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetNameOwner", 0,
 		login1).Store(&name); err != nil {
@@ -171,7 +172,7 @@ func (l *SystemLogind) owner(ctx context.Context) (name string) {
 	return name
 }
 
-// parseShutdown reads a signal; ok is false for others than the two.
+// parseShutdown parses a signal. ok is false for signals other than the two shutdown signals.
 func parseShutdown(signal *dbus.Signal) (shutdown Shutdown, ok bool) {
 	switch signal.Name {
 	case login1Manager + ".PrepareForShutdown":
@@ -187,11 +188,11 @@ func parseShutdown(signal *dbus.Signal) (shutdown Shutdown, ok bool) {
 	return Shutdown{}, false
 }
 
-// scheduled returns the kind of a scheduled shutdown, empty when there is none.
+// scheduled returns the kind of a scheduled shutdown, or "" if there is none.
 func (l *SystemLogind) scheduled() string {
 	value, err := l.conn.Object(login1, login1Path).GetProperty(login1Manager + ".ScheduledShutdown")
 	if err != nil {
-		return "" // SIGTERM will tell
+		return "" // the reason is determined on SIGTERM
 	}
 	fields, ok := value.Value().([]any) // (st)
 	if !ok || len(fields) != 2 {

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// Provider tells from the firmware's tables whose machine this is: aws, gcp, proxmox or none. dmi is /sys/class/dmi/id.
-// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
+// Provider determines the machine's provider from the firmware's tables: aws, gcp, proxmox or none. dmi is
+// /sys/class/dmi/id. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
 func Provider(dmi fs.FS) string {
 	read := func(name string) string {
 		text, err := fs.ReadFile(dmi, name)
 		if err != nil {
-			return "" // not on this kind of machine
+			return "" // this kind of machine does not have the file
 		}
 		return strings.TrimSpace(string(text))
 	}

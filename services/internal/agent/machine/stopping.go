@@ -18,7 +18,7 @@ const (
 	unspecified = nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED
 )
 
-// reasonOf translates systemd's words for ways to go down; unspecified for others.
+// reasonOf translates systemd's names for kinds of shutdown. It returns unspecified for unknown names.
 func reasonOf(action string) nstancev1.StoppingReason {
 	switch action {
 	case "poweroff", "halt":
@@ -29,41 +29,41 @@ func reasonOf(action string) nstancev1.StoppingReason {
 	return unspecified
 }
 
-// System is the service manager, as a process that it ends sees it.
+// System gives access to the service manager, as seen by a process that the service manager stops.
 type System struct {
-	// Command runs a command and returns its standard output, also when it fails.
+	// Command runs a command and returns its standard output, even if the command fails.
 	Command func(ctx context.Context, name string, args ...string) string
 	// Files is the root of the file system.
 	Files fs.FS
-	// Executable is what /proc/self/exe points to, or empty.
+	// Executable returns the target of /proc/self/exe, or "".
 	Executable func() string
 }
 
-// ThisSystem is the service manager of this machine.
+// ThisSystem returns the service manager of this machine.
 func ThisSystem() System {
 	return System{
 		Command: func(ctx context.Context, name string, args ...string) string {
-			out, _ := exec.CommandContext(ctx, name, args...).Output() // its exit code says the same as its output
+			out, _ := exec.CommandContext(ctx, name, args...).Output() // the exit code adds nothing to the output
 			return string(out)
 		},
 		Files: os.DirFS("/"),
 		Executable: func() string {
 			path, err := os.Readlink("/proc/self/exe")
 			if err != nil {
-				return "" // no Linux
+				return "" // not Linux
 			}
 			return path
 		},
 	}
 }
 
-// StoppingReason tells why the process was sent SIGTERM. Where the machine goes down and does not say how, it is a
-// reboot: taking a power-off for one costs the time until the server has asked the provider, taking a reboot for a
-// power-off costs the VM.
+// StoppingReason returns the reason why the process was sent SIGTERM. If the machine shuts down for an unknown reason,
+// it returns a reboot. Mistaking a power-off for a reboot costs the time until the server has asked the provider.
+// Mistaking a reboot for a power-off costs the VM.
 func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	// systemctl(1): "stopping: the manager is shutting down".
 	if strings.TrimSpace(s.Command(ctx, "systemctl", "is-system-running")) != "stopping" {
-		// Linux marks a running file that was replaced or removed.
+		// Linux marks the path of a running file that was replaced or removed.
 		if strings.HasSuffix(s.Executable(), " (deleted)") {
 			return upgrade
 		}
@@ -71,7 +71,7 @@ func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	}
 	for line := range strings.Lines(s.Command(ctx, "systemctl", "list-jobs", "--no-legend", "--no-pager", "--plain",
 		"--full")) {
-		// JOB UNIT TYPE STATE
+		// The columns are JOB UNIT TYPE STATE.
 		fields := strings.Fields(line)
 		if len(fields) < 3 || fields[2] != "start" {
 			continue
@@ -80,7 +80,7 @@ func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
 			return reasonOf(target)
 		}
 	}
-	// Written by logind for `shutdown +5` and the like.
+	// logind writes this file for scheduled shutdowns such as `shutdown +5`.
 	scheduled, err := fs.ReadFile(s.Files, "run/systemd/shutdown/scheduled")
 	if err != nil {
 		return reboot

@@ -15,14 +15,14 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// AWS watches a spot instance's interruption notice and rebalance recommendation through IMDSv2.
+// AWS watches for a spot instance's interruption notice and rebalance recommendation through IMDSv2.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 type AWS struct {
 	options Options
 	token   string
 }
 
-// NewAWS returns a watcher.
+// NewAWS returns a watcher for AWS.
 func NewAWS(o Options) *AWS {
 	return &AWS{options: o.withDefaults("http://169.254.169.254", 5*time.Second)}
 }
@@ -31,11 +31,12 @@ const (
 	tokenPath     = "/latest/api/token"
 	actionPath    = "/latest/meta-data/spot/instance-action"
 	rebalancePath = "/latest/meta-data/events/recommendations/rebalance"
-	// tokenLife is the longest that IMDSv2 grants; a token that it does not know any more is replaced sooner.
+	// tokenLife is the longest lifetime that IMDSv2 grants. A token that IMDSv2 refuses is replaced sooner.
 	tokenLife = 6 * time.Hour
 )
 
-// Watch asks every interval, and calls notice at every change. It returns when ctx ends. One Watch at a time.
+// Watch polls the service every interval, and calls notice at every change. It returns when ctx ends. Watch must not
+// run concurrently with itself.
 func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
 	w := &watcher{Options: a.options, tell: notice}
 	for {
@@ -50,8 +51,8 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// look returns the notice that stands. An interruption, which has a time, comes before a recommendation, which has
-// none.
+// look returns the current notice. An interruption, which has a time, takes precedence over a recommendation, which has
+// no time.
 func (a *AWS) look(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	body, err := a.get(ctx, actionPath)
 	switch {
@@ -70,7 +71,7 @@ func (a *AWS) look(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	return nil, err
 }
 
-// get reads one path with a token, a new one when there is none or it is not good any more.
+// get reads one path with a token. It requests a new token if there is none or if the service refuses the token.
 func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 	for fresh := false; ; fresh = true {
 		if a.token == "" || fresh {
@@ -93,13 +94,13 @@ func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 	}
 }
 
-// sendable reports whether a token can be sent as a header. What cannot would be kept for ever, since only the
-// service's own refusal replaces a token.
+// sendable reports whether a token can be sent in a header. A token that cannot be sent would be kept forever, because
+// only a refusal by the service replaces a token.
 func sendable(token string) bool {
 	return token != "" && !strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// parseAction reads {"action": "terminate", "time": "2017-09-18T08:22:00Z"}. What AWS adds to it later is no error.
+// parseAction parses {"action": "terminate", "time": "2017-09-18T08:22:00Z"}. It ignores unknown fields.
 func parseAction(body []byte) (*nstancev1.TerminationNotice, error) {
 	var doc struct {
 		Action string    `json:"action"`

@@ -14,7 +14,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// GCP watches for the preemption of a spot VM. The question is left hanging until the answer changes.
+// GCP watches for the preemption of a spot VM. Its requests hang until the answer changes.
 // https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_an_instance_was_preempted
 type GCP struct {
 	options Options
@@ -23,18 +23,19 @@ type GCP struct {
 
 const (
 	preemptedPath = "/computeMetadata/v1/instance/preempted"
-	// hanging is how long the service is asked to wait for a change.
+	// hanging is the time for which the service is asked to wait for a change.
 	hanging = 60 * time.Second
-	// grace is how long Compute Engine lets a preempted VM run at most.
+	// grace is the maximum time for which Compute Engine lets a preempted VM run.
 	grace = 30 * time.Second
 )
 
-// NewGCP returns a watcher.
+// NewGCP returns a watcher for GCP.
 func NewGCP(o Options) *GCP {
 	return &GCP{o.withDefaults("http://metadata.google.internal", hanging+10*time.Second), time.Now}
 }
 
-// Watch waits for changes and calls notice at each. It returns when ctx ends. One Watch at a time.
+// Watch waits for changes and calls notice for each change. It returns when ctx ends. Watch must not run concurrently
+// with itself.
 func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
 	w := &watcher{Options: g.options, tell: notice}
 	etag := ""
@@ -49,11 +50,11 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 			next = ""
 		case !preempted:
 			standing = nil
-		case standing == nil: // the grace runs from when it was seen
+		case standing == nil: // the grace period starts when the preemption is first seen
 			standing = &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(g.now().Add(grace))}
 		}
 		w.saw(standing, err)
-		// Without a version nothing can be waited for, and the service would answer at once.
+		// Without an ETag, a request cannot wait for a change, and the service would answer immediately.
 		if etag = next; etag == "" {
 			if err := pause(ctx, g.options.Interval); err != nil {
 				return err
@@ -62,7 +63,7 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// look asks once, or, after a first answer, waits for another one.
+// look returns the current value if etag is empty. Otherwise it waits for a value other than that of etag.
 func (g *GCP) look(ctx context.Context, etag string) (preempted bool, next string, err error) {
 	path := preemptedPath
 	if etag != "" {

@@ -1,6 +1,6 @@
-// Package notice watches a cloud's metadata service for its word that this VM will be taken away.
+// Package notice watches a cloud's metadata service for notices that this VM will be terminated.
 //
-// Invariant: what the service says is told once, however often it says so, and a service that does not answer changes
+// Invariant: each notice is reported once, however often the service repeats it. A service that does not answer changes
 // nothing.
 package notice
 
@@ -18,21 +18,21 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// Options of a watcher. Log is required.
+// Options configures a watcher. Log is required.
 type Options struct {
-	// Base is the URL of the metadata service, without a path. Optional: the cloud's own.
+	// Base is the URL of the metadata service, without a path. The default is the cloud's URL.
 	Base string
-	// Interval is how often AWS is asked, and how long Google is left alone after an error. Optional: 2 s.
+	// Interval is the time between two requests to AWS, and the pause after an error on GCP. The default is 2 s.
 	Interval time.Duration
-	// Client sends the requests. Optional: one that uses no proxy and waits a few seconds.
+	// Client sends the requests. The default client uses no proxy and has a timeout.
 	Client *http.Client
 	Log    *slog.Logger
 }
 
-// maxAnswer bounds what is read of an answer, in bytes.
+// maxAnswer is the maximum number of bytes to read of an answer.
 const maxAnswer = 4 << 10
 
-// errNone: the service has nothing under that path.
+// errNone means that the service has nothing under the requested path.
 var errNone = errors.New("not found")
 
 func (o Options) withDefaults(base string, patience time.Duration) Options {
@@ -43,14 +43,14 @@ func (o Options) withDefaults(base string, patience time.Duration) Options {
 		o.Interval = 2 * time.Second
 	}
 	if o.Client == nil {
-		// Proxies are for the world outside, and the metadata service is on this machine.
+		// Use no proxy, because the metadata service is on this machine.
 		o.Client = &http.Client{Transport: &http.Transport{MaxIdleConns: 2, IdleConnTimeout: time.Minute,
 			ResponseHeaderTimeout: patience}, Timeout: patience}
 	}
 	return o
 }
 
-// watcher tells changes only.
+// watcher reports only changes.
 type watcher struct {
 	Options
 	tell   func(*nstancev1.TerminationNotice)
@@ -58,7 +58,7 @@ type watcher struct {
 	failed bool
 }
 
-// saw takes what a question brought: a notice or none, or an error, of which only the first in a row is logged.
+// saw handles the result of a request: a notice, no notice, or an error. It logs only the first of consecutive errors.
 func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
 	switch {
 	case err != nil && !w.failed:
@@ -81,7 +81,8 @@ func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
 	w.tell(notice)
 }
 
-// ask sends a request and returns the answer of a 200. A 404 is [errNone], another status a [statusError].
+// ask sends a request and returns the answer if its status is 200. Status 404 is [errNone], any other status is a
+// [statusError].
 func (o Options) ask(ctx context.Context, method, path string, header http.Header) (body []byte, answered http.Header,
 	err error) {
 	req, err := http.NewRequestWithContext(ctx, method, o.Base+path, http.NoBody)
