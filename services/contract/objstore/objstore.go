@@ -57,9 +57,9 @@ type Store interface {
 	// fault after the request was sent is ErrIndeterminate. Any other error is definite: nothing was written.
 	Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error)
 
-	// Delete removes every version of the object. A missing object is not an error. After any error the object may be
-	// gone, or may be removed later. There is no conditional delete, because real stores ignore the condition. An
-	// object that must not reappear is replaced by a tombstone instead.
+	// Delete removes the object, regardless of its current version. A missing object is not an error. After any error
+	// the object may be gone, or may be removed later. There is no conditional delete, because some real stores ignore
+	// the condition. An object that must not reappear is replaced by a tombstone instead.
 	Delete(ctx context.Context, key string) error
 
 	// List returns all objects with keys that start with prefix, from all pages, sorted by key in byte order. The list

@@ -63,7 +63,7 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// look returns the current value if etag is empty. Otherwise it waits for a value other than that of etag.
+// look returns the current value. If etag is not empty, it waits for a newer value, for at most hanging.
 func (g *GCP) look(ctx context.Context, etag string) (preempted bool, next string, err error) {
 	path := preemptedPath
 	if etag != "" {
