@@ -438,7 +438,7 @@ func TestOperators(t *testing.T) {
 			other) || strings.Contains(out, mine) {
 			t.Error(out)
 		}
-		b.fails(t, exitFailure, "operator list", b.args("cluster", "operator", "remove", other)...) // an operator of another tenant
+		b.fails(t, exitFailure, "operator list", b.args("cluster", "operator", "remove", other)...) // of another tenant
 		b.fails(t, exitUsage, "prefix", b.args("cluster", "operator", "remove", "wrk06dqdx2x25trxcdb0e1fw02vn4")...)
 		b.fails(t, exitUsage, "--tenant", b.args("cluster", "operator", "remove", mine, "--tenant", "A B")...)
 		id, err := ident.ParseID(mine)
@@ -659,10 +659,10 @@ func TestVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// an object of another shard that does not exist
+	// An object of another shard that does not exist.
 	put(keys.Instance("lost", "default", id.Storage()), object.Body)
 	put(keys.Instance("dev-1", "default", id.Storage()), append(object.Body, "more"...)) // a damaged object
-	// cannot be decrypted under another name
+	// The copy cannot be decrypted under another name.
 	put("cluster/secret/copy", mustGet(t, b.store, keys.ClusterSecret("ca.key")))
 	put("config/other.jsonc", mustGet(t, b.store, keys.Config("dev-1"))) // names dev-1 as its shard
 	put("shard/dev-1/leader.json", []byte("{}"))

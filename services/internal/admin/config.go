@@ -193,7 +193,7 @@ func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, e
 		defer file.Close()
 		from = file
 	}
-	// one extra byte makes Parse report a file that is too long
+	// One extra byte makes Parse report a file that is too long.
 	body, err := io.ReadAll(io.LimitReader(from, config.MaxSize+1))
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("read configuration: %w", err)

@@ -67,7 +67,7 @@ func outputFlag(cmd *cobra.Command) *format {
 	f := new(format)
 	*f = "table"
 	cmd.Flags().VarP((*formatValue)(f), "output", "o", "how to show it: table, json or yaml")
-	// fails only if called twice
+	// This fails only if it is called twice.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	return f
 }

@@ -49,7 +49,7 @@ type electionSimulation struct {
 	lostAt                  time.Duration
 
 	cuts map[way]time.Duration // until when messages in a direction are lost
-	// counters: locks with an heir, leaderships of heirs, releases that became handovers
+	// Counters: locks with an heir, leaderships of heirs, releases that became handovers.
 	heirs, inherited, yields int
 }
 

@@ -244,7 +244,7 @@ func TestCutOffLeaderIsReplacedAfterLeaseAndMargin(t *testing.T) {
 		b.run()
 		pass(time.Minute)
 		a.store.off.Store(true)
-		// the time at which a started to send its last renewal
+		// The time at which a started to send its last renewal.
 		renewed := time.Now().Add(authority.Remaining() - 9500*time.Millisecond)
 		cause := <-a.lost
 		within(t, "authority", time.Since(renewed), 9500*time.Millisecond, 9500*time.Millisecond)

@@ -119,7 +119,7 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 		b.network.Send(a.self, p)
 		a.hears(t, p)
 	}
-	// no process receives this message
+	// No process receives this message.
 	a.network.Send(election.Peer{ID: "two", Incarnation: "two-0"}, election.Handover{Leader: a.self, Standby: b.self,
 		Term: 3})
 	f := election.Handover{Leader: a.self, Standby: b.self, Term: 3}

@@ -292,7 +292,7 @@ func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []
 			if c := strings.Compare(a.Group, b.Group); c != 0 {
 				return c
 			}
-			// IDs sort by age after the kind
+			// IDs sort by age after the kind.
 			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):])
 		})
 		return err

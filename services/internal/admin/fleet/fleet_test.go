@@ -56,7 +56,7 @@ func TestParseServers(t *testing.T) {
 	if addrs := []bool{s.Has("a"), s.Has("b"), s.Has("c")}; !slices.Equal(addrs, []bool{true, true, false}) {
 		t.Error("addresses of a, b and c:", addrs)
 	}
-	// package endpoints has more cases
+	// Package endpoints has more cases.
 	if _, err := fleet.ParseServers("a=h/x:8993"); err == nil || !strings.Contains(err.Error(), "host") {
 		t.Error(err)
 	}

@@ -230,7 +230,7 @@ func TestBatchLimits(t *testing.T) {
 	for i := range 40 {
 		batch.Add(&nstancev1.File{Name: fmt.Sprintf("%d.conf", i), Kind: "string", Content: make([]byte, 1<<20)})
 	}
-	// 32 written, 480 removed
+	// The batch wrote 32 files and removed 480.
 	if changed, err := r.Apply(batch, &nstancev1.FilesCommit{}); len(changed) != 512 || err != nil {
 		t.Errorf("%d files, %v", len(changed), err)
 	}
