@@ -4,7 +4,7 @@ import "maps"
 
 // Two API groups have the same events with different field names. They are stored in the form of the core group.
 // https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
-var eventFields = map[string]string{ // field names of events.k8s.io and their names in the core group
+var eventFields = map[string]string{ // Field names of events.k8s.io and their names in the core group.
 	"note":                     "message",
 	"regarding":                "involvedObject",
 	"reportingController":      "reportingComponent",

@@ -20,14 +20,15 @@ type resource struct {
 	short          []string
 	categories     []string
 	cluster        bool // cluster-scoped
-	// defined by a CRD in a real cluster: updates need a resource version, and there is no strategic merge patch
+	// The type is defined by a CRD in a real cluster. Updates need a resource version, and strategic merge patches are
+	// not supported.
 	custom     bool
 	status     bool // status is a subresource and can only be written through it
 	generation bool // metadata.generation counts changes of the spec
 	scale      bool // spec.replicas, status.replicas and status.selector are a subresource too
 	sub        []subresource
 	fields     []string // Field selectors in addition to metadata.name and metadata.namespace.
-	columns    []column // of `kubectl get`, between name and age
+	columns    []column // Columns of `kubectl get` between name and age.
 	// stored is the name of the resource under which the objects are stored, if it is another one.
 	stored string
 }

@@ -138,7 +138,7 @@ func accepted(req *http.Request) (list []media) {
 	return list
 }
 
-// The forms of objects in answers.
+// form is the representation of objects in an answer.
 type form int
 
 const (

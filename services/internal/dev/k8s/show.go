@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/util/jsonpath"
 )
 
-// selector is which objects a list or a watch is about.
+// selector selects the objects of a list or a watch.
 type selector struct {
 	resource  *resource
 	namespace string
@@ -23,7 +23,7 @@ type selector struct {
 	fields    fields.Selector
 }
 
-// selectorOf reads it from the query. As a real server, it refuses fields that cannot be selected by.
+// selectorOf reads the selector from the query. Like a real server, it rejects unsupported field selectors.
 func selectorOf(req *http.Request, t target) (s selector, err error) {
 	s = selector{resource: t.resource, namespace: t.namespace}
 	if s.labels, err = labels.Parse(req.URL.Query().Get("labelSelector")); err != nil {
@@ -67,7 +67,7 @@ func (s selector) matches(o map[string]any) bool {
 	return s.fields.Empty() || s.fields.Matches(fieldsOf(s.resource.shows(o)))
 }
 
-// fieldsOf lets a field selector look into an object.
+// fieldsOf implements fields.Fields for an object.
 type fieldsOf map[string]any
 
 func (f fieldsOf) Has(field string) bool { return f.Get(field) != "" }
@@ -91,7 +91,7 @@ func (f fieldsOf) Get(field string) string {
 			return "false"
 		}
 		return ""
-	case map[string]any: // an event's source is selected by its component
+	case map[string]any: // Field selectors match the source of an event by its component.
 		text, _ := v["component"].(string)
 		return text
 	}
@@ -136,7 +136,7 @@ func writeList(w http.ResponseWriter, req *http.Request, r *resource, items []ma
 	return nil
 }
 
-// render makes of a stored object what the client asked for.
+// render converts a stored object to the form that the client asked for.
 func render(req *http.Request, r *resource, o map[string]any, shown form, columns bool, now time.Time) (map[string]any,
 	error) {
 	switch shown {
@@ -156,8 +156,8 @@ func metadataOf(o map[string]any) map[string]any {
 	return map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": o["metadata"]}
 }
 
-// tableOf is what `kubectl get` prints.
-// https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables
+// tableOf returns the table that `kubectl get` prints. See
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables.
 func tableOf(req *http.Request, r *resource, items []map[string]any, columns bool, now time.Time) (map[string]any,
 	error) {
 	definitions := []any{}

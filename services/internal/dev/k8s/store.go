@@ -18,52 +18,52 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// historyLength is how many changes of one resource a watch may be behind before it must list again.
+// historyLength is the number of changes of one resource that are kept. A watch that is further behind must list again.
 const historyLength = 1000
 
-// key names an object of a resource.
+// key identifies an object of a resource.
 type key struct{ namespace, name string }
 
-// object is a stored object. Its content is never changed, but replaced.
+// object is a stored object. Its content is immutable; a change replaces it.
 type object struct {
 	content map[string]any // with its resource version
 	version uint64
-	file    []byte // what the file held when it was last read or written
+	file    []byte // Content of the file when it was last read or written.
 }
 
-// change is a change of one object: one of before and after may be nil. The content of before of a deletion has the
-// version of that.
+// change is a change of one object. before is nil for a creation and after for a deletion. In a deletion, before has
+// the resource version of the deletion.
 type change struct {
 	version       uint64
 	before, after map[string]any
 }
 
-// collection is all objects of one resource.
+// collection holds all objects of one resource.
 type collection struct {
 	resource *resource
 	objects  map[key]*object
 	history  []change
-	floor    uint64        // a watch may begin at this version or later
-	changed  chan struct{} // closed when there is a change
+	floor    uint64        // Earliest version from which a watch may start.
+	changed  chan struct{} // Closed at the next change.
 }
 
 // store keeps the objects in memory and in their files. Its methods are safe for concurrent use.
 type store struct {
 	log  *slog.Logger
 	now  func() time.Time
-	root *os.Root // refuses every path, and symbolic link, that leads out of the directory
-	dir  string   // for messages
+	root *os.Root // Rejects all paths and symbolic links that lead out of the directory.
+	dir  string   // For messages.
 
-	// grown has a signal when owners may be gone: see collect.
+	// grown receives a signal when an object may have lost its owners; see collect.
 	grown chan struct{}
 
 	mu      sync.RWMutex
 	version uint64
-	kinds   map[string]*collection // by the resource's name
-	broken  map[string]string      // files that cannot be used, by path, and what they held when that was reported
+	kinds   map[string]*collection // By name of the resource.
+	broken  map[string]string      // Unusable files by path, with their content when they were reported.
 }
 
-// openStore opens the directory, and makes it if there is none. Call begin before use.
+// openStore opens the directory and creates it if necessary. Call begin before use.
 func openStore(dir string, now func() time.Time, log *slog.Logger) (*store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open directory of objects: %w", err)
@@ -88,7 +88,7 @@ func openStore(dir string, now func() time.Time, log *slog.Logger) (*store, erro
 
 func (s *store) close() error { return s.root.Close() }
 
-// collectionOf returns where the objects of a resource are.
+// collectionOf returns the collection that stores the objects of a resource.
 func (s *store) collectionOf(r *resource) *collection {
 	if r.stored != "" {
 		return s.kinds[r.stored]
@@ -96,7 +96,7 @@ func (s *store) collectionOf(r *resource) *collection {
 	return s.kinds[r.name]
 }
 
-// get returns an object, which the caller may not change.
+// get returns an object. The caller must not change it.
 func (s *store) get(r *resource, k key) (map[string]any, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -107,8 +107,8 @@ func (s *store) get(r *resource, k key) (map[string]any, bool) {
 	return o.content, true
 }
 
-// list returns the objects of a namespace, or of all if that is empty, in the order of their names, and the version of
-// the list.
+// list returns the objects of a namespace, sorted by name, and the version of the list. An empty namespace means all
+// namespaces.
 func (s *store) list(r *resource, namespace string) (items []map[string]any, version uint64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -158,13 +158,13 @@ func (s *store) currentVersion() uint64 {
 	return s.version
 }
 
-// editFunc makes the next state of an object, which it may change in place, nil if there is none; it returns nil to
-// have it deleted.
+// editFunc returns the next state of an object, or nil to delete it. current is nil if the object does not exist;
+// editFunc may change it in place.
 type editFunc func(current map[string]any) (next map[string]any, err error)
 
-// edit changes one object, in its file and then in memory, and returns what it is now, or was last if it is gone.
-// Nothing happens if nothing changes, if edit fails, or on a dry run. An object that is to be deleted goes with its
-// last finalizer.
+// edit changes one object, first in its file and then in memory. It returns the new state, or the last state if the
+// object is gone. It writes nothing if nothing changes, if the editFunc fails, or on a dry run. An object that is being
+// deleted is removed with its last finalizer.
 func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[string]any, gone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,7 +218,8 @@ func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[st
 	return c.objects[k].content, false, nil
 }
 
-// commit records in memory what has been done to the file; nil content: deleted. The lock is held.
+// commit records in memory a change that the file already has. A nil content means a deletion. The caller must hold the
+// lock.
 func (s *store) commit(c *collection, k key, content map[string]any, file []byte) {
 	s.version++
 	e := change{version: s.version}
@@ -253,7 +254,7 @@ func (s *store) commit(c *collection, k key, content map[string]any, file []byte
 	}
 }
 
-// finished reports whether an object was only waiting for its finalizers, and has none.
+// finished reports whether an object is being deleted and has no finalizers left.
 func finished(o map[string]any) bool {
 	u := unstructured.Unstructured{Object: o}
 	return u.GetDeletionTimestamp() != nil && len(u.GetFinalizers()) == 0
@@ -263,7 +264,7 @@ func setVersion(o map[string]any, version uint64) {
 	meta(o)["resourceVersion"] = strconv.FormatUint(version, 10)
 }
 
-// meta returns the metadata of an object, and makes them if there are none.
+// meta returns the metadata of an object. It adds empty metadata if there is none.
 func meta(o map[string]any) map[string]any {
 	m, ok := o["metadata"].(map[string]any)
 	if !ok {

@@ -15,7 +15,7 @@
 {{- end }}
 {{- end }}
 
-{{- /* Of what has no namespace: releases of the same name in two namespaces must not share it. */}}
+{{- /* The name of cluster-scoped objects. It differs for releases of the same name in two namespaces. */}}
 {{- define "nstance-operator.clusterName" -}}
 {{- printf "%s-%s" .Release.Namespace (include "nstance-operator.fullname" .) }}
 {{- end }}
@@ -60,7 +60,7 @@ cluster.x-k8s.io/provider: infrastructure-nstance
 {{- end }}
 {{- end }}
 
-{{- /* Ports of the shards' addresses, and those listed. As JSON, because a named template gives text. */}}
+{{- /* The ports of the shards' addresses and the listed ports. The result is JSON, because a named template returns text. */}}
 {{- define "nstance-operator.shardPorts" -}}
 {{- $ports := list }}
 {{- range .Values.config.shards }}
@@ -71,7 +71,7 @@ cluster.x-k8s.io/provider: infrastructure-nstance
 {{- $ports | uniq | toJson }}
 {{- end }}
 
-{{- /* What a schema cannot say. */}}
+{{- /* Checks that a JSON schema cannot express. */}}
 {{- define "nstance-operator.validate" -}}
 {{- if not .Values.existingConfigMap }}
 {{- if not .Values.config.cluster_id }}{{ fail "config.cluster_id is needed (or existingConfigMap)" }}{{ end }}
