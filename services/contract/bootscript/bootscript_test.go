@@ -32,7 +32,7 @@ func binaries(url string, content string) map[string]bootscript.Binary {
 		"arm64": {URL: url + "/program", SHA256: sum}}
 }
 
-// must returns a maker's script.
+// must returns a script, or fails the test.
 func must(t testing.TB) func(string, error) string {
 	return func(script string, err error) string {
 		t.Helper()
@@ -72,7 +72,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// machine is a directory in the place of a machine's root.
+// machine is a directory that replaces a machine's root directory.
 type machine struct{ root string }
 
 func newMachine(t *testing.T) machine {
@@ -103,7 +103,7 @@ func (m machine) read(t *testing.T, name string) string {
 	return string(content)
 }
 
-// boot runs a script whose absolute paths lead into the machine, and returns what it printed.
+// boot runs a script with its absolute paths redirected into the machine, and returns its output.
 func (m machine) boot(t *testing.T, script string) (string, error) {
 	t.Helper()
 	for _, path := range []string{"/etc/nstance", "/etc/systemd", "/usr/local/bin", "/usr/lib/systemd",
@@ -145,13 +145,13 @@ NSTANCE_SERVER_ARGS="--shard us-west-2a --storage s3 --bucket my-bucket --prefix
 	if m.read(t, "greeting") != "hello\n" {
 		t.Error("the caller's commands did not run")
 	}
-	// systemd reads values in double quotes as sh does.
+	// systemd parses values in double quotes in the same way as sh.
 	out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `. "$0" && printf %s "$GREETING"`,
 		filepath.Join(m.root, "etc/nstance/server.env")).Output()
 	if err != nil || string(out) != s.Environment["GREETING"] {
 		t.Errorf("%q, %v", out, err)
 	}
-	m.mustBoot(t, must(t)(s.Script())) // and again
+	m.mustBoot(t, must(t)(s.Script())) // the script can run again
 }
 
 func TestServerOutsideAWSHasNoRegion(t *testing.T) {
@@ -207,7 +207,7 @@ func TestAgentBoots(t *testing.T) {
 		}
 	}
 
-	// A registered machine gets no nonce.
+	// A machine that is already registered gets no nonce.
 	m.write(t, "opt/nstance-agent/identity/identity.crt", "")
 	if err := os.Remove(filepath.Join(m.root, "opt/nstance-agent/identity/nonce.jwt")); err != nil {
 		t.Fatal(err)
@@ -230,7 +230,7 @@ func TestAgentFailsWithACommand(t *testing.T) {
 	}
 }
 
-// downloads runs a web server with one file.
+// downloads runs a web server that serves one file.
 func downloads(t *testing.T, content string) (url string, count *int) {
 	t.Helper()
 	count = new(int)
@@ -240,7 +240,7 @@ func downloads(t *testing.T, content string) (url string, count *int) {
 			return
 		}
 		*count++
-		_, _ = w.Write([]byte(content)) // the client's to notice
+		_, _ = w.Write([]byte(content)) // the client notices a failed write
 	}))
 	t.Cleanup(web.Close)
 	return web.URL, count
@@ -265,7 +265,7 @@ func TestDownload(t *testing.T) {
 		m.read(t, "systemctl.log")); diff != "" {
 		t.Error(diff)
 	}
-	// What is there is left alone.
+	// An existing program is not replaced.
 	m.write(t, "etc/systemd/system/nstance-server.service", "mine")
 	m.mustBoot(t, must(t)(s.Script()))
 	if *count != 1 || m.read(t, "etc/systemd/system/nstance-server.service") != "mine" {
@@ -364,7 +364,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Every script that is made is one that a shell takes, and what it writes is what it was given.
+// A shell accepts every generated script, and the script writes exactly the given values.
 func FuzzServer(f *testing.F) {
 	f.Add("us-west-2a", "my-bucket", "a/b", "eni-1", "A", `it's "$HOME"`)
 	f.Add("a", "b", "", "", "B", "`id`\\")
@@ -377,8 +377,8 @@ func FuzzServer(f *testing.F) {
 		}
 		m := newMachine(t)
 		m.mustBoot(t, script)
-		// Lines of the file and no more, which systemd and sh read as the same values. Some variables mean something to
-		// sh itself.
+		// The file holds only assignments, which systemd and sh read as the same values. Some variables have a special
+		// meaning in sh.
 		file := m.read(t, "etc/nstance/server.env")
 		if strings.Count(file, "\n") != 2 {
 			t.Fatalf("%q", file)

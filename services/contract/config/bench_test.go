@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// many returns the golden config with n groups of its richest template.
+// many returns the golden config with n groups of its largest template.
 func many(t testing.TB, n int) *Shard {
 	s := mustParse(t, string(read(t, testdata+"/v1/config.jsonc")))
 	for i := range n {

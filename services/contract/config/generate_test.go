@@ -27,7 +27,7 @@ const (
 	pageFile   = root + "/docs/reference/configuration.md"
 )
 
-// golden compares a file with what it should be, or writes it.
+// golden compares a file with its expected content, or writes it if -update is set.
 func golden(t *testing.T, path string, want []byte) {
 	t.Helper()
 	if *update {
@@ -48,7 +48,7 @@ func golden(t *testing.T, path string, want []byte) {
 	}
 }
 
-// TestGenerated checks that everything made from types.go is current.
+// TestGenerated checks that all files generated from types.go are current.
 func TestGenerated(t *testing.T) {
 	comments := readComments(t)
 	text, err := json.MarshalIndent(comments, "", "  ")
@@ -57,7 +57,7 @@ func TestGenerated(t *testing.T) {
 	}
 	golden(t, "fielddocs.json", append(text, '\n'))
 	if *update {
-		fieldDocs = text // what comes next is made from the new comments
+		fieldDocs = text // the other files are generated from the new comments
 	}
 	golden(t, schemaFile, Schema())
 
@@ -74,8 +74,8 @@ func TestGenerated(t *testing.T) {
 	golden(t, pageFile, []byte(string(before)+begin+referenceTables(comments)+end+string(after)))
 }
 
-// readComments returns the comments of the fields in types.go, by "Type.Field", and in the packages of the clouds, by
-// "package.Type.Field".
+// readComments returns the comments of the fields in types.go, by "Type.Field", and of those in the clouds' packages,
+// by "package.Type.Field".
 func readComments(t *testing.T) map[string]string {
 	out := map[string]string{}
 	readCommentsOf(t, "types.go", "", out)
@@ -124,7 +124,7 @@ func readCommentsOf(t *testing.T, path, prefix string, out map[string]string) {
 	}
 }
 
-// referenceTables writes a table for each config type, below the one that first has it.
+// referenceTables writes a table for each config type, below the first table that refers to the type.
 func referenceTables(comments map[string]string) string {
 	var out strings.Builder
 	seen := map[reflect.Type]bool{}
@@ -166,7 +166,8 @@ func referenceTables(comments map[string]string) string {
 	return out.String()
 }
 
-// describe names a type, and returns the config struct in it with the path of its fields, if there is one.
+// describe returns the name of a type. If the type contains a config struct, it also returns the struct and the path of
+// its fields.
 func describe(typ reflect.Type, path string) (string, reflect.Type, string) {
 	if typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()
@@ -216,7 +217,7 @@ func compileSchema(t *testing.T) *jsonschema.Schema {
 	return schema
 }
 
-// matches reports whether a document matches the schema, nil if it does.
+// matches returns an error if a document does not match the schema.
 func matches(t *testing.T, schema *jsonschema.Schema, src []byte) error {
 	t.Helper()
 	standard, err := hujson.Standardize(bytes.Clone(src))

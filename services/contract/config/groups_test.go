@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// fleet has a static group, a template for dynamic ones, and two pools of which dynamic groups may use one.
+// fleet is a config with a static group, a template for dynamic groups, and two pools. Dynamic groups may use one pool.
 const fleet = `{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
   "server": {"shard": "a", "provider": {"kind": "mock"}, "subnet_pools": {"p": ["s"], "own": ["t"]}, "dynamic_subnet_pools": ["p"]},
@@ -80,7 +80,7 @@ func TestIgnoredOnDisk(t *testing.T) {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 
-	// A group that was being deleted, and that somebody has put into the static file meanwhile.
+	// A dynamic group is being deleted, and a static group with the same name was added to the shard config.
 	merged, problems = s.Merged(groupsOf(t, `{"default": {"g": {"template": "t", "size": 9, "deleted": true}}}`))
 	if diff := cmp.Diff(
 		[]string{
@@ -103,8 +103,8 @@ func TestDynamicGroups(t *testing.T) {
 		t.Errorf("%+v", merged)
 	}
 
-	// What a config takes away from dynamic groups is an error. The group is there all the same: nobody must delete its
-	// instances.
+	// If a config removes something that dynamic groups use, that is an error. The group is still in the result, so
+	// that its instances are not deleted.
 	merged, problems := s.Merged(groupsOf(t, `{
 		"gone": {"g": {"template": "t"}},
 		"prod": {"a": {"template": "gone", "size": 6}, "b": {"template": "closed"}, "c": {"template": "t", "subnet_pool": "gone"}, "d": {"template": "t", "load_balancers": ["gone"]},
@@ -153,7 +153,7 @@ func TestDeletedGroup(t *testing.T) {
 		return groupsOf(t, `{"prod": {"x": {"template": "`+template+
 			`", "size": 4, "drain_timeout": "9s", "load_balancers": ["www"], "deleted": true}}}`)
 	}
-	// It is drained, even if its template has gone.
+	// The group is drained, even if its template is gone.
 	for _, template := range []string{"t", "gone"} {
 		gone := mustMerge(t, s, deleted(template))[g.GroupKey]
 		if gone.Size != 0 || !gone.Deleted || gone.DrainTimeout != Duration(9*time.Second) ||
@@ -232,13 +232,13 @@ max_unhealthy: "many" is neither a count such as "3" nor a percentage such as "4
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s: (-want +got)\n%s", tt.name, diff)
 		}
-		// What is accepted merges.
+		// A group that CheckUpsert accepts can be merged.
 		one := Groups{Tenants: map[string]map[string]GroupSpec{tt.key.Tenant: {tt.key.Group: tt.spec}}}
 		if _, problems := s.Merged(one); err == nil && len(problems) > 0 {
 			t.Errorf("%s was accepted, but does not merge: %v", tt.name, problems)
 		}
 	}
-	// Without the list, every pool is open; with an empty one, none is.
+	// Without the list, dynamic groups may use every pool. With an empty list, they may use none.
 	s.Server.DynamicSubnetPools = nil
 	if err := CheckUpsert(s, dynamic, GroupSpec{Template: "closed"}); err != nil {
 		t.Error(err)

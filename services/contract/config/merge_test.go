@@ -89,7 +89,7 @@ func TestMergeOrder(t *testing.T) {
 	}
 }
 
-// spoil changes everything that can be changed in a value without replacing it.
+// spoil modifies everything that can be modified inside a value without replacing the value.
 func spoil(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
@@ -138,7 +138,7 @@ func TestNothingIsShared(t *testing.T) {
 		t.Errorf("changing the sources changed the result:\n%s", diff)
 	}
 
-	// Groups of one template share nothing either.
+	// Groups of the same template share no memory either.
 	s, dynamic = whole(t)
 	merged = mustMerge(t, s, dynamic)
 	spoil(reflect.ValueOf(merged[GroupKey{"default", "batch"}]))
@@ -151,7 +151,7 @@ func TestNothingIsShared(t *testing.T) {
 	}
 }
 
-// TestHashesCoverTheirFields changes one thing at a time and sees which hashes follow.
+// TestHashesCoverTheirFields changes one value at a time and checks which hashes change.
 func TestHashesCoverTheirFields(t *testing.T) {
 	key := GroupKey{"default", "workers"}
 	base, _ := whole(t)
@@ -271,7 +271,7 @@ func TestHashesCoverTheirFields(t *testing.T) {
 	}
 }
 
-// TestHashesDoNotDependOnSpelling: comments, order, and where a value comes from do not matter.
+// TestHashesDoNotDependOnSpelling checks that comments, order and the origin of a value do not affect the hashes.
 func TestHashesDoNotDependOnSpelling(t *testing.T) {
 	one := mustMerge(t, mustParse(t, with("", `, "args": {"a": 1, "b": {"c": [1.0]}}, "vars": {"x": "1", "y": "2"}`, "",
 		"")), Groups{})

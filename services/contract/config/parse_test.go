@@ -23,7 +23,7 @@ func read(t testing.TB, path string) []byte {
 	return src
 }
 
-// mustParse reads a config that has to be right.
+// mustParse parses a config that must be valid.
 func mustParse(t testing.TB, src string) *Shard {
 	t.Helper()
 	s, problems := Parse("test.jsonc", []byte(src))
@@ -33,7 +33,7 @@ func mustParse(t testing.TB, src string) *Shard {
 	return s
 }
 
-// minimal is the least config that is right, with a place for more.
+// minimal is the smallest valid config, with placeholders for more fields.
 const minimal = `{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
   "server": {"shard": "a", "provider": {"kind": "mock"}, "subnet_pools": {"p": ["s"]}%s},
@@ -41,7 +41,7 @@ const minimal = `{
   "groups": {"default": {"g": {"template": "t"%s}}}%s
 }`
 
-// with fills in minimal: fields of the server, the template, the group and the document.
+// with fills in the placeholders of minimal: fields of the server, the template, the group and the document.
 func with(server, template, group, rest string) string {
 	return fmt.Sprintf(minimal, server, template, group, rest)
 }
@@ -158,8 +158,8 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// marked takes the marks, @, out of a document and puts their positions before the problems that are wanted there, in
-// this order. A problem that begins with = is where the one before it is.
+// marked removes the marks (@) from a document and adds their positions to the expected problems, in order. A problem
+// that starts with = has the position of the problem before it.
 func marked(src string, want []string) (string, []string) {
 	var out []string
 	at := ""
@@ -227,7 +227,7 @@ func TestGoldenConfig(t *testing.T) {
 	golden(t, testdata+"/v1/merged.canonical.json", encode(byName(merged)))
 }
 
-// byName is what JSON can write of merged groups.
+// byName converts merged groups to a form that JSON can encode.
 func byName(merged map[GroupKey]Group) map[string]Group {
 	out := map[string]Group{}
 	for key, g := range merged {

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestValidate has one case for each rule that is not about a field's type. Marks, @, show where the problem is.
+// TestValidate has one case for each rule that is not about a field's type. Marks (@) show the position of the problem.
 func TestValidate(t *testing.T) {
 	aws := func(server, template, group, rest string) string {
 		src := with(server, template, group, rest)
@@ -166,7 +166,7 @@ func TestValidate(t *testing.T) {
 				`images.d.sort: "size" is none of creation-date, name`, `images.d.order: "up" is none of asc, desc`,
 				`images.e.filters[0].values: is required`}},
 
-		// The tables of the clouds have tests of their own.
+		// The clouds' own tables are tested in other tests.
 		{"args of the cloud", aws("", `, "args": {"ImageID": @"x"}`, `, "args": {"EbsOptimized": @"yes"}`,
 			`, "defaults": {"args": {"Placement": {"Tenacy": @"x"}}}`), []string{
 			`templates.t.args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,
@@ -309,7 +309,7 @@ func TestOneMistakeIsSaidOnce(t *testing.T) {
 		src  string
 		want []string
 	}{
-		// A field that is misspelt is not missing too, nor is what refers to it wrong.
+		// A misspelt field is not reported as missing too, and references to it are not reported.
 		{strings.Replace(with("", "", "", ""), `"templates"`, `@"templatez"`, 1),
 			[]string{`templatez: there is no such field (did you mean "templates"?)`}},
 		{strings.Replace(with("", "", "", ""), `"subnet_pools"`, `@"subnet_pool"`, 1),

@@ -134,7 +134,7 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("%v does not name key %s", err, id)
 		}
 	}
-	// No byte may change.
+	// A change of any byte must be detected.
 	for i := range blob {
 		changed := bytes.Clone(blob)
 		changed[i] ^= 1
@@ -195,7 +195,7 @@ func TestKeyRedacts(t *testing.T) {
 
 func FuzzOpen(f *testing.F) {
 	k := key(f, 1)
-	// The same in every worker process: what opens must be this blob.
+	// Every worker process must use the same blob, because it is the only one that may open.
 	blob, err := envelope.Seal(k, "cluster", "name", []byte("text"), bytes.NewReader(make([]byte, 12)))
 	if err != nil {
 		f.Fatal(err)

@@ -16,7 +16,7 @@ import (
 
 const text = "thisisatest32bytekey123456789012"
 
-// binary makes all alphabets of base64 differ.
+// binary is a key with different encodings in all base64 alphabets.
 var binary = strings.Repeat("\xfb\xff", 16)
 
 func key(t testing.TB, raw string) envelope.Key {
@@ -90,7 +90,7 @@ func TestLoad(t *testing.T) {
 		EncryptionKey: &config.KeySource{Provider: "env"},
 		OldEncryptionKeys: []config.KeySource{
 			{Provider: "file", Source: path}, {Provider: "env", Source: "OTHER"}, {Provider: "vault", Source: "arn"},
-			{Provider: "env", Source: config.DefaultKeyVariable}, // the current one again
+			{Provider: "env", Source: config.DefaultKeyVariable}, // the current key again
 		},
 	}, sources)
 	if err != nil {

@@ -43,7 +43,7 @@ func TestConditionHolds(t *testing.T) {
 	}
 }
 
-// liar breaks conditions before they reach a store.
+// liar changes conditions before they reach a store.
 type liar struct {
 	objstore.Store
 	change func(key string, cond objstore.Condition) objstore.Condition
@@ -107,7 +107,7 @@ func TestProbeRejects(t *testing.T) {
 	}
 }
 
-// creator ignores the condition only where there is no object.
+// creator ignores the condition if there is no object.
 type creator struct{ objstore.Store }
 
 func (c creator) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
@@ -117,7 +117,7 @@ func (c creator) Put(ctx context.Context, key string, body []byte, cond objstore
 	return c.Store.Put(ctx, key, body, cond)
 }
 
-// forgetful acknowledges replacements and drops them.
+// forgetful acknowledges replacements but does not store them.
 type forgetful struct{ objstore.Store }
 
 func (f forgetful) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
@@ -128,7 +128,8 @@ func (f forgetful) Put(ctx context.Context, key string, body []byte, cond objsto
 	return f.Store.Put(ctx, key, body, cond)
 }
 
-// mislabelling replaces, and returns another token than reads do: its caller's next condition would never hold.
+// mislabelling replaces objects, but returns another token than reads return. The caller's next condition would never
+// hold.
 type mislabelling struct{ objstore.Store }
 
 func (m mislabelling) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token,
@@ -151,7 +152,7 @@ func TestProbeRejectsOddStores(t *testing.T) {
 	}
 }
 
-// An error at any step is reported as it is: it proves nothing about the bucket.
+// An error at any step is returned unchanged, because it proves nothing about the bucket.
 func TestProbeReportsTrouble(t *testing.T) {
 	steps := 0
 	count := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { steps++; return mem.Fault{} }})
@@ -222,7 +223,7 @@ func TestCounted(t *testing.T) {
 		return mem.Fault{}
 	}}))
 	for range 3 {
-		_, _ = store.Put(ctx, "k", nil, objstore.IfAbsent()) // one, then conflicts
+		_, _ = store.Put(ctx, "k", nil, objstore.IfAbsent()) // the first succeeds, the others conflict
 	}
 	before := store.Counts()
 	if diff := cmp.Diff(objstore.Counts{Put: 3}, before); diff != "" {

@@ -14,7 +14,7 @@ import (
 
 var errBoom = errors.New("boom")
 
-// TestSettle plays single histories. Requests are numbered from 1 after the object has been set up.
+// TestSettle runs one history per case. Requests are numbered from 1, starting after the setup of the object.
 func TestSettle(t *testing.T) {
 	lost, gone, late := mem.Fault{Lost: true}, mem.Fault{Err: objstore.ErrIndeterminate}, mem.Fault{Late: mem.Held}
 	for _, test := range []struct {
@@ -22,11 +22,11 @@ func TestSettle(t *testing.T) {
 		absent bool // no object at first; put if absent
 		always bool
 		faults map[uint64]mem.Fault
-		rival  uint64 // before this request, somebody else's write lands
-		remove uint64 // before this request, somebody deletes the object
-		land   uint64 // before this request, held writes land
+		rival  uint64 // before this request, another writer's put takes effect
+		remove uint64 // before this request, another client deletes the object
+		land   uint64 // before this request, delayed writes take effect
 		sleeps int
-		want   string // what is there in the end
+		want   string // final content
 		err    error
 	}{
 		{name: "no trouble", want: "ours"},
@@ -125,7 +125,7 @@ func TestSettle(t *testing.T) {
 			if err == nil && token != obj.Token {
 				t.Errorf("token = %q, the object has %q", token, obj.Token)
 			}
-			// Whatever is still under way must not undo the result.
+			// Writes that are still in progress must not change the result.
 			store.Land()
 			if after, _ := store.Get(ctx, "k"); string(after.Body) != test.want {
 				t.Errorf("after late writes: %q, want %q", after.Body, test.want)
@@ -134,7 +134,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// A conflict is final at once, even if nothing has changed: some stores say so of a write that overlaps another.
+// A conflict is final even if nothing has changed, because some stores report one for overlapping writes.
 func TestSettleTakesAFirstConflict(t *testing.T) {
 	requests := 0
 	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
@@ -154,7 +154,7 @@ func TestSettleEndsWithContext(t *testing.T) {
 			defer cancel()
 			store := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
 				if r.Seq == 5 {
-					return mem.Fault{Err: errBoom} // the last error is a definite one, the result still unknown
+					return mem.Fault{Err: errBoom} // the last error is definite, but the result is still unknown
 				}
 				return mem.Fault{Err: objstore.ErrIndeterminate}
 			}})
@@ -202,8 +202,8 @@ func TestSettleEndsWithContext(t *testing.T) {
 	})
 }
 
-// TestSettleIsExclusive lets writers with lost and late answers fight for one object in every combination of three
-// faults: what Settle tells them must agree with the chain of versions that were there.
+// TestSettleIsExclusive lets writers with lost and late answers compete for one object, in every combination of three
+// faults. The results of Settle must agree with the chain of versions that existed.
 func TestSettleIsExclusive(t *testing.T) {
 	faults := []mem.Fault{{}, {Lost: true}, {Err: objstore.ErrIndeterminate}, {Late: 1}, {Late: 2}, {Late: 5},
 		{Late: mem.Held}}
@@ -221,7 +221,7 @@ func TestSettleIsExclusive(t *testing.T) {
 		ctx := t.Context()
 		sleep := func(context.Context, time.Duration) error { return nil }
 		won, token := "", objstore.Token("")
-		for _, writer := range []string{"a", "b"} { // b does not know of a
+		for _, writer := range []string{"a", "b"} { // b does not know about a
 			got, err := objstore.Settle(ctx, store, "k", []byte(writer), objstore.IfAbsent(), sleep)
 			switch {
 			case err == nil && won != "":

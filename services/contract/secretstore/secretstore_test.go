@@ -44,7 +44,7 @@ func TestObjects(t *testing.T) {
 	})
 }
 
-// Answers of writes are lost, one after the other: whoever wrote still knows.
+// The bucket loses answers of writes in turn. Every writer still learns the result of its write.
 func TestObjectsLoseAnswers(t *testing.T) {
 	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
 		bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
@@ -147,7 +147,7 @@ func TestUnreadableIsNotMissing(t *testing.T) {
 }
 
 func TestReseal(t *testing.T) {
-	// Somebody stores another value under the old key between the read and the write of the first reseal.
+	// Another writer stores a value under the old key between the read and the write of the first reseal.
 	var meddle func()
 	bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		if f := meddle; f != nil && r.Op == mem.Put {
@@ -208,7 +208,7 @@ func TestCached(t *testing.T) {
 			t.Errorf("%q, %v after %d requests, want %q after %d", secret.Value.Reveal(), err, gets, content, wantGets)
 		}
 	}
-	for range 2 { // missing is not remembered
+	for range 2 { // a missing secret is not cached
 		gets = 0
 		if _, err := cached.Get(t.Context(), "x"); !errors.Is(err, secretstore.ErrNotFound) || gets != 1 {
 			t.Error(err, gets)
@@ -217,13 +217,13 @@ func TestCached(t *testing.T) {
 	put(plain, "1")
 	want("1", 1)
 	put(plain, "2")
-	want("1", 0) // from memory
+	want("1", 0) // from the cache
 	now = now.Add(time.Minute)
 	want("2", 1)
 	put(cached, "3")
 	want("3", 1)
 	want("3", 0)
-	// A Get that began before a Put of the same view does not remember what it saw.
+	// A Get that started before a Put through the same view does not cache its result.
 	now = now.Add(time.Minute)
 	during = func() { put(cached, "4") }
 	want("4", 1)

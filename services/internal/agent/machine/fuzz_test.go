@@ -8,7 +8,7 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// A signal comes from whoever may send one on the machine's bus: it is read as bytes.
+// Any client on the machine's bus can send a signal, so its bytes are not trusted.
 func FuzzParseShutdown(f *testing.F) {
 	encode := func(member, signature string, body ...any) []byte {
 		m := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{

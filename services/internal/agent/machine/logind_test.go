@@ -24,11 +24,11 @@ import (
 )
 
 const (
-	logindName = ":1.1" // logind's unique name on the test's bus
+	logindName = ":1.1" // logind's unique name on the test bus
 	manager    = "org.freedesktop.login1.Manager"
 )
 
-// bus is a message bus with a logind on it, for one client, on a real socket with real descriptors.
+// bus is a message bus with a fake logind for one client. It uses a real socket and real descriptors.
 type bus struct {
 	t         *testing.T
 	addr      string
@@ -38,9 +38,9 @@ type bus struct {
 	conn    *net.UnixConn
 	serial  uint32
 	matches []string
-	asked   []any // what Inhibit was asked for
+	asked   []any // arguments of Inhibit
 
-	inhibited chan *os.File // the other end of each lock that was handed out
+	inhibited chan *os.File // the other end of each lock
 	done      chan struct{}
 }
 
@@ -76,7 +76,8 @@ func (b *bus) connect(opts ...dbus.ConnOption) (*dbus.Conn, error) {
 	return dbus.Connect(b.addr, opts...)
 }
 
-// serve speaks the authentication protocol, then answers calls. See the D-Bus specification, "Authentication Protocol".
+// serve handles the authentication protocol and then answers calls. See the D-Bus specification, "Authentication
+// Protocol".
 func (b *bus) serve(r *bufio.Reader) error {
 	for begun := false; !begun; {
 		line, err := r.ReadString('\n')
@@ -157,7 +158,7 @@ func (b *bus) answer(call *dbus.Message) error {
 	return b.send(reply, files...)
 }
 
-// send writes a message with a serial, which the library does only for its own connections. Callers hold mu.
+// send writes a message with a serial. The library sets serials only for its own connections. The caller holds mu.
 func (b *bus) send(message *dbus.Message, files ...*os.File) error {
 	if len(message.Body) > 0 {
 		message.Headers[dbus.FieldSignature] = dbus.MakeVariant(dbus.SignatureOf(message.Body...))
@@ -209,7 +210,7 @@ func TestSystemLogind(t *testing.T) {
 	}
 	b.mu.Unlock()
 
-	// The lock is a descriptor: logind sees its closing as the end of its pipe.
+	// The lock is a descriptor: when it is closed, logind reads the end of its pipe.
 	lock, err := logind.Inhibit(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -237,7 +238,7 @@ func TestSystemLogind(t *testing.T) {
 		t.Errorf("the lock is still held: %v", err)
 	}
 
-	b.signal(":1.66", "PrepareForShutdown", true) // somebody else's
+	b.signal(":1.66", "PrepareForShutdown", true) // from another sender
 	b.signal(logindName, "PrepareForSleep", true)
 	b.signal(logindName, "PrepareForShutdown", "nonsense")
 	b.signal(logindName, "PrepareForShutdownWithMetadata", true, metadata("reboot"))

@@ -75,7 +75,7 @@ func TestStoppingReason(t *testing.T) {
 	}
 }
 
-// This machine is not going down while its tests run.
+// The machine is not shutting down while its tests run.
 func TestThisSystem(t *testing.T) {
 	if got := machine.ThisSystem().StoppingReason(t.Context()); got != restart && got != upgrade {
 		t.Errorf("StoppingReason = %v", got)
@@ -153,7 +153,7 @@ func TestHostAsTold(t *testing.T) {
 	}
 }
 
-// scriptedLogind says its lines one after the other and keeps account of its locks.
+// scriptedLogind returns scripted signals in order and tracks its locks.
 type scriptedLogind struct {
 	lines []machine.Shutdown
 	held  int
@@ -183,7 +183,7 @@ func (l *scriptedLogind) Next(context.Context) (machine.Shutdown, error) {
 	return line, nil
 }
 
-// The lock is released after the announcement, not before; and taken again when the shutdown is called off.
+// The lock is released after the announcement, and taken again when the shutdown is canceled.
 func TestWatchShutdown(t *testing.T) {
 	off := machine.Shutdown{}
 	for name, test := range map[string]struct {
@@ -214,7 +214,7 @@ func TestWatchShutdown(t *testing.T) {
 				t.Errorf("%s: an announcement without a deadline", name)
 			}
 			logind.log = append(logind.log, strings.TrimPrefix(reason.String(), "STOPPING_REASON_"))
-			return errors.New("not confirmed") // which must not hold anything up
+			return errors.New("not confirmed") // this must not delay the shutdown
 		}
 		if err := machine.WatchShutdown(t.Context(), logind, announce, discard); !errors.Is(err, errEnd) {
 			t.Errorf("%s: %v", name, err)

@@ -18,11 +18,11 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// imds is a metadata service as far as watchers see it.
+// imds is a metadata service with the parts that watchers use.
 type imds struct {
 	mu       sync.Mutex
 	values   map[string]string
-	token    int // the one that is good now
+	token    int // the valid token
 	down     bool
 	version  int
 	changed  chan struct{}
@@ -88,7 +88,7 @@ type source interface {
 	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
 }
 
-// watch returns what is told, until the test ends.
+// watch returns the reported notices. It watches until the test ends.
 func watch(t *testing.T, s source) <-chan *nstancev1.TerminationNotice {
 	ctx, cancel := context.WithCancel(context.Background())
 	told, done := make(chan *nstancev1.TerminationNotice, 16), make(chan error, 1)
@@ -128,7 +128,7 @@ func TestAWS(t *testing.T) {
 	m.change(func() { m.values[actionPath] = `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}` })
 	wantTold(t, told, &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)})
 
-	// Neither a service that is down, nor nonsense, nor a token that is not good any more takes the notice back.
+	// A notice is not withdrawn because the service is down, the answer is malformed, or the token has expired.
 	m.change(func() { m.down = true })
 	m.change(func() { m.down, m.token = false, 7 })
 	m.change(func() { m.values[actionPath] = `{"action": 7}` })
@@ -162,7 +162,7 @@ func TestParseAction(t *testing.T) {
 	}
 }
 
-// A token that cannot be sent is not kept: the service, which would refuse a wrong one, never sees it.
+// A token that cannot be sent is not kept, because the service can never see and refuse it.
 func TestAWSOddToken(t *testing.T) {
 	s := &scripted{}
 	server := httptest.NewServer(s)
@@ -209,7 +209,7 @@ func TestGCP(t *testing.T) {
 	wantTold(t, told, nil)
 }
 
-// What hangs costs no requests.
+// A hanging request prevents further requests.
 func TestGCPWaits(t *testing.T) {
 	m, base := newIMDS(t)
 	m.change(func() { m.values[preemptedPath] = "FALSE" })

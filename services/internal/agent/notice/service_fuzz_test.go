@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// scripted is a metadata service that says odd things until it is told to be well.
+// scripted is a metadata service that gives odd answers until it is made healthy.
 type scripted struct {
 	token, body, etag, flavor atomic.Pointer[string]
 	status                    atomic.Int32
@@ -37,7 +37,7 @@ func (s *scripted) set(status int, token, body, etag, flavor string) {
 	s.flavor.Store(&flavor)
 }
 
-// Whatever a metadata service says meanwhile, once it is well again its word is heard.
+// After any answers of a metadata service, its notice is reported once the service is healthy again.
 func FuzzService(f *testing.F) {
 	f.Add(200, goodToken, `{"action":"terminate","time":"2026-11-21T08:22:00Z"}`, "1", "Google")
 	f.Add(200, "a\x00b", "TRUE", "a b&c", "Google")

@@ -30,7 +30,8 @@ func (c *canned) Do(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(bytes.NewReader(c.body)), ContentLength: int64(len(c.body)), Request: r}, nil
 }
 
-// Whatever EC2, or what stands in its place, answers: a list of VMs, or an error of a class that is safe, in one line.
+// FuzzAnswers checks that any answer of EC2, or of another server at its address, yields a list of VMs or an error. The
+// error must have a safe class and must be one line.
 func FuzzAnswer(f *testing.F) {
 	f.Add(200,
 		[]byte(`<DescribeInstancesResponse><reservationSet><item><instancesSet><item><instanceId>i-0123456789abcdef0</instanceId><instanceState><code>16</code><name>running</name>`+
@@ -90,7 +91,7 @@ func (c cannedIMDS) GetMetadata(context.Context, *imds.GetMetadataInput,
 	return &imds.GetMetadataOutput{Content: io.NopCloser(bytes.NewReader(c))}, nil
 }
 
-// What the metadata service says is an instance's ID, to the letter, or none.
+// An answer of the metadata service is either exactly an instance ID, or an error.
 func FuzzMachineID(f *testing.F) {
 	for _, text := range []string{"i-0123456789abcdef0", "i-0123456789abcdef0\n", "", "i-", "I-0123456789ABCDEF0",
 		"<html>", "i-" + strings.Repeat("0", 200)} {
@@ -107,7 +108,7 @@ func FuzzMachineID(f *testing.F) {
 	})
 }
 
-// Userdata reaches the machine as it was meant, or the request is refused.
+// Userdata arrives on the machine unchanged, or the request is refused.
 func FuzzUserdata(f *testing.F) {
 	for _, text := range []string{"", "#!/bin/sh\n", "IyEvYmluL3NoCg==", "IyEvYmluL3NoCg", "a\nb=", "\x1f\x8b\x08",
 		strings.Repeat("a", maxUserdata), strings.Repeat("a", maxUserdata+4)} {

@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// BenchmarkBurst: many creates at once over the real client, as many under way as the server allows (all: as many as
-// there are), each with the request time-out that the server has by default. The cloud does one call at a time, as fast
-// as it can. CPU seconds are those of client and cloud together: they share this process.
+// BenchmarkBurst makes many creates at the same time with the real client. The number of concurrent calls is the
+// server's limit (all: no limit), and each call has the server's default request timeout. The cloud handles one call at
+// a time, as fast as it can. The CPU seconds include client and cloud, because they share this process.
 func BenchmarkBurst(b *testing.B) {
 	for name, atOnce := range map[string]int{"all": 1000, "128": 128} {
 		b.Run("under-way="+name, func(b *testing.B) { benchmarkBurst(b, atOnce) })
@@ -56,7 +56,7 @@ func benchmarkBurst(b *testing.B, atOnce int) {
 	}
 }
 
-// longest is the longest of some durations.
+// longest returns the longest duration.
 type longest struct{ atomic.Int64 }
 
 func (l *longest) note(d time.Duration) {
@@ -64,7 +64,7 @@ func (l *longest) note(d time.Duration) {
 	}
 }
 
-// cpuTime is what this process has used so far.
+// cpuTime returns the CPU time that this process has used so far.
 func cpuTime(b *testing.B) time.Duration {
 	b.Helper()
 	var usage syscall.Rusage

@@ -35,18 +35,18 @@ const (
 	shard   = "s1"
 )
 
-// rig is a cloud with a network, and a role that may make the calls that the provider lists and no others.
+// rig is a cloud with a network and a role. The role may make only the calls that the provider lists.
 type rig struct {
 	t     testing.TB
 	cloud *fakeaws.Cloud
 	url   string
-	root  *ec2.Client // as Terraform would
+	root  *ec2.Client // with the permissions of Terraform
 	clock atomic.Int64
 
-	vpc, a, b, foreign string // subnets: two of the shard's zone, one of another
+	vpc, a, b, foreign string // subnets: a and b are in the shard's zone, foreign is in another zone
 	image              string
 
-	throttled sync.Map // calls
+	throttled sync.Map // names of throttled calls
 }
 
 func newRig(t testing.TB) *rig {
@@ -93,7 +93,7 @@ func (r *rig) subnet(zone, block string) string {
 	return *out.Subnet.SubnetId
 }
 
-// allow makes the server's role: it may do what Calls says.
+// allow creates the server's role, with the permissions listed in Calls.
 func (r *rig) allow(cfg sdk.Config) {
 	r.t.Helper()
 	var actions []string
@@ -114,7 +114,7 @@ func (r *rig) allow(cfg sdk.Config) {
 	}
 }
 
-// sdk is the configuration of the server's clients.
+// sdk returns the configuration of the server's clients.
 func (r *rig) sdk() sdk.Config {
 	r.t.Helper()
 	cfg, err := aws.SDK(r.t.Context(), config.Provider{Region: region}, func(call string) {
@@ -138,7 +138,7 @@ func (r *rig) throttles(call string) int32 {
 	return n.(*atomic.Int32).Load()
 }
 
-// open makes a provider; change may alter its configuration.
+// open makes a provider. change may modify its configuration.
 func (r *rig) open(change func(cfg *aws.Config)) *aws.Provider {
 	r.t.Helper()
 	clients := r.sdk()
@@ -153,7 +153,7 @@ func (r *rig) open(change func(cfg *aws.Config)) *aws.Provider {
 	return p
 }
 
-// request asks for a new instance.
+// request makes a request for a new instance.
 func (r *rig) request() infra.CreateRequest {
 	r.t.Helper()
 	id, err := ident.NewID("tst", time.Now(), strings.NewReader(newRandom()))
@@ -171,7 +171,7 @@ func (r *rig) request() infra.CreateRequest {
 
 var sequence atomic.Int64
 
-// newRandom is eight bytes that no other call returns.
+// newRandom returns eight bytes that differ from those of all other calls.
 func newRandom() string { return fmt.Sprintf("%08d", sequence.Add(1)) }
 
 func (r *rig) create(p infra.Provider) infra.VM {
@@ -183,7 +183,7 @@ func (r *rig) create(p infra.Provider) infra.VM {
 	return vm
 }
 
-// instance describes one as the account sees it.
+// instance describes an instance with the account's own permissions.
 func (r *rig) instance(id string) types.Instance {
 	r.t.Helper()
 	out, err := r.root.DescribeInstances(r.t.Context(), &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
@@ -193,7 +193,7 @@ func (r *rig) instance(id string) types.Instance {
 	return out.Reservations[0].Instances[0]
 }
 
-// calls counts what the role called of an action.
+// calls returns the number of calls of an action by the role.
 func (r *rig) calls(action string) (n int) {
 	for _, call := range r.cloud.Calls() {
 		if call.Principal.Role == role && call.Action == action {
@@ -203,7 +203,7 @@ func (r *rig) calls(action string) (n int) {
 	return n
 }
 
-// wantClass checks an error's class and words.
+// wantClass checks an error's class and text.
 func wantClass(t *testing.T, what string, err error, class infra.Class, words ...string) {
 	t.Helper()
 	if infra.ClassOf(err) != class {
@@ -216,7 +216,7 @@ func wantClass(t *testing.T, what string, err error, class infra.Class, words ..
 	}
 }
 
-// here says that an address is this machine's when the interface is attached to it.
+// here reports whether an address belongs to this machine, which is the case while the interface is attached to it.
 func (r *rig) here(eni, machine string) func(context.Context, netip.Addr) error {
 	return func(ctx context.Context, addr netip.Addr) error {
 		out, err := r.root.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{
@@ -235,7 +235,7 @@ func (r *rig) here(eni, machine string) func(context.Context, netip.Addr) error 
 	}
 }
 
-// TestMain keeps the machine's own AWS settings out of the tests.
+// TestMain hides the machine's own AWS settings from the tests.
 func TestMain(m *testing.M) {
 	for _, entry := range os.Environ() {
 		if name, _, _ := strings.Cut(entry, "="); strings.HasPrefix(name, "AWS_") {

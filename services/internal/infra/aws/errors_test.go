@@ -21,8 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// documented are codes from AWS's lists of EC2 error codes that calls of this package can be answered with, by what
-// they mean for the caller.
+// documented lists, by class, codes from AWS's lists of EC2 error codes that calls of this package can return.
 var documented = map[infra.Class]string{
 	infra.NotFound: `InvalidInstanceID.NotFound InvalidNetworkInterfaceID.NotFound InvalidNetworkInterface.NotFound InvalidSubnetID.NotFound InvalidAMIID.NotFound
 		InvalidGroup.NotFound InvalidKeyPair.NotFound InvalidAttachmentID.NotFound InvalidSnapshot.NotFound InvalidSecurityGroupID.NotFound
@@ -102,7 +101,7 @@ func TestUnknownCodesGoByStatus(t *testing.T) {
 	}
 }
 
-// scripted is an endpoint that gives one answer after the other; the last one stays.
+// scripted is an endpoint that gives the scripted answers in order. It repeats the last answer.
 type scripted struct {
 	url   string
 	calls atomic.Int64
@@ -142,7 +141,7 @@ func made(w http.ResponseWriter, _ *http.Request) {
 		<instanceState><name>pending</name></instanceState><launchTime>2030-01-02T03:04:05.000Z</launchTime></item></instancesSet></RunInstancesResponse>`)
 }
 
-// against makes a provider that speaks to an endpoint with the real SDK.
+// against makes a provider that uses the real SDK against an endpoint.
 func against(t *testing.T, url string, throttled func(string)) *Provider {
 	t.Helper()
 	cfg, err := SDK(t.Context(), config.Provider{Region: "us-west-2"}, throttled)
@@ -254,7 +253,7 @@ func TestEndedContextIsIndeterminate(t *testing.T) {
 	}
 }
 
-// A call that throttling holds back until its time is over has done nothing.
+// A call that is held back by throttling until its deadline has no effect.
 func TestHeldBackIsThrottled(t *testing.T) {
 	t.Parallel()
 	s := script(t, failure(503, "RequestLimitExceeded", "slow"))

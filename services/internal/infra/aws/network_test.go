@@ -24,24 +24,24 @@ const (
 	leader = "10.0.0.9"
 )
 
-// network is an EC2 of one interface and some machines. Its time passes with every look.
+// network is an EC2 with one interface and some machines. Its time advances with every describe call.
 type network struct {
 	EC2
 	now   time.Time
 	calls []string
 
-	attachment string // ID; "": none
+	attachment string // ID, or "" for none
 	holder     string
 	status     types.AttachmentStatus
 	index      int32
-	settle     int // looks until attaching or detaching is over
+	settle     int // describe calls until attaching or detaching is done
 	left       int
-	stubborn   bool // its machine lets go by force only
+	stubborn   bool // the holder's machine detaches only by force
 	states     map[string]types.InstanceStateName
-	used       []int32 // device indexes of this machine
-	answersIn  int     // looks until the attached address answers
+	used       []int32 // device indexes in use on this machine
+	answersIn  int     // checks until the attached address answers
 	zone       string
-	fail       map[string][]error // by call, one after the other
+	fail       map[string][]error // errors of each call, in order
 }
 
 func newNetwork() *network {
@@ -239,7 +239,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// A holder that lives and does not let go is not asked for ever.
+// After some time, a live holder that does not release the interface is detached by force.
 func TestStubbornHolderIsForced(t *testing.T) {
 	n := newNetwork().held(types.InstanceStateNameRunning)
 	n.stubborn = true
@@ -349,7 +349,7 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// The kernel is asked, and believed.
+// The function answers relies on the kernel.
 func TestAnswers(t *testing.T) {
 	if err := answers(t.Context(), netip.MustParseAddr("127.0.0.1")); err != nil {
 		t.Errorf("loopback: %v", err)

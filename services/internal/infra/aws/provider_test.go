@@ -29,7 +29,7 @@ import (
 
 func fakeAMI(name string) fake.AMI { return fake.AMI{Name: name} }
 
-// translated gives the suite's types and subnets the names that they have here.
+// translated maps the suite's types and subnets to existing names.
 type translated struct {
 	*aws.Provider
 	names map[string]string
@@ -52,8 +52,8 @@ func TestConformance(t *testing.T) {
 			Adapt:    func(req *infra.CreateRequest) { req.Args = map[string]any{"ImageId": r.image} },
 			Reopen:   func(*testing.T) infra.Provider { return open() },
 			Unknown:  "i-0123456789abcdef0",
-			// A tag is XML text without control characters; EC2 takes all else. What begins or ends with a space is not
-			// promised to come back.
+			// A tag is XML text without control characters. EC2 accepts everything else. EC2 does not guarantee to
+			// preserve leading and trailing spaces.
 			OddTags: []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d % <&>",
 				"a=b,c:d;e/f@g+h", "-f", "~", "*", strings.Repeat("ü", 256)},
 		}
@@ -193,7 +193,7 @@ func TestListReadsEveryPage(t *testing.T) {
 	}
 }
 
-// Want of capacity is told at once, by one attempt, so that another type can be tried.
+// Missing capacity is reported after a single attempt, so that another type can be tried.
 func TestCapacity(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
@@ -279,7 +279,7 @@ func TestNotAllowed(t *testing.T) {
 	wantClass(t, "expired credentials", err, infra.Denied)
 }
 
-// A role that may terminate by tag is told "not allowed" of what is gone.
+// If a role may terminate only by tag, EC2 answers "not allowed" for an instance that is gone.
 func TestDeletingWhatIsGoneByTag(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
@@ -299,7 +299,7 @@ func TestDeletingWhatIsGoneByTag(t *testing.T) {
 func TestSubnets(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
-	small := r.subnet(zone, "10.0.48.0/28") // 16 addresses, 5 of which are AWS's
+	small := r.subnet(zone, "10.0.48.0/28") // 16 addresses, of which AWS reserves 5
 	subnets := []string{r.a, small, r.foreign, "subnet-0123456789abcdef0"}
 	room, err := p.HasRoom(t.Context(), subnets)
 	if diff := cmp.Diff(map[string]bool{r.a: true, small: true, r.foreign: false, subnets[3]: false},
@@ -337,9 +337,9 @@ func TestSubnets(t *testing.T) {
 	if n := r.calls("RunInstances"); n != runs {
 		t.Error("it was asked for")
 	}
-	_, err = r.open(nil).Create(t.Context(), req) // which has not looked at subnets yet
+	_, err = r.open(nil).Create(t.Context(), req) // this provider has not described subnets yet
 	wantClass(t, "create in another zone, unknown", err, infra.Invalid)
-	// As the other test of a full subnet, but by EC2's own word.
+	// This repeats the test of a full subnet, but here EC2 itself refuses the create.
 	for {
 		req := r.request()
 		req.Subnet = small
@@ -468,7 +468,7 @@ func TestImages(t *testing.T) {
 		q := query
 		tc.change(&q)
 		if name == "through pages" {
-			r.cloud.EC2().SetImageState(r.image, "deregistered") // made today
+			r.cloud.EC2().SetImageState(r.image, "deregistered") // this image was made today
 		}
 		if id, err := p.Resolve(t.Context(), q); err != nil || id != ids[tc.want] {
 			t.Errorf("%s: %s, %v, want %s", name, id, err, ids[tc.want])
@@ -482,7 +482,7 @@ func TestImages(t *testing.T) {
 	wantClass(t, "anybody's image", err, infra.Invalid, "owners")
 }
 
-// machines starts instances that stand for servers, and an interface for the leader among them.
+// machines starts instances that act as servers, and makes an interface for the leader.
 func (r *rig) machines(n int) (ids []string, eni string, addr netip.Addr) {
 	r.t.Helper()
 	for range n {
@@ -539,12 +539,12 @@ func TestLeaderAddressMovesOn(t *testing.T) {
 	if n := r.calls("AttachNetworkInterface"); n != before {
 		t.Error("what it had was attached again")
 	}
-	acquire(second, ids[1]) // from one that lives
+	acquire(second, ids[1]) // from a live machine
 	if err := first.Release(t.Context(), ids[0]); err != nil || holder() != ids[1] {
 		t.Errorf("released by who does not have it: %v, held by %q", err, holder())
 	}
 	r.cloud.EC2().Kill(ids[1])
-	acquire(third, ids[2]) // from a dead one
+	acquire(third, ids[2]) // from a dead machine
 	if state, err := third.MachineState(t.Context(), ids[1]); state != infra.Deleted || err != nil {
 		t.Errorf("the dead holder's machine is %q, %v", state, err)
 	}
@@ -574,7 +574,7 @@ func TestLeaderAddressMovesOn(t *testing.T) {
 	}
 }
 
-// Many creates at once need no more than one connection each, and make as many instances.
+// Many concurrent creates need at most one connection each, and make one instance each.
 func TestBurst(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)

@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// clock is a time that stands still until it is moved.
+// clock is a time that changes only when it is moved.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -25,7 +25,7 @@ func (c *clock) Now() time.Time {
 	return c.now
 }
 
-// Sleep moves the clock.
+// Sleep advances the clock.
 func (c *clock) Sleep(ctx context.Context, d time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -95,7 +95,7 @@ func TestStatesFollowTheClock(t *testing.T) {
 	_, err := p.Get(t.Context(), vm.ProviderID)
 	wantClass(t, err, infra.NotFound)
 	_, err = p.Create(t.Context(), req)
-	wantClass(t, err, infra.Conflict) // the token is spent for ever
+	wantClass(t, err, infra.Conflict) // an instance ID is never reusable
 }
 
 func TestStatesByScript(t *testing.T) {
@@ -123,8 +123,8 @@ func TestOutcomes(t *testing.T) {
 		name      string
 		out       mock.Outcome
 		wantClass infra.Class
-		exists    bool // after the call
-		lands     bool // after a minute
+		exists    bool // whether the VM exists after the call
+		lands     bool // whether the call has taken effect after a minute
 	}{
 		{"success", mock.Outcome{}, "", true, true},
 		{"refused", mock.Outcome{Err: infra.Errorf(infra.Denied, "create", "no")}, infra.Denied, false, false},
@@ -182,7 +182,7 @@ func TestLateCalls(t *testing.T) {
 		t.Errorf("late: %d, next %s", n, next)
 	}
 	out.Late = 0
-	vm := create(t, p, kept) // the repeat overtakes the first attempt
+	vm := create(t, p, kept) // the repeat takes effect before the first attempt
 	clock.Sleep(t.Context(), time.Minute)
 	if n, _ := p.Late(); n != 0 {
 		t.Errorf("%d calls still late", n)
@@ -314,7 +314,7 @@ func TestHooksSeeEveryCallInOrder(t *testing.T) {
 		Script: func(_ context.Context, c mock.Call) mock.Outcome { note("script", c); return mock.Outcome{} },
 		Yield: func(_ context.Context, c mock.Call) {
 			note("yield", c)
-			p.VMs() // no lock is held
+			p.VMs() // this succeeds because no lock is held
 		},
 	})
 	create(t, p, request(t))

@@ -14,10 +14,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/infratest"
 )
 
-// testOptions are options for a tmux server and a state directory of the test's own, which end with it.
+// testOptions returns options for a separate tmux server and state directory. Both end with the test.
 func testOptions(t testing.TB) contract.Options {
 	t.Helper()
-	// Socket paths are short (unix(7): 107 bytes), and TempDir would be removed before the processes in it have ended.
+	// Socket paths must be short (unix(7): 107 bytes). TempDir would be removed before the processes in it have ended.
 	dir, err := os.MkdirTemp("", "nst") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
@@ -36,14 +36,14 @@ func testOptions(t testing.TB) contract.Options {
 		for i, pane := range panes {
 			machines[i], _ = identify(pane.pid)
 		}
-		_, _ = s.run(ctx, "kill-server") // none may be running
+		_, _ = s.run(ctx, "kill-server") // there may be no server
 		for _, m := range machines {
 			killSession(m)
 			if !m.gone(ctx, time.Minute) {
 				t.Errorf("process %d stays", m.PID)
 			}
 		}
-		// The shell that is to copy a window's output may only now open its log.
+		// The shell that copies a window's output may open its log only now.
 		for err = os.RemoveAll(dir); err != nil && ctx.Err() == nil; err = os.RemoveAll(dir) {
 			t.Log(err)
 		}
@@ -60,7 +60,7 @@ func open(t testing.TB, o contract.Options) *Provider {
 	return p
 }
 
-// document reads what the provider remembers of a VM.
+// document reads a VM's document.
 func (p *Provider) document(t *testing.T, vm infra.VM) document {
 	t.Helper()
 	d, ok, err := p.state.read(vm.Tags.Instance)
@@ -70,7 +70,7 @@ func (p *Provider) document(t *testing.T, vm infra.VM) document {
 	return d
 }
 
-// kill ends a VM's process behind the provider's back and waits until it has.
+// kill ends a VM's process without a provider call, and waits until it has ended.
 func (p *Provider) kill(t *testing.T, vm infra.VM) {
 	t.Helper()
 	machine := p.document(t, vm).process()
@@ -89,7 +89,7 @@ func TestConformance(t *testing.T) {
 		return infratest.Harness{
 			Provider: p,
 			Kill:     p.kill,
-			Settle:   func(*testing.T) {}, // looking again costs a call of tmux
+			Settle:   func(*testing.T) {}, // each check already takes the time of a tmux call
 			Reopen:   func(t *testing.T) infra.Provider { return open(t, options) },
 			Unknown:  "tmux://tst06bgm7733st2576nx5jht4ecjw",
 		}

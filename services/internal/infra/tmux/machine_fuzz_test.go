@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// The lock of another server holds the ID of its machine. Only of one of this host is anything said, and of garbage
-// never that the machine is gone.
+// The lock of another server holds the ID of its machine. MachineState makes statements only about machines of this
+// host. It never reports a machine with a malformed ID as gone.
 func FuzzMachineState(f *testing.F) {
 	self, err := MachineID()
 	if err != nil {

@@ -60,7 +60,7 @@ func wantState(t *testing.T, p *Provider, vm infra.VM, want infra.State) {
 	}
 }
 
-// fifo makes a pipe for scripts to say something through: wait blocks until they do.
+// fifo makes a named pipe for messages from scripts. wait blocks until a message arrives.
 func fifo(t *testing.T) (path string, wait func() string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "fifo")
@@ -69,7 +69,7 @@ func fifo(t *testing.T) (path string, wait func() string) {
 	}
 	return path, func() string {
 		t.Helper()
-		raw, err := os.ReadFile(path) // blocks until somebody has written and closed
+		raw, err := os.ReadFile(path) // blocks until a writer has opened and closed the pipe
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,8 +77,8 @@ func fifo(t *testing.T) (path string, wait func() string) {
 	}
 }
 
-// TestDefaultUserdataBootsAnAgent runs examples/userdata-tmux.sh.tmpl, and a command that shows what an agent would
-// find.
+// TestDefaultUserdataBootsAnAgent runs examples/userdata-tmux.sh.tmpl, with a command that prints the agent's
+// environment.
 func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", "the server's own secret")
 	t.Setenv("TMUX", "/nonexistent,1,0")
@@ -237,14 +237,14 @@ func TestClosedWindowLosesTheVM(t *testing.T) {
 		t.Fatal("its process stays")
 	}
 	wantState(t, p, other, infra.Stopped)
-	wantState(t, p, create(t, p, newRequest(t, "")), infra.Running) // the session comes back by itself
+	wantState(t, p, create(t, p, newRequest(t, "")), infra.Running) // the provider recreates the session
 }
 
-// TestStubbornProcesses: what ignores the loss of its terminal is no longer a VM, and a delete ends it.
+// TestStubbornProcesses checks processes that ignore SIGHUP. They no longer count as a VM, and a delete ends them.
 func TestStubbornProcesses(t *testing.T) {
 	pipe, wait := fifo(t)
 	options := testOptions(t)
-	// Like air: a child in a process group of its own.
+	// Like air, start a child in a separate process group.
 	options.Command = "trap '' HUP TERM; set -m; sh -c 'echo $$ > " + pipe +
 		"; while :; do sleep 1000; done' & while :; do wait; done"
 	p := open(t, options)
@@ -281,13 +281,13 @@ func TestFailingUserdata(t *testing.T) {
 	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
 		t.Fatal(err)
 	}
-	// The console's copy outlives the machine; the program that writes it is not waited for.
+	// The console log outlives the machine. The provider does not wait for the program that writes the log.
 	var console []byte
 	for tick := time.NewTicker(time.Millisecond); !bytes.Contains(console, []byte("failed with status 7")); <-tick.C {
 		if err := t.Context().Err(); err != nil {
 			t.Fatal(err)
 		}
-		console, _ = os.ReadFile(filepath.Join(p.state.vmDir(vm.Tags.Instance), consoleLog)) // it may not be there yet
+		console, _ = os.ReadFile(filepath.Join(p.state.vmDir(vm.Tags.Instance), consoleLog)) // the file may not exist yet
 	}
 	if !bytes.Contains(console, []byte("to the console")) {
 		t.Errorf("console: %s", console)
@@ -308,7 +308,7 @@ func TestUserdataIsRunOnce(t *testing.T) {
 	if again.State != infra.Stopped {
 		t.Errorf("a repeat for a killed VM answers %s", again.State)
 	}
-	// Even the boot script itself refuses.
+	// The boot script itself refuses a second start.
 	out, err := exec.Command("sh", filepath.Join(p.state.vmDir(vm.Tags.Instance), "boot.sh")).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "started before") {
 		t.Errorf("the boot script ran again: %v, %s", err, out)
@@ -453,7 +453,8 @@ func TestCrashesOnTheWay(t *testing.T) {
 	})
 }
 
-// TestReusedPID: a VM whose PID is another process's by now is stopped, and that process is left alone.
+// TestReusedPID checks a VM with a PID that another process has since got. The VM is stopped, and that process is left
+// alone.
 func TestReusedPID(t *testing.T) {
 	p := open(t, testOptions(t))
 	vm, other := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
@@ -471,8 +472,8 @@ func TestReusedPID(t *testing.T) {
 	wantState(t, p, other, infra.Running)
 }
 
-// TestDeletedDirectories: the directory of a deleted VM goes after keepDeleted. More than maxDeleted directories stay
-// for keepDeletedLeast only.
+// TestDeletedDirectories checks that the directory of a deleted VM is removed after keepDeleted. If there are more than
+// maxDeleted such directories, the older ones are removed after keepDeletedLeast.
 func TestDeletedDirectories(t *testing.T) {
 	p := open(t, testOptions(t))
 	vm, running := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
@@ -480,7 +481,7 @@ func TestDeletedDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := p.document(t, vm)
-	// More VMs that were deleted before: only their documents matter.
+	// Add more deleted VMs. Only their documents matter.
 	for i := range maxDeleted + 5 {
 		d := last
 		d.Instance = newRequest(t, "").Tags.Instance
@@ -637,17 +638,17 @@ func TestMachineEvidence(t *testing.T) {
 	}
 	check(self, infra.Running, "")
 	check(childID, infra.Running, "")
-	// the PID before this process had it
+	// A process that had the PID before this process.
 	check(fmt.Sprintf("%s/%d:%s0", host, child.PID, child.Start), infra.Deleted, "")
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	// Not reaped yet: a zombie is gone as well.
+	// The process is a zombie until Wait, and a zombie counts as gone.
 	if !child.gone(t.Context(), time.Minute) {
 		t.Fatal("the child stays")
 	}
 	check(childID, infra.Deleted, "")
-	_ = cmd.Wait() // it was killed
+	_ = cmd.Wait() // the error is expected, because the process was killed
 	check(childID, infra.Deleted, "")
 	check("elsewhere/"+rest, "", infra.NotFound)
 	for _, bad := range []string{"", host, host + "/1", host + "/x:1", host + "/0:1", host + "/-1:1", "/1:1", host +
@@ -732,7 +733,7 @@ func BenchmarkList100(b *testing.B) {
 	}
 }
 
-// TestExampleConfig: what a person copies from boots.
+// TestExampleConfig checks that the example configuration boots a VM.
 func TestExampleConfig(t *testing.T) {
 	raw, err := os.ReadFile("../../../../examples/config-tmux.jsonc")
 	if err != nil {
