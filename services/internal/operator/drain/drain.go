@@ -2,7 +2,7 @@
 //
 // Invariants:
 //
-//   - A server that waits for a drain gets the acknowledgement by the deadline, whatever the pods do.
+//   - A server that waits for a drain gets the acknowledgement by the deadline, regardless of the state of the pods.
 //   - An instance has at most one drain. Its progress is stored only in the cluster, so a new leader continues it.
 //   - A Node is removed only if the leader of its shard says that its instance is gone. Its absence from a list is not
 //     enough.

@@ -70,7 +70,7 @@ type simulatedOperator struct {
 	writes  int
 	crashes int
 	crashIn int  // number of writes until a crash, 0 for none
-	unsaved bool // the crash comes before the write, else after it
+	unsaved bool // The crash comes before the write instead of after it.
 }
 
 func newSimulatedOperator(t *testing.T, seed uint64) *simulatedOperator {

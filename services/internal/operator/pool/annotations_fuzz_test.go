@@ -65,7 +65,7 @@ func FuzzCapacityAnnotation(f *testing.F) {
 	})
 }
 
-// FuzzOwnedFields checks that fields that a group has set stay listed, whatever the annotation contained before.
+// FuzzOwnedFields checks that fields that a group has set stay listed, for any previous content of the annotation.
 func FuzzOwnedFields(f *testing.F) {
 	f.Add("", "m5.large", "a")
 	f.Add("vars", "", "")
