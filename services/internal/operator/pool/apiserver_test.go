@@ -119,7 +119,7 @@ func (op *liveOperator) addShard(id string) {
 	})
 }
 
-// takeRecorded returns the writes and calls since the previous call of done.
+// takeRecorded returns the writes and calls since the previous call of takeRecorded.
 func (op *liveOperator) takeRecorded() (writes, calls []string) {
 	op.mu.Lock()
 	defer op.mu.Unlock()

@@ -31,8 +31,8 @@ var scenario = []func(user *randomUser){
 	func(user *randomUser) { user.deletePool("db") },
 }
 
-// replayKilled runs the story with an operator that is killed at its nth effect (a write or a call) and replaced by a
-// new one. It reports whether there was an nth effect.
+// replayKilled runs the scenario with an operator that is killed at its nth effect (a write or a call) and replaced by
+// a new one. It reports whether there was an nth effect.
 func replayKilled(t *testing.T, n int) bool {
 	t.Helper()
 	op := newSimulatedOperator(t, testShards...)

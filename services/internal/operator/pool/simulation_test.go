@@ -158,7 +158,7 @@ func (op *simulatedOperator) recordWrite(verb string, obj client.Object) error {
 	return nil
 }
 
-// takeRecorded returns the writes and calls since the previous call of done.
+// takeRecorded returns the writes and calls since the previous call of takeRecorded.
 func (op *simulatedOperator) takeRecorded() (writes, calls []string) {
 	op.mu.Lock()
 	defer op.mu.Unlock()
