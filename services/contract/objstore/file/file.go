@@ -1,12 +1,13 @@
-// Package file is the object store in a directory, for one machine. Keys are paths: cluster/ca.crt lies in
+// Package file is an object store in a directory, for one machine. Keys are paths: cluster/ca.crt is stored in
 // {dir}/cluster/ca.crt, where a person can read it.
 //
-// Invariant: an object that was acknowledged is on the disk, whole, whatever is killed afterwards; a condition is
-// checked and the write made visible under one lock, which all processes that use the directory take (flock on
-// {dir}/.objstore/lock), by one rename. Reads take no lock. The directory must be on a local file system.
+// Invariant: an acknowledged object is completely on the disk, even if the process or machine is killed afterwards. A
+// condition is checked, and the write becomes visible by one rename, under one lock. All processes that use the
+// directory take this lock (flock on {dir}/.objstore/lock). Reads take no lock. The directory must be on a local file
+// system.
 //
-// Two keys of which one is a directory of the other ("a" and "a/b") cannot both exist here; the layout of the bucket
-// has none such.
+// Two keys cannot both exist if one is a directory of the other ("a" and "a/b"). The layout of the bucket has no such
+// keys.
 package file
 
 import (
@@ -29,22 +30,23 @@ import (
 )
 
 const (
-	// private is the directory inside the bucket's that holds no objects: the lock, and the file that is being written.
-	// Only the holder of the lock writes it, so that one name is enough and a crash leaves no litter.
+	// private is the directory inside the bucket's directory that holds no objects. It holds the lock and the file that
+	// is being written. Only the holder of the lock writes that file, so one name is enough and a crash leaves no other
+	// files.
 	private  = ".objstore"
 	lockPath = private + "/lock"
 	tempPath = private + "/new"
 )
 
-// Store implements objstore.Store. Use Open.
+// Store implements objstore.Store. Make it with Open.
 type Store struct {
-	root *os.Root // refuses every path, and symbolic link, that leads out of the directory
+	root *os.Root // refuses every path and symbolic link that leads out of the directory
 	lock *os.File
-	turn chan struct{} // this process's turn at the lock
+	turn chan struct{} // serializes the callers of this process
 }
 
-// Open opens the bucket in dir and creates the directory if there is none. Close it to give up the open directory and
-// lock file.
+// Open opens the bucket in dir, and creates the directory if it does not exist. Close releases the open directory and
+// the lock file.
 func Open(dir string) (*Store, error) {
 	s, err := open(dir)
 	if err != nil {
@@ -74,7 +76,7 @@ func open(dir string) (*Store, error) {
 	return s, nil
 }
 
-// Close ends the use of the store. Calls under way fail.
+// Close closes the store. Calls in progress fail.
 func (s *Store) Close() error { return errors.Join(s.lock.Close(), s.root.Close()) }
 
 // Get implements objstore.Store.
@@ -83,7 +85,7 @@ func (s *Store) Get(ctx context.Context, key string) (objstore.Object, error) {
 	return obj, err
 }
 
-// GetModified is Get, and says when the object was written.
+// GetModified is Get with the time at which the object was written.
 func (s *Store) GetModified(ctx context.Context, key string) (objstore.Object, time.Time, error) {
 	obj, modified, err := s.get(ctx, key)
 	if err != nil {
@@ -121,14 +123,15 @@ func (s *Store) get(ctx context.Context, key string) (objstore.Object, time.Time
 	return objstore.Object{Key: key, Body: body, Token: tokenOf(body)}, info.ModTime(), nil
 }
 
-// tokenOf is what S3 has as ETag of an object put in one piece, so that dev-s3 can serve it. It guards against
-// accidents and races of our own programs, not against an attacker who can write to the directory.
+// tokenOf returns the ETag that S3 assigns to an object put in one piece, so that dev-s3 can serve it. It protects
+// against accidents and races of Nstance's own programs, but not against an attacker with write access to the
+// directory.
 func tokenOf(body []byte) objstore.Token {
 	sum := md5.Sum(body)
 	return objstore.Token(hex.EncodeToString(sum[:]))
 }
 
-// Put implements objstore.Store. It does not return before the object is on the disk.
+// Put implements objstore.Store. It returns only after the object is on the disk.
 func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
 	err := objstore.ValidatePut(key, cond)
 	if err == nil {
@@ -148,10 +151,10 @@ func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.
 	return tokenOf(body), nil
 }
 
-// put runs under the lock.
+// put does the work of Put. The caller holds the lock.
 func (s *Store) put(key string, body []byte, cond objstore.Condition) error {
 	if cond.Conditional() {
-		// The lock is held, so no context may end this any more.
+		// The lock is held, so the context must not interrupt this read.
 		current, _, err := s.get(context.Background(), key)
 		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 			return err
@@ -167,7 +170,7 @@ func (s *Store) put(key string, body []byte, cond objstore.Condition) error {
 		return err
 	}
 	if info, err := s.root.Lstat(key); err == nil && info.IsDir() {
-		if err := s.root.Remove(key); err != nil { // left by a crash, empty; or else in use
+		if err := s.root.Remove(key); err != nil { // an empty directory left by a crash; Remove fails if it is in use
 			return fmt.Errorf("%w: other keys lie below this one: %w", objstore.ErrInvalid, err)
 		}
 	}
@@ -175,7 +178,7 @@ func (s *Store) put(key string, body []byte, cond objstore.Condition) error {
 		return err
 	}
 	if err := s.syncDir(path.Dir(key)); err != nil {
-		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err) // visible, perhaps not durable
+		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err) // visible, but perhaps not durable
 	}
 	return nil
 }
@@ -192,7 +195,7 @@ func (s *Store) writeTemp(body []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// makeDirs makes dir and its parents, each durable in its own parent.
+// makeDirs makes dir and its parents, and makes each of them durable in its parent.
 func (s *Store) makeDirs(dir string) error {
 	if dir == "." {
 		return nil
@@ -219,7 +222,7 @@ func (s *Store) makeDirs(dir string) error {
 	return err
 }
 
-// Delete implements objstore.Store. Directories that it leaves empty go too.
+// Delete implements objstore.Store. It also removes directories that become empty.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := validate(key); err != nil {
 		return wrap("delete", key, err)
@@ -249,7 +252,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// List implements objstore.Store. It reads every object it lists, for its token.
+// List implements objstore.Store. It reads every object that it lists, to compute its token.
 func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, error) {
 	keys, err := s.walk(ctx, prefix)
 	if err != nil {
@@ -259,7 +262,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 	for _, key := range keys {
 		obj, modified, err := s.get(ctx, key)
 		if errors.Is(err, objstore.ErrNotFound) {
-			continue // deleted since
+			continue // deleted in the meantime
 		}
 		if err != nil {
 			return nil, wrap("list", prefix, fmt.Errorf("read %q: %w", key, err))
@@ -270,11 +273,12 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 	return entries, nil
 }
 
-// walk lists the keys under the lock: a directory that is read while files are renamed into it may miss some.
+// walk lists the keys under the lock. Without the lock, files that are renamed into a directory during the read could
+// be missed.
 func (s *Store) walk(ctx context.Context, prefix string) ([]string, error) {
 	dir := path.Dir(prefix + "x")
 	if !fs.ValidPath(dir) {
-		return nil, nil // no valid key starts like this
+		return nil, nil // no valid key starts with this prefix
 	}
 	unlock, err := s.acquire(ctx)
 	if err != nil {
@@ -299,7 +303,7 @@ func (s *Store) walk(ctx context.Context, prefix string) ([]string, error) {
 	return keys, err
 }
 
-// acquire takes the lock, or fails when ctx ends. What is done under it is not interrupted.
+// acquire takes the lock, or fails when ctx ends. Work under the lock is not interrupted.
 func (s *Store) acquire(ctx context.Context) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -309,7 +313,7 @@ func (s *Store) acquire(ctx context.Context) (unlock func(), err error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	// Another process may be stopped while it holds the lock, so this does not block in the kernel.
+	// Another process may be suspended while it holds the lock, so poll instead of blocking in the kernel.
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
 		held, err := tryLock(s.lock)
 		if err != nil {
@@ -332,7 +336,7 @@ func (s *Store) acquire(ctx context.Context) (unlock func(), err error) {
 
 func (s *Store) syncDir(dir string) error {
 	if runtime.GOOS == "windows" {
-		return nil // directories cannot be synced there; renames are journalled
+		return nil // this system cannot sync directories, and journals renames
 	}
 	d, err := s.root.Open(dir)
 	if err != nil {
@@ -348,8 +352,8 @@ func validate(key string) error {
 	return objstore.ValidateKey(key)
 }
 
-// missing says whether err means that there is no such file: nothing there, or a file where a directory would have to
-// be.
+// missing reports whether err means that the file does not exist: either there is nothing, or a file is in the place of
+// a directory.
 func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }

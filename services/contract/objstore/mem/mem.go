@@ -1,8 +1,9 @@
-// Package mem is the in-memory object store of tests and the simulator. An injected function decides, request by
-// request, what goes wrong.
+// Package mem is the in-memory object store for tests and the simulator. An injected function decides about the faults
+// of each request.
 //
-// Invariant: given the same requests and the same faults in the same order, it gives the same answers. It starts no
-// goroutine and never sleeps by itself. Tokens are content hashes, as in S3: the strictest choice for callers.
+// Invariant: the same requests and the same faults in the same order give the same answers. The package starts no
+// goroutines and does not sleep by itself. Tokens are content hashes, as in S3, which is the strictest choice for
+// callers.
 package mem
 
 import (
@@ -31,50 +32,53 @@ const (
 	List   Op = "list"
 )
 
-// Request is what the injector sees. It must not change or keep Body.
+// Request describes a request for the injector, which must not change or keep Body.
 type Request struct {
 	Seq  uint64 // 1 for the first request on this store
 	Op   Op
-	Key  string // the prefix, for List
-	Body []byte // Put only
+	Key  string // for List, the prefix
+	Body []byte // only for Put
 	Cond objstore.Condition
 }
 
-// Held is the Fault.Late of a write that lands only when Land is called.
+// Held is the Fault.Late of a write that takes effect only when Land is called.
 const Held = -1
 
-// Fault is what happens to one request. The zero Fault is none.
+// Fault is the fault of one request. The zero Fault means that there is none.
 type Fault struct {
-	// Err ends the request before it has any effect. objstore.ErrIndeterminate here is a put that got lost on its way.
+	// Err fails the request before it has any effect. objstore.ErrIndeterminate stands for a put that was lost in
+	// transit.
 	Err error
-	// Before and After are waits around the effect, through Options.Sleep.
+	// Before and After are waits before and after the effect. They use Options.Sleep.
 	Before, After time.Duration
-	// Lost lets a put or delete happen while its caller sees ErrIndeterminate (for a delete: an error).
+	// Lost makes a put or delete take effect, while its caller gets ErrIndeterminate (for a delete: an error).
 	Lost bool
-	// Late lets a put or delete happen only when that many further requests have been made, just before the next one,
-	// or by Land; a put only if its condition still holds then. The caller sees ErrIndeterminate at once.
+	// Late delays the effect of a put or delete by this number of further requests. The effect comes just before the
+	// next request, or in Land. A put takes effect only if its condition still holds then. The caller gets
+	// ErrIndeterminate immediately.
 	Late int
-	// Stale lets a List answer as of that many writes ago (at most 256).
+	// Stale makes a List return the state before this number of latest writes (at most 256).
 	Stale int
 }
 
-// Options inject the edges. All are optional.
+// Options configures a Store. All fields are optional.
 type Options struct {
-	// Inject is called for each request, under no lock, in the order of Seq if requests come from one goroutine.
+	// Inject is called for each request, with no lock held. The calls are in the order of Seq if all requests come from
+	// one goroutine.
 	Inject func(context.Context, Request) Fault
-	// Sleep waits; an error means that ctx ended first. Without it, waits take no time.
+	// Sleep waits. An error means that ctx ended first. Without Sleep, waits take no time.
 	Sleep func(context.Context, time.Duration) error
-	// Now stamps objects. time.Now by default.
+	// Now returns the modification times of objects. The default is time.Now.
 	Now func() time.Time
-	// Changed is told of each write and delete at the moment it takes effect, under the store's lock; body is nil for a
-	// delete. It must neither call the store nor keep body.
+	// Changed is called for each write and delete when it takes effect, under the store's lock. body is nil for a
+	// delete. Changed must neither call the store nor keep body.
 	Changed func(key string, body []byte)
 }
 
-// history is how many writes a stale list may be behind.
+// history is the maximum number of writes that a stale list may lag behind.
 const history = 256
 
-// Store implements objstore.Store. Use New.
+// Store implements objstore.Store. Make it with New.
 type Store struct {
 	opts Options
 
@@ -92,16 +96,16 @@ type object struct {
 	modified time.Time
 }
 
-// change is what a write replaced.
+// change holds the state that a write replaced.
 type change struct {
 	key     string
 	before  object
 	existed bool
 }
 
-// held is a write that lands later.
+// held is a write that takes effect later.
 type held struct {
-	due  uint64 // lands before the request with this number; 0: only by Land
+	due  uint64 // takes effect before the request with this number; 0 means only in Land
 	req  Request
 	body []byte
 }
@@ -118,14 +122,14 @@ func New(opts ...Options) *Store {
 	return s
 }
 
-// Land lets all held and late writes land now, oldest first, and returns how many took effect.
+// Land applies all held and late writes now, oldest first. It returns the number of writes that took effect.
 func (s *Store) Land() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.land(func(held) bool { return true })
 }
 
-// Pending is the number of writes that may still land.
+// Pending returns the number of writes that may still take effect.
 func (s *Store) Pending() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +194,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 	return entries, nil
 }
 
-// do runs one request: its fault, its effect under the lock, and what its caller gets to see.
+// do runs one request: its fault, its effect under the lock, and the result for the caller.
 func (s *Store) do(ctx context.Context, req Request, effect func(Fault) error) error {
 	if req.Op != List {
 		if err := objstore.ValidateKey(req.Key); err != nil {
@@ -236,7 +240,7 @@ func (s *Store) do(ctx context.Context, req Request, effect func(Fault) error) e
 	return nil
 }
 
-// ended is the error of a request that went out and whose answer never came.
+// ended returns the error of a request that was sent but got no answer.
 func (s *Store) ended(req Request, err error) error {
 	if req.Op == Put {
 		err = fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
@@ -327,7 +331,7 @@ func (s *Store) remember(key string) {
 }
 
 func (s *Store) list(prefix string, stale int) []objstore.Entry {
-	// The oldest of the changes that are not seen yet decides what is seen of its key.
+	// For each key, the oldest change that the list must not include determines the listed state.
 	past := map[string]change{}
 	for i := len(s.undo) - 1; i >= 0 && i >= len(s.undo)-stale; i-- {
 		past[s.undo[i].key] = s.undo[i]

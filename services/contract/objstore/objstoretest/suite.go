@@ -1,5 +1,4 @@
-// Package objstoretest owns the conformance suite of object stores: what every back end must do for the rest to be
-// right.
+// Package objstoretest owns the conformance suite of object stores. Every back end must pass it.
 package objstoretest
 
 import (
@@ -19,8 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// Run runs the suite. open returns an empty store each time it is called; what it needs to clean up it registers with
-// t.Cleanup.
+// Run runs the suite. open returns an empty store each time it is called, and registers its cleanup with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) objstore.Store) {
 	for _, test := range []struct {
 		name string
@@ -124,7 +122,7 @@ func testEmptyBody(t *testing.T, s objstore.Store) {
 }
 
 func testLargeBody(t *testing.T, s objstore.Store) {
-	body := strings.Repeat("0123456789abcdef", 3<<20/16) // above the size at which SDKs change their ways
+	body := strings.Repeat("0123456789abcdef", 3<<20/16) // larger than the size at which SDKs switch to other requests
 	token := put(t, s, "large", body, objstore.IfAbsent())
 	wantObject(t, s, "large", body, token)
 }
@@ -177,10 +175,10 @@ func testConditions(t *testing.T, s objstore.Store) {
 		}
 	}
 	other := put(t, s, "other", "other", objstore.Always())
-	conflict("doc", "x", objstore.IfToken(other)) // no such object
+	conflict("doc", "x", objstore.IfToken(other)) // the object does not exist
 	first := put(t, s, "doc", "1", objstore.IfAbsent())
 	conflict("doc", "2", objstore.IfAbsent())
-	conflict("doc", "1", objstore.IfAbsent()) // the same bytes are no excuse
+	conflict("doc", "1", objstore.IfAbsent()) // the same bytes must conflict too
 	conflict("doc", "2", objstore.IfToken(other))
 	wantObject(t, s, "doc", "1", first)
 	second := put(t, s, "doc", "2", objstore.IfToken(first))
@@ -263,7 +261,7 @@ func testList(t *testing.T, s objstore.Store) {
 }
 
 func testPaging(t *testing.T, s objstore.Store) {
-	const n = 1100 // S3 pages hold 1,000 keys
+	const n = 1100 // a page of S3 holds 1,000 keys
 	var want []string
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(64)
@@ -309,7 +307,7 @@ func testLayout(t *testing.T, s objstore.Store) {
 
 const writers = 50
 
-// race lets all writers put at once under the same condition and returns the only winner's token.
+// race starts all writers at the same time under the same condition. It returns the token of the only winner.
 func race(t *testing.T, s objstore.Store, key string, round int, cond objstore.Condition) objstore.Token {
 	t.Helper()
 	start := make(chan struct{})
@@ -359,7 +357,8 @@ func testRaceToken(t *testing.T, s objstore.Store) {
 	}
 }
 
-// testReaders reads and lists while one object is being replaced: it is always there, whole, and never goes back.
+// testReaders reads and lists while an object is being replaced. The object must always exist, must be complete, and
+// must never return to an earlier version.
 func testReaders(t *testing.T, s objstore.Store) {
 	const writes = 60
 	body := func(i int) []byte { return bytes.Repeat([]byte{byte('0' + i)}, 1000+100*i) }
@@ -430,7 +429,7 @@ func testSettle(t *testing.T, s objstore.Store) {
 
 func testProbe(t *testing.T, s objstore.Store) {
 	key := keys.Probe("dev-1", "nonce")
-	for range 2 { // it cleans up well enough to be run again
+	for range 2 { // the probe cleans up, so it can run again
 		if err := objstore.Probe(t.Context(), s, key); err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,5 @@
-// Package open opens an object store by the name of its back end. It is apart from objstore because it links every SDK.
+// Package open opens an object store by the name of its back end. It is separate from objstore because it links every
+// SDK.
 package open
 
 import (
@@ -11,19 +12,19 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 )
 
-// Location says where a bucket is: the "storage" of a configuration, or the flags of a program.
+// Location is the location of a bucket: the "storage" of a configuration, or the flags of a program.
 type Location struct {
 	Provider string // "s3" or "file"
 	Bucket   string // for file, the directory
 	Prefix   string // of all keys; may be empty
-	// Region, Endpoint and PathStyle are for s3. What is not set comes from the environment: AWS_REGION,
-	// AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE.
+	// Region, Endpoint and PathStyle are for s3. Unset values come from the environment: AWS_REGION, AWS_ENDPOINT_URL,
+	// AWS_S3_USE_PATH_STYLE.
 	Region    string
 	Endpoint  string
 	PathStyle bool
 }
 
-// Open opens the store at the location. It does not try to reach it.
+// Open opens the store at the location. It does not connect to the store.
 func Open(ctx context.Context, at Location) (objstore.Store, error) {
 	store, err := backend(ctx, at)
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package s3 is the object store in an S3 bucket, at AWS or any endpoint that honours If-Match and If-None-Match on
+// Package s3 is the object store in an S3 bucket, at AWS or any endpoint that honors If-Match and If-None-Match on
 // PutObject.
 //
-// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it (a repetition would be refused
-// because of its own success), and every answer that does not settle it is reported as indeterminate.
+// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it, because its own success would
+// make the repetition fail. Every answer that does not settle the put is returned as indeterminate.
 package s3
 
 import (
@@ -28,26 +28,26 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// connections is how many requests run in parallel without opening a new connection for each.
+// connections is the number of idle connections to keep. Up to this number, parallel requests need no new connections.
 const connections = 128
 
-// Options say where the bucket is and how to get in.
+// Options holds the location of the bucket and the credentials.
 type Options struct {
 	Bucket string
-	// Region by default is what the SDK finds (AWS_REGION, the profile), or us-east-1 if there is an endpoint: most S3
-	// servers do not care.
+	// Region defaults to the region that the SDK finds (AWS_REGION, the profile). If there is an endpoint, the last
+	// default is us-east-1, because most S3 servers ignore the region.
 	Region string
-	// Endpoint is the URL of an S3 server other than AWS's.
+	// Endpoint is the URL of an S3 server other than that of AWS.
 	Endpoint string
-	// PathStyle puts the bucket into the path of URLs, not in front of the host name.
+	// PathStyle puts the bucket into the path of URLs instead of in front of the host name.
 	PathStyle bool
-	// Credentials by default are the SDK's chain: environment, profile, web identity, the instance's role.
+	// Credentials defaults to the SDK's chain: environment, profile, web identity, the instance's role.
 	Credentials aws.CredentialsProvider
 }
 
-// WithEnv fills what is not set from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and
-// AWS_S3_USE_PATH_STYLE (a boolean as strconv.ParseBool reads it; the SDK itself does not know that one). getenv is
-// os.Getenv.
+// WithEnv fills in unset fields from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and
+// AWS_S3_USE_PATH_STYLE. The last one is a boolean as in strconv.ParseBool, and the SDK itself does not know it. getenv
+// is os.Getenv.
 func (o Options) WithEnv(getenv func(string) string) (Options, error) {
 	o.Endpoint = cmp.Or(o.Endpoint, getenv("AWS_ENDPOINT_URL_S3"), getenv("AWS_ENDPOINT_URL"))
 	if text := getenv("AWS_S3_USE_PATH_STYLE"); text != "" && !o.PathStyle {
@@ -60,13 +60,13 @@ func (o Options) WithEnv(getenv func(string) string) (Options, error) {
 	return o, nil
 }
 
-// Store implements objstore.Store. Use New.
+// Store implements objstore.Store. Make it with New.
 type Store struct {
 	api    api
 	bucket string
 }
 
-// api is what is used of the SDK.
+// api lists the methods of the SDK that this package uses.
 type api interface {
 	s3.ListObjectsV2APIClient
 	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
@@ -74,7 +74,7 @@ type api interface {
 	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
 }
 
-// New prepares access to a bucket. It sends no request to it; the SDK may read profiles.
+// New prepares access to a bucket. It sends no request to the bucket, but the SDK may read profiles.
 func New(ctx context.Context, o Options) (*Store, error) {
 	if o.Bucket == "" {
 		return nil, errors.New("open S3 bucket: no bucket is named")
@@ -107,7 +107,7 @@ func New(ctx context.Context, o Options) (*Store, error) {
 		if o.Endpoint != "" {
 			s.BaseEndpoint = aws.String(o.Endpoint)
 		}
-		// Newer checksums than Content-MD5 and the signature's are unknown to many S3 servers.
+		// Many S3 servers do not support checksums newer than Content-MD5 and that of the signature.
 		s.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		s.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 	})}, nil
@@ -127,7 +127,7 @@ func (s *Store) get(ctx context.Context, key string) (obj objstore.Object, err e
 		return obj, err
 	}
 	out, err := s.api.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key})
-	if codeOf(err) == "NoSuchKey" { // and not just 404, which a missing bucket and a wrong endpoint answer too
+	if codeOf(err) == "NoSuchKey" { // not every 404, because a missing bucket or a wrong endpoint answers 404 too
 		return obj, fmt.Errorf("%w: %w", objstore.ErrNotFound, err)
 	}
 	if err != nil {
@@ -175,24 +175,24 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 		return "", classify(err, cond, sent.Load())
 	}
 	token, err := tokenOf(out.ETag)
-	if err != nil { // written, but as what?
+	if err != nil { // the object was written, but its token is unknown
 		return "", fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	}
 	return token, nil
 }
 
-// classify says what an error of a put means. Which status a failed condition has:
+// classify returns the error for a failed put. For the statuses of a failed condition, see
 // https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
 func classify(err error, cond objstore.Condition, sent bool) error {
 	code, status := codeOf(err), statusOf(err)
 	switch {
-	case !sent: // no credentials, no endpoint, an ended context
+	case !sent: // no credentials, no endpoint, or an ended context
 		return err
 	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict ||
 		code == "NoSuchKey"):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case code == "RequestTimeout" || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing happened, but the store is in trouble: worth another attempt, which is what this error leads to.
+		// Nothing was written, but the store has a problem. An indeterminate error makes the caller try again.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
 		return err
@@ -228,7 +228,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 		for _, o := range page.Contents {
 			key := aws.ToString(o.Key)
 			if objstore.ValidateKey(key) != nil {
-				continue // not ours, and nobody could get it: "directory" objects of consoles end in a slash
+				continue // not an object of Nstance, and not readable by key: "directory" objects of consoles end in a slash
 			}
 			token, err := tokenOf(o.ETag)
 			if err != nil {
@@ -243,7 +243,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 	return entries, nil
 }
 
-// tokenOf drops the quotes, which some servers leave out in some places.
+// tokenOf removes the quotes, which some servers omit in some places.
 func tokenOf(etag *string) (objstore.Token, error) {
 	token := strings.Trim(aws.ToString(etag), `"`)
 	if token == "" {
@@ -260,7 +260,7 @@ func (s *Store) wrap(op, key string, err error) error {
 	return fmt.Errorf("s3: %s %q in bucket %q: %w", op, key, s.bucket, err)
 }
 
-// codeOf is the error code that the store sent, "" if none.
+// codeOf returns the error code that the store sent, or "" if there is none.
 func codeOf(err error) string {
 	var api smithy.APIError
 	if errors.As(err, &api) {
@@ -269,7 +269,7 @@ func codeOf(err error) string {
 	return ""
 }
 
-// statusOf is the HTTP status that the store sent, 0 if none.
+// statusOf returns the HTTP status that the store sent, or 0 if there is none.
 func statusOf(err error) int {
 	var response *smithyhttp.ResponseError
 	if errors.As(err, &response) {
@@ -278,7 +278,7 @@ func statusOf(err error) int {
 	return 0
 }
 
-// noting notes in the context of a put that the request went to the network.
+// noting records in the context of a put that the request was sent to the network.
 type noting struct{ client s3.HTTPClient }
 
 type sentKey struct{}

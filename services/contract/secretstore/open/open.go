@@ -1,5 +1,5 @@
 // Package open opens a secrets store by the name of its back end, and knows every source of encryption keys. It is
-// apart from secretstore and keyring because it links every SDK.
+// separate from secretstore and keyring because it links every SDK.
 package open
 
 import (
@@ -20,14 +20,14 @@ import (
 // ObjectStorage is the back end that seals secrets into the cluster's bucket.
 const ObjectStorage = "object-storage"
 
-// KeySources are all sources of encryption keys.
+// KeySources returns all sources of encryption keys.
 func KeySources() map[string]keyring.Source {
 	sources := keyring.Sources()
 	maps.Copy(sources, aws.Sources())
 	return sources
 }
 
-// Options say which store to open.
+// Options selects the store to open.
 type Options struct {
 	Secrets config.Secrets
 	// Bucket, Cluster, Ring and Rand are for [ObjectStorage].
@@ -37,7 +37,7 @@ type Options struct {
 	Rand    io.Reader
 }
 
-// Open opens the store. It does not try to reach it.
+// Open opens the store. It does not connect to the store.
 func Open(ctx context.Context, o Options) (secretstore.Store, error) {
 	switch o.Secrets.Provider {
 	case ObjectStorage:

@@ -1,8 +1,8 @@
-// Package parameterstore keeps the cluster's secrets in AWS Systems Manager Parameter Store, as SecureString
+// Package parameterstore stores the cluster's secrets in AWS Systems Manager Parameter Store, as SecureString
 // parameters.
 //
-// Invariant: a value comes back to the byte. A parameter holds text; what is not plain text is kept in base64 behind a
-// marker.
+// Invariant: Get returns exactly the bytes of Put. A parameter holds text, so a value that is not plain text is stored
+// in base64 after a marker.
 package parameterstore
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Client is what is called of the service.
+// Client lists the methods of the service that this package uses.
 type Client interface {
 	PutParameter(ctx context.Context, in *ssm.PutParameterInput, opts ...func(*ssm.Options)) (*ssm.PutParameterOutput,
 		error)
@@ -35,23 +35,23 @@ type Client interface {
 		opts ...func(*ssm.Options)) (*ssm.DescribeParametersOutput, error)
 }
 
-// maxValue is the largest value of an advanced parameter in bytes (Systems Manager quotas).
+// maxValue is the maximum size of an advanced parameter's value in bytes (Systems Manager quotas).
 const maxValue = 8192
 
-// marker begins the value of a parameter that is not plain text; base64 of the content follows.
+// marker starts the value of a parameter that is not plain text. The base64 of the content follows.
 const marker = "nstance:base64:"
 
-// Store is a [secretstore.Store]. Parameters are named prefix and name, one after the other; a prefix with slashes
-// begins with one.
+// Store is a [secretstore.Store]. The name of a parameter is the prefix followed by the name of the secret. A prefix
+// with slashes starts with a slash.
 type Store struct {
 	client Client
 	prefix string
 }
 
-// New returns a store over a client.
+// New returns a store that uses client.
 func New(client Client, prefix string) *Store { return &Store{client, prefix} }
 
-// Open makes a client from the usual places of the SDK: environment, profiles, the machine's role.
+// Open makes a client with the SDK's default configuration: environment, profiles, the machine's role.
 func Open(ctx context.Context, prefix string) (*Store, error) {
 	cfg, err := awsconfig.LoadDefaultConfig(ctx)
 	if err != nil {
@@ -94,11 +94,11 @@ func (s *Store) Put(ctx context.Context, name string, value secretstore.Value, c
 	}
 	_, err := s.client.PutParameter(ctx, &ssm.PutParameterInput{
 		Name: awssdk.String(s.prefix + name), Value: &text, Type: types.ParameterTypeSecureString,
-		// Standard as long as the value fits, which is free.
+		// The tier is Standard, which is free, as long as the value fits.
 		Tier: types.ParameterTierIntelligentTiering, Overwrite: awssdk.Bool(cond == secretstore.Any),
 	}, func(o *ssm.Options) {
 		if cond == secretstore.IfAbsent {
-			o.RetryMaxAttempts = 1 // a repeat would be told that its own success exists
+			o.RetryMaxAttempts = 1 // a repeat would fail because of its own success
 		}
 	})
 	return s.failed(ctx, "write", name, err)
@@ -116,8 +116,7 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.failed(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. What lies under the prefix with a name that is none of a secret's is somebody
-// else's.
+// List implements secretstore.Store. It ignores parameters under the prefix with names that no secret can have.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	in := &ssm.DescribeParametersInput{MaxResults: awssdk.Int32(50)}
 	if s.prefix != "" {
@@ -142,7 +141,7 @@ func (s *Store) List(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// failed translates the service's errors. The messages of the service do not quote values.
+// failed translates the service's errors. The service's messages do not quote values.
 func (s *Store) failed(ctx context.Context, what, name string, err error) error {
 	switch {
 	case err == nil:
@@ -156,7 +155,7 @@ func (s *Store) failed(ctx context.Context, what, name string, err error) error 
 	return fmt.Errorf("%s parameter %q of AWS Systems Manager: %w", what, s.prefix+name, err)
 }
 
-// encode leaves plain text as it is, so that a person can read and edit it in the console.
+// encode returns plain text unchanged, so that a person can read and edit it in the console.
 func encode(content []byte) string {
 	if text := string(content); plain(text) {
 		return text
@@ -164,8 +163,8 @@ func encode(content []byte) string {
 	return marker + base64.StdEncoding.EncodeToString(content)
 }
 
-// plain reports whether a parameter can hold a text as it is. Space around it may be lost, and two braces refer to
-// other parameters (PutParameter, API reference).
+// plain reports whether a parameter can hold a text unchanged. The service may remove surrounding space, and it reads
+// two braces as a reference to another parameter (PutParameter, API reference).
 func plain(text string) bool {
 	return utf8.ValidString(text) && text == strings.TrimSpace(text) && !strings.Contains(text, "{{") &&
 		!strings.HasPrefix(text, marker) &&

@@ -1,7 +1,7 @@
-// Package secretsmanager keeps the cluster's secrets in AWS Secrets Manager.
+// Package secretsmanager stores the cluster's secrets in AWS Secrets Manager.
 //
-// Invariant: a secret is created by CreateSecret alone, which has one winner; one that is only marked for deletion is
-// an error and never "not found", or a second CA would be made in its place.
+// Invariant: only CreateSecret creates a secret, so that concurrent creations have one winner. A secret that is marked
+// for deletion is an error and never "not found". Otherwise a second CA would be made in its place.
 package secretsmanager
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Client is what is called of the service.
+// Client lists the methods of the service that this package uses.
 type Client interface {
 	CreateSecret(ctx context.Context, in *sm.CreateSecretInput, opts ...func(*sm.Options)) (*sm.CreateSecretOutput,
 		error)
@@ -33,23 +33,22 @@ type Client interface {
 	ListSecrets(ctx context.Context, in *sm.ListSecretsInput, opts ...func(*sm.Options)) (*sm.ListSecretsOutput, error)
 }
 
-// maxValue is the largest secret in bytes (Secrets Manager quotas).
+// maxValue is the maximum size of a secret in bytes (Secrets Manager quotas).
 const maxValue = 65536
 
-// tries bounds how often a Put changes its mind about whether the secret exists, when others create and delete it at
-// the same time.
+// tries bounds the attempts of a Put to update or create a secret, while others create and delete it at the same time.
 const tries = 5
 
-// Store is a [secretstore.Store]. Names in the service are prefix and name, one after the other.
+// Store is a [secretstore.Store]. A name in the service is the prefix followed by the name of the secret.
 type Store struct {
 	client Client
 	prefix string
 }
 
-// New returns a store over a client.
+// New returns a store that uses client.
 func New(client Client, prefix string) *Store { return &Store{client, prefix} }
 
-// Open makes a client from the usual places of the SDK: environment, profiles, the machine's role.
+// Open makes a client with the SDK's default configuration: environment, profiles, the machine's role.
 func Open(ctx context.Context, prefix string) (*Store, error) {
 	cfg, err := awsconfig.LoadDefaultConfig(ctx)
 	if err != nil {
@@ -96,7 +95,7 @@ func (s *Store) Put(ctx context.Context, name string, value secretstore.Value, c
 				return s.failed(ctx, "write", name, err)
 			}
 		}
-		// The SDK sends one request token for all its attempts, so a repeat is no second creation.
+		// The SDK sends the same request token in all its attempts, so a repeat creates no second secret.
 		_, err = s.client.CreateSecret(ctx, &sm.CreateSecretInput{Name: id, SecretString: text, SecretBinary: binary})
 		if cond == secretstore.IfAbsent || !isA[*types.ResourceExistsException](err) {
 			return s.failed(ctx, "create", name, err)
@@ -105,7 +104,7 @@ func (s *Store) Put(ctx context.Context, name string, value secretstore.Value, c
 	return s.failed(ctx, "write", name, err)
 }
 
-// content is text where it can be, so that a person can read and edit it in the console.
+// content returns the value as text if possible, so that a person can read and edit it in the console.
 func content(value secretstore.Value) (text *string, binary []byte) {
 	raw := value.Reveal()
 	if utf8.Valid(raw) && !slices.Contains(raw, 0) {
@@ -114,7 +113,7 @@ func content(value secretstore.Value) (text *string, binary []byte) {
 	return nil, raw
 }
 
-// Delete implements secretstore.Store. There is no recovery window: the name is free for another secret at once.
+// Delete implements secretstore.Store. It sets no recovery window, so the name can be used again immediately.
 func (s *Store) Delete(ctx context.Context, name string) error {
 	if err := secretstore.ValidateName(name); err != nil {
 		return err
@@ -127,8 +126,7 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.failed(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. What lies under the prefix with a name that is none of a secret's is somebody
-// else's.
+// List implements secretstore.Store. It ignores secrets under the prefix with names that are not valid for a [Store].
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	in := &sm.ListSecretsInput{MaxResults: awssdk.Int32(100)}
 	if s.prefix != "" {
@@ -152,7 +150,7 @@ func (s *Store) List(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// failed translates the service's errors. The messages of the service do not quote values.
+// failed translates the service's errors. The service's messages do not quote values.
 func (s *Store) failed(ctx context.Context, what, name string, err error) error {
 	switch {
 	case err == nil:

@@ -1,4 +1,4 @@
-// Package secretstoretest is the conformance suite that every back end of secretstore passes.
+// Package secretstoretest is the conformance suite that every back end of secretstore must pass.
 package secretstoretest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Run checks one back end. open returns two views of the same, empty store, as two processes would have them.
+// Run checks one back end. open returns two views of the same empty store, as two processes would have them.
 func Run(t *testing.T, open func(t *testing.T) (a, b secretstore.Store)) {
 	for name, test := range map[string]func(t *testing.T, a, b secretstore.Store){
 		"missing":         missing,
@@ -85,7 +85,7 @@ func putAndGet(t *testing.T, a, b secretstore.Store) {
 		put(t, b, name, content+"2", secretstore.Any)
 		want(t, a, name, content+"2")
 	}
-	wantMissing(t, a, "Text") // case counts
+	wantMissing(t, a, "Text") // names are case-sensitive
 }
 
 func createOnce(t *testing.T, a, b secretstore.Store) {
@@ -94,7 +94,7 @@ func createOnce(t *testing.T, a, b secretstore.Store) {
 		secretstore.ErrExists) {
 		t.Errorf("second creation: %v", err)
 	}
-	// Not even by whoever made it, with the same content.
+	// A second creation fails, even with the same content and by the same caller.
 	if err := a.Put(t.Context(), "x", secretstore.NewValue([]byte("first")), secretstore.IfAbsent); !errors.Is(err,
 		secretstore.ErrExists) {
 		t.Errorf("the same creation again: %v", err)
