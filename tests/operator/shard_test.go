@@ -352,8 +352,8 @@ func (s *shard) tails(t *testing.T) {
 		"nstance-server.log"), 20))
 }
 
-// metadata simulates the EC2 metadata service. Their template's variable AWS_EC2_METADATA_SERVICE_ENDPOINT leads
-// instances to it. The first part of the path is the instance ID.
+// metadata simulates the EC2 metadata service. The group spot directs its instances to it with the variable
+// AWS_EC2_METADATA_SERVICE_ENDPOINT. The first part of the path is the instance ID.
 type metadata struct {
 	mu      sync.Mutex
 	notices map[string]time.Time
