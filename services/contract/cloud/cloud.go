@@ -1,7 +1,8 @@
-// Package cloud describes what the shard configuration has to know of a cloud: its fields, its stores, and checks that
-// need no network. Each cloud has a sub-package with one [Block]; package all lists them.
+// Package cloud describes the parts of a cloud that the shard configuration needs: its fields, its stores, and checks
+// that need no network. Each cloud has a sub-package with one [Block]. Package all lists them.
 //
-// Invariant: nothing here or below links a cloud's SDK, so every program can check a configuration for every cloud.
+// Invariant: neither this package nor its sub-packages link a cloud's SDK, so every program can check a configuration
+// for every cloud.
 package cloud
 
 // Block describes one cloud's part of the shard configuration. It is constant. Every func may be nil.

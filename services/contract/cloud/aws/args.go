@@ -39,12 +39,12 @@ const (
 	setByServer  = "cannot be set in args"
 )
 
-// DecodeArgs checks args by the fields and types of the RunInstances API and by the server's own rules. It returns them
-// with every value in the type of its field: texts that are numbers or booleans are converted, because templates yield
-// texts only. Names are case-sensitive. A null counts as absent, because a merge unsets a value so.
+// DecodeArgs checks args against the fields and types of the RunInstances API and the server's own rules. It returns
+// args with every value in the type of its field. Texts with numbers or booleans are converted, because templates yield
+// only texts. Names are case-sensitive. A null counts as absent, because a merge uses null to unset a value.
 //
-// With templates, texts may still hold templates, as before rendering. A template in the place of another type than
-// text is left out of the result. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
+// With templates, texts may still contain templates, as before rendering. The result omits a template in a field of a
+// type other than text. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
 func DecodeArgs(args map[string]any, templates bool) (map[string]any, []cloud.Problem) {
 	d := argsDecoder{templates: templates}
 	allowed := make(map[string]any, len(args))
@@ -75,7 +75,7 @@ func (d *argsDecoder) report(path []any, hint, format string, args ...any) {
 		Hint: hint})
 }
 
-// value returns a value in the type of its field, nil if it is absent or wrong.
+// value returns a value in the type of its field, or nil if it is absent or wrong.
 func (d *argsDecoder) value(path []any, value any, typ string) any {
 	switch {
 	case len(path) > maxDepth:
@@ -211,7 +211,7 @@ func toNumber(value any) (float64, bool) {
 	}
 }
 
-// describeValue says what a JSON value is. Short values are quoted.
+// describeValue describes a JSON value in words. It quotes short values.
 func describeValue(value any) string {
 	switch v := value.(type) {
 	case map[string]any:

@@ -13,8 +13,8 @@ import (
 // Name is the cloud's name.
 const Name = "aws"
 
-// OptionProfile is the one option of server.provider.options: the profile of the SDK's shared configuration files.
-// Default: AWS_PROFILE.
+// OptionProfile is the only option in server.provider.options: the profile in the SDK's shared configuration files. The
+// default is AWS_PROFILE.
 const OptionProfile = "profile"
 
 // Block describes the cloud.
@@ -46,7 +46,7 @@ func (n NetworkInterface) Check() []cloud.Problem {
 		Message: fmt.Sprintf("%q does not begin with eni-", n.InterfaceID)}}
 }
 
-// TargetGroups are what a group's instances are registered with.
+// TargetGroups are the target groups with which a group's instances are registered.
 type TargetGroups struct {
 	// AWS: the target groups; an instance is registered with each.
 	TargetGroupARNs []string `json:"target_group_arns,omitempty" rule:"required"`

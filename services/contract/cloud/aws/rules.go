@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// TagPrefix begins the tags that only the server writes.
+// TagPrefix is the prefix of the tags that only the server writes.
 const TagPrefix = "nstance:"
 
 // Limits of tags, in characters. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
@@ -34,7 +34,7 @@ func CheckTag(key, value string) error {
 	return nil
 }
 
-// checkRules reports what in decoded args would break the server's own guarantees.
+// checkRules reports values in decoded args that would break the server's own guarantees.
 func (d *argsDecoder) checkRules(args map[string]any) {
 	d.checkFixed(args, "required", "instances must not answer version 1 of the metadata service",
 		"MetadataOptions", "HttpTokens")
@@ -51,7 +51,7 @@ func (d *argsDecoder) checkRules(args map[string]any) {
 	d.checkTags(args)
 }
 
-// checkFixed reports a text below path that differs from the only allowed one. A template is not reported.
+// checkFixed reports a text below path that differs from the only allowed text. It does not report a template.
 func (d *argsDecoder) checkFixed(args map[string]any, want, reason string, path ...any) {
 	var value any = args
 	for _, name := range path {
@@ -89,8 +89,8 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	}
 }
 
-// primaryInterface returns the position of the interface with DeviceIndex 0. The first one without an index counts as
-// such if no other has 0. It returns -1 if there is none.
+// primaryInterface returns the position of the interface with DeviceIndex 0. If no interface has index 0, it returns
+// the first one without an index. It returns -1 if there is none.
 func primaryInterface(interfaces []map[string]any) int {
 	for i, n := range interfaces {
 		if n["DeviceIndex"] == int64(0) {

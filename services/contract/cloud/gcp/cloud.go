@@ -22,7 +22,7 @@ var Block = cloud.Block{
 		NeedsProject: func(source string) bool { return !strings.HasPrefix(source, "projects/") }}},
 }
 
-// InstanceGroup is what a group's instances are added to.
+// InstanceGroup is the instance group to which a group's instances are added.
 type InstanceGroup struct {
 	// Google Cloud: the unmanaged instance group.
 	InstanceGroupName string `json:"instance_group_name,omitempty" rule:"required"`

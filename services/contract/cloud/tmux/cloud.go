@@ -39,10 +39,10 @@ type Options struct {
 	NodesDir string
 }
 
-// sessionName matches names that tmux keeps as they are. It replaces dots and colons.
+// sessionName matches names that tmux does not change. tmux replaces dots and colons.
 var sessionName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// ParseOptions reads the options and fills in defaults. It looks at nothing else and reports all problems.
+// ParseOptions parses the options and fills in defaults. It accesses no files or processes, and reports all problems.
 func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
 	o := Options{Dir: "temp/agents", Session: "nstance-dev-agents"}
 	fields := map[string]*string{

@@ -32,7 +32,7 @@ func TestConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstore.Store { return open(t, t.TempDir()) })
 }
 
-// Two stores over one directory are two processes as far as the lock is concerned: flock belongs to the open file.
+// For the lock, two stores over one directory are like two processes, because flock belongs to the open file.
 func TestConformanceOfTwo(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstore.Store {
 		dir := t.TempDir()
@@ -40,7 +40,7 @@ func TestConformanceOfTwo(t *testing.T) {
 	})
 }
 
-// alternating sends each request to the other store than the one before.
+// alternating sends each request to a different store than the request before.
 type alternating struct {
 	stores [2]objstore.Store
 	turn   chan int
@@ -91,7 +91,7 @@ func TestKeysArePaths(t *testing.T) {
 	if err != nil || string(body) != "PEM" {
 		t.Errorf("file holds %q, %v", body, err)
 	}
-	// What a person puts there is an object too.
+	// A file that a person puts into the directory is an object too.
 	if err := os.WriteFile(filepath.Join(dir, "cluster", "ca.crt"), []byte("other"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestKeysBelowKeys(t *testing.T) {
 	}
 }
 
-// What a crash between two steps leaves must not be in the way.
+// Files that a crash between two steps leaves must not block later writes.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

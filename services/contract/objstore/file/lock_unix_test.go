@@ -18,7 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// holdLock is the variable that makes the test binary a process which holds the lock in that file until its input ends.
+// holdLock is an environment variable with the path of a lock file. If it is set, the test binary holds that lock until
+// its standard input ends.
 const holdLock = "TEST_HOLD_LOCK"
 
 func TestMain(m *testing.M) {
@@ -44,7 +45,7 @@ func TestLockHeldElsewhere(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	put(t, s, "k", "x")
-	// A real other process holds the lock and does nothing.
+	// A real second process holds the lock.
 	holder := exec.CommandContext(t.Context(), os.Args[0])
 	holder.Env = append(os.Environ(), holdLock+"="+filepath.Join(dir, ".objstore", "lock"))
 	stdin, err := holder.StdinPipe()

@@ -26,7 +26,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// The environment of the user's page alone (no region) must do.
+// The environment variables from the documentation alone, without a region, must suffice.
 func TestS3FromEnvironment(t *testing.T) {
 	var path string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

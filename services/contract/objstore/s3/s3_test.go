@@ -22,7 +22,7 @@ func wantErr(t *testing.T, what string, err, want error) {
 	}
 }
 
-// scripted starts a server that answers each request with the next answer, and the last one for ever, and counts them.
+// scripted starts a server that gives the scripted answers in order, repeats the last one, and counts the requests.
 func scripted(t *testing.T, answers ...http.HandlerFunc) (*s3.Store, *atomic.Int64) {
 	hermetic(t)
 	var n atomic.Int64
@@ -52,7 +52,7 @@ func TestPutErrors(t *testing.T) {
 		name   string
 		answer http.HandlerFunc
 		cond   objstore.Condition
-		want   error // nil: none of ours
+		want   error // nil means none of the errors of objstore
 	}{
 		{"412", status(412, "PreconditionFailed"), objstore.IfToken("t"), objstore.ErrConflict},
 		{"412 without a body", status(412, ""), objstore.IfAbsent(), objstore.ErrConflict},
@@ -94,8 +94,8 @@ func TestPutErrors(t *testing.T) {
 	}
 }
 
-// The connection that a first request left behind dies with the second: net/http may repeat requests on such, but not a
-// put.
+// The connection that a first request left open breaks during the second request. net/http may repeat some requests in
+// this case, but it must not repeat a put.
 func TestPutIsSentOnceOnAnOldConnection(t *testing.T) {
 	s, n := scripted(t, etag, hangUp, etag)
 	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); err != nil {
@@ -116,7 +116,7 @@ func TestUnconditionalRequestsAreRepeated(t *testing.T) {
 	if n.Load() != 2 {
 		t.Errorf("%d requests, want 2", n.Load())
 	}
-	// A conflict without a condition is the store's trouble, not ours.
+	// A conflict without a condition is a fault of the store.
 	s, _ = scripted(t, status(409, "OperationAborted"))
 	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.Always()); err == nil ||
 		errors.Is(err, objstore.ErrConflict) {

@@ -31,7 +31,7 @@ const bucket = "test-bucket"
 
 var testKeys = credentials.NewStaticCredentialsProvider("access", "secret-of-the-test", "")
 
-// hermetic keeps the machine's profiles and variables out.
+// hermetic hides the machine's profiles and variables from the test.
 func hermetic(t *testing.T) {
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
 		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
@@ -53,7 +53,7 @@ func open(t *testing.T, endpoint string) *s3.Store {
 	return s
 }
 
-// fresh gives each test a place of its own in the one bucket.
+// fresh gives each test a separate prefix in the one bucket.
 func fresh(endpoint string) func(t *testing.T) objstore.Store {
 	var n atomic.Int64
 	return func(t *testing.T) objstore.Store {
@@ -83,7 +83,7 @@ func TestConformanceVersitygw(t *testing.T) {
 	t.Run("LostResponses", func(t *testing.T) { testLostResponses(t, line) })
 }
 
-// testLostResponses lets the real server do its work and cuts the line before it can say so.
+// testLostResponses lets the real server execute a request and cuts the connection before the answer.
 func testLostResponses(t *testing.T, line *line) {
 	ctx, s := t.Context(), open(t, line.url())
 	put := func(body string, cond objstore.Condition) (objstore.Token, error) {
@@ -101,7 +101,7 @@ func testLostResponses(t *testing.T, line *line) {
 	line.deaf.Store(true)
 	_, err = objstore.Settle(ctx, s, "lost/lock", []byte("term 2"), objstore.IfToken(obj.Token),
 		func(context.Context, time.Duration) error {
-			line.deaf.Store(false) // after the first put and the first look
+			line.deaf.Store(false) // after the first put and the first read
 			return nil
 		})
 	if err != nil {
@@ -115,7 +115,7 @@ func testLostResponses(t *testing.T, line *line) {
 	wantErr(t, "put after all that", err, objstore.ErrConflict)
 }
 
-// versitygw starts the real S3 server over a directory, and a line to it.
+// versitygw starts the real S3 server over a directory, and returns a line to it.
 func versitygw(t *testing.T) *line {
 	t.Helper()
 	binary := os.Getenv("NSTANCE_VERSITYGW")
@@ -133,7 +133,7 @@ func versitygw(t *testing.T) *line {
 	if err := os.Mkdir(data, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// Without --disableotmp version 1.8.0 lists its own temporary files (".doc.sgwtmp.…") while objects are replaced.
+	// Without --disableotmp, version 1.8.0 lists its own temporary files (".doc.sgwtmp.…") while objects are replaced.
 	server := exec.Command(binary, "--quiet", "--keep-alive", "--port", socket, "--access", "access", "--secret",
 		"secret-of-the-test", "posix", "--disableotmp", data)
 	var said bytes.Buffer
@@ -150,7 +150,7 @@ func versitygw(t *testing.T) *line {
 	})
 	line := startLine(t, socket)
 
-	// Until the socket is there, the SDK's own retries wait.
+	// Until the socket exists, the SDK retries.
 	client := sdk.New(sdk.Options{
 		Region: "us-east-1", Credentials: testKeys, BaseEndpoint: aws.String(line.url()), UsePathStyle: true,
 		RetryMaxAttempts: 20,
@@ -161,7 +161,7 @@ func versitygw(t *testing.T) *line {
 	return line
 }
 
-// line carries TCP connections to a socket. While it is deaf it cuts a connection when an answer comes back.
+// line forwards TCP connections to a socket. While it is deaf, it cuts a connection when an answer arrives.
 type line struct {
 	listener net.Listener
 	deaf     atomic.Bool
@@ -214,7 +214,7 @@ func startLine(t *testing.T, socket string) *line {
 	return l
 }
 
-// answer carries the server's answers back until one of the two hangs up, or the line turns deaf.
+// answer forwards the server's answers until one side closes the connection, or the line becomes deaf.
 func (l *line) answer(client, server net.Conn) {
 	defer server.Close()
 	buffer := make([]byte, 64<<10)

@@ -48,8 +48,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// Whether a creation whose answer is lost has happened is not said: the SDK does not repeat it, or it would be told of
-// its own success.
+// After a creation with a lost answer, the result is unknown. The SDK must not repeat the creation, because its own
+// success would make the repeat fail.
 func TestLostAnswer(t *testing.T) {
 	cloud, client := open(t)
 	store := New(client, "/p/")

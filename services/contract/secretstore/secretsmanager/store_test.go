@@ -41,7 +41,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// A secret that a person has marked for deletion must not be taken for one that never was.
+// A secret that a person has marked for deletion must not count as missing.
 func TestMarkedForDeletion(t *testing.T) {
 	_, client := open(t)
 	store := secretsmanager.New(client, "p/")
@@ -62,7 +62,7 @@ func TestMarkedForDeletion(t *testing.T) {
 	}
 }
 
-// What lies beside our prefix is not ours, and prefixes do not mix.
+// Secrets outside the prefix are ignored, and two prefixes do not mix.
 func TestPrefixes(t *testing.T) {
 	_, client := open(t)
 	ours, theirs := secretsmanager.New(client, "a/"), secretsmanager.New(client, "a/b/")
@@ -76,7 +76,7 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// A creation whose answer is lost is repeated by the SDK under the same token, and is one creation.
+// The SDK repeats a creation with a lost answer under the same token, which is a single creation.
 func TestLostAnswer(t *testing.T) {
 	cloud, client := open(t)
 	store := secretsmanager.New(client, "")
