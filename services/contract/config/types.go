@@ -26,7 +26,7 @@ type Shard struct {
 	Cluster Cluster `json:"cluster" rule:"required"`
 	// The shard's servers.
 	Server Server `json:"server" rule:"required"`
-	// Whose groups there are, by name. The tenant "default" always exists and may not be listed.
+	// The owners of groups, by name. The tenant "default" always exists and may not be listed.
 	Tenants map[string]Tenant `json:"tenants,omitempty"`
 	// Load balancers that groups can name.
 	LoadBalancers map[string]LoadBalancer `json:"load_balancers,omitempty"`
@@ -104,7 +104,7 @@ type Server struct {
 	Provider Provider `json:"provider" rule:"required"`
 	// Addresses that the server listens on.
 	Bind Addresses `json:"bind,omitzero"`
-	// Addresses that others are told. An empty or wildcard host means the address of the primary interface; one that is
+	// Addresses that clients use. An empty or wildcard host means the address of the primary interface; one that is
 	// left out is that of bind.
 	Advertise Addresses `json:"advertise,omitzero"`
 	// The fixed address that follows the leader.
@@ -121,12 +121,12 @@ type Server struct {
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
 	// How long a VM may be drained before it is terminated, for groups that do not say. 0: no drain.
 	DefaultDrainTimeout *Duration `json:"default_drain_timeout,omitempty" default:"5m"`
-	// How often images are looked up anew. 0: at start only.
+	// Time between two look-ups of images. 0: at start only.
 	ImageRefresh *Duration `json:"image_refresh_interval,omitempty" default:"6h"`
 	// How long a clean stop may take.
 	ShutdownTimeout *Duration `json:"shutdown_timeout,omitempty" default:"10s" rule:"positive"`
 	// How long a VM whose agent announced its shutdown may still be reported running before it is replaced anyway. 0:
-	// at once, without asking.
+	// immediately, without asking.
 	ShutdownGrace *Duration `json:"shutdown_grace,omitempty" default:"0s"`
 	// How soon strays and tombstones go.
 	GarbageCollection GarbageCollection `json:"garbage_collection,omitzero"`
@@ -200,8 +200,8 @@ type LeaderElection struct {
 	Enabled *bool `json:"enabled,omitempty" default:"true"`
 	// How often the leader renews its lock, as long as it has no heir; with one, every 30 s.
 	RenewInterval *Duration `json:"renew_interval,omitempty" default:"5s" rule:"positive"`
-	// How long the lock holds after a renewal, without an heir; at least twice the renew interval. With one, 90 s for
-	// everybody else.
+	// How long the lock holds after a renewal, without an heir; at least twice the renew interval. With one, the lock
+	// holds for 90 s.
 	LeaseDuration *Duration `json:"lease_duration,omitempty" default:"10s" rule:"positive"`
 	// How often the leader asks its heir for a promise.
 	PeerInterval *Duration `json:"peer_interval,omitempty" default:"250ms" rule:"positive"`
@@ -223,7 +223,7 @@ type Tenant struct{}
 
 // LoadBalancer is a load balancer with which a group's healthy instances are registered.
 type LoadBalancer struct {
-	// Whose load balancer it is.
+	// The cloud of the load balancer.
 	Provider string `json:"provider" rule:"required,enum=.load_balancers"`
 	// The clouds' own fields.
 	all.LoadBalancer

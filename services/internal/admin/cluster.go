@@ -121,7 +121,7 @@ func (a *app) clusterNonceCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "nonce", Short: "Make a registration nonce for an operator", Args: cobra.NoArgs,
 		Long: `Makes a registration nonce: a JWT with which an operator registers once, at any shard,
-and gets its certificate. Whoever holds it can register, so treat it like a password.
+and gets its certificate. Any holder can register with it, so treat it like a password.
 The operator's ID and the end of the nonce are written to standard error.`,
 		Example: `  nstance-admin cluster nonce --cluster-id example --storage-bucket my-bucket --tenant default --expiry 3h --output nonce.jwt
 

@@ -336,7 +336,7 @@ func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operat
 	_, err = c.state.PutOperator(ctx, rec, token)
 	var superseded *clusterstate.SupersededOperatorError
 	if errors.As(err, &superseded) {
-		return withHint(err, "somebody else registers or renews this operator; run the command again")
+		return withHint(err, "another program registers or renews this operator; run the command again")
 	}
 	return err
 }

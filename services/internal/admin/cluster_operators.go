@@ -17,8 +17,8 @@ import (
 
 func (a *app) operatorCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "operator", Short: "List and remove registered operators",
-		Long: `An operator is whoever acts on shards with a certificate of its own: nstance-operator
-in a Kubernetes cluster, and everybody who uses nstance-admin. Register one with
+		Long: `An operator is a client of shards with its own certificate: nstance-operator in a
+Kubernetes cluster, and each user of nstance-admin. Register one with
 "nstance-admin cluster nonce" or "nstance-admin cluster register-operator".`}
 	cmd.AddCommand(a.operatorListCommand(s), a.operatorRemoveCommand(s))
 	return cmd
@@ -92,8 +92,8 @@ func (a *app) operatorRemoveCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "remove OPERATOR-ID", Short: "Remove an operator: its certificate is refused", Args: cobra.ExactArgs(1),
 		Long: `Removes an operator for good: within five minutes every server refuses its calls,
-within fifteen its open streams end, and nobody can renew its certificate or register
-under its ID again. Use it when an identity was lost to somebody else or is no longer
+within fifteen its open streams end. Its certificate cannot be renewed, and its ID cannot
+register again. Use it when an identity was stolen or is no longer
 needed. Removing it twice changes nothing. The encryption key is not needed.`,
 		Example: `  nstance-admin cluster operator remove opr06dqdx2x25trxcdb0e1fw02vn4 --storage-bucket my-bucket`,
 	}

@@ -112,7 +112,7 @@ func (a *app) readSecret(path string) (content []byte, err error) {
 		defer file.Close()
 		from = file
 	} else if isTerminal(a.Stdin) {
-		a.note("Type or paste the secret; end with Ctrl-D on a line of its own.")
+		a.note("Type or paste the secret; end with Ctrl-D on an empty line.")
 	}
 	content, err = io.ReadAll(io.LimitReader(from, secretstore.MaxValue+1))
 	switch {
@@ -248,8 +248,8 @@ and no certificate is renewed, so the cluster's own keys need --force.`,
 
 func (a *app) rotateKeyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "rotate-key", Short: "Seal all secrets anew under the current encryption key", Args: cobra.NoArgs,
-		Long: `Seals every secret that is under an old encryption key anew under the current one. Do
+		Use: "rotate-key", Short: "Seal all secrets again with the current encryption key", Args: cobra.NoArgs,
+		Long: `Seals every secret that is under an old encryption key again with the current one. Do
 it in this order, so that servers can read secrets all the time:
 
   1. make a new key; give it to the servers as encryption_key in the shards'
@@ -320,7 +320,7 @@ func (r rotated) what() string {
 	case r.Error != "":
 		return "failed"
 	case r.Resealed:
-		return "sealed anew"
+		return "sealed again"
 	}
 	return "was current"
 }

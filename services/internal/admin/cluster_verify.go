@@ -109,7 +109,7 @@ func verify(ctx context.Context, c *cluster, now time.Time) (verification, error
 	for _, shard := range slices.Sorted(maps.Keys(used)) {
 		if !configured[shard] {
 			v.Problems = append(v.Problems, objectProblem{used[shard],
-				fmt.Sprintf("shard %s has no configuration: nobody looks after this", shard)})
+				fmt.Sprintf("shard %s has no configuration: no server manages this", shard)})
 		}
 	}
 	for _, required := range []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey),

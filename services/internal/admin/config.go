@@ -212,9 +212,9 @@ func (a *app) configPushCommand() *cobra.Command {
 		Long: `Checks a configuration file and writes it to config/{shard}.jsonc in the bucket, for
 clusters without Terraform. The file says itself which shard it is of. Nothing is
 written if anything is wrong with it, also beside the groups that were made at run
-time, or if somebody else writes at the same time.
+time, or if another program writes at the same time.
 
-With --refresh the shard's leader applies it at once.`,
+With --refresh the shard's leader applies it immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket --refresh`,
 	}
@@ -290,7 +290,7 @@ func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags,
 		}
 		if wantETag != "" && string(had) != wantETag {
 			return withHint(fmt.Errorf("the configuration of shard %s has the ETag %q, not %q", name, had, wantETag),
-				"somebody else wrote it; look at what is there and push again")
+				"another program wrote it; read the current one and push again")
 		}
 		if old, _ := config.Parse(name, there); old != nil && old.Cluster.ID != shard.Cluster.ID {
 			return withHint(fmt.Errorf("the bucket holds shard %s of cluster %s, the file is of cluster %s", name,
@@ -305,7 +305,7 @@ func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags,
 		}
 		token, err = state.WriteConfig(ctx, name, body, had)
 		if errors.Is(err, objstore.ErrConflict) {
-			return withHint(err, "somebody else wrote it at the same time; look at what is there and push again")
+			return withHint(err, "another program wrote it at the same time; read the current one and push again")
 		}
 		return err
 	})

@@ -114,7 +114,7 @@ func hintOf(err error) string {
 	case errors.Is(err, objstore.ErrUnconditional):
 		return "use a bucket that honours conditional writes"
 	case errors.Is(err, objstore.ErrIndeterminate):
-		return "nobody can say whether it was written; look, and run the command again"
+		return "it is unknown whether it was written; check, and run the command again"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "is the bucket reachable from here? A longer --timeout waits longer"
 	case strings.Contains(err.Error(), "request send failed"):

@@ -190,7 +190,7 @@ func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size ui
 				return err
 			}
 			if before.Deleting {
-				return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it anew",
+				return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
 					"group %q is being deleted", name)
 			}
 			into.Group, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Size: &size,

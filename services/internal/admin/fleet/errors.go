@@ -166,7 +166,7 @@ func hint(code codes.Code) string {
 	case codes.NotFound:
 		return "nstance-admin group list and instance list show what there is in the tenant"
 	case codes.Aborted:
-		return "somebody else changed it at the same time; look at it and try again"
+		return "another program changed it at the same time; read it and try again"
 	case codes.ResourceExhausted:
 		return "the server has too much to do; try again in a moment"
 	case codes.Unimplemented:

@@ -14,7 +14,7 @@ import (
 type Group struct {
 	Name          string            `json:"group"`
 	Static        bool              `json:"static"`
-	Overridden    bool              `json:"overridden,omitempty" jsonschema:"description=A static group with an entry of its own in the dynamic groups"`
+	Overridden    bool              `json:"overridden,omitempty" jsonschema:"description=A static group with an entry in the dynamic groups"`
 	Deleting      bool              `json:"deleting,omitempty"`
 	Template      string            `json:"template"`
 	Size          uint32            `json:"size" jsonschema:"description=Desired"`
