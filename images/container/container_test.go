@@ -29,7 +29,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// A program smaller than the operator, which takes long to link.
+// program can name a program that is smaller than the operator, which takes long to link.
 var program = flag.String("program", "nstance-operator", "program under services/cmd to make an image of")
 
 func TestImage(t *testing.T) {
@@ -185,7 +185,7 @@ func checkBill(t *testing.T, artifact v1.Image, manifests []v1.Descriptor) {
 	}
 }
 
-// A directory that is not an image layout is never removed.
+// TestOutIsKept checks that write never removes a directory that is not an image layout.
 func TestOutIsKept(t *testing.T) {
 	dir := t.TempDir()
 	kept := filepath.Join(dir, "kept")
@@ -200,7 +200,7 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// A binary that needs a C library or is for another system makes no image.
+// TestBinaryIsStatic checks that a binary that needs a C library, or is for another system, makes no image.
 func TestBinaryIsStatic(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

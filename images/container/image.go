@@ -22,13 +22,13 @@ import (
 
 const (
 	source = "https://github.com/nstance-kit/nstance"
-	// user is the user nonroot of distroless images. Kubernetes needs a number to know that it is not root.
+	// user is the user nonroot of distroless images. It is numeric, so that Kubernetes can verify that it is not root.
 	user     = "65532:65532"
 	certs    = "/etc/ssl/certs/ca-certificates.crt"
 	licenses = "Apache-2.0"
 )
 
-// Spec is everything on which an image depends.
+// Spec holds all inputs of an image.
 type Spec struct {
 	Program, Version, Revision string
 	Created                    time.Time
@@ -39,8 +39,8 @@ type Spec struct {
 // Binary is a static executable for Linux.
 type Binary struct{ Architecture, Path string }
 
-// Index returns an index with an image and a bill of materials for each architecture. The same spec and the same binaries
-// give the same digest.
+// Index returns an index with an image and a bill of materials for each architecture. Equal specs and binaries give the
+// same digest.
 func Index(spec Spec) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, binary := range spec.Binaries {
@@ -55,7 +55,7 @@ func Index(spec Spec) (v1.ImageIndex, error) {
 		index = mutate.AppendManifests(index,
 			mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				Platform: &v1.Platform{OS: "linux", Architecture: binary.Architecture}}},
-			// Clients that select a platform ignore this one.
+			// Clients that select a platform ignore a manifest for unknown/unknown.
 			mutate.IndexAddendum{Add: list, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				ArtifactType: spdx,
 				Platform:     &v1.Platform{OS: "unknown", Architecture: "unknown"}}})

@@ -1,10 +1,12 @@
-// Command container builds the container image of a program of this repository: the static binary for each architecture,
-// the public root certificates, and an unprivileged user. It needs no container engine and downloads nothing.
+// Command container builds the container image of a program of this repository. The image contains the static binary
+// for each architecture, the public root certificates and an unprivileged user. The build needs no container engine and
+// downloads nothing.
 //
-//	go -C images/container run . -program nstance-operator -out ../../bin/nstance-operator-image [-push registry.example.com/nstance-operator:1.0.0]
+//	go -C images/container run . -program nstance-operator -out ../../bin/nstance-operator-image \
+//		[-push registry.example.com/nstance-operator:1.0.0]
 //
-// The result is an OCI image layout (https://github.com/opencontainers/image-spec/blob/main/image-layout.md) with an image
-// for each architecture and a bill of materials for each image. The same source gives the same digest.
+// The result is an OCI image layout (https://github.com/opencontainers/image-spec/blob/main/image-layout.md) with an
+// image for each architecture and a bill of materials for each image. The same source gives the same digest.
 package main
 
 import (

@@ -1,5 +1,6 @@
-// Package definitions pins the types of other projects whose objects we deliver. Nothing of it is linked:
-// scripts/k8s-check.sh generates their definitions with controller-gen, and what we deliver is checked against those.
+// Package definitions pins the types of other projects that the delivered objects use. No program links it.
+// scripts/k8s-check.sh generates CRDs from these types with controller-gen and checks the delivered objects against
+// them.
 package definitions
 
 import (
