@@ -58,8 +58,8 @@ type Server struct {
 	ExtraArgs []string
 }
 
-// Agent is the boot script of nstance-agent: a template of [render.UserdataText] for `userdata.content`. Templates in
-// the caller's commands are rendered, templates in the environment are not.
+// Agent is the boot script of nstance-agent: a template of [render.UserdataText] for `userdata.content`. The
+// caller's commands may contain templates. The environment must not contain any.
 type Agent struct{ Common }
 
 // FieldError is the error of one field.

@@ -25,7 +25,7 @@ type prefixed struct {
 }
 
 func (p *prefixed) Get(ctx context.Context, key string) (Object, error) {
-	if err := ValidateKey(key); err != nil { // check without the prefix, because the prefix would turn "" into a directory
+	if err := ValidateKey(key); err != nil { // with the prefix, "" would become a directory
 		return Object{}, err
 	}
 	obj, err := p.store.Get(ctx, p.prefix+key)

@@ -228,7 +228,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 		for _, o := range page.Contents {
 			key := aws.ToString(o.Key)
 			if objstore.ValidateKey(key) != nil {
-				continue // not an object of Nstance, and not readable by key: "directory" objects of consoles end in a slash
+				continue // a foreign object: "directory" objects of consoles end in a slash
 			}
 			token, err := tokenOf(o.ETag)
 			if err != nil {

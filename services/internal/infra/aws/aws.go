@@ -42,7 +42,7 @@ type Config struct {
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 
-// Network is a network interface whose addresses follow the leader.
+// Network is a network interface with addresses that follow the leader.
 type Network struct {
 	Interface string // eni-…
 	Addresses []netip.Addr
@@ -53,7 +53,7 @@ type Provider struct {
 	cfg Config
 
 	mu        sync.Mutex
-	balancers map[string][]string // ARNs of target groups, by the name that groups use; replaced as a whole, never modified
+	balancers map[string][]string // ARNs of target groups, by name; replaced as a whole, never modified
 	subnets   map[string]subnet   // replaced as a whole, never modified
 	subnetsAt time.Time
 }

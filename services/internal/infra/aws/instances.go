@@ -119,7 +119,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 }
 
 // FindByInstance implements infra.Provider with a filter by tag. Several VMs match if a person copied tags. It then
-// returns the live VM, or the youngest if none is alive.
+// returns the youngest live VM, or the youngest VM if none is alive.
 func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
 	what := "find " + id.String()
 	vms, err := p.list(ctx, what, filter("tag:"+tagInstance, id.String()), filter("tag:"+tagCluster, owner.Cluster),

@@ -21,8 +21,8 @@ import (
 const (
 	// acquireTimeout bounds one attempt to acquire the address. The caller must retry.
 	acquireTimeout = 90 * time.Second
-	// firmAfter is the time that a holder which may be alive has to release the interface. After it, the interface is
-	// detached by force.
+	// firmAfter is the time that a holder which may be alive has to release the interface. It counts from the start of
+	// the attempt. After it, the interface is detached by force.
 	firmAfter = 5 * time.Second
 	// lookSoon and lookLater are the intervals between two checks of the interface.
 	lookSoon, lookLater = 250 * time.Millisecond, 2 * time.Second

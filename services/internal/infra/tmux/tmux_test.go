@@ -287,7 +287,7 @@ func TestFailingUserdata(t *testing.T) {
 		if err := t.Context().Err(); err != nil {
 			t.Fatal(err)
 		}
-		console, _ = os.ReadFile(filepath.Join(p.state.vmDir(vm.Tags.Instance), consoleLog)) // the file may not exist yet
+		console, _ = os.ReadFile(filepath.Join(p.state.vmDir(vm.Tags.Instance), consoleLog)) // may not exist yet
 	}
 	if !bytes.Contains(console, []byte("to the console")) {
 		t.Errorf("console: %s", console)
