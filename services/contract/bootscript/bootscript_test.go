@@ -364,7 +364,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A shell accepts every generated script, and the script writes exactly the given values.
+// FuzzServer checks that a shell accepts every generated script, and that the script writes exactly the given values.
 func FuzzServer(f *testing.F) {
 	f.Add("us-west-2a", "my-bucket", "a/b", "eni-1", "A", `it's "$HOME"`)
 	f.Add("a", "b", "", "", "B", "`id`\\")

@@ -53,7 +53,7 @@ func TestParseTree(t *testing.T) {
 	}
 }
 
-// Every accepted text is JSON, and its encoding parses to the same value.
+// FuzzParseTree checks that every accepted text is JSON, and that its encoding parses to the same value.
 func FuzzParseTree(f *testing.F) {
 	for _, src := range []string{`{"a": [1, {"b": null}],}`, `"x"`, `[1e3, -0.5] // c`, `{"a": 1, "a": 2}`,
 		`12345678901234567`, ``, `{`} {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// An accepted duration is encoded in a form that parses to the same duration. A refused text is quoted in the error, at
-// limited length.
+// FuzzParseDuration checks that an accepted duration is encoded in a form that parses to the same duration. A refused
+// text must be quoted in the error, at limited length.
 func FuzzParseDuration(f *testing.F) {
 	for _, text := range []string{"90s", "1h30m", "21d", "1d12h", "1.5d", "0", "0d", "", "d", "-1s", "1d-1s", "106751d",
 		"106752d", "9223372036854775807ns", "1e3d", "1..5d", "1d1d", "10h0m10s", "100h", "1m0.5s"} {
@@ -33,8 +33,8 @@ func FuzzParseDuration(f *testing.F) {
 	})
 }
 
-// A limit is encoded as it was written. It never allows more than the group's size, except for a plain number and for
-// the minimum of a percentage.
+// FuzzParseLimit checks that a limit is encoded as it was written. It must never allow more than the group's size,
+// except for a plain number and for the minimum of a percentage.
 func FuzzParseLimit(f *testing.F) {
 	for _, text := range []string{"0", "3", "40%", "100%", "101%", "-1", "+1", "03", "%", "", "9223372036854775807",
 		"9223372036854775808", "1 %"} {

@@ -152,7 +152,8 @@ func TestProbeRejectsOddStores(t *testing.T) {
 	}
 }
 
-// An error at any step is returned unchanged, because it proves nothing about the bucket.
+// TestProbeReportsTrouble checks that an error at any step is returned unchanged, because it proves nothing about the
+// bucket.
 func TestProbeReportsTrouble(t *testing.T) {
 	steps := 0
 	count := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { steps++; return mem.Fault{} }})

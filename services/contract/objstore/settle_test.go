@@ -134,7 +134,8 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// A conflict is final even if nothing has changed, because some stores report one for overlapping writes.
+// TestSettleTakesAFirstConflict checks that a first conflict is final even if nothing has changed. Some stores report a
+// conflict for overlapping writes.
 func TestSettleTakesAFirstConflict(t *testing.T) {
 	requests := 0
 	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {

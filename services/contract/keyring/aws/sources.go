@@ -1,6 +1,6 @@
 // Package aws reads encryption keys from AWS Secrets Manager and AWS Systems Manager Parameter Store.
 //
-// Invariant: no error quotes a key, and nothing is asked of AWS before a key is wanted.
+// Invariant: no error quotes a key, and no request is sent to AWS before a key is requested.
 package aws
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 )
 
-// Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". A source is named by its name or by its
-// ARN, which also says in which region it is; everything else comes from the usual places of the SDK.
+// Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". A source is given by its name or its
+// ARN. An ARN also determines the region. All other settings come from the SDK's default configuration.
 func Sources() map[string]keyring.Source {
 	return map[string]keyring.Source{"aws-secrets-manager": readSecret, "aws-parameter-store": readParameter}
 }

@@ -54,7 +54,7 @@ func TestSources(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL", server.URL)
 	t.Setenv("AWS_ACCESS_KEY_ID", access)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", secret)
-	t.Setenv("AWS_REGION", "eu-central-1") // an ARN knows better
+	t.Setenv("AWS_REGION", "eu-central-1") // the region of an ARN takes precedence
 	arn := awssdk.ToString(made.ARN)
 	load := func(provider, source string) (keyring.Ring, error) {
 		return keyring.Load(ctx, config.Secrets{EncryptionKey: &config.KeySource{Provider: provider, Source: source}},

@@ -32,7 +32,8 @@ func TestConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstore.Store { return open(t, t.TempDir()) })
 }
 
-// For the lock, two stores over one directory are like two processes, because flock belongs to the open file.
+// TestConformanceOfTwo runs the suite with two stores over one directory. For the lock they are like two processes,
+// because flock belongs to the open file.
 func TestConformanceOfTwo(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstore.Store {
 		dir := t.TempDir()
@@ -163,7 +164,7 @@ func TestKeysBelowKeys(t *testing.T) {
 	}
 }
 
-// Files that a crash between two steps leaves must not block later writes.
+// TestLeftovers checks that files which a crash between two steps leaves do not block later writes.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

@@ -26,7 +26,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// The environment variables from the documentation alone, without a region, must suffice.
+// TestS3FromEnvironment checks that the environment variables in the documentation suffice, without a region.
 func TestS3FromEnvironment(t *testing.T) {
 	var path string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

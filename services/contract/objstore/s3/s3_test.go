@@ -94,8 +94,8 @@ func TestPutErrors(t *testing.T) {
 	}
 }
 
-// The connection that a first request left open breaks during the second request. net/http may repeat some requests in
-// this case, but it must not repeat a put.
+// TestPutIsSentOnceOnAnOldConnection breaks the connection that a first request left open during the second request.
+// net/http may repeat some requests in this case, but it must not repeat a put.
 func TestPutIsSentOnceOnAnOldConnection(t *testing.T) {
 	s, n := scripted(t, etag, hangUp, etag)
 	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); err != nil {

@@ -48,8 +48,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// After a creation with a lost answer, the result is unknown. The SDK must not repeat the creation, because its own
-// success would make the repeat fail.
+// TestLostAnswer checks that the result of a creation with a lost answer is unknown. The SDK must not repeat the
+// creation, because its own success would make the repeat fail.
 func TestLostAnswer(t *testing.T) {
 	cloud, client := open(t)
 	store := New(client, "/p/")

@@ -41,7 +41,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// A secret that a person has marked for deletion must not count as missing.
+// TestMarkedForDeletion checks that a secret that a person has marked for deletion does not count as missing.
 func TestMarkedForDeletion(t *testing.T) {
 	_, client := open(t)
 	store := secretsmanager.New(client, "p/")
@@ -62,7 +62,7 @@ func TestMarkedForDeletion(t *testing.T) {
 	}
 }
 
-// Secrets outside the prefix are ignored, and two prefixes do not mix.
+// TestPrefixes checks that secrets outside the prefix are ignored, and that two prefixes do not mix.
 func TestPrefixes(t *testing.T) {
 	_, client := open(t)
 	ours, theirs := secretsmanager.New(client, "a/"), secretsmanager.New(client, "a/b/")
@@ -76,7 +76,8 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// The SDK repeats a creation with a lost answer under the same token, which is a single creation.
+// TestLostAnswer checks that the SDK repeats a creation with a lost answer under the same token, and that this is a
+// single creation.
 func TestLostAnswer(t *testing.T) {
 	cloud, client := open(t)
 	store := secretsmanager.New(client, "")

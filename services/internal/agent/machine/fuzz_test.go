@@ -8,7 +8,7 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// Any client on the machine's bus can send a signal, so its bytes are not trusted.
+// FuzzParseShutdown parses arbitrary signals, because any client on the machine's bus can send a signal.
 func FuzzParseShutdown(f *testing.F) {
 	encode := func(member, signature string, body ...any) []byte {
 		m := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{

@@ -75,7 +75,7 @@ func TestStoppingReason(t *testing.T) {
 	}
 }
 
-// The machine is not shutting down while its tests run.
+// TestThisSystem checks the reason on this machine, which is not shutting down while its tests run.
 func TestThisSystem(t *testing.T) {
 	if got := machine.ThisSystem().StoppingReason(t.Context()); got != restart && got != upgrade {
 		t.Errorf("StoppingReason = %v", got)
@@ -183,7 +183,8 @@ func (l *scriptedLogind) Next(context.Context) (machine.Shutdown, error) {
 	return line, nil
 }
 
-// The lock is released after the announcement, and taken again when the shutdown is canceled.
+// TestWatchShutdown checks that the lock is released after the announcement, and taken again when the shutdown is
+// canceled.
 func TestWatchShutdown(t *testing.T) {
 	off := machine.Shutdown{}
 	for name, test := range map[string]struct {

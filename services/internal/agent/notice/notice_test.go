@@ -162,7 +162,7 @@ func TestParseAction(t *testing.T) {
 	}
 }
 
-// A token that cannot be sent is not kept, because the service can never see and refuse it.
+// TestAWSOddToken checks that a token that cannot be sent is not kept, because the service can never see and refuse it.
 func TestAWSOddToken(t *testing.T) {
 	s := &scripted{}
 	server := httptest.NewServer(s)
@@ -209,7 +209,7 @@ func TestGCP(t *testing.T) {
 	wantTold(t, told, nil)
 }
 
-// A hanging request prevents further requests.
+// TestGCPWaits checks that no further requests are sent while a request hangs.
 func TestGCPWaits(t *testing.T) {
 	m, base := newIMDS(t)
 	m.change(func() { m.values[preemptedPath] = "FALSE" })

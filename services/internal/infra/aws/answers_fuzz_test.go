@@ -30,7 +30,7 @@ func (c *canned) Do(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(bytes.NewReader(c.body)), ContentLength: int64(len(c.body)), Request: r}, nil
 }
 
-// FuzzAnswers checks that any answer of EC2, or of another server at its address, yields a list of VMs or an error. The
+// FuzzAnswer checks that any answer of EC2, or of another server at its address, yields a list of VMs or an error. The
 // error must have a safe class and must be one line.
 func FuzzAnswer(f *testing.F) {
 	f.Add(200,
@@ -91,7 +91,7 @@ func (c cannedIMDS) GetMetadata(context.Context, *imds.GetMetadataInput,
 	return &imds.GetMetadataOutput{Content: io.NopCloser(bytes.NewReader(c))}, nil
 }
 
-// An answer of the metadata service is either exactly an instance ID, or an error.
+// FuzzMachineID checks that an answer of the metadata service is either exactly an instance ID, or an error.
 func FuzzMachineID(f *testing.F) {
 	for _, text := range []string{"i-0123456789abcdef0", "i-0123456789abcdef0\n", "", "i-", "I-0123456789ABCDEF0",
 		"<html>", "i-" + strings.Repeat("0", 200)} {
@@ -108,7 +108,7 @@ func FuzzMachineID(f *testing.F) {
 	})
 }
 
-// Userdata arrives on the machine unchanged, or the request is refused.
+// FuzzUserdata checks that userdata arrives on the machine unchanged, or that the request is refused.
 func FuzzUserdata(f *testing.F) {
 	for _, text := range []string{"", "#!/bin/sh\n", "IyEvYmluL3NoCg==", "IyEvYmluL3NoCg", "a\nb=", "\x1f\x8b\x08",
 		strings.Repeat("a", maxUserdata), strings.Repeat("a", maxUserdata+4)} {

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Calls must list every method of the interfaces, and every call must have an action with its own name. The role's
-// policy and the documentation are generated from Calls.
+// TestCallsAreAllCalls checks that Calls lists every method of the interfaces, and that every call has an action with
+// its own name. The role's policy and the documentation are generated from Calls.
 func TestCallsAreAllCalls(t *testing.T) {
 	want := map[string]bool{}
 	for service, api := range map[string]reflect.Type{"ec2": reflect.TypeFor[EC2](),
@@ -42,7 +42,7 @@ func TestCallsAreAllCalls(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the table of calls in docs/reference/aws.md")
 
-// docs/reference/aws.md must list the calls.
+// TestCallsAreDocumented checks that docs/reference/aws.md lists the calls.
 func TestCallsAreDocumented(t *testing.T) {
 	const begin, end = "<!-- generated from services/internal/infra/aws/clients.go: begin -->\n",
 		"<!-- generated: end -->"

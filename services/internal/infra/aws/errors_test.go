@@ -253,7 +253,8 @@ func TestEndedContextIsIndeterminate(t *testing.T) {
 	}
 }
 
-// A call that is held back by throttling until its deadline has no effect.
+// TestHeldBackIsThrottled checks the class of a call that is held back by throttling until its deadline. Such a call
+// has no effect.
 func TestHeldBackIsThrottled(t *testing.T) {
 	t.Parallel()
 	s := script(t, failure(503, "RequestLimitExceeded", "slow"))

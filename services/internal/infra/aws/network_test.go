@@ -239,7 +239,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// After some time, a live holder that does not release the interface is detached by force.
+// TestStubbornHolderIsForced checks that a live holder that does not release the interface is detached by force after
+// some time.
 func TestStubbornHolderIsForced(t *testing.T) {
 	n := newNetwork().held(types.InstanceStateNameRunning)
 	n.stubborn = true
@@ -349,7 +350,7 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// The function answers relies on the kernel.
+// TestAnswers checks the function answers with the real kernel.
 func TestAnswers(t *testing.T) {
 	if err := answers(t.Context(), netip.MustParseAddr("127.0.0.1")); err != nil {
 		t.Errorf("loopback: %v", err)

@@ -193,7 +193,7 @@ func TestListReadsEveryPage(t *testing.T) {
 	}
 }
 
-// Missing capacity is reported after a single attempt, so that another type can be tried.
+// TestCapacity checks that missing capacity is reported after a single attempt, so that another type can be tried.
 func TestCapacity(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
@@ -279,7 +279,8 @@ func TestNotAllowed(t *testing.T) {
 	wantClass(t, "expired credentials", err, infra.Denied)
 }
 
-// If a role may terminate only by tag, EC2 answers "not allowed" for an instance that is gone.
+// TestDeletingWhatIsGoneByTag deletes an instance that is gone, with a role that may terminate only by tag. EC2 then
+// answers "not allowed".
 func TestDeletingWhatIsGoneByTag(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
@@ -574,7 +575,7 @@ func TestLeaderAddressMovesOn(t *testing.T) {
 	}
 }
 
-// Many concurrent creates need at most one connection each, and make one instance each.
+// TestBurst checks that many concurrent creates need at most one connection each, and make one instance each.
 func TestBurst(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)

@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// The lock of another server holds the ID of its machine. MachineState makes statements only about machines of this
-// host. It never reports a machine with a malformed ID as gone.
+// FuzzMachineState checks that MachineState makes statements only about machines of this host. It must never report a
+// machine with a malformed ID as gone. The IDs come from the locks of other servers.
 func FuzzMachineState(f *testing.F) {
 	self, err := MachineID()
 	if err != nil {
