@@ -358,6 +358,9 @@ func (w *World) calm() {
 		}
 	}
 	for _, m := range w.fleet.order {
+		if w.sched.now.Before(m.agent.mute) {
+			m.agent.mutedAt = w.sched.now // its next attempt stays scheduled for the former end
+		}
 		m.agent.mute, m.agent.sick = time.Time{}, time.Time{}
 	}
 	w.people.settle()
