@@ -359,7 +359,7 @@ func (w *World) calm() {
 	}
 	for _, m := range w.fleet.order {
 		if w.sched.now.Before(m.agent.mute) {
-			m.agent.mutedAt = w.sched.now // its next attempt stays scheduled for the former end
+			m.agent.mutedAt = m.agent.mute // its next attempt stays scheduled for this time
 		}
 		m.agent.mute, m.agent.sick = time.Time{}, time.Time{}
 	}

@@ -47,6 +47,7 @@ type server struct {
 	fooled    bool
 	thawedAt  time.Time
 	slowAt    time.Time      // when it was last paused, or waited long for an answer
+	pausedAt  time.Time      // when it was last paused or resumed
 	asked     map[uint64]int // number of requests by object
 	// index is its position among the servers. options configure its election.
 	index   int
@@ -200,7 +201,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		return
 	}
 	process := s.process
-	s.slowAt = s.world.sched.now
+	s.slowAt, s.pausedAt = s.world.sched.now, s.world.sched.now
 	if freeze {
 		s.stillFrom, s.fooled = s.world.sched.elapsed, true
 	}
@@ -208,7 +209,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		if s.process != process {
 			return
 		}
-		s.slowAt = s.world.sched.now
+		s.slowAt, s.pausedAt = s.world.sched.now, s.world.sched.now
 		if freeze {
 			s.still += s.world.sched.elapsed - s.stillFrom
 			s.stillFrom, s.thawedAt = 0, s.world.sched.now
