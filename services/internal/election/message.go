@@ -14,7 +14,7 @@ type (
 	// Tick means that only time has passed.
 	Tick struct{}
 
-	// LockRead, LockAbsent, LockUnreadable and ReadFailed answer ReadLock.
+	// LockRead answers ReadLock, as do LockAbsent, LockUnreadable and ReadFailed.
 	LockRead struct {
 		Lock  record.Lock
 		Token objstore.Token
@@ -26,7 +26,7 @@ type (
 	// ReadFailed says nothing about the lock.
 	ReadFailed struct{}
 
-	// LockWritten, WriteConflict and WriteUnknown answer WriteLock.
+	// LockWritten answers WriteLock, as do WriteConflict and WriteUnknown.
 	LockWritten struct{ Token objstore.Token }
 	// WriteConflict means that the condition did not hold.
 	WriteConflict struct{}

@@ -220,7 +220,7 @@ type comparison struct {
 var (
 	positionType = reflect.TypeFor[token.Pos]()
 	commentType  = reflect.TypeFor[*ast.CommentGroup]()
-	objectType   = reflect.TypeFor[*ast.Object]()
+	objectType   = reflect.TypeFor[*ast.Object]() //nolint:staticcheck // the field that holds it is skipped
 )
 
 func (c comparison) equal(pattern, value reflect.Value) bool {

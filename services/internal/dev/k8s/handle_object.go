@@ -266,8 +266,8 @@ func deleteOptions(req *http.Request) (o metav1.DeleteOptions, dry bool, err err
 	}
 	dry = dry || len(o.DryRun) > 0
 	// Foreground deletion has the same result here. Orphaning is not supported.
-	if p := o.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan || o.OrphanDependents != nil &&
-		*o.OrphanDependents { //nolint:staticcheck // old clients
+	orphan := o.OrphanDependents //nolint:staticcheck // old clients
+	if p := o.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan || orphan != nil && *orphan {
 		return o, false, invalid("propagationPolicy", metav1.DeletePropagationOrphan,
 			"dev-k8s always collects what an object owns")
 	}

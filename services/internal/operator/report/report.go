@@ -3,7 +3,6 @@
 //
 // Invariant: each error causes one event when it starts and one when it ends, about the object concerned or its nearest
 // existing parent. Text that looks like a key or a token is removed.
-
 package report
 
 import (

@@ -1,7 +1,5 @@
 package ec2
 
-import ()
-
 // Names of architectures in EC2.
 const (
 	archAMD64 = "x86_64"

@@ -132,8 +132,8 @@ func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.L
 	}
 	var l net.Listener
 	err = v.ns.do(func() (err error) {
-		l, err = net.Listen("tcp",
-			netip.AddrPortFrom(address.Addr(), port).String()) //nolint:noctx // it does not wait for anything
+		at := netip.AddrPortFrom(address.Addr(), port).String()
+		l, err = net.Listen("tcp", at) //nolint:noctx // it does not wait for anything
 		return err
 	})
 	return l, err

@@ -100,7 +100,7 @@ func TestEvaluationLogic(t *testing.T) {
 
 // TestStatements matches one Allow statement with one request. Sources:
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_action.html, …_notaction.html,
-// …_resource.html, …_notresource.html
+// …_resource.html, …_notresource.html.
 func TestStatements(t *testing.T) {
 	const vm = "arn:aws:ec2:us-west-2:123456789012:instance/i-1"
 	for _, c := range []struct {

@@ -261,7 +261,8 @@ func (i *invocation) live() {
 			i.service.set(reloading, "reload")
 			var err error
 			if before := i.result; !i.control(i.def.Reload, i.def.TimeoutStart) {
-				err, i.result = errors.New("ExecReload= failed"), before // A failed reload is no failure of the service.
+				// A failed reload is no failure of the service.
+				err, i.result = errors.New("ExecReload= failed"), before
 			}
 			i.service.set(active, "running")
 			answer <- err
