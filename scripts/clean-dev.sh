@@ -4,13 +4,22 @@ set -eu
 cd "$(dirname -- "$0")/.."
 
 if [ -S .overmind.sock ]; then
+	pid=$(cat temp/overmind.pid)
+	# Overmind's tmux server has a socket of its own. Its name is in the arguments of the client, a child of Overmind.
+	socket=$(ps -o args= -p "$(pgrep -P "$pid" tmux | head -n 1)" 2>/dev/null | sed -n 's/.* -L \([^ ]*\) .*/\1/p') || true
 	"$(scripts/tool.sh overmind)" quit 2>/dev/null || true
-	# Overmind removes its socket when its last process has ended. It kills processes after 15 s.
+	# Overmind kills its programs after 15 s, and ends when the last of them has ended.
 	i=0
-	while [ -S .overmind.sock ] && [ "$i" -lt 100 ]; do
+	while kill -0 "$pid" 2>/dev/null && [ "$i" -lt 150 ]; do
 		sleep 0.2
 		i=$((i + 1))
 	done
+	if kill -0 "$pid" 2>/dev/null; then
+		echo "clean-dev.sh: Overmind (process $pid) did not end within 30 s, and is killed with its tmux server" >&2
+		ps -e -o pid,ppid,stat,etime,args >&2
+		kill -KILL "$pid" 2>/dev/null || true
+		[ -z "$socket" ] || pkill -KILL -f -- "-L $socket" || true
+	fi
 	rm -f .overmind.sock
 fi
 # A build that Air started does not end with Air, and would write to temp/ again.

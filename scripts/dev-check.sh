@@ -17,7 +17,9 @@ finish() {
 	rm -rf "$work"
 }
 trap finish EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 1' HUP INT
+# scripts/test.sh limits the time of this test. The list shows what hangs.
+trap 'ps -e -o pid,ppid,stat,etime,args >&2; exit 1' TERM
 [ ! -e temp ] || fail "temp/ exists: a cluster may be running (make down, make clean-dev)"
 
 export AWS_ACCESS_KEY_ID=dev AWS_SECRET_ACCESS_KEY=dev AWS_REGION=us-east-1
@@ -68,6 +70,7 @@ check() {
 	await 120 "dev-1 has three healthy instances" healthy 5
 	[ $# -eq 0 ] || await 600 "$*" "$@"
 	make -s clean-dev
+	echo "  make clean-dev has ended"
 	wait "$pid" || true
 	[ ! -e temp ] || fail "make clean-dev left temp/"
 	! pgrep -f "$PWD/temp/" >"$work/out" || fail "make clean-dev left processes: $(cat "$work/out")"

@@ -28,4 +28,7 @@ for n in 1 2; do
 	fi
 done
 
+# clean-dev.sh stops this process.
+mkdir -p temp
+echo $$ >temp/overmind.pid
 exec "$overmind" start --procfile "$procfile" --formation server=2 --no-port --socket .overmind.sock --timeout 15

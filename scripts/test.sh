@@ -13,15 +13,19 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
 # Packages with goroutines that share state. They run under the race detector, which triples their time.
-race='election lease leader shardstate execute tasks watch peer transport agentapi operatorapi registerapi server agent shardconfig cache health
+race='lease leader shardstate execute tasks watch peer transport agentapi operatorapi registerapi server agent shardconfig cache health
 	infra/tmux infra/mock operator/shards'
+
+# Packages with tests that take minutes. `make test` runs them with -short: fewer random cases, no attacks, no kills. The step long runs all.
+# transport and operator/shards have such tests too: the step race runs them with -short.
+long='bench election proof operator operator/pool operator/machine operator/drain operator/ondemand'
 
 # Packages of other steps. services/internal/sim has the step sim; the others are in the rest.
 others='/services/internal/sim$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
 
-race_packages() {
-	for name in $race; do
-		[ ! -d "services/internal/$name" ] || echo "./services/internal/$name"
+internal() {
+	for name; do
+		echo "./services/internal/$name"
 	done
 }
 
@@ -34,12 +38,21 @@ step_tools() {
 
 # All unit, property and conformance tests. TestKubectl needs kubectl and is in the step operator.
 step_unit() {
-	race_packages | xargs go list >"$work/race"
-	go list ./... | grep -E -v "$others" | grep -v -x -F -f "$work/race" | xargs go test -timeout 10m -skip '^TestKubectl$'
+	# shellcheck disable=SC2086 # lists of words
+	internal $race $long | xargs go list >"$work/elsewhere"
+	go list ./... | grep -E -v "$others" | grep -v -x -F -f "$work/elsewhere" | xargs go test -timeout 10m -skip '^TestKubectl$'
+	# shellcheck disable=SC2086
+	internal $long | xargs go test -short -timeout 10m
 }
 
 step_race() {
-	race_packages | xargs go test -race -timeout 10m
+	# shellcheck disable=SC2086
+	internal $race | xargs go test -race -short -timeout 10m
+}
+
+step_long() {
+	# shellcheck disable=SC2086
+	internal $long transport operator/shards | xargs go test -timeout 15m
 }
 
 # The same simulated worlds in every run. `make sim` and `make sim-swarm` play other worlds: a fault that those find must not block an unrelated change.
@@ -47,8 +60,23 @@ step_sim() {
 	SIM_FIRST=1 SIM_WORLDS=${SIM_WORLDS:-600} go test ./services/internal/sim -count=1 -timeout 10m -v
 }
 
-# The Terraform provider under tofu, and under terraform where it is on PATH. An empty mirror makes sure that nothing comes from a registry.
+# The Terraform provider under tofu. An empty mirror makes sure that nothing comes from a registry.
 step_acceptance() {
+	acceptance "$(scripts/tool.sh tofu)" registry.opentofu.org
+}
+
+# The Terraform provider under terraform, where it is on PATH.
+step_terraform() {
+	if terraform=$(command -v terraform); then
+		acceptance "$terraform" registry.terraform.io
+	else
+		echo "-- terraform: NOT TESTED, because it is not on PATH"
+	fi
+}
+
+# acceptance TERRAFORM REGISTRY
+acceptance() {
+	echo "-- $1"
 	mkdir -p "$work/mirror"
 	cat >"$work/terraform.rc" <<-RC
 		disable_checkpoint = true
@@ -58,19 +86,8 @@ step_acceptance() {
 		  }
 		}
 	RC
-	export TF_CLI_CONFIG_FILE="$work/terraform.rc" TF_ACC=1
-	tofu=$(scripts/tool.sh tofu)
-	echo "-- tofu: $tofu"
-	TF_ACC_TERRAFORM_PATH=$tofu TF_ACC_PROVIDER_HOST=registry.opentofu.org acceptance
-	if terraform=$(command -v terraform); then
-		echo "-- terraform: $terraform"
-		TF_ACC_TERRAFORM_PATH=$terraform acceptance
-	else
-		echo "-- terraform: NOT TESTED, because it is not on PATH"
-	fi
-}
-acceptance() {
-	go test ./terraform-provider-nstance/... -run '^TestAcc' -count=1 -timeout 10m
+	TF_CLI_CONFIG_FILE="$work/terraform.rc" TF_ACC=1 TF_ACC_TERRAFORM_PATH=$1 TF_ACC_PROVIDER_HOST=$2 \
+		go test ./terraform-provider-nstance/... -p 4 -run '^TestAcc' -count=1 -timeout 10m
 }
 
 step_demo() {
@@ -152,7 +169,7 @@ step_operator() {
 
 # The developers' workflow: make dev-tmux, make dev-tmux-k8s, make clean-dev.
 step_dev() {
-	scripts/dev-check.sh
+	timeout -k 60 900 scripts/dev-check.sh
 }
 
 step_kill9() {
@@ -200,7 +217,7 @@ run() {
 }
 
 basic='tools unit race sim acceptance demo'
-rest='alltools generated lint mutants cloud modules images stacks kube dev kill9 failover paused chaos bench'
+rest='alltools generated lint long terraform mutants cloud modules images stacks kube dev kill9 failover paused chaos bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;

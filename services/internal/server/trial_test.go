@@ -115,6 +115,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 		}, "Bad"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			r.set = refuseBadArgs
 			good := func(doc object) {
