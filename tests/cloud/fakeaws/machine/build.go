@@ -57,14 +57,9 @@ func (r *Runner) provision(ctx context.Context, name, tree, work, script string,
 	const machineID = "00000000000000000000000000000000"
 	files := baseFiles("build", machineID)
 	files["etc/hosts"] = "127.0.0.1 localhost\n"
-	var list []string
-	for k, v := range environment {
-		list = append(list, k+"="+v)
-	}
 	cmd, _, release, err := r.launch(boot.Config{
-		Tree: rootfs.Tree{Upper: tree, Work: work, Files: files}, Host: boot.Host{Hostname: "build",
-			MachineID: machineID},
-		InstanceID: name, Userdata: []byte(script), Build: true, Environment: list,
+		Tree: rootfs.Tree{Upper: tree, Work: work, Files: files}, Hostname: "build",
+		InstanceID: name, Userdata: []byte(script), Build: true, Environment: environment,
 	}, ns, log)
 	if err != nil {
 		return err

@@ -19,8 +19,7 @@ func daemon() {
 	fmt.Printf("uid %d gid %d groups %v umask %o\n", os.Getuid(), os.Getgid(), must(os.Getgroups()),
 		syscall.Umask(0o22))
 	fmt.Printf("cwd %s pid %t\n", must(os.Getwd()), os.Getenv("WATCHDOG_PID") == strconv.Itoa(os.Getpid()))
-	for _, name := range []string{"A", "B", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY", "USER", "HOME",
-		"FLAVOUR"} {
+	for _, name := range []string{"A", "B", "CACHE_DIRECTORY", "USER", "HOME", "FLAVOUR"} {
 		fmt.Printf("%s=%s\n", name, os.Getenv(name))
 	}
 	var limit syscall.Rlimit
@@ -44,7 +43,7 @@ func daemon() {
 	for ready := false; ; {
 		if !ready && !exists("/run/unready") {
 			ready = true
-			say("READY=1\nSTATUS=at work")
+			say("READY=1")
 		}
 		if ready && !exists("/run/stuck") {
 			say("WATCHDOG=1")

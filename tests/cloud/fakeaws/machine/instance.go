@@ -137,8 +137,8 @@ func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
 	files, dmi := i.identity(hostname, machineID)
 	i.cmd, ready, i.release, err = i.runner.launch(boot.Config{
 		Tree:       rootfs.Tree{Layers: []string{i.tree}, Files: files, DMI: dmi},
-		Host:       boot.Host{Hostname: hostname, MachineID: machineID},
-		InstanceID: i.spec.ID, Userdata: i.spec.Userdata,
+		Hostname:   hostname,
+		InstanceID: i.spec.ID, Userdata: i.spec.Userdata, Environment: i.runner.environment(),
 	}, i.ns, log)
 	return ready, err
 }

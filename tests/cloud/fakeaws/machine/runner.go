@@ -24,7 +24,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -37,7 +36,7 @@ import (
 const guestPackage = "github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/cmd/guest"
 
 // programs are the names under which the guest program is installed in the machines.
-var programs = []string{"systemctl", "journalctl", "poweroff", "halt", "reboot", "shutdown"}
+var programs = []string{"systemctl", "journalctl", "poweroff", "reboot", "shutdown"}
 
 // Config configures a [Runner].
 type Config struct {
@@ -244,14 +243,6 @@ func (i *Instance) identity(hostname, machineID string) (files, dmi map[string]s
 	}
 	files = baseFiles(hostname, machineID)
 	files["etc/hosts"] = hosts.String()
-	if environment := i.runner.environment(); len(environment) > 0 {
-		var conf strings.Builder
-		conf.WriteString("[Manager]\n")
-		for _, name := range slices.Sorted(maps.Keys(environment)) {
-			fmt.Fprintf(&conf, "DefaultEnvironment=%s\n", strconv.Quote(name+"="+environment[name]))
-		}
-		files["etc/systemd/system.conf.d/50-fakeaws.conf"] = conf.String()
-	}
 	return files, map[string]string{
 		"sys_vendor": "Amazon EC2", "product_name": "t3.micro", "product_uuid": uuidOf(machineID),
 		"product_serial": uuidOf(machineID),

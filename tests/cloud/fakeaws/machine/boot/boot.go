@@ -18,13 +18,11 @@ const (
 // Config describes a machine.
 type Config struct {
 	Tree       rootfs.Tree
-	Host       Host
+	Hostname   string
 	InstanceID string
 	Userdata   []byte
-	// If Build is set, the machine does not boot. It runs Userdata with Environment and ends with its exit code.
-	Build       bool
-	Environment []string
+	// If Build is set, the machine does not boot. It runs Userdata and ends with its exit code.
+	Build bool
+	// Environment is added to the environment of everything that the machine starts.
+	Environment map[string]string
 }
-
-// Host contains the names of the machine.
-type Host struct{ Hostname, MachineID string }

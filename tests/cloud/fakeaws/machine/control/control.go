@@ -30,10 +30,6 @@ type Request struct {
 	// "shutdown".
 	Program string
 	Args    []string
-	// Environment, Directory and Input apply to "exec" only. Environment is added to the machine's default environment.
-	Environment []string
-	Directory   string
-	Input       []byte
 }
 
 // Response is the result of a request.

@@ -80,12 +80,10 @@ func (m *Manager) runScript(path string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	environment := map[string]string{"INVOCATION_ID": newID()}
-	for _, v := range m.environment() {
-		environment[v.Name] = v.Value
-	}
+	environment := m.environment()
+	environment["INVOCATION_ID"] = newID()
 	s := spec{Path: path, Argv: []string{path}, Environment: list(environment), Directory: "/", UMask: 0o022}
-	p, ended, err := m.launch(cloudInit, s, false, false, out)
+	p, ended, err := m.launch(cloudInit, s, out)
 	if p == nil {
 		return false, errors.Join(err, out.Close())
 	}
@@ -114,9 +112,10 @@ func (m *Manager) build() (int, error) {
 	if err := os.WriteFile(path, m.Userdata, 0o700); err != nil {
 		return 1, err
 	}
-	environment := append([]string{"PATH=" + searchPath, "HOME=/root", "LANG=C.UTF-8"}, m.Environment...)
-	p, ended, err := m.launch("build", spec{Path: path, Argv: []string{path}, Environment: environment, Directory: "/",
-		UMask: 0o022}, false, false, nil)
+	environment := m.environment()
+	environment["HOME"] = "/root"
+	p, ended, err := m.launch("build", spec{Path: path, Argv: []string{path}, Environment: list(environment),
+		Directory: "/", UMask: 0o022}, nil)
 	if p == nil {
 		return 1, err
 	}

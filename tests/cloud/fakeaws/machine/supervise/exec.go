@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -15,30 +14,15 @@ import (
 
 // exec runs a command for a client and returns its result. When the command or ctx ends, exec kills all remaining
 // processes of the command.
-func (m *Manager) exec(ctx context.Context, r control.Request) control.Response {
-	if len(r.Args) == 0 {
+func (m *Manager) exec(ctx context.Context, args []string) control.Response {
+	if len(args) == 0 {
 		return control.Response{Code: 1, Errors: []byte("no command\n")}
 	}
-	environment := map[string]string{"HOME": "/root", "USER": "root"}
-	for _, v := range m.environment() {
-		environment[v.Name] = v.Value
-	}
-	for _, v := range r.Environment {
-		name, value, _ := strings.Cut(v, "=")
-		environment[name] = value
-	}
-	dir := r.Directory
-	if dir == "" {
-		dir = "/"
-	}
-	input, err := memory(r.Input)
-	if err != nil {
-		return control.Response{Code: 1, Errors: []byte(err.Error())}
-	}
-	defer input.Close()
-	s := spec{Path: lookPath(r.Args[0]), Argv: r.Args, Environment: list(environment), Directory: dir, UMask: 0o022}
+	environment := m.environment()
+	environment["HOME"], environment["USER"] = "/root", "root"
+	s := spec{Path: lookPath(args[0]), Argv: args, Environment: list(environment), Directory: "/", UMask: 0o022}
 	var out, errs bytes.Buffer
-	p, wait, err := m.capture(s, input, &out, &errs)
+	p, wait, err := m.capture(s, &out, &errs)
 	if p == nil {
 		return control.Response{Code: 1, Errors: []byte(err.Error())}
 	}
@@ -46,7 +30,8 @@ func (m *Manager) exec(ctx context.Context, r control.Request) control.Response 
 	case <-p.done:
 	case <-ctx.Done():
 	}
-	for _, pid := range members("-", map[int]bool{p.pid: true}) { // Processes left behind hold its output open.
+	// Processes that the command left behind hold its output open.
+	for _, pid := range alive(func(_, session int) bool { return session == p.pid }) {
 		signalProcess(pid, syscall.SIGKILL)
 	}
 	<-p.done
@@ -62,7 +47,7 @@ func (m *Manager) exec(ctx context.Context, r control.Request) control.Response 
 }
 
 // capture starts a process and copies its output to stdout and stderr. wait returns when both copies are complete.
-func (m *Manager) capture(s spec, stdin *os.File, stdout, stderr io.Writer) (p *process, wait func(), err error) {
+func (m *Manager) capture(s spec, stdout, stderr io.Writer) (p *process, wait func(), err error) {
 	var wg sync.WaitGroup
 	var ends []*os.File
 	for _, to := range []io.Writer{stdout, stderr} {
@@ -76,7 +61,7 @@ func (m *Manager) capture(s spec, stdin *os.File, stdout, stderr io.Writer) (p *
 			_, _ = io.Copy(to, r) // Ends with the process.
 		})
 	}
-	p, err = m.processes.start(s, stdin, ends[0], ends[1])
+	p, err = m.processes.start(s, m.null, ends[0], ends[1])
 	for _, w := range ends {
 		_ = w.Close() // The process holds its own copy.
 	}

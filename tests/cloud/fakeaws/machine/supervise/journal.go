@@ -82,19 +82,15 @@ func (j *journal) follow(source string, pid func() int, in io.Reader) {
 	}
 }
 
-// search returns the last n lines of the given sources. Without sources it searches all lines.
-func (j *journal) search(sources []string, n int) []line {
+// search returns the kept lines of a service, including what init logged about it. Without a name it returns all kept
+// lines.
+func (j *journal) search(name string) (found []line) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	var found []line
 	for _, l := range j.lines {
-		match := len(sources) == 0
-		for _, s := range sources {
-			match = match || l.source == s || l.source == "systemd" && strings.Contains(l.text, s)
-		}
-		if match {
+		if name == "" || l.source == name || l.source == "systemd" && strings.Contains(l.text, name) {
 			found = append(found, l)
 		}
 	}
-	return found[max(0, len(found)-n):]
+	return found
 }

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"net"
 	"os"
@@ -30,22 +29,22 @@ type Options struct {
 	// InstanceID names the instance directory of cloud-init.
 	InstanceID string
 	Userdata   []byte
-	// If Build is set, Run does not boot. It executes Userdata with Environment and returns the exit code.
-	Build       bool
-	Environment []string
+	// If Build is set, Run does not boot. It executes Userdata and returns the exit code.
+	Build bool
+	// Environment is added to the environment of the boot script, the services and the commands of tests.
+	Environment map[string]string
 	Log         io.Writer
 	// Ready is closed when init listens.
-	Ready io.Closer
-	Host  unit.Host
+	Ready    io.Closer
+	Hostname string
 }
 
 // Manager is the machine's init. mu guards the fields below it.
 type Manager struct {
 	Options
-	journal      *journal
-	processes    *processes
-	null         *os.File
-	capabilities uint64
+	journal   *journal
+	processes *processes
+	null      *os.File
 
 	mu       sync.Mutex
 	services map[string]*service
@@ -64,9 +63,6 @@ func Run(o Options) (int, error) {
 	m := &Manager{Options: o, journal: &journal{out: o.Log}, processes: newProcesses(), null: null,
 		services: map[string]*service{}, state: "starting",
 		down: make(chan string, 1)}
-	if m.capabilities, err = boundingSet(); err != nil {
-		return 1, err
-	}
 	go m.processes.reap()
 	if err := os.MkdirAll(filepath.Dir(control.Socket), 0o700); err != nil {
 		return 1, err
@@ -83,7 +79,7 @@ func Run(o Options) (int, error) {
 	if o.Build {
 		return m.build()
 	}
-	m.journal.say("Machine %s is up as %s.", o.InstanceID, o.Host.Hostname)
+	m.journal.say("Machine %s is up as %s.", o.InstanceID, o.Hostname)
 	first := true
 	for {
 		go m.boot(first)
@@ -121,68 +117,24 @@ func (m *Manager) listen() {
 	}()
 }
 
-// boundingSet returns the capabilities that processes of this machine can have.
-func boundingSet() (bits uint64, err error) {
-	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(text), "CapBnd:")
-	_, err = fmt.Sscanf(rest, "%x", &bits)
-	return bits, err
+// environment returns a copy of the variables with which every service starts.
+func (m *Manager) environment() map[string]string {
+	environment := map[string]string{"PATH": searchPath, "LANG": "C.UTF-8"}
+	maps.Copy(environment, m.Environment)
+	return environment
 }
 
-// environment returns the variables with which every service starts: $PATH and the image's defaults.
-func (m *Manager) environment() []unit.Variable {
-	variables := []unit.Variable{{Name: "PATH", Value: searchPath}, {Name: "LANG", Value: "C.UTF-8"}}
-	files, err := filepath.Glob("/etc/systemd/system.conf.d/*.conf")
-	if err != nil {
-		return variables // Unreachable: the pattern is valid.
+// list returns an environment in the form NAME=value, sorted.
+func list(environment map[string]string) (assignments []string) {
+	for _, name := range slices.Sorted(maps.Keys(environment)) {
+		assignments = append(assignments, name+"="+environment[name])
 	}
-	for _, file := range slices.Concat([]string{"/etc/systemd/system.conf"}, files) {
-		more, err := defaultEnvironment(file)
-		if err != nil {
-			m.journal.say("%v", err)
-			continue
-		}
-		variables = append(variables, more...)
-	}
-	return variables
-}
-
-func defaultEnvironment(file string) (variables []unit.Variable, err error) {
-	text, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	entries, err := unit.Parse(file, string(text))
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if e.Section != "Manager" || e.Key != "DefaultEnvironment" {
-			continue // Other settings describe how systemd runs, which differs here.
-		}
-		if e.Value == "" {
-			variables = nil
-			continue
-		}
-		more, err := unit.Assignments(e.Value, func(s string) (string, error) { return s, nil })
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", e.Where, err)
-		}
-		variables = append(variables, more...)
-	}
-	return variables, nil
+	return assignments
 }
 
 // launch starts a process. Its output goes to the journal and, unless also is nil, to also. ended is closed when all
 // output was read.
-func (m *Manager) launch(source string, s spec, nullOut, nullErr bool, also io.Writer) (p *process,
-	ended <-chan struct{}, err error) {
+func (m *Manager) launch(source string, s spec, also io.Writer) (p *process, ended <-chan struct{}, err error) {
 	known := make(chan struct{})
 	w, ended, err := m.journal.pipe(source, func() int {
 		if <-known; p == nil {
@@ -193,14 +145,7 @@ func (m *Manager) launch(source string, s spec, nullOut, nullErr bool, also io.W
 	if err != nil {
 		return nil, nil, err
 	}
-	files := [2]*os.File{w, w}
-	if nullOut {
-		files[0] = m.null
-	}
-	if nullErr {
-		files[1] = m.null
-	}
-	p, err = m.processes.start(s, m.null, files[0], files[1])
+	p, err = m.processes.start(s, m.null, w, w)
 	close(known)
 	_ = w.Close() // The process holds its own copy.
 	return p, ended, err
@@ -210,23 +155,18 @@ func (m *Manager) launch(source string, s spec, nullOut, nullErr bool, also io.W
 var unitPath = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
 	"/usr/lib/systemd/system"}
 
-var errNotFound = errors.New("not found")
-
-// find returns the path of a unit's file, or errNotFound.
+// find returns the path of a service's file.
 func find(name string) (string, error) {
-	names := []string{name}
-	if prefix, rest, ok := strings.Cut(name, "@"); ok {
-		names = append(names, prefix+"@"+filepath.Ext(rest))
+	if !unit.ValidName(name) {
+		return "", fmt.Errorf("%q is no name of a service", name)
 	}
-	for _, n := range names {
-		for _, dir := range unitPath {
-			file := filepath.Join(dir, n)
-			if _, err := os.Stat(file); err == nil {
-				return file, nil
-			}
+	for _, dir := range unitPath {
+		file := filepath.Join(dir, name)
+		if _, err := os.Stat(file); err == nil {
+			return file, nil
 		}
 	}
-	return "", fmt.Errorf("unit %s %w", name, errNotFound)
+	return "", fmt.Errorf("there is no unit %s", name)
 }
 
 // load reads a unit and its drop-ins.
@@ -261,7 +201,7 @@ func (m *Manager) load(name string) (*unit.Service, error) {
 		}
 		entries = append(entries, more...)
 	}
-	s, err := unit.Load(name, m.Host, entries)
+	s, err := unit.Load(name, entries)
 	if err != nil {
 		return nil, err
 	}
@@ -350,15 +290,6 @@ func (m *Manager) stop(name string) <-chan struct{} {
 	return done
 }
 
-// act performs the action on the machine that a unit requests, such as "reboot".
-func (m *Manager) act(action, why string) {
-	if action == "" || action == "none" {
-		return
-	}
-	m.journal.say("%s: %s", action, why)
-	m.goDown(action)
-}
-
 // goDown begins to power off or to reboot. Further calls have no effect.
 func (m *Manager) goDown(action string) {
 	m.mu.Lock()
@@ -377,7 +308,7 @@ const grace = 2 * time.Second
 // shutdown ends all services as their units define, and then all other processes.
 func (m *Manager) shutdown(action string) {
 	m.journal.say("The system will %s now!", action)
-	if !strings.HasSuffix(action, "-immediate") && !strings.HasSuffix(action, "-force") {
+	if !strings.HasSuffix(action, "-force") {
 		m.mu.Lock()
 		names := slices.Collect(maps.Keys(m.services))
 		m.mu.Unlock()

@@ -6,62 +6,28 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // message is the content of one sd_notify(3) datagram.
-type message struct {
-	ready, stopping, reloading bool
-	status                     *string
-	mainPID                    int
-	// fed is a WATCHDOG=1. trigger is a WATCHDOG=trigger, which asks for the reaction to a missed deadline.
-	fed, trigger bool
-	// watchdog and extend, if positive, set the watchdog's timeout and extend the current state's timeout.
-	watchdog, extend time.Duration
-	unknown          []string
-}
+type message struct{ ready, stopping, fed bool }
 
-// parseMessage parses the lines of one datagram. Assignments that sd_notify(3) does not list go to unknown, which is
-// only logged.
+// parseMessage parses the lines of one datagram. An assignment that nstance-server and nstance-agent do not send is an
+// error.
 func parseMessage(text string) (m message, err error) {
-	for entry := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
-		key, value, ok := strings.Cut(entry, "=")
-		if !ok {
-			return m, fmt.Errorf("%q is no assignment", entry)
-		}
-		switch key {
-		case "READY", "STOPPING", "RELOADING":
-			if value != "1" {
-				return m, fmt.Errorf("%q is not supported", entry)
-			}
-			m.ready, m.stopping, m.reloading = m.ready || key == "READY", m.stopping || key == "STOPPING",
-				m.reloading || key == "RELOADING"
-		case "STATUS":
-			m.status = &value
-		case "WATCHDOG":
-			m.fed, m.trigger = m.fed || value == "1", m.trigger || value == "trigger"
-		case "MAINPID":
-			if m.mainPID, err = strconv.Atoi(value); err != nil || m.mainPID <= 1 {
-				return m, fmt.Errorf("%q is no process", entry)
-			}
-		case "WATCHDOG_USEC", "EXTEND_TIMEOUT_USEC":
-			n, err := strconv.ParseInt(value, 10, 48)
-			if err != nil || n <= 0 {
-				return m, fmt.Errorf("%q is no time span", entry)
-			}
-			if key == "WATCHDOG_USEC" {
-				m.watchdog = time.Duration(n) * time.Microsecond
-			} else {
-				m.extend = time.Duration(n) * time.Microsecond
-			}
-		case "BARRIER", "ERRNO", "MONOTONIC_USEC", "INVOCATION_ID":
+	for line := range strings.Lines(text) {
+		switch line = strings.TrimSuffix(line, "\n"); line {
+		case "READY=1":
+			m.ready = true
+		case "STOPPING=1":
+			m.stopping = true
+		case "WATCHDOG=1":
+			m.fed = true
 		default:
-			m.unknown = append(m.unknown, entry)
+			return message{}, fmt.Errorf("%q is not supported", line)
 		}
 	}
 	return m, nil
@@ -117,8 +83,7 @@ func (m *mailbox) receive() {
 	}
 }
 
-// sender returns the PID of a datagram's sender. It closes files that came with the datagram: the sender of a BARRIER=1
-// waits for that.
+// sender returns the PID of a datagram's sender.
 func sender(control []byte) (pid int) {
 	messages, err := syscall.ParseSocketControlMessage(control)
 	if err != nil {
@@ -127,10 +92,6 @@ func sender(control []byte) (pid int) {
 	for i := range messages {
 		if credentials, err := syscall.ParseUnixCredentials(&messages[i]); err == nil {
 			pid = int(credentials.Pid)
-		} else if files, err := syscall.ParseUnixRights(&messages[i]); err == nil {
-			for _, fd := range files {
-				_ = syscall.Close(fd) // There is nothing to do about an error.
-			}
 		}
 	}
 	return pid

@@ -15,8 +15,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
 // processes starts all children of init and reaps all that end. This includes orphaned processes that the kernel has
@@ -37,9 +35,8 @@ type process struct {
 // Exit codes of a process that could not execute its program. systemd.exec(5), "Process Exit Codes".
 const (
 	exitChdir  = 200
-	exitLimits = 205
 	exitExec   = 203
-	exitGroup  = 216
+	exitLimits = 205
 	exitUser   = 217
 	exitCaps   = 218
 )
@@ -48,17 +45,15 @@ const (
 type spec struct {
 	Path              string
 	Argv, Environment []string
-	// PIDVariables name environment variables that receive the process's own PID.
-	PIDVariables      []string
-	Directory         string
-	DirectoryOptional bool
-	UMask             int
-	UID, GID          int
-	Groups            []int
-	Bounding          *uint64
-	Ambient           uint64
-	Limits            map[int][2]uint64
-	NoNewPrivileges   bool
+	// Watchdog sets WATCHDOG_PID to the process's own PID.
+	Watchdog  bool
+	Directory string
+	UMask     int
+	UID, GID  int
+	Groups    []int
+	// OpenFiles is the limit of open files. 0 means that it is inherited.
+	OpenFiles                       uint64
+	NoCapabilities, NoNewPrivileges bool
 }
 
 // becomeError is the error of a process that could not execute its program. The process exits with Code.
@@ -99,22 +94,6 @@ func (t *processes) reapOne() bool {
 		close(p.done)
 	}
 	return true
-}
-
-// adopt registers a process that a child of init has started. The process is a child of init, or becomes one when its
-// parent ends. adopt reports whether the process exists.
-func (t *processes) adopt(pid int) (*process, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if p := t.ours[pid]; p != nil {
-		return p, true
-	}
-	if pid <= 1 || syscall.Kill(pid, 0) != nil {
-		return nil, false
-	}
-	p := &process{pid: pid, done: make(chan struct{})}
-	t.ours[pid] = p
-	return p, true
 }
 
 // start runs a process in its own session. If the error is a *becomeError, the process is returned too. It exits
@@ -193,61 +172,55 @@ func become(in io.Reader) error {
 	fail := func(code int, format string, args ...any) error {
 		return &becomeError{code, s.Path + ": " + fmt.Sprintf(format, args...)}
 	}
-	for resource, l := range s.Limits {
-		if err := setLimit(resource, l); err != nil {
+	if s.OpenFiles > 0 {
+		if err := limitFiles(s.OpenFiles); err != nil {
 			return fail(exitLimits, "limits: %v", err)
 		}
 	}
 	syscall.Umask(s.UMask)
-	if s.Bounding != nil {
-		for bit := range 64 {
-			if unit.AllCapabilities&^*s.Bounding&(1<<bit) == 0 {
-				continue
-			}
-			// The kernel does not know this capability.
-			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(bit), 0, 0, 0); err != nil &&
-				!errors.Is(err, syscall.EINVAL) {
-				return fail(exitCaps, "drop capability %d: %v", bit, err)
-			}
+	for bit := range uintptr(64) {
+		if !s.NoCapabilities {
+			break
+		}
+		// The kernel does not know all of them.
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, bit, 0, 0, 0); err != nil && !errors.Is(err, syscall.EINVAL) {
+			return fail(exitCaps, "drop capability %d: %v", bit, err)
 		}
 	}
 	if err := setUser(s); err != nil {
 		return fail(exitUser, "%v", err)
-	}
-	if err := raise(s.Ambient); err != nil {
-		return fail(exitCaps, "ambient capabilities: %v", err)
 	}
 	if s.NoNewPrivileges {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return fail(exitCaps, "no new privileges: %v", err)
 		}
 	}
-	if err := os.Chdir(s.Directory); err != nil && !s.DirectoryOptional {
+	if err := os.Chdir(s.Directory); err != nil {
 		return fail(exitChdir, "%v", err)
 	}
 	environment := slices.Clone(s.Environment)
-	for _, name := range s.PIDVariables {
-		environment = append(environment, name+"="+strconv.Itoa(os.Getpid()))
+	if s.Watchdog {
+		environment = append(environment, "WATCHDOG_PID="+strconv.Itoa(os.Getpid()))
 	}
 	return fail(exitExec, "%v", syscall.Exec(s.Path, s.Argv, environment))
 }
 
-// setLimit sets a resource limit. If this host does not permit the value to root, setLimit sets the nearest permitted
-// value, like systemd.
-func setLimit(resource int, l [2]uint64) error {
-	err := syscall.Setrlimit(resource, &syscall.Rlimit{Cur: l[0], Max: l[1]})
+// limitFiles sets the limit of open files. If this host does not permit the value to root, limitFiles sets the nearest
+// permitted value, like systemd.
+func limitFiles(n uint64) error {
+	err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n})
 	if !errors.Is(err, syscall.EPERM) {
 		return err
 	}
 	var now syscall.Rlimit
-	if err := syscall.Getrlimit(resource, &now); err != nil {
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &now); err != nil {
 		return err
 	}
-	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: min(l[0], now.Max), Max: min(l[1], now.Max)})
+	n = min(n, now.Max)
+	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n})
 }
 
-// setUser changes the user and the groups of this thread. It keeps the permitted capabilities, so that they can be
-// raised later.
+// setUser changes the user and the groups of this thread.
 func setUser(s spec) error {
 	if err := syscall.Setgroups(s.Groups); err != nil {
 		return fmt.Errorf("set groups %v: %w", s.Groups, err)
@@ -258,51 +231,12 @@ func setUser(s spec) error {
 	if s.UID == 0 {
 		return nil
 	}
-	if s.Ambient != 0 {
-		if err := unix.Prctl(unix.PR_SET_KEEPCAPS, 1, 0, 0, 0); err != nil {
-			return fmt.Errorf("keep capabilities: %w", err)
-		}
-	}
 	// This raw system call affects this thread only. The other threads end when the program is executed.
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(s.UID), uintptr(s.UID),
 		uintptr(s.UID)); errno != 0 {
 		return fmt.Errorf("set user %d: %w", s.UID, errno)
 	}
 	return nil
-}
-
-func raise(bits uint64) error {
-	if bits == 0 {
-		return nil
-	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return err
-	}
-	for i := range data {
-		part := uint32(bits >> (32 * i))
-		data[i].Inheritable |= part
-		data[i].Effective |= part & data[i].Permitted
-	}
-	if err := unix.Capset(&header, &data[0]); err != nil {
-		return err
-	}
-	for bit := range 64 {
-		if bits&(1<<bit) == 0 {
-			continue
-		}
-		if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, uintptr(bit), 0, 0); err != nil {
-			return fmt.Errorf("capability %d: %w", bit, err)
-		}
-	}
-	return nil
-}
-
-// members returns the PIDs of an invocation's processes. They are in a session that the invocation began, or have its
-// ID in their environment.
-func members(invocation string, sessions map[int]bool) []int {
-	return alive(func(pid, session int) bool { return sessions[session] || carries(pid, invocation) })
 }
 
 // alive returns the PIDs of all processes that satisfy belongs, except init and zombies.
@@ -333,10 +267,11 @@ func alive(belongs func(pid, session int) bool) []int {
 	return pids
 }
 
-func carries(pid int, invocation string) bool {
+// carries reports whether a process has the given assignment in its environment.
+func carries(pid int, assignment string) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
 		return false // It has ended.
 	}
-	return slices.Contains(strings.Split(string(text), "\x00"), "INVOCATION_ID="+invocation)
+	return slices.Contains(strings.Split(string(text), "\x00"), assignment)
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
@@ -17,7 +16,6 @@ const (
 	inactive     = "inactive"
 	activating   = "activating"
 	active       = "active"
-	reloading    = "reloading"
 	deactivating = "deactivating"
 	failed       = "failed"
 
@@ -38,11 +36,9 @@ type service struct {
 	// run is nil unless the service runs or waits for a restart.
 	run *run
 
-	state, sub, result, status, invocation string
-	main                                   int // PID; 0 without a process.
-	mainStatus                             syscall.WaitStatus
-	mainEnded                              bool
-	restarts                               int
+	state, sub, result string
+	main               int // PID; 0 without a process.
+	restarts           int
 	// starts are the times of the recent starts, for StartLimitBurst=.
 	starts []time.Time
 }
@@ -57,13 +53,10 @@ type run struct {
 	stop     chan struct{}
 	stopOnce func()
 	done     chan struct{}
-	// reload carries requests to reload. Each request is a channel for the answer.
-	reload chan chan error
 }
 
 func newRun() *run {
-	r := &run{decided: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{}),
-		reload: make(chan chan error)}
+	r := &run{decided: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
 	var once sync.Once
 	r.decide = func(err error) {
 		once.Do(func() {
@@ -90,46 +83,48 @@ func (s *service) set(state, sub string) {
 	s.state, s.sub = state, sub
 }
 
+func (s *service) setMain(pid int) {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	s.main = pid
+}
+
 // loop runs the service and restarts it as its unit defines.
 func (s *service) loop(r *run) {
 	defer close(r.done)
 	for {
 		def, err := s.m.definition(s)
 		if err != nil {
-			s.end(r, nil, resource, err)
+			s.end(r, resource, err)
 			return
 		}
 		if !s.mayStart(def) {
 			s.m.journal.say("%s: Start request repeated too quickly.", s.name)
-			s.end(r, def, limitHit, fmt.Errorf("start request repeated too quickly"))
-			s.m.act(def.StartLimitAction, s.name+" was started too often")
+			s.end(r, limitHit, errors.New("start request repeated too quickly"))
+			if def.PowerOff {
+				s.m.journal.say("poweroff: %s was started too often", s.name)
+				s.m.goDown("poweroff")
+			}
 			return
 		}
-		if ok, asserted := s.m.met(def); !ok {
+		if path := unmet(def); path != "" {
+			s.m.journal.say("%s was skipped because of an unmet condition check (ConditionPathExists=%s).", s.name,
+				path)
 			s.set(inactive, "dead")
 			s.m.finish(s, r)
-			if asserted {
-				err = errors.New("an assertion of the unit is not met")
-			}
-			r.decide(err)
+			r.decide(nil)
 			return
 		}
-		i := &invocation{service: s, def: def, run: r, sessions: map[int]bool{}}
+		i := &invocation{service: s, def: def, run: r}
 		result := i.execute()
 		if result != success {
 			s.m.journal.say("%s: Failed with result '%s'.", s.name, result)
 		}
 		r.decide(fmt.Errorf("the service ended with result '%s'", result)) // Without effect if it was up before.
-		if r.stopping() || !i.restarts(result) {
-			s.end(r, def, result, nil)
-			if result != success {
-				s.m.act(def.FailureAction, s.name+" failed")
-			} else if !r.stopping() {
-				s.m.act(def.SuccessAction, s.name+" ended")
-			}
+		if r.stopping() || !def.Restart {
+			s.end(r, result, nil)
 			return
 		}
-		removeRuntime(def, false)
 		s.m.mu.Lock()
 		s.state, s.sub, s.result = activating, "auto-restart", result
 		s.restarts++
@@ -137,7 +132,7 @@ func (s *service) loop(r *run) {
 		s.m.mu.Unlock()
 		select {
 		case <-r.stop:
-			s.end(r, def, success, nil)
+			s.end(r, success, nil)
 			return
 		case <-after(def.RestartAfter):
 		}
@@ -145,11 +140,18 @@ func (s *service) loop(r *run) {
 	}
 }
 
-// end records that the service is down.
-func (s *service) end(r *run, def *unit.Service, result string, err error) {
-	if def != nil {
-		removeRuntime(def, true)
+// unmet returns the first path that ConditionPathExists= names and that does not exist, or the empty string.
+func unmet(def *unit.Service) string {
+	for _, path := range def.Conditions {
+		if _, err := os.Stat(path); err != nil {
+			return path
+		}
 	}
+	return ""
+}
+
+// end records that the service is down.
+func (s *service) end(r *run, result string, err error) {
 	s.m.mu.Lock()
 	s.result = result
 	if s.state, s.sub = inactive, "dead"; result != success {
@@ -169,7 +171,7 @@ func (s *service) end(r *run, def *unit.Service, result string, err error) {
 func (s *service) mayStart(def *unit.Service) bool {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	if def.StartLimitInterval == 0 || def.StartLimitBurst == 0 {
+	if def.StartLimitInterval == 0 {
 		return true
 	}
 	now := time.Now()
@@ -179,23 +181,4 @@ func (s *service) mayStart(def *unit.Service) bool {
 	}
 	s.starts = append(s.starts, now)
 	return true
-}
-
-// after is like time.After, but returns nil for an infinite duration.
-func after(d time.Duration) <-chan time.Time {
-	if d == unit.Infinity {
-		return nil
-	}
-	return time.After(d)
-}
-
-// removeRuntime removes the runtime directories of a service that is down or about to restart, as far as
-// RuntimeDirectoryPreserve= permits.
-func removeRuntime(def *unit.Service, down bool) {
-	for _, d := range def.Directories {
-		if d.Kind.Variable == "RUNTIME_DIRECTORY" && (def.PreserveRuntime == "no" || down &&
-			def.PreserveRuntime == "restart") {
-			_ = os.RemoveAll(d.Kind.Base + "/" + d.Path) // The next start overwrites what is left.
-		}
-	}
 }

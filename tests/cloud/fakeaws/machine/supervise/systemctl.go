@@ -5,15 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
 // handle answers a request of a client.
@@ -23,13 +26,14 @@ func (m *Manager) handle(ctx context.Context, r control.Request) control.Respons
 	var err error
 	switch r.Program {
 	case "exec":
-		return m.exec(ctx, r)
+		return m.exec(ctx, r.Args)
 	case "systemctl":
 		code, err = c.systemctl(r.Args)
 	case "journalctl":
 		err = c.journalctl(r.Args)
-	case "poweroff", "halt", "reboot":
-		err = c.goDown(r.Program, r.Args)
+	case "poweroff", "reboot":
+		c.force = slices.Contains(r.Args, "--force")
+		err = c.goDown(r.Program)
 	case "shutdown":
 		err = c.shutdown(r.Args)
 	default:
@@ -48,51 +52,36 @@ type call struct {
 	ctx         context.Context // Ends when the client stops waiting.
 	out, errors bytes.Buffer
 
-	quiet, now, noBlock, wait, force, valueOnly, noLegend, mainOnly bool
-	properties                                                      []string
-	signal                                                          syscall.Signal
+	noBlock, wait, force, valueOnly, noLegend bool
+	properties                                []string
+	signal                                    syscall.Signal
 }
 
 // cosmetic are the options that have no effect here.
-var cosmetic = []string{"--no-pager", "--system", "--full", "-l", "--plain", "--no-ask-password", "--all", "-a",
-	"--no-wall", "--no-warn"}
+var cosmetic = []string{"--no-pager", "--full", "--plain", "--no-ask-password"}
 
 // parse separates the options of systemctl(1) from the other arguments, which it returns.
 func (c *call) parse(args []string) (words []string, err error) {
 	c.signal = syscall.SIGTERM
-	flags := map[string]*bool{"-q": &c.quiet, "--quiet": &c.quiet, "--now": &c.now, "--no-block": &c.noBlock,
-		"--wait": &c.wait, "-f": &c.force,
-		"--force": &c.force, "--value": &c.valueOnly, "--no-legend": &c.noLegend, "--legend=false": &c.noLegend}
+	flags := map[string]*bool{"--no-block": &c.noBlock, "--wait": &c.wait, "--force": &c.force,
+		"--value": &c.valueOnly, "--no-legend": &c.noLegend}
 	for n := 0; n < len(args); n++ {
-		name, value, assigned := strings.Cut(args[n], "=")
-		if len(args[n]) > 2 && args[n][0] == '-' && args[n][1] != '-' && strings.IndexByte("ps", args[n][1]) >= 0 {
-			name, value, assigned = args[n][:2], args[n][2:], true
-		}
-		switch {
-		case !strings.HasPrefix(args[n], "-"):
-			words = append(words, args[n])
-		case slices.Contains(cosmetic, args[n]):
-		case flags[args[n]] != nil:
-			*flags[args[n]] = true
-		case slices.Contains([]string{"-p", "--property", "-s", "--signal", "--kill-who", "--kill-whom"}, name):
-			if !assigned {
-				if n++; n == len(args) {
-					return nil, fmt.Errorf("option %s needs a value", name)
-				}
-				value = args[n]
-			}
-			switch name {
-			case "-p", "--property":
-				c.properties = append(c.properties, strings.Split(value, ",")...)
-			case "-s", "--signal":
-				if c.signal, err = unit.Signal(value); err != nil {
-					return nil, err
-				}
-			default:
-				c.mainOnly = value == "main"
+		switch a := args[n]; {
+		case !strings.HasPrefix(a, "-"):
+			words = append(words, a)
+		case slices.Contains(cosmetic, a):
+		case flags[a] != nil:
+			*flags[a] = true
+		case a == "-p" && n+1 < len(args):
+			n++
+			c.properties = strings.Split(args[n], ",")
+		case a == "-s" && n+1 < len(args):
+			n++
+			if c.signal = unix.SignalNum("SIG" + args[n]); c.signal == 0 {
+				return nil, fmt.Errorf("%q is no signal", args[n])
 			}
 		default:
-			return nil, fmt.Errorf("systemctl: the option %s is not supported", args[n])
+			return nil, fmt.Errorf("systemctl: the option %s is not supported", a)
 		}
 	}
 	return words, nil
@@ -103,151 +92,67 @@ func (c *call) systemctl(args []string) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	if len(words) == 0 {
-		return 1, errors.New("systemctl: no command")
+	machine := map[string]func() (int, error){
+		"daemon-reload": c.reloadDefinitions, "is-system-running": c.systemState, "list-jobs": c.jobs,
+		"poweroff": func() (int, error) { return 0, c.goDown("poweroff") },
+		"reboot":   func() (int, error) { return 0, c.goDown("reboot") },
 	}
-	verb, units := words[0], words[1:]
-	for n, name := range units {
-		if filepath.Ext(name) == "" || !slices.Contains([]string{".service", ".target", ".socket", ".timer", ".mount",
-			".path", ".slice"}, filepath.Ext(name)) {
-			units[n] = name + ".service"
-		}
-		if !unit.ValidUnit(units[n]) {
-			return 1, fmt.Errorf("invalid unit name %q", name)
-		}
+	service := map[string]func(string) (int, error){"enable": c.enable, "start": c.start, "stop": c.stop,
+		"restart": c.restart, "is-active": c.isActive, "show": c.show, "kill": c.kill}
+	switch {
+	case len(words) == 1 && machine[words[0]] != nil:
+		return machine[words[0]]()
+	case len(words) != 2 || service[words[0]] == nil:
+		return 1, fmt.Errorf("systemctl %s is not supported", strings.Join(args, " "))
 	}
-	whole := map[string]func() (int, error){
-		"daemon-reload": c.reloadDefinitions, "daemon-reexec": c.reloadDefinitions, "is-system-running": c.systemState,
-		"list-jobs": c.jobs,
-		"poweroff":  func() (int, error) { return 0, c.m.requestDown("poweroff", c.force) },
-		"halt":      func() (int, error) { return 0, c.m.requestDown("poweroff", c.force) },
-		"reboot":    func() (int, error) { return 0, c.m.requestDown("reboot", c.force) },
+	name := words[1]
+	if filepath.Ext(name) == "" {
+		name += ".service"
 	}
-	each := map[string]func(string) (int, error){
-		"start": c.start, "stop": c.stop, "restart": c.restart, "try-restart": c.tryRestart,
-		"condrestart": c.tryRestart, "reload": c.reload,
-		"reload-or-restart": c.reloadOrRestart, "enable": c.enable, "disable": c.disable, "reenable": c.enable,
-		"is-enabled": c.isEnabled,
-		"is-active":  c.isActive, "is-failed": c.isFailed, "status": c.status, "show": c.show, "kill": c.kill,
-		"reset-failed": c.resetFailed, "cat": c.cat,
+	if _, err := find(name); err != nil {
+		return 5, fmt.Errorf("systemctl %s: %w", words[0], err)
 	}
-	if f, ok := whole[verb]; ok {
-		if len(units) > 0 {
-			return 1, fmt.Errorf("systemctl %s takes no units", verb)
-		}
-		return f()
-	}
-	f, ok := each[verb]
-	if !ok {
-		return 1, fmt.Errorf("systemctl: the command %q is not supported", verb)
-	}
-	if len(units) == 0 {
-		return 1, fmt.Errorf("systemctl %s: which unit", verb)
-	}
-	return c.forEach(verb, units, f)
+	return service[words[0]](name)
 }
 
-// forEach runs a command for all units: start and restart concurrently, other commands one after another. is-active,
-// is-enabled and is-failed succeed if they succeed for any unit.
-func (c *call) forEach(verb string, units []string, f func(string) (int, error)) (int, error) {
-	any0 := slices.Contains([]string{"is-active", "is-enabled", "is-failed"}, verb)
-	starts := slices.Contains([]string{"start", "restart"}, verb)
-	codes, errs := make([]int, len(units)), make([]error, len(units))
-	if !starts {
-		for n, name := range units {
-			codes[n], errs[n] = f(name)
-		}
-	} else {
-		var wg sync.WaitGroup
-		for n, name := range units {
-			wg.Go(func() { codes[n], errs[n] = f(name) })
-		}
-		wg.Wait()
-	}
-	if any0 {
-		return slices.Min(codes), errors.Join(errs...)
-	}
-	return slices.Max(codes), errors.Join(errs...)
-}
-
-// requestDown begins to power off or to reboot. It does not wait for the end.
-func (m *Manager) requestDown(kind string, force bool) error {
-	if force {
+// goDown begins to power off or to reboot. It does not wait for the end.
+func (c *call) goDown(kind string) error {
+	if c.force {
 		kind += "-force"
 	}
-	m.goDown(kind)
+	c.m.goDown(kind)
 	return nil
 }
 
-func (c *call) goDown(program string, args []string) error {
-	words, err := c.parse(args)
-	if err != nil || len(words) > 0 {
-		return fmt.Errorf("%s: unknown arguments %q", program, args)
-	}
-	return c.m.requestDown(map[string]string{"poweroff": "poweroff", "halt": "poweroff", "reboot": "reboot"}[program],
-		c.force)
-}
-
-// shutdown implements shutdown(8), without delayed shutdowns.
+// shutdown implements shutdown(8) for an immediate shutdown.
 func (c *call) shutdown(args []string) error {
-	kind, when := "poweroff", ""
-	for _, a := range args {
-		switch {
-		case a == "-h", a == "-P", a == "--poweroff", a == "-H", a == "--halt":
-		case a == "-r", a == "--reboot":
-			kind = "reboot"
-		case a == "--no-wall":
-		case strings.HasPrefix(a, "-"):
-			return fmt.Errorf("shutdown: the option %s is not supported", a)
-		case when == "":
-			when = a
-		}
+	switch strings.Join(args, " ") {
+	case "now", "-h now", "-P now":
+		return c.goDown("poweroff")
+	case "-r now":
+		return c.goDown("reboot")
 	}
-	if when != "now" && when != "+0" && when != "0" {
-		return fmt.Errorf("shutdown: only \"now\" is supported, not %s", strconv.Quote(when))
-	}
-	return c.m.requestDown(kind, false)
+	return fmt.Errorf("shutdown %s is not supported", strings.Join(args, " "))
 }
 
-// journalctl prints the end of the log. It supports -u UNIT, -n LINES and -o cat.
+// journalctl prints the log of a service. It supports -u UNIT and -o cat.
 func (c *call) journalctl(args []string) error {
-	var units []string
-	n, bare := kept, false
-	for k := 0; k < len(args); k++ {
-		a := args[k]
-		value := func() string {
-			if _, v, ok := strings.Cut(a, "="); ok {
-				return v
-			}
-			if !strings.HasPrefix(a, "--") && len(a) > 2 {
-				return a[2:]
-			}
-			if k++; k < len(args) {
-				return args[k]
-			}
-			return ""
-		}
-		switch {
-		case strings.HasPrefix(a, "-u"), strings.HasPrefix(a, "--unit"):
-			name := value()
-			if filepath.Ext(name) == "" {
-				name += ".service"
-			}
-			units = append(units, name)
-		case strings.HasPrefix(a, "-n"), strings.HasPrefix(a, "--lines"):
-			lines, err := strconv.Atoi(value())
-			if err != nil || lines < 0 {
-				return errors.New("journalctl: -n wants a number")
-			}
-			n = lines
-		case strings.HasPrefix(a, "-o"), strings.HasPrefix(a, "--output"):
-			bare = value() == "cat"
-		case slices.Contains([]string{"--no-pager", "-b", "-e", "-x", "-xe", "-q", "--quiet"}, a):
+	var name string
+	bare := false
+	for n := 0; n < len(args); n++ {
+		switch a := args[n]; {
+		case a == "-u" && n+1 < len(args):
+			n++
+			name = strings.TrimSuffix(args[n], ".service") + ".service"
+		case a == "-o" && n+1 < len(args) && args[n+1] == "cat":
+			n++
+			bare = true
+		case a == "--no-pager":
 		default:
-			return fmt.Errorf("journalctl: the argument %s is not supported", a)
+			return fmt.Errorf("journalctl %s is not supported", strings.Join(args, " "))
 		}
 	}
-	for _, l := range c.m.journal.search(units, n) {
+	for _, l := range c.m.journal.search(name) {
 		if bare {
 			fmt.Fprintln(&c.out, l.text)
 		} else {
@@ -255,4 +160,198 @@ func (c *call) journalctl(args []string) error {
 		}
 	}
 	return nil
+}
+
+func (c *call) start(name string) (int, error) {
+	if c.noBlock {
+		// The unit is read before the answer, so that the client receives its errors.
+		if _, err := c.m.load(name); err != nil {
+			return 1, err
+		}
+		go func() { _, _ = c.m.start(context.Background(), name) }() // Errors are in the journal.
+		return 0, nil
+	}
+	r, err := c.m.start(c.ctx, name)
+	if err != nil {
+		return 1, err
+	}
+	select {
+	case <-r.decided:
+	case <-c.ctx.Done():
+		return 1, context.Cause(c.ctx)
+	}
+	if r.err != nil {
+		return 1, fmt.Errorf("job for %s failed: %w; see journalctl -u %s", name, r.err, name)
+	}
+	return 0, nil
+}
+
+func (c *call) stop(name string) (int, error) {
+	done := c.m.stop(name)
+	if c.noBlock {
+		return 0, nil
+	}
+	select {
+	case <-done:
+		return 0, nil
+	case <-c.ctx.Done():
+		return 1, context.Cause(c.ctx)
+	}
+}
+
+func (c *call) restart(name string) (int, error) {
+	if c.noBlock {
+		done := c.m.stop(name)
+		go func() {
+			<-done
+			_, _ = c.m.start(context.Background(), name) // Errors are in the journal.
+		}()
+		return 0, nil
+	}
+	if code, err := c.stop(name); err != nil {
+		return code, err
+	}
+	return c.start(name)
+}
+
+func (c *call) reloadDefinitions() (int, error) {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	for _, s := range c.m.services {
+		s.definition = nil
+	}
+	return 0, nil
+}
+
+func (c *call) kill(name string) (int, error) {
+	main := c.m.view(name).main
+	if main == 0 {
+		return 1, fmt.Errorf("unit %s is not running", name)
+	}
+	for _, pid := range alive(func(_, session int) bool { return session == main }) {
+		signalProcess(pid, c.signal)
+	}
+	return 0, nil
+}
+
+// configDir is the directory of the links that enabling a service creates.
+const configDir = "/etc/systemd/system"
+
+func (c *call) enable(name string) (int, error) {
+	def, err := c.m.load(name)
+	if err != nil {
+		return 1, fmt.Errorf("failed to enable unit: %w", err)
+	}
+	for _, target := range def.WantedBy {
+		link := filepath.Join(configDir, target+".wants", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.RemoveAll(link),
+			os.Symlink(def.File, link)); err != nil {
+			return 1, err
+		}
+		fmt.Fprintf(&c.errors, "Created symlink %s → %s.\n", link, def.File)
+	}
+	return c.reloadDefinitions()
+}
+
+func (c *call) isActive(name string) (int, error) {
+	state := c.m.view(name).state
+	fmt.Fprintln(&c.out, state)
+	if state != active {
+		return 3, nil
+	}
+	return 0, nil
+}
+
+// show prints properties of a unit, in a fixed order.
+func (c *call) show(name string) (int, error) {
+	v := c.m.view(name)
+	for _, p := range [][2]string{{"ActiveState", v.state}, {"SubState", v.sub}, {"Result", v.result},
+		{"MainPID", strconv.Itoa(v.main)}, {"NRestarts", strconv.Itoa(v.restarts)}} {
+		switch {
+		case c.properties != nil && !slices.Contains(c.properties, p[0]):
+		case c.valueOnly:
+			fmt.Fprintln(&c.out, p[1])
+		default:
+			fmt.Fprintf(&c.out, "%s=%s\n", p[0], p[1])
+		}
+	}
+	return 0, nil
+}
+
+// view is a copy of the state of a unit.
+type view struct {
+	state, sub, result string
+	main, restarts     int
+}
+
+func (m *Manager) view(name string) view {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.services[name]
+	if s == nil {
+		return view{state: inactive, sub: "dead", result: success}
+	}
+	return view{s.state, s.sub, s.result, s.main, s.restarts}
+}
+
+// systemState prints the state of the whole machine. With --wait it first waits for the end of the boot.
+func (c *call) systemState() (int, error) {
+	for {
+		state := c.m.systemState()
+		if !c.wait || state != "starting" {
+			fmt.Fprintln(&c.out, state)
+			if state != "running" {
+				return 1, nil
+			}
+			return 0, nil
+		}
+		select {
+		case <-c.ctx.Done():
+			return 1, context.Cause(c.ctx)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (m *Manager) systemState() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state != "running" {
+		return m.state
+	}
+	for _, s := range m.services {
+		if s.state == failed {
+			return "degraded"
+		}
+	}
+	if m.degraded {
+		return "degraded"
+	}
+	return m.state
+}
+
+// jobs lists the pending operations of init, with the columns JOB UNIT TYPE STATE.
+func (c *call) jobs() (int, error) {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	n := 0
+	row := func(name, kind, state string) {
+		n++
+		fmt.Fprintf(&c.out, "%d %s %s %s\n", n, name, kind, state)
+	}
+	if !c.noLegend {
+		return 1, errors.New("systemctl list-jobs without --no-legend is not supported")
+	}
+	if c.m.target != "" {
+		row(c.m.target, "start", "waiting")
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.m.services)) {
+		switch s := c.m.services[name]; {
+		case s.run != nil && s.run.stopping():
+			row(name, "stop", "running")
+		case s.state == activating:
+			row(name, "start", "running")
+		}
+	}
+	return 0, nil
 }

@@ -1,135 +1,70 @@
 package unit
 
 import (
-	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 )
 
 // Variable is one NAME=value assignment.
 type Variable struct{ Name, Value string }
 
-// Assignments parses the value of Environment= or DefaultEnvironment=.
-func Assignments(value string, expand func(string) (string, error)) ([]Variable, error) {
-	words, err := Words(value)
-	if err != nil {
-		return nil, err
-	}
+// ReadEnvironment parses the contents of an EnvironmentFile=. A value is either a text in double quotes with the escapes
+// that sh has there, or a plain text without quotes and backslashes. systemd accepts more, which is an error here.
+// https://www.freedesktop.org/software/systemd/man/252/systemd.exec.html#EnvironmentFile=
+func ReadEnvironment(text string) ([]Variable, error) {
 	var variables []Variable
-	for _, w := range words {
-		if w, err = expand(w); err != nil {
-			return nil, err
+	for text = strings.TrimLeft(text, " \t\n"); text != ""; text = strings.TrimLeft(text, " \t\n") {
+		line, rest, _ := strings.Cut(text, "\n")
+		if strings.HasPrefix(line, "#") {
+			text = rest
+			continue
 		}
-		name, value, ok := strings.Cut(w, "=")
-		if !ok || !ValidName(name) {
-			return nil, fmt.Errorf("%q is no assignment to a variable", w)
+		name, value, ok := strings.Cut(line, "=")
+		if !ok || !validName(name) {
+			return nil, fmt.Errorf("%q is no assignment to a variable", line)
+		}
+		if !strings.HasPrefix(value, `"`) {
+			if strings.ContainsAny(value, `"'\`) {
+				return nil, fmt.Errorf("%s: quotes and backslashes in a plain value are not supported", name)
+			}
+			variables, text = append(variables, Variable{name, strings.TrimSpace(value)}), rest
+			continue
+		}
+		value, text, ok = unquote(text[len(name)+len(`="`):])
+		if !ok {
+			return nil, fmt.Errorf("%s: its value is not one text in double quotes", name)
 		}
 		variables = append(variables, Variable{name, value})
 	}
 	return variables, nil
 }
 
-// ReadEnvironment parses the contents of an EnvironmentFile=, see systemd.exec(5). It skips lines without "=", as
-// documented. An invalid name is an error, although systemd only warns about it.
-// https://www.freedesktop.org/software/systemd/man/252/systemd.exec.html#EnvironmentFile=
-func ReadEnvironment(text string) ([]Variable, error) {
-	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
-		return nil, errors.New("not a text in UTF-8")
-	}
-	var variables []Variable
-	for text != "" {
-		text = strings.TrimLeft(text, blank)
-		if strings.HasPrefix(text, "#") || strings.HasPrefix(text, ";") {
-			text = afterComment(text)
-			continue
-		}
-		end := strings.IndexAny(text, "=\n")
-		if end < 0 {
-			break
-		}
-		name := strings.TrimRight(text[:end], blank)
-		if text[end] == '\n' {
-			text = text[end:]
-			continue
-		}
-		value, rest, err := environmentValue(text[end+1:])
-		if err != nil {
-			return nil, fmt.Errorf("value of %q: %w", name, err)
-		}
-		if !ValidName(name) {
-			return nil, fmt.Errorf("%q is no name of a variable", name)
-		}
-		variables, text = append(variables, Variable{name, value}), rest
-	}
-	return variables, nil
-}
-
-// afterComment returns the text after a comment line. A backslash continues the comment on the next line.
-func afterComment(text string) string {
-	for {
-		line, rest, found := strings.Cut(text, "\n")
-		if !found {
-			return ""
-		}
-		if !strings.HasSuffix(strings.TrimSuffix(line, "\r"), `\`) {
-			return rest
-		}
-		text = rest
-	}
-}
-
-// environmentValue parses a value up to the end of the line. A value may consist of several quoted parts. After an
-// unquoted start, quotes are literal.
-func environmentValue(s string) (value, rest string, err error) {
+// unquote returns the text up to the closing quote, and the lines after it. ok is false if the quote is not closed or
+// not at the end of its line.
+func unquote(s string) (value, rest string, ok bool) {
 	var b strings.Builder
-	s = strings.TrimLeft(s, " \t\r")
-	for s != "" && (s[0] == '"' || s[0] == '\'') {
-		part, left, err := quotedValue(s)
-		if err != nil {
-			return "", "", err
-		}
-		b.WriteString(part)
-		s = strings.TrimLeft(left, " \t\r")
-	}
-	keep := b.Len() // Blanks before this position were quoted.
-	i := 0
-	for ; i < len(s) && s[i] != '\n'; i++ {
-		if s[i] != '\\' {
-			b.WriteByte(s[i])
-			continue
-		}
-		if i++; i == len(s) {
-			break
-		}
-		if s[i] != '\n' {
-			b.WriteByte(s[i])
-			keep = b.Len()
-		}
-	}
-	text := b.String()
-	return text[:keep] + strings.TrimRight(text[keep:], " \t\r"), s[i:], nil
-}
-
-func quotedValue(s string) (value, rest string, err error) {
-	var b strings.Builder
-	quote := s[0]
-	for i := 1; i < len(s); i++ {
+	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
-		case c == quote:
-			return b.String(), s[i+1:], nil
-		case c == '\\' && quote == '"' && i+1 < len(s):
+		case c == '"':
+			blanks, rest, _ := strings.Cut(s[i+1:], "\n")
+			return b.String(), rest, strings.TrimSpace(blanks) == ""
+		case c == '\\' && i+1 < len(s) && strings.IndexByte("\"\\`$", s[i+1]) >= 0:
 			i++
-			switch {
-			case strings.IndexByte("\"\\`$", s[i]) >= 0:
-				b.WriteByte(s[i])
-			case s[i] == '\n': // A continued line.
-			default:
-				b.WriteString(s[i-1 : i+1])
-			}
+			b.WriteByte(s[i])
 		default:
 			b.WriteByte(c)
 		}
 	}
-	return "", "", fmt.Errorf("the quote %c is not closed", quote)
+	return "", "", false
+}
+
+// validName reports whether a text is a valid name of an environment variable.
+func validName(name string) bool {
+	for i, c := range name {
+		letter := c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return name != ""
 }

@@ -1,69 +1,52 @@
-// Package unit parses systemd's unit files: their syntax, words and variables, and the contents of a .service file.
+// Package unit parses the unit files of nstance-server and nstance-agent. It supports the directives that the units of
+// the images and of the boot scripts use, and no others.
 //
-// Invariant: a directive is supported, or on the list of directives that the tests do not need, or an error. Nothing is
-// silently skipped, except what systemd documents as skipped.
+// Invariant: a directive or a form of a value that is not supported is an error. No line is silently skipped.
 package unit
 
 import (
 	"fmt"
 	"strings"
-	"unicode/utf8"
 )
 
 // Entry is one assignment in a unit file.
 type Entry struct {
 	Section, Key, Value string
-	// Where is the file:line of the start of the assignment, for error messages.
+	// Where is the file:line of the assignment, for error messages.
 	Where string
 }
 
 // Parse parses the lines of one unit file. https://www.freedesktop.org/software/systemd/man/252/systemd.syntax.html
 func Parse(file, text string) ([]Entry, error) {
-	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
-		return nil, fmt.Errorf("%s: not a text in UTF-8", file)
-	}
 	var entries []Entry
-	var section, held string
-	begin := 0
-	for n, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
-		line = strings.TrimRight(line, " \t\r")
-		first := strings.TrimLeft(line, " \t")
-		// A comment may also stand between the parts of a continued line.
-		if strings.HasPrefix(first, "#") || strings.HasPrefix(first, ";") {
-			continue
-		}
-		if begin == 0 {
-			begin = n + 1
-		}
-		if part, ok := strings.CutSuffix(line, `\`); ok {
-			held += part + " "
-			continue
-		}
-		entry := strings.TrimSpace(held + line)
-		where := fmt.Sprintf("%s:%d", file, begin)
-		held, begin = "", 0
-		switch {
-		case entry == "":
-		case strings.HasPrefix(entry, "["):
-			name, ok := strings.CutSuffix(entry[1:], "]")
-			if !ok || name == "" || strings.ContainsAny(name, "[]") {
-				return nil, fmt.Errorf("%s: malformed section %q", where, entry)
+	section := ""
+	for n, line := range strings.Split(text, "\n") {
+		line = strings.TrimSpace(line)
+		where := fmt.Sprintf("%s:%d", file, n+1)
+		name, isSection := strings.CutPrefix(line, "[")
+		switch key, value, assigned := strings.Cut(line, "="); {
+		case line == "", strings.HasPrefix(line, "#"), strings.HasPrefix(line, ";"):
+		case strings.HasSuffix(line, `\`):
+			return nil, fmt.Errorf("%s: continued lines are not supported", where)
+		case isSection:
+			var ok bool
+			if section, ok = strings.CutSuffix(name, "]"); !ok || section == "" {
+				return nil, fmt.Errorf("%s: malformed section %q", where, line)
 			}
-			section = name
+		case !assigned || section == "" || strings.TrimSpace(key) == "":
+			return nil, fmt.Errorf("%s: %q is no assignment in a section", where, line)
 		default:
-			key, value, ok := strings.Cut(entry, "=")
-			key = strings.TrimSpace(key)
-			if !ok || key == "" || strings.ContainsAny(key, " \t") {
-				return nil, fmt.Errorf("%s: %q is no assignment", where, entry)
-			}
-			if section == "" {
-				return nil, fmt.Errorf("%s: %s= is in no section", where, key)
-			}
-			entries = append(entries, Entry{Section: section, Key: key, Value: strings.TrimSpace(value), Where: where})
+			entries = append(entries, Entry{Section: section, Key: strings.TrimSpace(key),
+				Value: strings.TrimSpace(value), Where: where})
 		}
-	}
-	if begin != 0 {
-		return nil, fmt.Errorf("%s: the last line is continued", file)
 	}
 	return entries, nil
+}
+
+// words splits a value at blanks. Quotes, escapes and specifiers are not supported.
+func words(value string) ([]string, error) {
+	if n := strings.IndexAny(value, `"'\%;`); n >= 0 {
+		return nil, fmt.Errorf("%q: %c is not supported", value, value[n])
+	}
+	return strings.Fields(value), nil
 }

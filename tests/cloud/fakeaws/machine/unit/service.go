@@ -1,231 +1,252 @@
 package unit
 
 import (
+	"errors"
 	"fmt"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
 // Service is the content of a .service unit.
 type Service struct {
 	// Name is the full name, such as "nstance-agent.service". File is the path of the unit file.
-	Name, File, Description string
+	Name, File string
 
-	Conditions []Condition
-
+	// Conditions are the paths that must exist before a start.
+	Conditions         []string
 	StartLimitInterval time.Duration
 	StartLimitBurst    int
-	// Actions on the machine: "none", "poweroff", "poweroff-force", "poweroff-immediate", "reboot" and so on.
-	StartLimitAction, FailureAction, SuccessAction string
+	// PowerOff is set if the machine powers off when the service is started too often.
+	PowerOff bool
 
-	Type            string // simple, exec, oneshot, notify
-	RemainAfterExit bool
-	NotifyAccess    string // none, main, exec, all; "": the type's default
+	// Notify is set for Type=notify. Otherwise the type is simple.
+	Notify bool
+	// Command is the program and its arguments. A word $NAME stands for the words in the variable.
+	Command []string
+	// Restart is set for Restart=always. Otherwise the service is not restarted.
+	Restart                                           bool
+	RestartAfter, TimeoutStart, TimeoutStop, Watchdog time.Duration
 
-	StartPre, Start, StartPost, Reload, Stop, StopPost []Command
-
-	Restart                  string
-	RestartAfter             time.Duration
-	SuccessCodes             Statuses
-	RestartPrevent           Statuses
-	TimeoutStart             time.Duration
-	TimeoutStop              time.Duration
-	TimeoutAbort             time.Duration // 0: TimeoutStop
-	Watchdog                 time.Duration // 0: none
-	WatchdogSignal           syscall.Signal
-	KillSignal               syscall.Signal
-	KillMode                 string // control-group, mixed, process, none
-	User, Group              string
-	SupplementaryGroups      []string
-	WorkingDirectory         string
-	WorkingDirectoryOptional bool
-	UMask                    int
+	// User and Group are empty for root. With DynamicUser the service runs as a user without an account.
+	User, Group string
+	DynamicUser bool
+	UMask       int
 
 	Environment      []Variable
-	EnvironmentFiles []EnvironmentFile
-	UnsetEnvironment []string
+	EnvironmentFiles []string
 
-	Directories     []Directory
-	PreserveRuntime string // no, yes, restart
-
-	// StandardOutput and StandardError are "journal" or "null".
-	StandardOutput, StandardError string
+	// CacheDirectory is the name of a directory below /var/cache that the user owns, or empty.
+	CacheDirectory string
+	CacheMode      uint32
 
 	NoNewPrivileges bool
-	// Bounding is nil for all capabilities. Otherwise it has the bits of the remaining capabilities.
-	Bounding *uint64
-	Ambient  uint64
-	// Limits maps the kernel's number of a resource limit to its soft and hard value.
-	Limits map[int][2]uint64
+	// NoCapabilities is set for an empty CapabilityBoundingSet=.
+	NoCapabilities bool
+	// OpenFiles is LimitNOFILE=. 0 means that the limit is inherited.
+	OpenFiles uint64
 
-	WantedBy, RequiredBy, Also, Alias []string
+	WantedBy []string
 }
 
-// Condition is a Condition…= or an Assert…= directive.
-type Condition struct {
-	Kind, Argument           string
-	Negate, Trigger, Asserts bool
+// directives maps the supported directives, by section and name, to their parsers.
+var directives = map[string]func(s *Service, value string) error{
+	"Unit.Wants":                 targets,
+	"Unit.ConditionPathExists":   paths(func(s *Service) *[]string { return &s.Conditions }),
+	"Unit.StartLimitIntervalSec": span(func(s *Service) *time.Duration { return &s.StartLimitInterval }),
+	"Unit.StartLimitBurst": func(s *Service, value string) (err error) {
+		s.StartLimitBurst, err = strconv.Atoi(value)
+		return err
+	},
+	"Unit.StartLimitAction": choice("poweroff", func(s *Service) { s.PowerOff = true }),
+
+	"Service.Type":            choice("notify", func(s *Service) { s.Notify = true }),
+	"Service.NotifyAccess":    choice("main", func(*Service) {}), // The default of Type=notify.
+	"Service.ExecStart":       command,
+	"Service.Restart":         choice("always", func(s *Service) { s.Restart = true }),
+	"Service.RestartSec":      span(func(s *Service) *time.Duration { return &s.RestartAfter }),
+	"Service.TimeoutStartSec": span(func(s *Service) *time.Duration { return &s.TimeoutStart }),
+	"Service.TimeoutStopSec":  span(func(s *Service) *time.Duration { return &s.TimeoutStop }),
+	"Service.WatchdogSec":     span(func(s *Service) *time.Duration { return &s.Watchdog }),
+
+	"Service.User":        word(func(s *Service) *string { return &s.User }),
+	"Service.Group":       word(func(s *Service) *string { return &s.Group }),
+	"Service.DynamicUser": choice("yes", func(s *Service) { s.DynamicUser = true }),
+	"Service.UMask": func(s *Service, value string) (err error) {
+		s.UMask, err = mode(value)
+		return err
+	},
+	"Service.Environment":     environment,
+	"Service.EnvironmentFile": paths(func(s *Service) *[]string { return &s.EnvironmentFiles }),
+	"Service.CacheDirectory":  word(func(s *Service) *string { return &s.CacheDirectory }),
+	"Service.CacheDirectoryMode": func(s *Service, value string) error {
+		n, err := mode(value)
+		s.CacheMode = uint32(n)
+		return err
+	},
+	"Service.LimitNOFILE": func(s *Service, value string) (err error) {
+		s.OpenFiles, err = strconv.ParseUint(value, 10, 31)
+		return err
+	},
+	"Service.NoNewPrivileges":       choice("yes", func(s *Service) { s.NoNewPrivileges = true }),
+	"Service.CapabilityBoundingSet": choice("", func(s *Service) { s.NoCapabilities = true }),
+	"Service.AmbientCapabilities":   choice("", func(*Service) {}), // The default.
+
+	"Install.WantedBy": func(s *Service, value string) error {
+		s.WantedBy = strings.Fields(value)
+		return targets(s, value)
+	},
 }
 
-// EnvironmentFile is an EnvironmentFile= directive.
-type EnvironmentFile struct {
-	Path     string
-	Optional bool
-}
+// ignored lists the directives that have no effect here. They describe the unit, order it after units that are up before
+// any service starts, or sandbox it: a service that works with them also works without them.
+var ignored = strings.Fields(`
+	Unit.Description Unit.Documentation Unit.After
 
-// Directory is one directory of a directive such as StateDirectory=.
-type Directory struct {
-	Kind DirectoryKind
-	// Path is relative to the base of the kind.
-	Path string
-	Mode uint32
-}
+	Service.LockPersonality Service.MemoryDenyWriteExecute Service.PrivateDevices Service.PrivateTmp
+	Service.ProtectClock Service.ProtectControlGroups Service.ProtectHome Service.ProtectHostname
+	Service.ProtectKernelLogs Service.ProtectKernelModules Service.ProtectKernelTunables Service.ProtectProc
+	Service.ProtectSystem Service.ReadWritePaths Service.RemoveIPC Service.RestrictAddressFamilies
+	Service.RestrictNamespaces Service.RestrictRealtime Service.RestrictSUIDSGID Service.SystemCallArchitectures
+	Service.SystemCallFilter`)
 
-// DirectoryKind is one of [DirectoryKinds].
-type DirectoryKind struct {
-	Directive, Base, Variable string
-	// Owned is set if the unit's user owns the directory. It is not set for directories below /etc.
-	Owned bool
-}
-
-// DirectoryKinds are the directives in systemd.exec(5), "Sandboxing", that create directories.
-var DirectoryKinds = []DirectoryKind{
-	{"RuntimeDirectory", "/run", "RUNTIME_DIRECTORY", true},
-	{"StateDirectory", "/var/lib", "STATE_DIRECTORY", true},
-	{"CacheDirectory", "/var/cache", "CACHE_DIRECTORY", true},
-	{"LogsDirectory", "/var/log", "LOGS_DIRECTORY", true},
-	{"ConfigurationDirectory", "/etc", "CONFIGURATION_DIRECTORY", false},
-}
-
-// Statuses is a set of exit codes and signals.
-type Statuses struct {
-	Codes   map[int]bool
-	Signals map[syscall.Signal]bool
-}
-
-// Has reports whether the set contains a wait status.
-func (s Statuses) Has(status syscall.WaitStatus) bool {
-	if status.Signaled() {
-		return s.Signals[status.Signal()]
-	}
-	return s.Codes[status.ExitStatus()]
-}
-
-// Host contains the facts about the machine that specifiers refer to.
-type Host struct{ Hostname, MachineID, BootID, Kernel string }
-
-// Load interprets the entries of a service's file and its drop-ins, in this order. name is the full name, including the
-// instance of a template.
-func Load(name string, host Host, entries []Entry) (*Service, error) {
-	if !ValidUnit(name) || !strings.HasSuffix(name, ".service") {
+// Load interprets the entries of a service's file and its drop-ins, in this order. name is the full name.
+func Load(name string, entries []Entry) (*Service, error) {
+	if !ValidName(name) {
 		return nil, fmt.Errorf("%q is no name of a service", name)
 	}
-	s := &Service{Name: name, StartLimitInterval: 10 * time.Second, StartLimitBurst: 5, StartLimitAction: "none",
-		FailureAction: "none",
-		SuccessAction: "none", Type: "simple", Restart: "no", RestartAfter: 100 * time.Millisecond, TimeoutStart: -1,
-		TimeoutStop:    90 * time.Second,
-		WatchdogSignal: syscall.SIGABRT, KillSignal: syscall.SIGTERM, KillMode: "control-group", WorkingDirectory: "/",
-		UMask:           0o022,
-		PreserveRuntime: "no", StandardOutput: "journal", StandardError: "inherit", Limits: map[int][2]uint64{}}
-	modes := map[string]uint32{}
-	l := loader{service: s, modes: modes, expand: specifiers(name, host)}
+	s := &Service{Name: name, StartLimitInterval: 10 * time.Second, StartLimitBurst: 5,
+		RestartAfter: 100 * time.Millisecond, TimeoutStart: 90 * time.Second, TimeoutStop: 90 * time.Second,
+		UMask: 0o022, CacheMode: 0o755}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Section, "X-") || strings.HasPrefix(e.Key, "X-") {
-			continue
-		}
 		set, known := directives[e.Section+"."+e.Key]
 		switch {
 		case known:
-			if err := set(&l, e.Key, e.Value); err != nil {
+			if err := set(s, e.Value); err != nil {
 				return nil, fmt.Errorf("%s: %s=: %w", e.Where, e.Key, err)
 			}
-		case ignored[e.Section][e.Key]:
-		default:
+		case !slices.Contains(ignored, e.Section+"."+e.Key):
 			return nil, fmt.Errorf("%s: [%s] %s= is not supported", e.Where, e.Section, e.Key)
 		}
 	}
-	for i, d := range s.Directories {
-		if mode, ok := modes[d.Kind.Directive]; ok {
-			s.Directories[i].Mode = mode
-		}
+	if len(s.Command) == 0 {
+		return nil, fmt.Errorf("%s: there is no ExecStart=", name)
 	}
-	return s, s.check()
+	return s, nil
 }
 
-func (s *Service) check() error {
-	switch {
-	case s.Type == "oneshot" && s.Restart != "no" && (s.Restart == "always" || s.Restart == "on-success"):
-		return fmt.Errorf("%s: Restart=%s is not for Type=oneshot", s.Name, s.Restart)
-	case s.Type != "oneshot" && len(s.Start) != 1:
-		return fmt.Errorf("%s: Type=%s needs one ExecStart=, not %d", s.Name, s.Type, len(s.Start))
-	case s.Type == "oneshot" && len(s.Start) == 0 && len(s.Stop) == 0:
-		return fmt.Errorf("%s: neither ExecStart= nor ExecStop=", s.Name)
+// ValidName reports whether a text is a valid full name of a service. Templates are not supported.
+func ValidName(name string) bool {
+	stem, ok := strings.CutSuffix(name, ".service")
+	return ok && stem != "" && !strings.ContainsFunc(stem, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_'
+	})
+}
+
+// choice accepts one value. Other values that systemd knows are not supported.
+func choice(only string, set func(*Service)) func(*Service, string) error {
+	return func(s *Service, value string) error {
+		if value != only {
+			return fmt.Errorf("%q is not supported, only %q", value, only)
+		}
+		set(s)
+		return nil
 	}
-	if s.TimeoutStart < 0 {
-		s.TimeoutStart = 90 * time.Second
-		if s.Type == "oneshot" {
-			s.TimeoutStart = Infinity
+}
+
+func span(field func(*Service) *time.Duration) func(*Service, string) error {
+	return func(s *Service, value string) (err error) {
+		*field(s), err = Span(value)
+		return err
+	}
+}
+
+func word(field func(*Service) *string) func(*Service, string) error {
+	return func(s *Service, value string) error {
+		list, err := words(value)
+		if err == nil && (len(list) != 1 || strings.ContainsAny(value, "/:.")) {
+			err = fmt.Errorf("%q is not one name", value)
+		}
+		*field(s) = value
+		return err
+	}
+}
+
+func paths(field func(*Service) *[]string) func(*Service, string) error {
+	return func(s *Service, value string) error {
+		list, err := words(value)
+		if err == nil && (len(list) != 1 || !path.IsAbs(value)) {
+			err = fmt.Errorf("%q is no absolute path", value)
+		}
+		*field(s) = append(*field(s), value)
+		return err
+	}
+}
+
+// targets accepts dependencies on targets only, because a machine has reached them before it starts services.
+func targets(_ *Service, value string) error {
+	list, err := words(value)
+	for _, name := range list {
+		if !strings.HasSuffix(name, ".target") {
+			return fmt.Errorf("a dependency on %s is not supported", name)
 		}
 	}
-	if s.TimeoutAbort == 0 {
-		s.TimeoutAbort = s.TimeoutStop
+	return err
+}
+
+func mode(value string) (int, error) {
+	n, err := strconv.ParseUint(value, 8, 31)
+	if err != nil || n > 0o777 {
+		return 0, fmt.Errorf("%q is no file mode", value)
 	}
-	if s.NotifyAccess == "" {
-		s.NotifyAccess = "none"
-		if s.Type == "notify" || s.Watchdog > 0 {
-			s.NotifyAccess = "main"
+	return int(n), nil
+}
+
+func environment(s *Service, value string) error {
+	list, err := words(value)
+	for _, w := range list {
+		name, value, ok := strings.Cut(w, "=")
+		if !ok || !validName(name) {
+			return fmt.Errorf("%q is no assignment to a variable", w)
 		}
+		s.Environment = append(s.Environment, Variable{name, value})
 	}
-	if s.StandardError == "inherit" {
-		s.StandardError = s.StandardOutput
+	return err
+}
+
+func command(s *Service, value string) (err error) {
+	if s.Command != nil {
+		return errors.New("a second command is not supported")
+	}
+	if s.Command, err = words(value); err != nil {
+		return err
+	}
+	if len(s.Command) == 0 || !path.IsAbs(s.Command[0]) {
+		return fmt.Errorf("%q does not begin with an absolute path", value)
+	}
+	for _, w := range s.Command {
+		if name, ok := strings.CutPrefix(w, "$"); strings.Contains(w, "$") && (!ok || !validName(name)) {
+			return fmt.Errorf("%q: a variable is supported only as a whole word $NAME", w)
+		}
 	}
 	return nil
 }
 
-// ValidUnit reports whether a text is a valid full name of a unit. systemd.unit(5).
-func ValidUnit(name string) bool {
-	prefix, _, _ := strings.Cut(name, "@")
-	stem := strings.TrimSuffix(prefix, path.Ext(prefix))
-	if len(name) > 255 || stem == "" || path.Ext(name) == "" || path.Ext(name) == "." || strings.Count(name, "@") > 1 {
-		return false
-	}
-	for _, c := range name {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune(`:-_.\@`, c) {
-			return false
+// Argv returns the arguments of the command with all variables replaced.
+func (s *Service) Argv(environment map[string]string) (argv []string, err error) {
+	for _, w := range s.Command {
+		name, ok := strings.CutPrefix(w, "$")
+		if !ok {
+			argv = append(argv, w)
+			continue
 		}
-	}
-	return true
-}
-
-// specifiers returns a function that replaces specifiers such as %n. The values are those of the system manager, which
-// runs as root. systemd.unit(5), "Specifiers".
-func specifiers(name string, host Host) func(string) (string, error) {
-	stem := strings.TrimSuffix(name, path.Ext(name))
-	prefix, instance, _ := strings.Cut(stem, "@")
-	known := map[byte]string{'%': "%", 'n': name, 'N': stem, 'p': prefix, 'i': instance, 'H': host.Hostname,
-		'm': host.MachineID, 'b': host.BootID,
-		'v': host.Kernel, 't': "/run", 'S': "/var/lib", 'C': "/var/cache", 'L': "/var/log", 'E': "/etc", 'T': "/tmp",
-		'V': "/var/tmp",
-		'u': "root", 'U': "0", 'g': "root", 'G': "0", 'h': "/root", 's': "/bin/sh"}
-	return func(text string) (string, error) {
-		var b strings.Builder
-		for {
-			before, after, found := strings.Cut(text, "%")
-			b.WriteString(before)
-			if !found {
-				return b.String(), nil
-			}
-			if after == "" {
-				return "", fmt.Errorf("%q ends in %%", text)
-			}
-			value, ok := known[after[0]]
-			if !ok {
-				return "", fmt.Errorf("the specifier %%%c is not supported", after[0])
-			}
-			b.WriteString(value)
-			text = after[1:]
+		list, err := words(environment[name])
+		if err != nil {
+			return nil, fmt.Errorf("$%s: %w", name, err)
 		}
+		argv = append(argv, list...)
 	}
+	return argv, nil
 }

@@ -1,5 +1,5 @@
 // Command guest is PID 1 of a machine. Under other names it is the programs that talk to PID 1: systemctl, journalctl,
-// poweroff, halt, reboot and shutdown.
+// poweroff, reboot and shutdown.
 package main
 
 import (
@@ -21,7 +21,6 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/supervise"
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
 func main() {
@@ -85,7 +84,7 @@ func enter() error {
 		return err
 	}
 	syscall.Umask(0o022)
-	if err := unix.Sethostname([]byte(c.Host.Hostname)); err != nil {
+	if err := unix.Sethostname([]byte(c.Hostname)); err != nil {
 		return err
 	}
 	if err := rootfs.Confine(); err != nil {
@@ -106,20 +105,8 @@ func start() (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return 1, err
-	}
-	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		return 1, err
-	}
-	host := unit.Host{Hostname: c.Host.Hostname, MachineID: c.Host.MachineID,
-		BootID: strings.ReplaceAll(strings.TrimSpace(string(bootID)), "-", ""),
-		Kernel: strings.TrimSpace(string(kernel))}
 	return supervise.Run(supervise.Options{InstanceID: c.InstanceID, Userdata: c.Userdata, Build: c.Build,
-		Environment: c.Environment, Log: os.Stdout,
-		Ready: os.NewFile(boot.Ready, "ready"), Host: host})
+		Environment: c.Environment, Log: os.Stdout, Ready: os.NewFile(boot.Ready, "ready"), Hostname: c.Hostname})
 }
 
 // ask sends the arguments of systemctl and its related programs to init and prints the answer.
@@ -131,12 +118,7 @@ func ask(program string, args []string) (int, error) {
 	if err != nil {
 		return 1, fmt.Errorf("%s: cannot reach init: %w", program, err)
 	}
-	directory, err := os.Getwd()
-	if err != nil {
-		directory = "/"
-	}
-	answer, err := control.Send(context.Background(), conn, control.Request{Program: program, Args: args,
-		Directory: directory})
+	answer, err := control.Send(context.Background(), conn, control.Request{Program: program, Args: args})
 	if err != nil {
 		return 1, err
 	}
