@@ -57,7 +57,7 @@ image-operator: ## Build the container image of the operator (PUSH=registry.exam
 	@VERSION='$(VERSION)' PUSH='$(PUSH)' scripts/image-operator.sh
 
 sim: ## Simulate shards with faults (SEED=n repeats one world, DURATION=60s)
-	SIM_SEED='$(SEED)' SIM_DURATION='$(DURATION)' go test ./services/internal/sim -run TestWorld -count=1 -timeout=0 -v
+	SIM_SEED='$(SEED)' SIM_DURATION='$(DURATION)' go test ./services/internal/sim -run TestWorlds -count=1 -timeout=0 -v
 
 sim-swarm: ## Simulate N=2000 worlds on all cores, shrink failures, write temp/sim-coverage.md
 	@mkdir -p temp

@@ -269,8 +269,8 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// TestRulesComplain holds every rule against a package that breaks it.
-func TestRulesComplain(t *testing.T) {
+// TestRulesDetectViolations holds every rule against a package that breaks it.
+func TestRulesDetectViolations(t *testing.T) {
 	for name, bad := range map[string]pkg{
 		"direction": {ImportPath: "services/contract/record",
 			Imports: []string{"services/contract/clusterstate"}},

@@ -46,7 +46,7 @@ variable "servers" {
 }
 
 variable "agents" {
-  description = "Options of the tmux provider: dir (where the VMs' disks are), session, socket (of a tmux server of its own), agent (path of nstance-agent) or command, nodes_dir."
+  description = "Options of the tmux provider: dir (where the VMs' disks are), session, socket (of a separate tmux server), agent (path of nstance-agent) or command, nodes_dir."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -60,14 +60,14 @@ variable "size" {
 }
 
 variable "greeting" {
-  description = "What app.env on the VMs says. A change is pushed to the VMs that run."
+  description = "Content of app.env on the VMs. A change is pushed to running VMs."
   type        = string
   default     = "hello"
   nullable    = false
 }
 
 variable "operator_key" {
-  description = "What operators.pub on the VMs holds."
+  description = "Content of operators.pub on the VMs."
   type        = string
   default     = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA example"
   nullable    = false

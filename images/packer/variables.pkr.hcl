@@ -1,5 +1,5 @@
 variable "role" {
-  description = "What the image is for: server or agent."
+  description = "Program in the image: server or agent."
   type        = string
 
   validation {
@@ -55,13 +55,13 @@ variable "aws_subnet_id" {
 }
 
 variable "aws_base_owner" {
-  description = "Account whose image it is made from: Debian's own."
+  description = "Account that owns the source image: Debian's."
   type        = string
   default     = "136693071363"
 }
 
 variable "aws_base_name" {
-  description = "Name of the image that it is made from; the newest that matches. ARCH stands for the architecture."
+  description = "Name of the source image; the newest that matches is used. ARCH stands for the architecture."
   type        = string
   default     = "debian-12-ARCH-*"
 }
@@ -81,7 +81,7 @@ variable "aws_encrypt" {
 # QEMU.
 
 variable "qemu_base" {
-  description = "URL or path of the image that it is made from, with cloud-init. ARCH stands for the architecture."
+  description = "URL or path of the source image, with cloud-init. ARCH stands for the architecture."
   type        = string
   default     = "https://cloud.debian.org/images/cloud/bookworm/latest/debian-12-generic-ARCH.qcow2"
 }
@@ -93,7 +93,7 @@ variable "qemu_base_checksum" {
 }
 
 variable "qemu_accelerator" {
-  description = "kvm, hvf, or tcg where neither can be had."
+  description = "kvm, hvf, or tcg where neither is available."
   type        = string
   default     = "kvm"
 

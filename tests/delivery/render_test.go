@@ -185,8 +185,8 @@ func TestChartAndBasesAgree(t *testing.T) {
 	}
 }
 
-// TestBasesMove builds the bases for another namespace. No object may still refer to nstance-system.
-func TestBasesMove(t *testing.T) {
+// TestBasesInAnotherNamespace builds the bases for another namespace. No object may still refer to nstance-system.
+func TestBasesInAnotherNamespace(t *testing.T) {
 	dir := t.TempDir()
 	example, err := filepath.Abs(filepath.Join(bases, "example"))
 	if err != nil {
@@ -245,7 +245,7 @@ func TestBindingsLead(t *testing.T) {
 		}
 		for key := range there {
 			if (strings.HasPrefix(key, "Role ") || strings.HasPrefix(key, "ClusterRole ")) && !bound[key] {
-				t.Errorf("%s: %s is bound to nobody", name, key)
+				t.Errorf("%s: %s is bound to no subject", name, key)
 			}
 		}
 	}
@@ -327,7 +327,7 @@ func TestFluxValuesFit(t *testing.T) {
 		if slices.ContainsFunc(rendered, func(o unstructured.Unstructured) bool {
 			return o.GetKind() == "CustomResourceDefinition"
 		}) {
-			t.Errorf("%s: the release has definitions, which have a Kustomization of their own", environment)
+			t.Errorf("%s: the release has definitions, which have a separate Kustomization", environment)
 		}
 		authority := find(t, all, "ConfigMap", "nstance-cluster-ca")
 		if !strings.Contains(fmt.Sprint(field(authority, "data", "ca.crt")), "BEGIN CERTIFICATE") {

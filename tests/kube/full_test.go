@@ -127,7 +127,7 @@ func await(ctx context.Context, t *testing.T, what string, done func() bool) {
 	for !done() {
 		select {
 		case <-ctx.Done():
-			t.Fatalf("waited in vain for %s: %v", what, context.Cause(ctx))
+			t.Fatalf("timeout: %s: %v", what, context.Cause(ctx))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

@@ -29,7 +29,7 @@ func TestNodeChanges(t *testing.T) {
 		"nothing": {},
 		"a registered one joins": {there: []*nstancev1.InstanceStatus{vm("a", "registered", "running")},
 			joined: []string{"a"}},
-		"whatever was said last": {there: []*nstancev1.InstanceStatus{vm("a", "registered", "pending")},
+		"the last state": {there: []*nstancev1.InstanceStatus{vm("a", "registered", "pending")},
 			joined: []string{"a"}},
 		"not before it has": {there: []*nstancev1.InstanceStatus{booting}},
 		"once only": {known: map[string]bool{"a": true},

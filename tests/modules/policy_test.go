@@ -230,7 +230,7 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 		{"another cluster's", terminate, ec2 + "instance/i-0a", tagged("cluster", "other", "managed", "true"), false},
 		{"a server of its own cluster", terminate, ec2 + "instance/i-0a",
 			tagged("cluster", "example", "server", "us-west-2a"), false},
-		{"somebody's", terminate, ec2 + "instance/i-0a", nil, false},
+		{"another owner's", terminate, ec2 + "instance/i-0a", nil, false},
 		{"stop", "ec2:StopInstances", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
 		{"change", "ec2:ModifyInstanceAttribute", ec2 + "instance/i-0a",
 			tagged("cluster", "example", "managed", "true"), false},
@@ -367,7 +367,7 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 			{"all of the bucket, by prefix", "s3:ListBucket", bucket, policy.Context{"s3:prefix": {""}}, false},
 			{"that something is not there", "s3:ListBucket", bucket, nil, true},
 			{"another bucket", "s3:ListBucket", "arn:aws:s3:::other", at("shard/"), false},
-			{"something of its own making", "s3:PutObject", objects + "other/x", nil, false},
+			{"an object outside the layout", "s3:PutObject", objects + "other/x", nil, false},
 			{"a key that looks like the CA's", "s3:PutObject", objects + "cluster/ca.crt2", nil, false},
 			{"the bucket's policy", "s3:PutBucketPolicy", bucket, nil, false},
 		})

@@ -135,9 +135,9 @@ func (k *trap) relay(ctx context.Context, operator net.Conn, addr string) {
 	}
 }
 
-// TestKilled kills operators at their writes to Kubernetes and their records to shards, one operator after the other.
-// The work must be done in the end.
-func TestKilled(t *testing.T) {
+// TestKilledOperatorsFinishTheirWork kills operators at their writes to Kubernetes and their records to shards, one
+// operator after the other. The work must be done in the end.
+func TestKilledOperatorsFinishTheirWork(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
 	}
@@ -237,14 +237,14 @@ func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Conte
 			t.Logf("%s: %.1f s, killed at %d writes (%d kinds) and %d records", what, time.Since(began).Seconds(),
 				len(atWrites), kinds(atWrites), len(atRecords))
 			if len(atWrites) == 0 && len(atRecords) == 0 {
-				t.Errorf("%s: nobody was killed", what)
+				t.Errorf("%s: no process was killed", what)
 			}
 			return
 		}
 		at := k.at()
 		switch {
 		case at == "":
-			t.Fatalf("%s: the operator ended by itself with exit code %d:\n%s", what, process.ExitCode(),
+			t.Fatalf("%s: the operator ended unexpectedly with exit code %d:\n%s", what, process.ExitCode(),
 				kube.Tail(process.Log, 20))
 		case strings.HasPrefix(at, "record"):
 			atRecords = append(atRecords, at)

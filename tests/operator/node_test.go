@@ -132,7 +132,7 @@ func (l *lab) testDeadline(t *testing.T) {
 	if took < 9*time.Second || took > 40*time.Second {
 		t.Errorf("took %s with a deadline of 10 s", took)
 	}
-	await(t, "an event says so", patience, func(ctx context.Context) error {
+	await(t, "an event reports it", patience, func(ctx context.Context) error {
 		var events corev1.EventList
 		if err := l.Client.List(ctx, &events); err != nil {
 			return err
@@ -238,7 +238,7 @@ func (l *lab) testOnDemand(t *testing.T) {
 		v1beta1.OnDemandShardAnnotation: "east"}
 	l.create(ctx, t, pod)
 	var id string
-	await(t, "the pod runs on an instance of its own", patience, func(ctx context.Context) error {
+	await(t, "the pod runs on a separate instance", patience, func(ctx context.Context) error {
 		return has(ctx, l, &corev1.Pod{}, "job", func(p *corev1.Pod) error {
 			id = p.Spec.NodeName
 			if p.Status.Phase != corev1.PodRunning || id == "" {

@@ -256,7 +256,7 @@ func (l *lab) testStatic(t *testing.T) {
 	}
 	l.kubectl(t, "-n", namespace, "delete", "machinepool", guarded, "--wait=false")
 	// Cluster API may take 80 s to delete a MachinePool.
-	await(t, "imported anew at its configured size", 2*patience, func(ctx context.Context) error {
+	await(t, "imported again at its configured size", 2*patience, func(ctx context.Context) error {
 		if err := has(ctx, l, &clusterv1.MachinePool{}, guarded, func(p *clusterv1.MachinePool) error {
 			if p.UID == old.UID || value(p.Spec.Replicas) != 1 {
 				return fmt.Errorf("MachinePool has UID %s (before %s) and %d replicas", p.UID, old.UID,
@@ -389,7 +389,7 @@ func (l *lab) notLeading(t *testing.T, log string) {
 	t.Helper()
 	await(t, "a standby waits", patience, func(context.Context) error {
 		if raw := tail(log); !bytes.Contains(raw, []byte("lease")) {
-			return fmt.Errorf("its log says nothing of a lease:\n%s", raw)
+			return fmt.Errorf("its log does not mention a lease:\n%s", raw)
 		}
 		return nil
 	})

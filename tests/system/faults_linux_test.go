@@ -267,7 +267,7 @@ var faults = []fault{
 		func(ctx context.Context, s *shard) (string, error) { return s.wrongClock(ctx, time.Hour) }},
 	{"the leader's clock an hour behind, then right again, a VM killed each time", "the same", nil,
 		func(ctx context.Context, s *shard) (string, error) { return s.wrongClock(ctx, -time.Hour) }},
-	{"everything killed at once, all disks deleted but the bucket", "the shard is rebuilt from the bucket",
+	{"everything killed together, all disks deleted but the bucket", "the shard is rebuilt from the bucket",
 		[]string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			if err := s.KillAll(ctx); err != nil {

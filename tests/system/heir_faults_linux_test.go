@@ -171,7 +171,7 @@ var heirFaults = []fault{
 			return seen, errors.Join(err, syscall.Kill(pid, syscall.SIGCONT))
 		}},
 	{"leader and heir killed (kill -9)",
-		"after a restart one leads as soon as the provider says that the old machine is gone", []string{withHeir},
+		"after a restart one leads as soon as the provider reports that the old machine is gone", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, term, err := s.awaitPair(ctx)
 			if err != nil {

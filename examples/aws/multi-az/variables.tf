@@ -18,7 +18,7 @@ variable "zones" {
 }
 
 variable "cluster" {
-  description = "Name of the cluster. Names of everything else are made of it."
+  description = "Name of the cluster, and prefix of all other names."
   type        = string
   default     = "example"
   nullable    = false
@@ -38,7 +38,7 @@ variable "key_provider" {
 }
 
 variable "nat" {
-  description = "NAT gateways, the way out of private subnets, which cost more than all the rest: `one`, in the first zone; `each`, one in each; or `none`. Without any the servers have public addresses, and the VMs have no way out."
+  description = "NAT gateways for private subnets, the largest cost: `one` in the first zone, `each` for one per zone, or `none`. Without one the servers have public addresses, and the VMs cannot reach the internet."
   type        = string
   default     = "one"
   nullable    = false
@@ -50,7 +50,7 @@ variable "nat" {
 }
 
 variable "image_owners" {
-  description = "Accounts whose images are considered: those that images/packer made."
+  description = "Accounts that own the images to consider, made by images/packer."
   type        = list(string)
   default     = ["self"]
   nullable    = false
@@ -69,7 +69,7 @@ variable "agent_ami" {
 }
 
 variable "server_count" {
-  description = "How many servers there are: 1, 2 for a hot standby, or 0, scale to zero."
+  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all."
   type        = number
   default     = 1
   nullable    = false
@@ -97,7 +97,7 @@ variable "web_count" {
 }
 
 variable "web_instance_types" {
-  description = "Instance types of the VMs: the first, and those to fall back to when AWS has no capacity of it."
+  description = "Instance types of the VMs: the first, then fallbacks for when AWS has no capacity of it."
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false
@@ -129,7 +129,7 @@ variable "web_port" {
 }
 
 variable "web_health_check" {
-  description = "What the load balancer asks the VMs: with a `path`, HTTP; otherwise whether the port takes connections."
+  description = "Health check of the load balancer: HTTP with a `path`; otherwise a TCP connection to the port."
   type = object({
     path     = optional(string)
     interval = optional(number)
@@ -139,7 +139,7 @@ variable "web_health_check" {
 }
 
 variable "web_commands" {
-  description = "Lines of `sh` that start what the VMs serve, where the image does not do so by itself."
+  description = "Lines of `sh` that start the VMs' service, for images that do not start it."
   type        = list(string)
   default     = ["systemd-run --unit=web --property=Restart=always python3 -m http.server 8080 --directory /usr/share/doc"]
   nullable    = false

@@ -18,7 +18,7 @@ variable "zone" {
 }
 
 variable "cluster" {
-  description = "Name of the cluster. Names of everything else are made of it."
+  description = "Name of the cluster, and prefix of all other names."
   type        = string
   default     = "example"
   nullable    = false
@@ -38,14 +38,14 @@ variable "key_provider" {
 }
 
 variable "nat" {
-  description = "Have a NAT gateway, the way out of private subnets, which costs more than all the rest. Without it the servers have public addresses, and the VMs have no way out."
+  description = "Create a NAT gateway for private subnets, the largest cost. Without it the servers have public addresses, and the VMs cannot reach the internet."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "image_owners" {
-  description = "Accounts whose images are considered: those that images/packer made."
+  description = "Accounts that own the images to consider, made by images/packer."
   type        = list(string)
   default     = ["self"]
   nullable    = false
@@ -64,7 +64,7 @@ variable "agent_ami" {
 }
 
 variable "server_count" {
-  description = "How many servers there are: 1, 2 for a hot standby, or 0, scale to zero."
+  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all."
   type        = number
   default     = 1
   nullable    = false
@@ -92,7 +92,7 @@ variable "worker_count" {
 }
 
 variable "worker_instance_types" {
-  description = "Instance types of the VMs: the first, and those to fall back to when AWS has no capacity of it."
+  description = "Instance types of the VMs: the first, then fallbacks for when AWS has no capacity of it."
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false

@@ -28,7 +28,7 @@ variable "cluster" {
 }
 
 variable "name" {
-  description = "What the names of roles and instance profiles start with. Left out, the cluster's name."
+  description = "Prefix of the names of roles and instance profiles. Default: the cluster's name."
   type        = string
   default     = null
 
@@ -69,7 +69,7 @@ variable "path" {
 }
 
 variable "permissions_boundary" {
-  description = "ARN of a policy that bounds what the roles may do, where the account's rules want one."
+  description = "ARN of a permissions boundary for the roles, if the account requires one."
   type        = string
   default     = null
 }

@@ -21,7 +21,7 @@ variable "bucket_name" {
 }
 
 variable "prefix" {
-  description = "What every key in the bucket starts with, for a bucket that holds other things too. Without slashes at its ends."
+  description = "Prefix of all keys in the bucket, for a bucket that is shared with other uses. Without a slash at either end."
   type        = string
   default     = ""
   nullable    = false
@@ -33,14 +33,14 @@ variable "prefix" {
 }
 
 variable "versioning" {
-  description = "Keep earlier versions of what is in the bucket, so that what was deleted by accident can be brought back: configuration, CA, secrets. The servers' own documents, which change all the time, are kept for a day."
+  description = "Keep earlier versions of objects in the bucket, so that deleted configuration, CA and secrets can be restored. Versions of the servers' documents, which change often, are kept for a day."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "noncurrent_version_days" {
-  description = "For how many days earlier versions are kept."
+  description = "Number of days for which earlier versions are kept."
   type        = number
   default     = 90
   nullable    = false
@@ -52,13 +52,13 @@ variable "noncurrent_version_days" {
 }
 
 variable "kms_key_arn" {
-  description = "ARN of a KMS key that encrypts the bucket and the encryption key's secret. Left out, AWS's own keys do."
+  description = "ARN of a KMS key that encrypts the bucket and the encryption key's secret. Default: AWS's own keys."
   type        = string
   default     = null
 
   validation {
     condition     = var.kms_key_arn == null ? true : can(regex("^arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:key/", var.kms_key_arn))
-    error_message = "kms_key_arn is the ARN of a key, such as arn:aws:kms:us-west-2:123456789012:key/…; an alias does not do, since policies name the key itself."
+    error_message = "kms_key_arn is the ARN of a key, such as arn:aws:kms:us-west-2:123456789012:key/…; an alias is not accepted, because policies name the key itself."
   }
 }
 
@@ -114,7 +114,7 @@ variable "secrets" {
 }
 
 variable "force_destroy" {
-  description = "Let destroy delete the bucket with everything in it, and the encryption key at once. Without it, destroy ends with an error as long as anything is left in the bucket, earlier versions included, and a deleted key can be restored for 30 days."
+  description = "Let destroy delete the bucket with all objects, and the encryption key without a recovery window. If false, destroy fails while the bucket has objects or earlier versions, and a deleted key can be restored for 30 days."
   type        = bool
   default     = false
   nullable    = false

@@ -58,6 +58,6 @@ output "target_group_arns" {
 }
 
 output "nat_public_ips" {
-  description = "Public addresses of the NAT gateways, by subnet: where traffic from private subnets seems to come from."
+  description = "Public addresses of the NAT gateways, by subnet: the source addresses of traffic from private subnets."
   value       = { for key, eip in aws_eip.nat : key => eip.public_ip }
 }

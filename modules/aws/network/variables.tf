@@ -1,5 +1,5 @@
 variable "name" {
-  description = "What the names of everything here start with, such as the cluster's name."
+  description = "Prefix of all names here, such as the cluster's name."
   type        = string
   nullable    = false
 
@@ -163,7 +163,7 @@ variable "subnets" {
 }
 
 variable "nat_mode" {
-  description = "`provider`: NAT gateways in the subnets that say so. `none`: no NAT gateways, whatever the subnets say; what is not public then has no way out over IPv4."
+  description = "`provider`: NAT gateways in the subnets with `nat_gateway`. `none`: no NAT gateways in any subnet; private subnets then cannot reach the internet over IPv4."
   type        = string
   default     = "provider"
   nullable    = false

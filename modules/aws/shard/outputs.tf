@@ -1,5 +1,5 @@
 output "shard" {
-  description = "The shard: where operators and agents reach it, and what it is made of."
+  description = "The shard: its addresses for operators and agents, and its resources."
   value = {
     id                       = nstance_shard.this.shard
     zone                     = var.zone

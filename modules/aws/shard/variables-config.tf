@@ -3,7 +3,7 @@
 # docs/reference/configuration.md describes them all.
 
 variable "subnet_pools" {
-  description = "The roles whose subnets become subnet pools, by that name. Left out: every role with a subnet in the zone that the shard may use."
+  description = "Roles in the network to use as subnet pools; each pool has the role's name. Default: every role with a subnet in the zone that the shard may use."
   type        = list(string)
   default     = null
 
@@ -16,13 +16,13 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "The pools that dynamic groups may use; all of them where this is left out."
+  description = "The pools that dynamic groups may use. Default: all."
   type        = list(string)
   default     = null
 }
 
 variable "settings" {
-  description = "Settings of the servers, as under `server` in the configuration. What is left out has the servers' own defaults."
+  description = "Settings of the servers, as under `server` in the configuration. Unset fields have the servers' defaults."
   type = object({
     request_timeout        = optional(string)
     create_rate_limit      = optional(string)
@@ -196,7 +196,7 @@ variable "groups" {
 }
 
 variable "load_balancers" {
-  description = "Target groups besides those of the network, by the name that groups use. Somebody else has to let their traffic in: see `agent_ingress`."
+  description = "Target groups besides those of the network, by the name that groups use. Allow their traffic with `agent_ingress`."
   type        = map(object({ target_group_arns = list(string) }))
   default     = {}
   nullable    = false
@@ -208,7 +208,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "What may reach the VMs, by a name. Beyond this, load balancers of the network reach their targets' ports. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6` or `-1` for everything, which has no ports; `self` are the shard's other VMs."
+  description = "Sources that may reach the VMs, by a name. Beyond this, load balancers of the network reach their targets' ports. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6` or `-1` for everything, which has no ports; `self` are the shard's other VMs."
   type = map(object({
     protocol           = string
     from_port          = optional(number)

@@ -56,7 +56,7 @@ variable "network" {
 }
 
 variable "shard" {
-  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters. By custom that of its zone, where the zone has one shard."
+  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters. By convention the zone's name, if the zone has one shard."
   type        = string
   nullable    = false
 
@@ -78,7 +78,7 @@ variable "zone" {
 }
 
 variable "server_count" {
-  description = "How many servers there are: 1; 2 for a hot standby, which takes over within seconds; or 0, scale to zero: the VMs that there are run on, and nothing is replaced until a server is back."
+  description = "Number of servers: 1; 2 for a hot standby, which takes over within seconds; or 0 to stop all: existing VMs run on, and none is replaced until a server is back."
   type        = number
   default     = 1
   nullable    = false
@@ -90,7 +90,7 @@ variable "server_count" {
 }
 
 variable "server_instance_type" {
-  description = "Instance type of the servers. The smallest there is does for hundreds of VMs."
+  description = "Instance type of the servers. The smallest type is enough for hundreds of VMs."
   type        = string
   default     = "t4g.nano"
   nullable    = false
@@ -102,7 +102,7 @@ variable "server_instance_type" {
 }
 
 variable "server_arch" {
-  description = "Processor architecture of the servers, which their instance type has: `arm64` or `amd64`."
+  description = "Processor architecture of the servers' instance type: `arm64` or `amd64`."
   type        = string
   default     = "arm64"
   nullable    = false
@@ -135,7 +135,7 @@ variable "server_image" {
 }
 
 variable "server_volume" {
-  description = "The servers' disk: `size` in GiB (left out: that of the image), `type`, and `kms_key_arn` (left out: the account's key for disks). It is always encrypted, and holds nothing that cannot be lost."
+  description = "The servers' disk: `size` in GiB (left out: that of the image), `type`, and `kms_key_arn` (left out: the account's key for disks). It is always encrypted, and may be lost without harm."
   type = object({
     size        = optional(number)
     type        = optional(string, "gp3")
@@ -193,7 +193,7 @@ variable "server_security_group_ids" {
 }
 
 variable "leader_network" {
-  description = "The leader's fixed addresses, `ipv4` and `ipv6`, out of the first of the servers' subnets. Left out, AWS picks them, once for all."
+  description = "The leader's fixed addresses, `ipv4` and `ipv6`, out of the first of the servers' subnets. Default: AWS picks them once, and they stay."
   type = object({
     ipv4 = optional(string)
     ipv6 = optional(string)
@@ -249,7 +249,7 @@ variable "health_check" {
 }
 
 variable "health_access" {
-  description = "Who else may reach port 8990 of the servers, which also has their metrics."
+  description = "Additional sources that may reach port 8990 of the servers, which also serves metrics."
   type = object({
     ipv4_cidrs         = optional(list(string), [])
     ipv6_cidrs         = optional(list(string), [])
@@ -260,7 +260,7 @@ variable "health_access" {
 }
 
 variable "operator_access" {
-  description = "Who may reach the ports of operators, 8992 and 8993. They show a certificate; nobody can reach the ports who is not named here."
+  description = "Sources that may reach the ports of operators, 8992 and 8993. Operators also need a certificate."
   type = object({
     ipv4_cidrs         = optional(list(string), [])
     ipv6_cidrs         = optional(list(string), [])

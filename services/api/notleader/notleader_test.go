@@ -41,7 +41,7 @@ func TestFollowAsksTheLeaderOnce(t *testing.T) {
 		"two standbys":      {map[string]error{"one": at("two"), "two": failed}, []string{"one", "two"}, failed},
 		"names itself":      {map[string]error{"one": at("one")}, []string{"one"}, at("one")},
 		"knows no leader":   {map[string]error{"one": at("")}, []string{"one"}, at("")},
-		"fails by itself":   {map[string]error{"one": failed}, []string{"one"}, failed},
+		"fails":             {map[string]error{"one": failed}, []string{"one"}, failed},
 		"leader moved away": {map[string]error{"one": at("two"), "two": at("three")}, []string{"one", "two"}, at("three")},
 	} {
 		var asked []string

@@ -47,7 +47,7 @@ func start(t *testing.T, binary, dir string) (*exec.Cmd, kubernetes.Interface) {
 	}
 	_, url, found := strings.Cut(strings.TrimSpace(line), " at ")
 	if !found {
-		t.Fatalf("it said %q", line)
+		t.Fatalf("output is %q", line)
 	}
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, QPS: -1,
 		ContentConfig: rest.ContentConfig{ContentType: "application/json"}})

@@ -217,7 +217,7 @@ func TestArgsAreValidated(t *testing.T) {
 			t.Errorf("%s: exit %d: %s%s", text, code, out.String(), errOut.String())
 		}
 		if want == 1 && !strings.Contains(errOut.String(), `did you mean "ImageId"?`) {
-			t.Errorf("it says only: %s", errOut.String())
+			t.Errorf("error output: %s", errOut.String())
 		}
 	}
 }

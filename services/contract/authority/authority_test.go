@@ -177,7 +177,7 @@ func TestCreateCA(t *testing.T) {
 	}
 }
 
-func TestIssuedVerify(t *testing.T) {
+func TestIssuedCertificatesVerify(t *testing.T) {
 	ca := newCA(t)
 	certs := issued(t, ca)
 	client, serve := x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth

@@ -71,7 +71,7 @@ func (i Identity) Validate() error {
 	switch i.Role {
 	case RoleServer:
 		if i.Tenant != "" || !i.ID.IsZero() {
-			return errors.New("a server has neither tenant nor ID of its own")
+			return errors.New("a server identity has no tenant and no ID")
 		}
 		if err := ident.ValidateName(i.Shard); err != nil {
 			return fmt.Errorf("shard: %w", err)

@@ -127,7 +127,7 @@ func TestNoSecondCA(t *testing.T) {
 }
 
 // Unreadable is not absent, at any of the questions that are asked first.
-func TestUnreadableIsNotAbsent(t *testing.T) {
+func TestUnreadableObjectIsNotAbsent(t *testing.T) {
 	denied := errors.New("denied")
 	questions := 0
 	count := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {

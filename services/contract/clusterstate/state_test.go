@@ -334,7 +334,7 @@ func TestLoadInstances(t *testing.T) {
 		}
 	}
 	err = s.LoadInstances(t.Context(), func(record.Instance, objstore.Token) {
-		t.Error("took from an incomplete picture")
+		t.Error("removed objects after an incomplete read")
 	})
 	if err == nil || strings.Count(err.Error(), "no schema version") != 5 ||
 		!strings.Contains(err.Error(), "and 3 more") {
@@ -381,7 +381,7 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 		}
 	})
 	err := counting.LoadInstances(ctx, func(record.Instance, objstore.Token) {
-		t.Error("took from an incomplete picture")
+		t.Error("removed objects after an incomplete read")
 	})
 	if !errors.Is(err, context.Canceled) {
 		t.Error(err)

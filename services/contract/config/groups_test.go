@@ -57,7 +57,7 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-func TestIgnoredOnDisk(t *testing.T) {
+func TestMergeIgnoresFieldsOfStaticGroups(t *testing.T) {
 	s := fleetShard(t, "")
 	merged, problems := s.Merged(groupsOf(t, `{"default": {
 		"g": {"template": "closed", "size": 9, "subnet_pool": "own", "max_surge": 5, "args": {"b": 1}, "drain_timeout": "1s"},

@@ -117,7 +117,7 @@ func spoil(v reflect.Value) {
 	}
 }
 
-func TestNothingIsShared(t *testing.T) {
+func TestMergeSharesNoMemory(t *testing.T) {
 	s, dynamic := whole(t)
 	merged := mustMerge(t, s, dynamic)
 	before, beforeDynamic, want := cloned(s), cloned(dynamic), cloned(merged)
@@ -267,7 +267,7 @@ func TestHashesCoverTheirFields(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"Vars": "runtime", "Files": "runtime", "Certificates": "runtime",
 		"Args": "infra", "InstanceType": "infra", "SubnetPool": "infra", "Userdata": "infra", "Kind": "infra",
 		"Arch": "infra"}, seen); diff != "" {
-		t.Errorf("the hashes cover other fields than the configuration page says:\n%s", diff)
+		t.Errorf("the hashes cover other fields than the configuration page lists:\n%s", diff)
 	}
 }
 

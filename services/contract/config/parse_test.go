@@ -240,7 +240,7 @@ func TestExampleIsRight(t *testing.T) {
 	s := mustParse(t, string(read(t, root+"/examples/config-tmux.jsonc")))
 	if s.Cluster.ID != "example-cluster" || s.Server.Provider.Kind != "tmux" || s.Server.Provider.Zone != "deva" ||
 		*s.Groups["default"]["workers"].Size != 2 {
-		t.Errorf("not what the development page says: %+v", s)
+		t.Errorf("not the server of the development page: %+v", s)
 	}
 }
 

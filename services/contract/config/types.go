@@ -35,7 +35,7 @@ type Shard struct {
 	Images map[string]Image `json:"images,omitempty"`
 	// Templates of the certificates that instances can get, by the name that files use.
 	Certificates map[string]Certificate `json:"certificates,omitempty"`
-	// What every template starts from.
+	// Values that every template inherits.
 	Defaults Defaults `json:"defaults,omitzero"`
 	// How to make each kind of VM.
 	Templates map[string]Template `json:"templates,omitempty"`
@@ -63,7 +63,7 @@ type Storage struct {
 	Bucket string `json:"bucket" rule:"required"`
 	// Region of the bucket, where the store has regions.
 	Region string `json:"region,omitempty"`
-	// What every key in the bucket starts with.
+	// Prefix of all keys in the bucket.
 	Prefix string `json:"prefix,omitempty"`
 	// URL of an S3-compatible store.
 	Endpoint string `json:"endpoint,omitempty"`
@@ -73,21 +73,21 @@ type Storage struct {
 type Secrets struct {
 	// Where secrets are kept.
 	Provider string `json:"provider,omitempty" default:"object-storage" rule:"enum=.secrets_stores"`
-	// What the name of every secret starts with.
+	// Prefix of all names of secrets.
 	Prefix string `json:"prefix,omitempty"`
 	// Project that holds the secrets, for stores that have projects.
 	ProjectID string `json:"project_id,omitempty"`
 	// The key that seals secrets in object storage, where it is required.
 	EncryptionKey *KeySource `json:"encryption_key,omitempty"`
-	// Keys that only open what was sealed before the key was changed.
+	// Earlier keys, used only to open secrets sealed before the key was changed.
 	OldEncryptionKeys []KeySource `json:"old_encryption_keys,omitempty"`
-	// How long a secret is remembered after it was read. 0: not at all.
+	// How long a secret is cached after it was read. 0: not cached.
 	CacheTTL *Duration `json:"cache_ttl,omitempty" default:"5m"`
 }
 
 // KeySource is the source of a 32-byte encryption key. It never holds the key itself.
 type KeySource struct {
-	// What holds the key.
+	// Where the key is kept.
 	Provider string `json:"provider" rule:"required,enum=.key_sources"`
 	// Name of the environment variable (default NSTANCE_ENCRYPTION_KEY), path of the file, or name of the secret or
 	// parameter.
@@ -100,7 +100,7 @@ type KeySource struct {
 type Server struct {
 	// Name of the shard. It is part of the config's own key in the bucket.
 	Shard string `json:"shard" rule:"required"`
-	// What makes the VMs.
+	// The provider that makes the VMs.
 	Provider Provider `json:"provider" rule:"required"`
 	// Addresses that the server listens on.
 	Bind Addresses `json:"bind,omitzero"`
@@ -115,11 +115,11 @@ type Server struct {
 	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
 	// How long one request to the provider or the bucket may take.
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
-	// Least time between two VMs being asked for. 0: no limit but the provider's.
+	// Least time between two create requests. 0: only the provider's limit.
 	CreateRateLimit *Duration `json:"create_rate_limit,omitempty" default:"0s"`
 	// How often agents report.
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
-	// How long a VM may be drained before it is terminated, for groups that do not say. 0: no drain.
+	// How long a VM may be drained before it is terminated, for groups without drain_timeout. 0: no drain.
 	DefaultDrainTimeout *Duration `json:"default_drain_timeout,omitempty" default:"5m"`
 	// Time between two look-ups of images. 0: at start only.
 	ImageRefresh *Duration `json:"image_refresh_interval,omitempty" default:"6h"`
@@ -128,25 +128,25 @@ type Server struct {
 	// How long a VM whose agent announced its shutdown may still be reported running before it is replaced anyway. 0:
 	// immediately, without asking.
 	ShutdownGrace *Duration `json:"shutdown_grace,omitempty" default:"0s"`
-	// How soon strays and tombstones go.
+	// Removal of VMs without a record and of old tombstones.
 	GarbageCollection GarbageCollection `json:"garbage_collection,omitzero"`
 	// Maximum ages of instances.
 	Expiry Expiry `json:"expiry,omitzero"`
 	// How the shard's servers elect their leader.
 	LeaderElection LeaderElection `json:"leader_election,omitzero"`
-	// How long a server that failed waits before it exits, so that a supervisor's restarts do not come in step.
+	// How long a server that failed waits before it exits, so that supervised servers do not restart in step.
 	ErrorExitJitter ErrorExitJitter `json:"error_exit_jitter,omitzero"`
 }
 
 // Provider configures the source of the shard's VMs. The provider itself defines and checks Options.
 type Provider struct {
-	// Which provider.
+	// Name of the provider.
 	Kind string `json:"kind" rule:"required,enum=.clouds"`
 	// Region of the shard, for clouds that have regions.
 	Region string `json:"region,omitempty"`
 	// Zone of the shard, for clouds that have zones.
 	Zone string `json:"zone,omitempty"`
-	// Settings of the provider's own.
+	// Settings specific to the provider.
 	Options map[string]string `json:"options,omitempty"`
 }
 
@@ -154,7 +154,7 @@ type Provider struct {
 type Addresses struct {
 	// Health checks and metrics (HTTP).
 	Health string `json:"health_addr,omitempty" default:"0.0.0.0:8990"`
-	// Talk between the servers of the shard.
+	// Connections between the servers of the shard.
 	Election string `json:"election_addr,omitempty" default:"0.0.0.0:8991"`
 	// Registration of agents and operators (gRPC, TLS).
 	Registration string `json:"registration_addr,omitempty" default:"0.0.0.0:8992"`
@@ -186,7 +186,7 @@ type GarbageCollection struct {
 
 // Expiry sets maximum ages, counted from launch. nil or zero disables a maximum.
 type Expiry struct {
-	// Age from which an instance is replaced when nothing else goes on in its group. Empty or 0: never.
+	// Age from which an instance is replaced when nothing else changes in its group. Empty or 0: never.
 	EligibleAge *Duration `json:"eligible_age,omitempty" rule:"empty"`
 	// Age at which an instance is replaced in any case. Empty or 0: never.
 	ForcedAge *Duration `json:"forced_age,omitempty" rule:"empty"`
@@ -196,7 +196,7 @@ type Expiry struct {
 
 // LeaderElection configures the shard's election (see docs/concepts/election.md).
 type LeaderElection struct {
-	// Off, a server leads without a lock: only for development, with one server.
+	// Whether the servers elect a leader. false: the server leads without a lock, for development with one server.
 	Enabled *bool `json:"enabled,omitempty" default:"true"`
 	// How often the leader renews its lock, as long as it has no heir; with one, every 30 s.
 	RenewInterval *Duration `json:"renew_interval,omitempty" default:"5s" rule:"positive"`
@@ -233,15 +233,15 @@ type LoadBalancer struct {
 type Image struct {
 	// Where the image is looked up.
 	Provider string `json:"provider" rule:"required,enum=.images"`
-	// Accounts or projects whose images are considered.
+	// Accounts or projects that own the images to consider.
 	Owners []string `json:"owners,omitempty"`
 	// What an image must match: every filter, by any of its values.
 	Filters []ImageFilter `json:"filters,omitempty"`
-	// What the matching images are sorted by; the first is taken.
+	// Sort key of the matching images; the first image is used.
 	Sort string `json:"sort,omitempty" default:"creation-date" rule:"enum=creation-date|name"`
-	// Which end of the order comes first.
+	// Sort order.
 	Order string `json:"order,omitempty" default:"desc" rule:"enum=asc|desc"`
-	// The image that is used as long as none was found.
+	// Image to use until a look-up finds one.
 	Fallback string `json:"fallback,omitempty"`
 }
 
@@ -295,7 +295,7 @@ type Defaults struct {
 type Userdata struct {
 	// Where the script is: inline (in content) or storage (content names an object under files/).
 	Source string `json:"source,omitempty" default:"inline" rule:"enum=inline|storage"`
-	// What the provider is handed.
+	// Encoding in which the provider receives the script.
 	Encoding string `json:"encoding,omitempty" default:"plain" rule:"enum=plain|base64|gzip+base64"`
 	// The script, or the object's key.
 	Content string `json:"content,omitempty"`
@@ -315,13 +315,13 @@ type Template struct {
 	Files map[string]File `json:"files,omitempty"`
 	// Boot script; that of defaults where this is left out.
 	Userdata *Userdata `json:"userdata,omitempty"`
-	// Number of instances of groups that do not say.
+	// Number of instances, for groups without size.
 	Size *int `json:"size,omitempty" default:"1" rule:"nonnegative"`
-	// Type of the VMs, for groups that do not say.
+	// Type of the VMs, for groups without instance_type.
 	InstanceType string `json:"instance_type,omitempty"`
 	// Types to fall back to, in order, when the provider has no capacity of the first.
 	InstanceTypes []string `json:"instance_types,omitempty"`
-	// Pool that the VMs' subnets are taken from, for groups that do not say.
+	// Pool that the VMs' subnets are taken from, for groups without subnet_pool.
 	SubnetPool string `json:"subnet_pool,omitempty"`
 }
 
@@ -346,7 +346,7 @@ type File struct {
 
 // FileKey names the public key for which a certificate is issued. The agent makes the key.
 type FileKey struct {
-	// Who makes the key pair.
+	// Program that makes the key pair.
 	Source string `json:"source" rule:"required,enum=agent"`
 	// File name of the public key; it ends in .pub.
 	Name string `json:"name" rule:"required"`
@@ -377,11 +377,11 @@ type GroupSpec struct {
 	DrainTimeout *Duration `json:"drain_timeout,omitempty"`
 	// How many instances above its size the group may have while some are replaced.
 	MaxSurge *int `json:"max_surge,omitempty" default:"1" rule:"positive"`
-	// How many running instances may be silent at once before the server doubts itself and stops replacing them: a
-	// count ("3"), or a percentage ("40%"), which is never less than 2.
+	// How many running instances may be silent together before the server stops replacing them: a count ("3"), or a
+	// percentage ("40%"), which is never less than 2.
 	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
-	// Marks a dynamic group on its way out; it stays until its last instance is gone. Only in groups/, written by the
-	// server.
+	// Marks a dynamic group that is being deleted; it stays until its last instance is gone. Only in groups/, written
+	// by the server.
 	Deleted bool `json:"deleted,omitempty"`
 }
 

@@ -243,7 +243,7 @@ func (c *checker) timing() {
 	}{{"lease_duration", le.LeaseDuration}, {"renew_interval", le.RenewInterval}} {
 		if whole.d.D()%time.Millisecond != 0 {
 			c.add("server.leader_election."+whole.field,
-				"%s is no whole number of milliseconds, which is what the lock says", whole.d)
+				"%s is not a whole number of milliseconds, the unit of the lock", whole.d)
 		}
 	}
 	if d := le.PeerLease.D(); d != 0 && (d < 100*time.Millisecond || d > time.Minute) {

@@ -21,7 +21,7 @@ func (c *checker) certificates() {
 			c.add(path+".ttl", "%d hours are more than ten years (%d)", cert.TTL, maxCertificateHours)
 		}
 		if cert.CN == "" && len(cert.DNS)+len(cert.IP)+len(cert.URI) == 0 {
-			c.add(path, "names nobody: it has neither cn nor dns, ip or uri")
+			c.add(path, "names no subject: set cn, dns, ip or uri")
 		}
 	}
 }

@@ -180,8 +180,8 @@ func TestValidate(t *testing.T) {
 			[]string{`certificates.c.ttl: must be more than 0`}},
 		{"certificate for a century", cert(`"cn": "x", "ttl": @876000`),
 			[]string{`certificates.c.ttl: 876000 hours are more than ten years (87600)`}},
-		{"certificate for nobody", with("", "", "", `, "certificates": {"c": @{"kind": "server", "ttl": 1}}`),
-			[]string{`certificates.c: names nobody: it has neither cn nor dns, ip or uri`}},
+		{"certificate without a subject", with("", "", "", `, "certificates": {"c": @{"kind": "server", "ttl": 1}}`),
+			[]string{`certificates.c: names no subject: set cn, dns, ip or uri`}},
 		{"certificate kind", with("", "", "", `, "certificates": {"c": {"kind": @"peer", "cn": "x", "ttl": 1}}`),
 			[]string{`certificates.c.kind: "peer" is none of client, server`}},
 		{"certificate names",
@@ -304,7 +304,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestOneMistakeIsSaidOnce(t *testing.T) {
+func TestOneMistakeIsReportedOnce(t *testing.T) {
 	for _, tt := range []struct {
 		src  string
 		want []string

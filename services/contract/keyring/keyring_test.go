@@ -113,7 +113,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestLoadSaysWhatIsWrong(t *testing.T) {
+func TestLoadErrors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(path, []byte(strings.Repeat("s", 5000)), 0o600); err != nil {
 		t.Fatal(err)

@@ -176,7 +176,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("Parse(%q).String() = %q", key, k.String())
 		}
 		if len(k.Writers()) == 0 {
-			t.Errorf("nobody may write %q", key)
+			t.Errorf("no program may write %q", key)
 		}
 		if strings.HasPrefix(key, "/") || strings.Contains(key, "//") ||
 			slices.Contains(strings.Split(key, "/"), "..") {

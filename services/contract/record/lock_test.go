@@ -109,7 +109,7 @@ func TestLockRefused(t *testing.T) {
 	}
 }
 
-func TestEncodeLockRefusesWhatNobodyCouldRead(t *testing.T) {
+func TestEncodeLockRefusesUnreadableLocks(t *testing.T) {
 	lock := sampleLock()
 	lock.AppliedETag = "\xff"
 	if doc, err := record.EncodeLock(lock); err == nil {

@@ -261,7 +261,7 @@ func FuzzText(f *testing.F) {
 			t.Errorf("%d bytes", len(out))
 		}
 		if again, err := render.Text("t", text, d); err != nil || again != out {
-			t.Errorf("rendered anew: %q, %v, before %q", again, err, out)
+			t.Errorf("rendered again: %q, %v, before %q", again, err, out)
 		}
 		if _, err := render.UserdataText("t", text, d, "n"); err != nil {
 			t.Errorf("not as userdata: %v", err)

@@ -102,7 +102,7 @@ line is wrong.`
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "nstance-admin",
-		Short:         "Look after Nstance clusters",
+		Short:         "Operate Nstance clusters",
 		Long:          about,
 		SilenceErrors: true,
 		SilenceUsage:  true,

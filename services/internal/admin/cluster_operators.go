@@ -115,7 +115,7 @@ needed. Removing it twice changes nothing. The encryption key is not needed.`,
 			return err
 		})
 		if errors.Is(err, objstore.ErrNotFound) {
-			return withHint(err, "nstance-admin cluster operator list shows those that there are, and their tenants")
+			return withHint(err, "nstance-admin cluster operator list shows those that exist, and their tenants")
 		}
 		if err != nil {
 			return err

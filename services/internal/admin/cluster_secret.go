@@ -144,7 +144,7 @@ is given in base64 as "value_base64".`,
 			return err
 		})
 		if errors.Is(err, secretstore.ErrNotFound) {
-			return withHint(err, "nstance-admin cluster secret list shows those that there are")
+			return withHint(err, "nstance-admin cluster secret list shows those that exist")
 		}
 		if err != nil {
 			return err
@@ -269,8 +269,8 @@ it in this order, so that servers can read secrets all the time:
 			objects, ok := c.secrets.(*secretstore.Objects)
 			if !ok {
 				return usagef(
-					"--secrets-provider %s: only secrets in object storage are sealed with our key; the service has "+
-						"a key of its own", s.provider)
+					"--secrets-provider %s: only secrets in object storage are sealed with our key; the secrets "+
+						"service uses its own key", s.provider)
 			}
 			names, err := objects.List(ctx)
 			result.KeyID = c.ring.Current.ID().String()

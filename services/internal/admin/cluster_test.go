@@ -179,7 +179,7 @@ func TestClusterInit(t *testing.T) {
 			"--secrets-provider", "vault")...)
 		b.fails(t, exitUsage, "have no prefix but the bucket's", b.args("cluster", "secret", "list", "--secrets-prefix",
 			"x/")...)
-		b.fails(t, exitUsage, "a key of its own", b.args("cluster", "rotate-key", "--secrets-provider",
+		b.fails(t, exitUsage, "uses its own key", b.args("cluster", "rotate-key", "--secrets-provider",
 			"aws-secrets-manager")...)
 		t.Setenv("NSTANCE_ENCRYPTION_KEY", strings.ToUpper(encryptionKey))
 		b.fails(t, exitFailure, "sealed with another encryption key", b.args("cluster", "init", "--cluster-id",
@@ -521,7 +521,7 @@ func TestSecrets(t *testing.T) {
 }
 
 // The output contains secrets only if the command was asked for them.
-func TestNothingLeaks(t *testing.T) {
+func TestOutputLeaksNoSecrets(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)
 	state := b.state(t, encryptionKey)

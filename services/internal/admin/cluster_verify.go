@@ -190,7 +190,7 @@ func (c *cluster) verifySecret(ctx context.Context, name string) error {
 func same(read error, pairs ...string) error {
 	for i := 0; read == nil && i < len(pairs); i += 2 {
 		if pairs[i] != pairs[i+1] {
-			return fmt.Errorf("it belongs elsewhere: it says %q, not %q", pairs[i], pairs[i+1])
+			return fmt.Errorf("the record contradicts its key: it contains %q, want %q", pairs[i], pairs[i+1])
 		}
 	}
 	return nil

@@ -128,7 +128,7 @@ func TestEventsOfSomeShards(t *testing.T) {
 }
 
 // The command ends when its reader closes the output.
-func TestEventsToNobody(t *testing.T) {
+func TestEventsEndWhenOutputCloses(t *testing.T) {
 	cli, a, _, _ := shards(t)
 	story(a)
 	errs := &bytes.Buffer{}

@@ -336,9 +336,9 @@ func TestFindsTheLeader(t *testing.T) {
 	})
 }
 
-// TestHintIsFollowedSoon checks that the agent follows a hint immediately, even after a long time without a session. It
-// does not follow hints of two servers that name each other.
-func TestHintIsFollowedSoon(t *testing.T) {
+// TestLeaderHintIsUsedImmediately checks that the agent follows a hint immediately, even after a long time without a
+// session. It does not follow hints of two servers that name each other.
+func TestLeaderHintIsUsedImmediately(t *testing.T) {
 	const standby, leader = "127.0.0.1:1", "127.0.0.1:3"
 	hint := func(addr string) error {
 		t.Helper()

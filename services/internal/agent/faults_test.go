@@ -25,7 +25,7 @@ import (
 )
 
 // A nonce that the server refuses for good is presented only once. Another nonce ends the wait.
-func TestRefusedForGood(t *testing.T) {
+func TestPermanentRefusal(t *testing.T) {
 	for _, code := range []codes.Code{
 		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
 		codes.AlreadyExists,
@@ -106,7 +106,7 @@ func (l *logLines) Write(p []byte) (int, error) {
 }
 
 // The agent retries temporary errors with growing delays. It also waits for files that userdata has not written yet.
-func TestPassingErrors(t *testing.T) {
+func TestTemporaryErrorsAreRetried(t *testing.T) {
 	for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted,
 		codes.Internal, codes.Unknown} {
 		t.Run(code.String(), func(t *testing.T) {

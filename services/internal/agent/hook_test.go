@@ -78,7 +78,7 @@ func TestShellHookKillsChildren(t *testing.T) {
 	defer unix.Close(watch)
 	cancel()
 	if err := <-done; err == nil {
-		t.Error("the hook was ended and says nothing")
+		t.Error("the hook was killed without an error")
 	}
 	fds := []unix.PollFd{{Fd: int32(watch), Events: unix.POLLIN}}
 	if n, err := unix.Poll(fds, 10_000); n != 1 || err != nil {

@@ -104,7 +104,7 @@ func (p *process) say(t *testing.T, pattern string) string {
 		select {
 		case line, ok := <-p.lines:
 			if !ok {
-				t.Fatalf("the agent ended before it said %s", pattern)
+				t.Fatalf("the agent ended before it printed %s", pattern)
 			}
 			if found := regexp.MustCompile(pattern).FindStringSubmatch(line); found != nil {
 				return found[1]

@@ -48,7 +48,7 @@ func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) 
 		s.stop, s.urgent = stop, true
 	})
 	if c.cert.Load() == nil {
-		return errors.New("not registered: nobody to tell")
+		return errors.New("not registered: there is no server to announce to")
 	}
 	select {
 	case <-stop.done:

@@ -167,7 +167,7 @@ func (s *fakeServer) RegisterAgent(_ context.Context, req *nstancev1.RegisterAge
 		s.spentBy = req.GetPublicKey()
 	}
 	if !s.spentBy.Equal(ed25519.PublicKey(req.GetPublicKey())) {
-		return nil, status.Error(codes.PermissionDenied, "nonce: spent by another key")
+		return nil, status.Error(codes.PermissionDenied, "nonce: consumed by another key")
 	}
 	cert, err := s.issue(s.spentBy)
 	return &nstancev1.RegisterAgentResponse{Certificate: cert, CaBundle: authority.EncodeBundle(s.ca.Certificate())},

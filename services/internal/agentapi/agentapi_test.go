@@ -202,7 +202,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("waited in vain: %s", what)
+			t.Fatalf("timeout: %s", what)
 		}
 	}
 }
@@ -359,7 +359,7 @@ func (c *client) each(t testing.TB, named string) map[string]error {
 	return errs
 }
 
-func TestAnAgentSpeaksForItself(t *testing.T) {
+func TestAgentActsOnlyForItsInstance(t *testing.T) {
 	w := newWorld(t)
 	other := w.agent(t)
 	for _, named := range []string{other.id.String(), "", "nonsense"} {
@@ -368,7 +368,7 @@ func TestAnAgentSpeaksForItself(t *testing.T) {
 		}
 	}
 	if _, heard := w.World.LastReport(other.id); heard {
-		t.Error("somebody else's report was taken")
+		t.Error("the report of another instance was accepted")
 	}
 }
 
@@ -772,7 +772,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })
 	if sent() != before {
-		t.Error("sent again at once")
+		t.Error("sent again immediately")
 	}
 	w.Clock.Advance(time.Minute)
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Unchanged = true })
@@ -793,7 +793,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 }
 
 // A certificate is sent only after it is in the durable log.
-func TestLogComesFirst(t *testing.T) {
+func TestCertificateIsLoggedBeforeItIsSent(t *testing.T) {
 	w := newWorld(t)
 	c := w.agent(t)
 	r, files := c.reports(), c.files()

@@ -57,7 +57,7 @@ func (a *attacker) nonces() (list []attack) {
 	})
 	// Register as fast as possible over one connection, with valid signatures. The separate address keeps the other
 	// attacks within their own limit.
-	add("nonce: flood of spent ones", func() (outcome string) {
+	add("nonce: flood of consumed ones", func() (outcome string) {
 		return a.call(registrationPort, noCertificate, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 			for end := time.Now().Add(time.Second); time.Now().Before(end) && ctx.Err() == nil; {
 				_, err = nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx,

@@ -55,13 +55,13 @@ var mayEnd = map[string]ends{
 	"TLS 1.2":      must("closed").or("refused"),
 
 	"nonce: replayed":                    must("PermissionDenied").or(limited...),
-	"nonce: flood of spent ones":         must("PermissionDenied", "ResourceExhausted").or(limited...),
+	"nonce: flood of consumed ones":      must("PermissionDenied", "ResourceExhausted").or(limited...),
 	"nonce: expired":                     must("Unauthenticated").or(limited...),
 	"nonce: another tenant":              must("PermissionDenied").or(limited...),
 	"nonce: another shard":               must("PermissionDenied").or(limited...),
 	"nonce: another cluster":             must("PermissionDenied").or(limited...),
 	"nonce: another cluster's key":       must("Unauthenticated").or(limited...),
-	"nonce: nobody's instance":           must("NotFound").or(limited...),
+	"nonce: instance without a record":   must("NotFound").or(limited...),
 	"nonce: an operator's for an agent":  must("PermissionDenied").or(limited...),
 	"nonce: of an agent for an operator": must("PermissionDenied").or(limited...),
 	"nonce: forged signature":            must("Unauthenticated").or(limited...),
@@ -299,7 +299,7 @@ func (p *prey) forge(id, caller ident.ID) {
 	}
 	fresh := newID("bnc")
 	nonce("expired", nonceKey, func(s *authority.NonceSpec) { s.ID, s.TTL = fresh, time.Second })
-	nonce("nobody's instance", nonceKey, func(s *authority.NonceSpec) { s.ID = fresh })
+	nonce("instance without a record", nonceKey, func(s *authority.NonceSpec) { s.ID = fresh })
 	nonce("another tenant", nonceKey, func(s *authority.NonceSpec) { s.Tenant = "rival" })
 	nonce("another shard", nonceKey, func(s *authority.NonceSpec) { s.Shard = "elsewhere" })
 	nonce("another cluster", nonceKey, func(s *authority.NonceSpec) { s.Cluster = "elsewhere" })

@@ -167,7 +167,7 @@ func exec(t *testing.T, db *sql.DB, statements ...string) {
 	}
 }
 
-func TestOtherThingsAreLeftAlone(t *testing.T) {
+func TestOtherFilesAreUnchanged(t *testing.T) {
 	directory := Path(t.TempDir())
 	if err := os.MkdirAll(filepath.Join(directory, "precious"), 0o750); err != nil {
 		t.Fatal(err)

@@ -95,7 +95,7 @@ func TestAbsentLockAlthoughRecordsExist(t *testing.T) {
 	d.at(11.8, LockWritten{"t1"}, BecameLeader{8})
 }
 
-func TestAbsenceInAHigherTermIsAnotherAbsence(t *testing.T) {
+func TestAbsenceInAHigherTermRestartsTheWait(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
 	d.at(1, LockAbsent{HighestTerm: 7})
@@ -187,7 +187,7 @@ func TestUnrenewedLeaseEnds(t *testing.T) {
 	d.at(10.1, LockWritten{"t3"}, BecameLeader{2})
 }
 
-func TestRenewalAnsweredAfterLeadershipEndedLeadsNowhere(t *testing.T) {
+func TestLateRenewalAnswerDoesNotRestoreLeadership(t *testing.T) {
 	d := newDriver(t)
 	d.leadFrom0()
 	d.at(5, Tick{}, WriteLock{own(1, 2), objstore.IfToken("t1")})
@@ -211,7 +211,7 @@ func seenFirstAt3(t *testing.T, lock record.Lock) *driver {
 	return d
 }
 
-func TestDeadHolderIsReplacedAtOnceByWhoStarts(t *testing.T) {
+func TestStartingServerReplacesDeadHolderImmediately(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
 	d.at(0.1, LockRead{other(4, 9), "x"}, AskMachine{"m-b"})
@@ -234,7 +234,7 @@ func TestCandidateWaitsForLeaseAndMargin(t *testing.T) {
 		"as configured":                            {machineless, 13.6},
 		"lease of the lock counts":                 {long, 34.8},
 		"own ID, own machine, another incarnation": {restarted, 13.6},
-		"heir of somebody else":                    {heir, 13.6},
+		"heir of another leader":                   {heir, 13.6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := seenFirstAt3(t, tc.lock)
@@ -278,7 +278,7 @@ func (d *driver) until(end float64, answer func() Input) {
 	d.wakes(end)
 }
 
-func TestReleasedLockIsTakenAtOnce(t *testing.T) {
+func TestReleasedLockIsTakenImmediately(t *testing.T) {
 	released := other(4, 9)
 	released.Released = true
 	released.AppliedETag = "config-3"
@@ -398,7 +398,7 @@ func TestMachineEvidence(t *testing.T) {
 	})
 }
 
-func TestTakeOverThatWasSettledTooLate(t *testing.T) {
+func TestTakeoverSettledTooLateGivesNoAuthority(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
 	released := other(4, 9)
@@ -420,7 +420,7 @@ func TestTakeOverThatWasSettledTooLate(t *testing.T) {
 
 // The elector's write of 0 s landed after another process had led and its lock had been removed. The other process may
 // not know that its lock is gone.
-func TestTakeOverThatLandedWhereALockWasRemoved(t *testing.T) {
+func TestTakeoverAfterTheLockWasRemoved(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
 	d.at(0, LockAbsent{}, WriteLock{own(1, 1), objstore.IfAbsent()})
@@ -537,7 +537,7 @@ func TestRelease(t *testing.T) {
 		d := seenFirstAt3(t, other(4, 9))
 		d.at(3.1, Release{}, Released{})
 	})
-	t.Run("take-over under way", func(t *testing.T) {
+	t.Run("takeover under way", func(t *testing.T) {
 		d := newDriver(t)
 		d.at(0, Tick{}, ReadLock{})
 		d.at(0, LockAbsent{}, WriteLock{own(1, 1), objstore.IfAbsent()})
@@ -554,7 +554,7 @@ func TestUnreadableLockIsNeverTaken(t *testing.T) {
 	d.until(3600, func() Input { return LockUnreadable{"x"} })
 }
 
-func TestFailuresAreRepeatedLessAndLessOften(t *testing.T) {
+func TestFailedRequestsBackOff(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
 	now := Instant(0)
@@ -606,8 +606,8 @@ var documented = []Options{
 	{Lease: 90 * time.Second, Renew: 30 * time.Second},
 }
 
-// TestRequestsOfAPeacefulHour checks the numbers of requests in docs/concepts/election.md.
-func TestRequestsOfAPeacefulHour(t *testing.T) {
+// TestRequestsPerHourWithoutFaults checks the numbers of requests in docs/concepts/election.md.
+func TestRequestsPerHourWithoutFaults(t *testing.T) {
 	for _, opt := range documented {
 		renewals := int(time.Hour / opt.Renew)
 		for followers := range 3 {
@@ -637,9 +637,9 @@ func TestRequestsOfAPeacefulHour(t *testing.T) {
 	}
 }
 
-// TestFailOverTimes checks the times in docs/concepts/election.md between the end of a leader and the authority of a
+// TestFailoverTimes checks the times in docs/concepts/election.md between the end of a leader and the authority of a
 // follower. The leader is killed at a random time, or stops.
-func TestFailOverTimes(t *testing.T) {
+func TestFailoverTimes(t *testing.T) {
 	kill := func(sim *electionSimulation, a *node, state MachineState) {
 		a.state = state
 		sim.ended(a, MachineRunning) // the kernel closes the connections

@@ -97,7 +97,7 @@ func (x *explorer) give(m *model, i int, in Input) error {
 			p.request = a
 		case Send:
 			if _, promises := a.Message.(Promise); promises && m.mayTakeOver(p) {
-				return fmt.Errorf("%w: %s promises not to take over while its take-over may still land", errInvariant,
+				return fmt.Errorf("%w: %s promises not to take over while its takeover may still succeed", errInvariant,
 					p.e.self.ID)
 			}
 			m.post(a)
@@ -251,7 +251,7 @@ func (x *explorer) steps(m *model) []step {
 			add(name+" crashes", func(x *explorer, m *model) error { return x.crash(m, i) })
 		}
 		if m.budget.releases > 0 && p.e.role == Leader {
-			add(name+" is told to stop", func(x *explorer, m *model) error {
+			add(name+" receives a stop", func(x *explorer, m *model) error {
 				m.budget.releases--
 				return x.give(m, i, Release{})
 			})

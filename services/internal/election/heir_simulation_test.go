@@ -182,7 +182,7 @@ func (sim *electionSimulation) send(n *node, a Send) {
 func (sim *electionSimulation) checkPromise(n *node) {
 	for _, f := range n.flying {
 		if sim.lock != nil && f.Condition.Holds(sim.lock.token, true) {
-			sim.fail("%s promises not to take over while its take-over may still land", n.name)
+			sim.fail("%s promises not to take over while its takeover may still succeed", n.name)
 		}
 	}
 }
@@ -308,8 +308,8 @@ func TestHeirTimes(t *testing.T) {
 	}
 }
 
-// TestRequestsOfAnHourWithHeir checks the numbers of requests in docs/concepts/election.md.
-func TestRequestsOfAnHourWithHeir(t *testing.T) {
+// TestRequestsPerHourWithHeir checks the numbers of requests in docs/concepts/election.md.
+func TestRequestsPerHourWithHeir(t *testing.T) {
 	for _, followers := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(followers), func(t *testing.T) {
 			sim := newSimulation(7)

@@ -182,13 +182,13 @@ func TestUnsettledRemovalCountsTheShortLease(t *testing.T) {
 	d.at(19.83, Tick{}, LostLeadership{1, ReasonExpired})
 }
 
-func TestLostLinkRemovesTheHeirAtOnce(t *testing.T) {
+func TestLostLinkRemovesTheHeirImmediately(t *testing.T) {
 	d := inherited(t)
 	d.at(10.33, LinkDown{peerB}, writeOf(lockOf(peerA, 1, 5, Peer{}), "t4"))
 	d.actsUntil(11.2625, 1) // its last promise still counts
 }
 
-func TestPromisesThatDoNotCount(t *testing.T) {
+func TestInvalidPromisesAreIgnored(t *testing.T) {
 	for name, change := range map[string]func(*Promise){
 		"of another term":       func(p *Promise) { p.Term = 2 },
 		"to another process":    func(p *Promise) { p.Leader.Incarnation = "a0" },
@@ -212,7 +212,7 @@ func TestPromisesThatDoNotCount(t *testing.T) {
 	}
 }
 
-func TestHeirsAnswerConfirms(t *testing.T) {
+func TestHeirsAnswerProvesLeadership(t *testing.T) {
 	d := inherited(t)
 	d.at(10.4, Confirm{1}, Send{peerB, beatAt(44, 4)}) // no read
 	d.at(10.41, beatAt(43, 4).promise())               // for a heartbeat from before the request
@@ -222,7 +222,7 @@ func TestHeirsAnswerConfirms(t *testing.T) {
 	d.at(10.47, beatAt(45, 4).promise(), Confirmed{2})
 }
 
-func TestFarewell(t *testing.T) {
+func TestFarewellHandsOverToTheHeir(t *testing.T) {
 	farewell := Send{peerB, Handover{Leader: peerA, Standby: peerB, Term: 1}}
 	t.Run("the heir takes over", func(t *testing.T) {
 		d := inherited(t)
@@ -272,7 +272,7 @@ func TestHeirTakesOverWhenItsPromiseHasEnded(t *testing.T) {
 	d.actsUntil(13.6, 5)
 }
 
-func TestHeirWhoseTakeOverIsUnsettledPromisesNothing(t *testing.T) {
+func TestHeirWithAnUnsettledTakeoverMakesNoPromise(t *testing.T) {
 	d := following(t)
 	take := WriteLock{lockOf(peerA, 5, 10, Peer{}), objstore.IfToken("x")}
 	d.at(4.1, Tick{}, take)
@@ -290,7 +290,7 @@ func TestHeirWhoseTakeOverIsUnsettledPromisesNothing(t *testing.T) {
 	d.at(8.2, after, Send{peerB, after.promise()})
 }
 
-func TestRestartedHeirWaitsLikeEverybodyElse(t *testing.T) {
+func TestRestartedHeirWaitsForTheLease(t *testing.T) {
 	for name, heir := range map[string]Peer{"the process before": {ID: "a", Incarnation: "a0"},
 		"this process, which knows of no promise": peerA} {
 		t.Run(name, func(t *testing.T) {
@@ -312,7 +312,7 @@ func TestHeirLearnsOfRenewalsFromItsLeader(t *testing.T) {
 	d.at(4.4, Tick{}, WriteLock{lockOf(peerA, 5, 13, Peer{}), objstore.IfToken("x4")})
 }
 
-func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
+func TestUnansweredHeartbeats(t *testing.T) {
 	lock := lockOf(peerB, 4, 9, peerA)
 	for name, change := range map[string]func(*Heartbeat){
 		"to another process":             func(h *Heartbeat) { h.Standby.Incarnation = "a0" },
@@ -340,7 +340,7 @@ func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
 	}
 }
 
-func TestFarewellIsAnsweredByTheTakeOver(t *testing.T) {
+func TestTakeoverAnswersTheFarewell(t *testing.T) {
 	d := following(t)
 	d.at(3.05, Handover{Leader: peerB, Standby: Peer{ID: "a", Incarnation: "a0"}, Term: 4}) // for another process
 	d.at(3.06, Handover{Leader: peerB, Standby: peerA, Term: 3})                            // of an earlier term
@@ -349,7 +349,7 @@ func TestFarewellIsAnsweredByTheTakeOver(t *testing.T) {
 	d.at(3.2, LockWritten{"y"}, BecameLeader{5}, Send{peerB, TookOver{Leader: peerB, Standby: peerA, Term: 5}})
 }
 
-func TestLeaderThatHearsOfAHigherTermStops(t *testing.T) {
+func TestLeaderStopsAtAHigherTerm(t *testing.T) {
 	d := inherited(t)
 	d.at(10.4, beatOf(peerB, peerA, 1, lockOf(peerB, 2, 5, Peer{}), "x"), LostLeadership{1, ReasonTerm})
 }

@@ -26,7 +26,7 @@ func (x *Executor) Collect(ctx context.Context, action plan.Action) bool {
 	case plan.RemoveTombstone:
 		err = x.removeTombstone(ctx, action)
 	default:
-		err = fmt.Errorf("action %q is not one of a sweep's", action.Kind)
+		err = fmt.Errorf("action %q does not belong to garbage collection", action.Kind)
 	}
 	if err != nil && ctx.Err() == nil {
 		x.Log.Warn("collection failed", "action", string(action.Kind), "instance", action.Instance.String(), "error",
@@ -158,7 +158,7 @@ func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action
 		case found:
 			adopt(rec, vm)
 		default:
-			rec.State, rec.DeletedAt, rec.DeleteReason = record.Deleted, asked.UTC(), "its create call came to nothing"
+			rec.State, rec.DeletedAt, rec.DeleteReason = record.Deleted, asked.UTC(), "its create call made no VM"
 		}
 	})
 	if err != nil {
@@ -167,7 +167,7 @@ func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action
 	if found {
 		x.World.Answered(action.Instance, vm, asked)
 	} else {
-		x.World.CreateFailed(group, "a create call came to nothing")
+		x.World.CreateFailed(group, "a create call made no VM")
 	}
 	return nil
 }

@@ -122,7 +122,7 @@ func TestTerminateStray(t *testing.T) {
 			t.Errorf("its VM is %s", vm.State)
 		}
 		if s := b.World.ShardSnapshot(); len(s.Strays) != 0 {
-			t.Errorf("%+v: it would be asked for again at once", s.Strays)
+			t.Errorf("%+v: it would be requested again immediately", s.Strays)
 		}
 		if rec := b.read(id); rec.Revision != 1 || rec.Group != workers.Group || rec.ProviderID != vm.ProviderID ||
 			rec.DeleteReason != "test" {
@@ -215,8 +215,9 @@ func TestSettle(t *testing.T) {
 	})
 }
 
-// TestSettleUsed settles an instance of this term with a create call that ended without a recorded result.
-func TestSettleUsed(t *testing.T) {
+// TestSettleAfterACreateWithoutResult settles an instance of this term with a create call that ended without a recorded
+// result.
+func TestSettleAfterACreateWithoutResult(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		found, lost := b.reserve(), b.reserve()
 		for range 2 {
@@ -282,7 +283,7 @@ func TestRemoveTombstone(t *testing.T) {
 			t.Error("it is remembered")
 		}
 		if b.Collect(t.Context(), plan.Action{Kind: plan.Mark}) {
-			t.Error("an action that is none of a sweep's went well")
+			t.Error("an action that does not belong to garbage collection succeeded")
 		}
 	})
 }

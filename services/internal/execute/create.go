@@ -295,7 +295,7 @@ var errWithdrawn = errors.New("deleted while it was being created")
 // burn makes the ID of a definitely refused create unusable with a tombstone. If its agent registers before the
 // tombstone is durable, a call succeeded late and there is a VM. The instance then stays.
 func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
-	x.Env.Go("burn a refused reservation", func() {
+	x.Env.Go("record a tombstone for a refused reservation", func() {
 		now := x.Env.Now()
 		err := x.insist(ctx, func() error {
 			rec, err := x.update(ctx, id, func(r *record.Instance) {

@@ -215,9 +215,9 @@ func (b *bench) register(t *testing.T, id ident.ID) {
 	}
 }
 
-// TestCreateLandsLate covers a create call that succeeds after a lookup of the VM found nothing. Once the agent has
-// registered, the create is not refused: the instance stays, and no other placement is tried.
-func TestCreateLandsLate(t *testing.T) {
+// TestCreateThatSucceedsLate covers a create call that succeeds after a lookup of the VM found nothing. Once the agent
+// has registered, the create is not refused: the instance stays, and no other placement is tried.
+func TestCreateThatSucceedsLate(t *testing.T) {
 	for name, lost := range map[string]bool{"found then": false, "lost again": true} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bench) {
@@ -389,9 +389,10 @@ func TestCreateElsewhere(t *testing.T) {
 	})
 }
 
-// TestCreateElsewhereCountsMeanwhile checks that an instance counts as pending between a refusal and the reservation
-// for the next placement, which may have to wait for the bucket. Otherwise another instance would be created for it.
-func TestCreateElsewhereCountsMeanwhile(t *testing.T) {
+// TestInstanceIsPendingBetweenPlacements checks that an instance counts as pending between a refusal and the
+// reservation for the next placement, which may have to wait for the bucket. Otherwise another instance would be
+// created for it.
+func TestInstanceIsPendingBetweenPlacements(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		first := b.reserve()
 		b.provider.SetCapacity(mock.Place{Type: "small", Subnet: "a"}, 0)
@@ -445,7 +446,7 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 		b.calls = nil
 		b.LookForRoom(t.Context())
 		if b.calls != nil {
-			t.Error("there is no choice, and somebody is asked")
+			t.Error("there is no choice, but the provider is asked")
 		}
 	})
 }
@@ -544,9 +545,9 @@ func TestCreateForAGroupThatIsGone(t *testing.T) {
 	})
 }
 
-// TestDeletedWhileCreated checks that a create call is not repeated for an instance that is marked for deletion. The
-// deletion looks up the result of the earlier calls.
-func TestDeletedWhileCreated(t *testing.T) {
+// TestCreateIsNotRepeatedForADeletedInstance checks that a create call is not repeated for an instance that is marked
+// for deletion. The deletion looks up the result of the earlier calls.
+func TestCreateIsNotRepeatedForADeletedInstance(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
 		b.script = func(call mock.Call) mock.Outcome {
@@ -665,7 +666,7 @@ func TestOnDemand(t *testing.T) {
 	})
 }
 
-func TestOnDemandWithoutAskingAnybody(t *testing.T) {
+func TestOnDemandWithoutSubnetQuery(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.InstanceTypes, g.Subnets = nil, []string{"a"} })
 		group, _ := b.World.Group(workers)
@@ -694,7 +695,7 @@ func TestOnDemandWithoutAskingAnybody(t *testing.T) {
 			t.Error(err)
 		}
 		if _, ok := b.World.Leftover(id); !ok {
-			t.Error("its reservation is nobody's")
+			t.Error("its reservation belongs to no instance")
 		}
 		if !b.Collect(t.Context(), plan.Action{Kind: plan.Settle, Instance: id}) {
 			t.Error("it cannot be settled")

@@ -281,7 +281,7 @@ func TestOtherActions(t *testing.T) {
 			}
 		}
 		if b.made(mock.Delete) != nil {
-			t.Error("the provider is asked to delete what nobody knows")
+			t.Error("the provider is asked to delete an unknown instance")
 		}
 	})
 }
@@ -388,7 +388,7 @@ func TestUpdateRefused(t *testing.T) {
 			t.Errorf("%v: its record is an older one", err)
 		}
 		if _, err := b.Update(t.Context(), b.newID(), change); err == nil {
-			t.Error("what nobody knows is changed")
+			t.Error("an unknown instance is changed")
 		}
 	})
 }

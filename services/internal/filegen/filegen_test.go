@@ -275,7 +275,7 @@ func TestFilesOfEveryKind(t *testing.T) {
 	}
 }
 
-func TestWhatIsSentAgain(t *testing.T) {
+func TestFilesToSendAgain(t *testing.T) {
 	w := newWorld(t)
 	base := w.input()
 	base.Keys = map[string][]byte{"kubelet.pub": pkix(t, Ed25519), "client.pub": pkix(t, ECDSAP256)}
@@ -451,7 +451,7 @@ func secretOf(result Result) string {
 }
 
 // A reader with an ended context does not fail the callers that wait for its result.
-func TestMemoryOutlivesItsReader(t *testing.T) {
+func TestSharedReadOutlivesItsFirstCaller(t *testing.T) {
 	m := memory{ttl: time.Minute, now: time.Now, entries: map[string]*entry{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	reading := make(chan struct{})

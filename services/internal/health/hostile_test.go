@@ -16,7 +16,7 @@ import (
 )
 
 // Connections that clients keep open never block a probe.
-func TestHeldConnections(t *testing.T) {
+func TestOpenConnectionsDoNotBlockProbes(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 				select {
 				case err := <-wrote:
 					if err == nil {
-						t.Error("a MiB was written to nobody")
+						t.Error("a MiB was written without a reader")
 					}
 				default:
 					t.Error("the handler still waits for a client that does not read")

@@ -232,7 +232,7 @@ func TestTakeOver(t *testing.T) {
 			t.Errorf("orphans %v", orphans)
 		}
 		if !s.World.SweepDue() {
-			t.Error("no sweep is due")
+			t.Error("no garbage collection is due")
 		}
 	})
 }
@@ -252,12 +252,12 @@ func TestTakeOverWithoutBucket(t *testing.T) {
 			return mem.Fault{}
 		})
 		if err := s.TakeOver(t.Context()); !errors.Is(err, errTest) {
-			t.Errorf("%v: nobody knows what the VM without record is", err)
+			t.Errorf("%v: the VM without a record is unknown", err)
 		}
 	})
 }
 
-func TestTakeOverMeetsAHigherTerm(t *testing.T) {
+func TestTakeoverFindsAHigherTerm(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		s.write(s.newID(), record.Registered, func(r *record.Instance) { r.Term = term + 2 })
 		if err := s.TakeOver(t.Context()); err == nil || s.refused != term+2 {
@@ -337,9 +337,9 @@ func TestCollect(t *testing.T) {
 	})
 }
 
-// TestCollectAfterTakeOver checks that the list from TakeOver replaces the first list of Collect, and that the next one
+// TestCollectAfterTakeover checks that the list from TakeOver replaces the first list of Collect, and that the next one
 // follows an interval later.
-func TestCollectAfterTakeOver(t *testing.T) {
+func TestCollectAfterTakeover(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		if err := s.TakeOver(t.Context()); err != nil {
 			t.Fatal(err)
@@ -516,7 +516,7 @@ func TestCreateInstance(t *testing.T) {
 			{"another kind", workers, foreign, leader.ErrKind},
 			{"a managed instance's ID", workers, managed, leader.ErrDead},
 			{"a dead ID", workers, dead, leader.ErrDead},
-			{"an ID that may have had its life", workers, old, leader.ErrDead},
+			{"an ID that may have been used", workers, old, leader.ErrDead},
 		} {
 			if _, err := s.CreateInstance(ctx, tt.key, tt.id, "", nil); !errors.Is(err, tt.want) {
 				t.Errorf("%s: %v", tt.name, err)
@@ -604,7 +604,7 @@ func TestDeleteInstance(t *testing.T) {
 			t.Errorf("what is dead: %v", err)
 		}
 		if err := s.DeleteInstance(ctx, s.newID(), "requested"); !errors.Is(err, leader.ErrNoInstance) {
-			t.Errorf("what nobody knows: %v", err)
+			t.Errorf("unknown instance: %v", err)
 		}
 	})
 }
@@ -697,8 +697,8 @@ func TestLoopDefers(t *testing.T) {
 	})
 }
 
-// TestLoopCreatesPastABacklog checks that other actions do not delay creates.
-func TestLoopCreatesPastABacklog(t *testing.T) {
+// TestCreatesAreNotDelayedByOtherActions checks that other actions do not delay creates.
+func TestCreatesAreNotDelayedByOtherActions(t *testing.T) {
 	inBubble(t, 100, func(t *testing.T, s *shard) {
 		ctx, cancel := context.WithCancel(t.Context())
 		s.fault(func(r mem.Request) mem.Fault {

@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// TestCreateEvery checks that create_rate_limit spaces creates over all groups.
-func TestCreateEvery(t *testing.T) {
+// TestCreateRateLimit checks that create_rate_limit spaces creates over all groups.
+func TestCreateRateLimit(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
 		return now
@@ -94,7 +94,7 @@ func TestCreatesAreBounded(t *testing.T) {
 			time.Sleep(time.Second) // fake time, in which the running creates end
 		}
 		if high != most {
-			t.Errorf("%d creates were asked for at once, want %d", high, most)
+			t.Errorf("%d creates in flight, want %d", high, most)
 		}
 		if n := asked.Load(); n != size {
 			t.Errorf("%d creates were asked for, want %d", n, size)

@@ -93,7 +93,7 @@ var (
 	// ErrNoInstance means that there is neither such an instance nor a tombstone of it.
 	ErrNoInstance = errors.New("no such instance")
 	// ErrDead means that the instance ID was used, or may have been used, and cannot be used again.
-	ErrDead = errors.New("instance ID cannot be used (again)")
+	ErrDead = errors.New("instance ID may have been used before")
 	// ErrKind means that the prefix of the instance ID is not the group's kind.
 	ErrKind = errors.New("instance ID has the wrong prefix")
 )

@@ -189,7 +189,7 @@ func within(t *testing.T, what string, got, low, high time.Duration) {
 	}
 }
 
-func TestCleanHandOver(t *testing.T) {
+func TestCleanHandover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a, b := s.server("a"), s.server("b")
@@ -306,7 +306,7 @@ func TestMachineOfTheHolderIsTerminated(t *testing.T) {
 	})
 }
 
-func TestLeadersCodeThatDoesNotEnd(t *testing.T) {
+func TestLeaderFunctionThatDoesNotReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a := s.server("a")
@@ -329,7 +329,7 @@ func TestLeadersCodeThatDoesNotEnd(t *testing.T) {
 	})
 }
 
-func TestStopWhileALostLeadershipWindsDown(t *testing.T) {
+func TestStopWhileLeadershipIsEnding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a := s.server("a")
@@ -526,7 +526,7 @@ func TestAppliedETagGoesIntoTheLock(t *testing.T) {
 	})
 }
 
-func TestRefusedTermEndsAuthorityAtOnce(t *testing.T) {
+func TestRefusedTermEndsAuthorityImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a := s.server("a")
@@ -549,7 +549,7 @@ func TestRefusedTermEndsAuthorityAtOnce(t *testing.T) {
 	})
 }
 
-func TestErrorOfTheLeadersCode(t *testing.T) {
+func TestErrorOfTheLeaderFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a := s.server("a")
@@ -608,7 +608,7 @@ func TestMissingLock(t *testing.T) {
 	})
 }
 
-func TestLockThatNobodyUnderstands(t *testing.T) {
+func TestUndecodableLockIsNotTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		newer := `{"schema":2}`
@@ -627,12 +627,12 @@ func TestLockThatNobodyUnderstands(t *testing.T) {
 			t.Errorf("the lock was taken: %s, %v", obj.Body, err)
 		}
 		if !strings.Contains(logged.String(), "newer version") {
-			t.Errorf("nobody was told: %s", logged.String())
+			t.Errorf("no alert was raised: %s", logged.String())
 		}
 	})
 }
 
-func TestWatchTellsWhoLeads(t *testing.T) {
+func TestWatchReportsTheLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a, b := s.server("a"), s.server("b")
@@ -711,7 +711,7 @@ func TestRunRefusesWhatCannotWork(t *testing.T) {
 	})
 }
 
-func TestIdleHourAlone(t *testing.T) {
+func TestRequestsPerHourOfOneServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a := s.server("a")

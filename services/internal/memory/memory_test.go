@@ -43,7 +43,7 @@ func TestGrowthFollowsTheRate(t *testing.T) {
 	}
 }
 
-func TestGivesBackNotTooOften(t *testing.T) {
+func TestMemoryIsReleasedAtIntervals(t *testing.T) {
 	at := time.Unix(1000, 0)
 	k := keeper{before: sample{at: at}}
 	times := 0
@@ -58,7 +58,7 @@ func TestGivesBackNotTooOften(t *testing.T) {
 	}
 }
 
-func TestLeavesTheUsualBehind(t *testing.T) {
+func TestUsualMemoryIsKept(t *testing.T) {
 	t.Setenv("GOGC", "")
 	t.Setenv("GOMEMLIMIT", "")
 	synctest.Test(t, func(t *testing.T) {

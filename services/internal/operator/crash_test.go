@@ -19,8 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator"
 )
 
-// everyKill names an environment variable. If it is set, TestKilledAnywhere kills the operator at every change, which
-// takes about ten minutes; otherwise at a sample.
+// everyKill names an environment variable. If it is set, TestOperatorKilledAtEveryChange kills the operator at every
+// change, which takes about ten minutes; otherwise at a sample.
 const everyKill = "NSTANCE_TEST_EVERY_KILL"
 
 var errKilled = errors.New("the process was killed")
@@ -142,9 +142,9 @@ func runKilled(deployment *testDeployment, at int, after bool) []string {
 	return s.changes
 }
 
-// TestKilledAnywhere kills the operator at its changes. After a restart it must reach the same result: nothing exists
-// twice and nothing is missing.
-func TestKilledAnywhere(t *testing.T) {
+// TestOperatorKilledAtEveryChange kills the operator at its changes. After a restart it must reach the same result:
+// nothing exists twice and nothing is missing.
+func TestOperatorKilledAtEveryChange(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
 	}

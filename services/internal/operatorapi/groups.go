@@ -44,7 +44,7 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 			return errNoGroup(key)
 		}
 		if exists && req.GetMustCreate() {
-			return status.Errorf(codes.AlreadyExists, "group: there is a group %s already", key.Group)
+			return status.Errorf(codes.AlreadyExists, "group: group %s exists already", key.Group)
 		}
 		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
 			if names := u.restricted(); len(names) > 0 {
@@ -114,10 +114,10 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 		return errNoGroup(key)
 	case errors.Is(err, shardconfig.ErrGroupChanged):
 		return status.Errorf(codes.Aborted,
-			"expected_etag: group %s is not what was expected (any more): read it again", key.Group)
+			"expected_etag: group %s has changed: read it again", key.Group)
 	case errors.Is(err, shardconfig.ErrStaticGroup):
 		return status.Errorf(codes.FailedPrecondition,
-			"group: %s is static and has nothing to be removed here: remove it from the shard's configuration",
+			"group: %s is static and has no changes to remove: remove it from the shard's configuration",
 			key.Group)
 	}
 	return err

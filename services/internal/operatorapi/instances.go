@@ -76,7 +76,7 @@ func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	// NotFound would let the client forget an instance that the leader is about to adopt.
 	if left, unsettled := c.world().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
 		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable,
-			"instance_id: %s was reserved by an earlier leader, what became of it is being found out", id)
+			"instance_id: %s was reserved by an earlier leader and is being recovered: try again", id)
 	}
 	return shardstate.InstanceView{}, errNoInstance(id)
 }
@@ -103,7 +103,7 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 	id := view.Record.ID
 	if view.Record.State != record.Deleting && view.Record.State != record.Deleted {
 		reason := first(req.GetReason(), "requested by operator "+c.operator.String())
-		c.Log.Info("instance is to be deleted", "tenant", c.tenant, "group", view.Record.Group, "instance", id.String(),
+		c.Log.Info("instance marked for deletion", "tenant", c.tenant, "group", view.Record.Group, "instance", id.String(),
 			"operator", c.operator.String(),
 			"reason", reason)
 		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
@@ -175,7 +175,7 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 			return nil, err
 		}
 		if ahead := id.Time().Sub(c.Now()); ahead > maxAhead {
-			return nil, invalid("instance_id", "its time is %s in the future: check the clock that made it",
+			return nil, invalid("instance_id", "was made %s in the future: check the clock of the machine that made it",
 				ahead.Round(time.Second))
 		}
 	}
@@ -288,18 +288,19 @@ func createFault(key config.GroupKey, made *creation) error {
 	case errors.Is(err, leader.ErrKind):
 		return invalid("instance_id", "%v", err)
 	case errors.Is(err, leader.ErrDead), errors.As(err, &superseded) && superseded.Record.State == record.Deleted:
-		return status.Errorf(codes.AlreadyExists, "instance_id: %s had its life, or is somebody else's: choose another",
-			made.id)
+		return status.Errorf(codes.AlreadyExists,
+			"instance_id: %s was used before or belongs to another tenant: choose another ID", made.id)
 	case superseded != nil:
 		return status.Errorf(codes.Unavailable,
-			"instance_id: %s was asked of an earlier leader, which is being looked into: try again", made.id)
+			"instance_id: %s was created by an earlier leader and is being recovered: try again", made.id)
 	case errors.Is(err, execute.ErrNoCapacity):
 		return status.Errorf(codes.ResourceExhausted, "instance %s: %v", made.id, err)
 	}
 	switch infra.ClassOf(err) {
 	case infra.Denied, infra.Invalid, infra.Conflict:
 		return status.Errorf(codes.FailedPrecondition,
-			"instance %s: the provider refuses it: %v (its ID is spent: take another)", made.id, err)
+			"instance %s: the provider refused to create it: %v (choose another ID: this one cannot be used again)",
+			made.id, err)
 	}
 	return err
 }

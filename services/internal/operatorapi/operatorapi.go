@@ -160,7 +160,7 @@ func (c *call) fault(what string, err error) error {
 	}
 	c.Log.Warn("operator's call failed", "tenant", c.tenant, "operator", c.operator.String(), "call", what, "error",
 		err)
-	return status.Errorf(codes.Unavailable, "%s: cannot be done now, try again: %v", what, err)
+	return status.Errorf(codes.Unavailable, "%s: cannot be done now: try again: %v", what, err)
 }
 
 // lost returns the error for a call that was in progress when the leadership ended. It is the error that standbys
@@ -169,7 +169,7 @@ func (c *call) lost() error {
 	if _, err := c.service.leader(); err != nil {
 		return err
 	}
-	return notleader.Error("this server does not lead the shard any more: try again",
+	return notleader.Error("this server no longer leads the shard: try again",
 		&nstancev1.NotLeader{Shard: c.Shard})
 }
 
@@ -178,4 +178,4 @@ func invalid(field, format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, field+": "+format, args...)
 }
 
-var errNotRegistered = errors.New("not registered (any more)")
+var errNotRegistered = errors.New("not registered, or no longer registered")

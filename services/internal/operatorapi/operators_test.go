@@ -130,7 +130,7 @@ func TestRemovedOperatorCannotRenew(t *testing.T) {
 	wants(t, "what was read then counts for all", list(t, w), codes.PermissionDenied, "was removed")
 }
 
-func TestOperatorsWhileStorageIsDown(t *testing.T) {
+func TestOperatorsDuringAStorageOutage(t *testing.T) {
 	w := newWorld(t)
 	other := w.rival(t)
 	if err := list(t, w); err != nil {

@@ -205,7 +205,7 @@ func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 	if len(req.GetVars()) > 0 && !req.GetSetVars() {
 		return u,
 			invalid("set_vars",
-				"is false although there are vars: they replace all of the group's own, which has to be said")
+				"is false although vars are set: set it to true to replace all vars of the group")
 	}
 	if err := checkVars(req.GetVars()); err != nil {
 		return u, err

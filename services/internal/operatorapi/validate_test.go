@@ -166,7 +166,7 @@ func FuzzUpsert(f *testing.F) {
 	})
 }
 
-func TestHealthWords(t *testing.T) {
+func TestHealthMessages(t *testing.T) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	base := shardstate.InstanceView{
 		Record:   record.Instance{State: record.Registered, RegisteredAt: now.Add(-time.Hour)},
@@ -237,7 +237,7 @@ func TestProviderStates(t *testing.T) {
 }
 
 // Later events of a deletion do not replace the announcement of its drain for a reader that is behind.
-func TestDrainsDoNotCoalesceAway(t *testing.T) {
+func TestCoalescingKeepsDrainEvents(t *testing.T) {
 	events := NewEvents()
 	sub := events.instances.Subscribe(10, nil)
 	for _, drain := range []bool{false, true, false, true, false} {

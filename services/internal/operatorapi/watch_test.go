@@ -81,7 +81,7 @@ func TestWatchGroupsCoalesces(t *testing.T) {
 }
 
 // A change that depends on the time alone is sent without an event.
-func TestWatchGroupsLooksByItself(t *testing.T) {
+func TestWatchGroupsReportsTimedChanges(t *testing.T) {
 	w := newWorld(t)
 	w.service.Tune(100, time.Millisecond, 20*time.Millisecond)
 	id := w.grow(t, "fleet", 1)[0]

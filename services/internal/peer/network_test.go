@@ -105,7 +105,7 @@ func (n *node) hears(t *testing.T, want election.Input) {
 	}
 }
 
-func TestLeaderAndFollowerTalk(t *testing.T) {
+func TestLeaderAndStandbyExchangeMessages(t *testing.T) {
 	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	b.network.Follow(a.lock())
@@ -146,7 +146,7 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 	b.hears(t, election.LinkDown{Peer: a.self})
 }
 
-func TestEndOfALeader(t *testing.T) {
+func TestStandbyNoticesTheEndOfALeader(t *testing.T) {
 	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	b.network.Follow(a.lock())
@@ -158,7 +158,7 @@ func TestEndOfALeader(t *testing.T) {
 	b.hears(t, election.LeaderLinkDown{Leader: a.self})
 }
 
-func TestLinkComesBack(t *testing.T) {
+func TestLinkReconnects(t *testing.T) {
 	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	wrong := a.lock()
@@ -216,7 +216,7 @@ func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certifi
 	}
 }
 
-func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
+func TestOnlyServersOfTheShardAreAccepted(t *testing.T) {
 	c, other := transporttest.New(t), transporttest.New(t)
 	a := start(t, c, "s", "one")
 	self := election.Peer{ID: "two", Incarnation: "two-1"}
@@ -250,13 +250,13 @@ func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 			codes.PermissionDenied, "the certificate of three"},
 		"no hello": {good, []any{promise}, codes.InvalidArgument, "before the hello"},
 		"itself": {certificate(a.source), []any{hello{a.self}}, codes.InvalidArgument,
-			"this process itself"},
+			"is this process"},
 		"garbage": {good, []any{hello{self}, []byte("garbage")}, codes.Aborted, "kind is"},
 		"in another's name": {good, []any{hello{self}, election.Promise{Leader: a.self, Standby: leader,
-			Term: 3, Beat: 1, Length: 1}}, codes.Aborted, "another's name"},
+			Term: 3, Beat: 1, Length: 1}}, codes.Aborted, "another process"},
 		"as a leader": {good, []any{hello{self}, election.Handover{Leader: a.self, Standby: self,
-			Term: 3}}, codes.Aborted, "another's name"},
-		"two hellos": {good, []any{hello{self}, hello{self}}, codes.Aborted, "another's name"},
+			Term: 3}}, codes.Aborted, "another process"},
+		"two hellos": {good, []any{hello{self}, hello{self}}, codes.Aborted, "another process"},
 		"too much": {good, []any{hello{self}, make([]byte, maxFrame+1)}, codes.ResourceExhausted,
 			"larger than max"},
 	} {

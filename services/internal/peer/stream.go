@@ -118,7 +118,7 @@ func (n *Network) accept(s grpc.ServerStream) error {
 		return status.Errorf(codes.PermissionDenied, "the hello is of %s, the certificate of %s", from.ID,
 			identity.Server)
 	case from == n.options.Self:
-		return status.Error(codes.InvalidArgument, "that is this process itself")
+		return status.Error(codes.InvalidArgument, "the peer is this process")
 	}
 	if err := sayHello(s, n.options.Self); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (n *Network) accept(s grpc.ServerStream) error {
 	case err := <-heard:
 		return status.Error(codes.Aborted, err.Error())
 	default:
-		return status.Error(codes.Aborted, "another connection has taken this one's place")
+		return status.Error(codes.Aborted, "replaced by a newer connection")
 	}
 }
 
@@ -150,7 +150,7 @@ func (n *Network) listen(l *link, s stream) error {
 			return err
 		}
 		if !n.hear(l, message) {
-			return fmt.Errorf("%T in another's name", message)
+			return fmt.Errorf("%T names another process as its sender", message)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func (r *reader) number() uint64 {
 		r.fail("a number is cut off or too large")
 		return 0
 	case size > 1 && r.rest[size-1] == 0:
-		r.fail("a number is longer than it need be")
+		r.fail("a number is not in its shortest encoding")
 		return 0
 	case n >= maxNumber:
 		r.fail("the number %d is too large", n)

@@ -31,7 +31,7 @@ func messages() map[string]any {
 	}
 }
 
-func TestMessagesGoThereAndBack(t *testing.T) {
+func TestMessagesRoundTrip(t *testing.T) {
 	for name, message := range messages() {
 		frame, err := encode(message)
 		if err != nil {
@@ -86,7 +86,7 @@ func TestFramesRefused(t *testing.T) {
 		"for ever":         {promise(func(p *election.Promise) { p.Length = maxLength + 1 }), "a promise of"},
 		"too large a term": {promise(func(p *election.Promise) { p.Term = maxNumber }), "too large"},
 		"longer than need be": {bytes.Replace(promise(func(*election.Promise) {}), []byte{3, 'o', 'n', 'e'},
-			[]byte{0x83, 0, 'o', 'n', 'e'}, 1), "longer than it need be"},
+			[]byte{0x83, 0, 'o', 'n', 'e'}, 1), "not in its shortest encoding"},
 		"lock with more":       {bytes.Replace(heartbeat, []byte(`"term"`), []byte(`"mert"`), 1), "mert"},
 		"lock in another form": {bytes.Replace(heartbeat, []byte(`"term":7`), []byte(`"term": 7`), 1), "lock"},
 		"lock of other letters": {bytes.Replace(heartbeat, []byte(`"schema":1,"leader_id":"one"`),

@@ -75,7 +75,7 @@ func (g *group) createsAllowed(want int) (n int, out steps) {
 	}
 	if g.CreateBudget >= 0 && n > g.CreateBudget {
 		n = g.CreateBudget
-		out.block("as many creates as may be are under way, or create_rate_limit is reached")
+		out.block("the limit of concurrent creates or create_rate_limit is reached")
 		passed, until := reached(g.CreateBudgetAt, g.Now)
 		if passed {
 			until = g.Now.Add(time.Second) // when the budget grows is unknown

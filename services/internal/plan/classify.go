@@ -130,7 +130,7 @@ type group struct {
 
 func (g *group) class(n int) class { return rules[g.rows[n]].class }
 
-// cause returns why an instance is to be deleted by itself; none if it is not.
+// cause returns why an instance must be deleted regardless of others, or none.
 func (g *group) cause(n int) Cause {
 	if g.Instances[n].OnDemand && g.class(n) == classOnDemand && g.emptying() {
 		return g.scaleDownCause()

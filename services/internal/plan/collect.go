@@ -186,7 +186,7 @@ func (s *ShardSnapshot) removeTombstone(t *Tombstone, listed map[ident.ID]bool) 
 	if over, until := reached(due, s.Now); !over || t.Busy || listed[t.Instance] || s.Listed.At.Before(due) {
 		return step{until: until}
 	}
-	return s.collectStep(Action{Kind: RemoveTombstone, Instance: t.Instance, Reason: "its retention time is over"})
+	return s.collectStep(Action{Kind: RemoveTombstone, Instance: t.Instance, Reason: "its retention time has ended"})
 }
 
 // collectStep plans an action now, and again if it has no effect.

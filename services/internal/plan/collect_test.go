@@ -46,7 +46,7 @@ func orphans(n int) (strays []plan.Stray) {
 	return strays
 }
 
-func TestSweep(t *testing.T) {
+func TestCollectGarbage(t *testing.T) {
 	change := func(s plan.Stray, fn func(*plan.Stray)) plan.Stray { fn(&s); return s }
 	for _, c := range []struct {
 		name     string
@@ -84,7 +84,7 @@ func TestSweep(t *testing.T) {
 		{name: "an orphan that is seen to already", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) {
 			s.Busy = true
 		}))},
-		{name: "an orphan whose ID cannot be read is left", snapshot: shard(9,
+		{name: "an orphan without a valid ID is left", snapshot: shard(9,
 			change(orphan(time.Hour), func(s *plan.Stray) {
 				s.Instance = ident.ID{}
 			}))},
@@ -92,7 +92,7 @@ func TestSweep(t *testing.T) {
 			change(orphan(time.Hour), func(s *plan.Stray) {
 				s.Claimed = true
 			}))},
-		{name: "no complete list, no sweep", snapshot: shard(9, orphan(time.Hour), tombstoned()),
+		{name: "no garbage collection without a complete list", snapshot: shard(9, orphan(time.Hour), tombstoned()),
 			change: func(s *plan.ShardSnapshot) {
 				s.Listed.Complete = false
 			}},
@@ -127,8 +127,9 @@ func TestSweep(t *testing.T) {
 			change: func(s *plan.ShardSnapshot) {
 				s.Leftovers = []plan.Leftover{{Instance: id(1)}}
 			}, want: []string{"settle"}},
-		{name: "a tombstone whose VM runs", snapshot: shard(9, tombstoned()), want: []string{"terminate_stray vm-1"}},
-		{name: "a tombstone whose VM is gone", snapshot: shard(9, change(tombstoned(), func(s *plan.Stray) {
+		{name: "a tombstone with a running VM", snapshot: shard(9, tombstoned()),
+			want: []string{"terminate_stray vm-1"}},
+		{name: "a tombstone with a VM that is gone", snapshot: shard(9, change(tombstoned(), func(s *plan.Stray) {
 			s.State = plan.ProviderGone
 		}))},
 		{name: "a reservation of an earlier term", change: func(s *plan.ShardSnapshot) {
@@ -147,7 +148,7 @@ func TestSweep(t *testing.T) {
 		{name: "rule 38: the tombstone of an unused reservation, after 2 minutes", snapshot: shard(9),
 			change: unused(2*time.Minute + time.Second), want: []string{"remove_tombstone"}, wake: 10 * time.Second},
 		{name: "a tombstone past its retention, no list since", snapshot: shard(9), change: buried(30 * time.Minute)},
-		{name: "a tombstone whose VM is listed", snapshot: shard(9, tombstoned()), change: func(s *plan.ShardSnapshot) {
+		{name: "a tombstone with a listed VM", snapshot: shard(9, tombstoned()), change: func(s *plan.ShardSnapshot) {
 			s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(time.Hour)}}
 			s.Strays[0].Busy = true
 		}},
@@ -194,10 +195,10 @@ func buried(d time.Duration) func(*plan.ShardSnapshot) {
 	return func(s *plan.ShardSnapshot) { s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(d)}} }
 }
 
-// TestSweepProperties checks that garbage collection terminates only VMs with an ID and without a live record. Such a
-// VM needs a tombstone, or two reads that are one interval apart. More than 2 orphans that are more than 5 % are
+// TestCollectGarbageProperties checks that garbage collection terminates only VMs with an ID and without a live record.
+// Such a VM needs a tombstone, or two reads that are one interval apart. More than 2 orphans that are more than 5 % are
 // terminated only after a person has confirmed them. Nothing that has work in progress is touched.
-func TestSweepProperties(t *testing.T) {
+func TestCollectGarbageProperties(t *testing.T) {
 	states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning,
 		plan.ProviderStopped, plan.ProviderGoing, plan.ProviderGone}
 	for seed := range int64(5000) {

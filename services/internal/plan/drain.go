@@ -44,7 +44,7 @@ func (g *group) planRepeatedTermination(i *Instance) step {
 	if over, until := reached(due, g.Now); !over || i.Provider.At.Before(due) {
 		return step{until: until}
 	}
-	return g.planTermination(i, "its end was asked for, but the provider still has it")
+	return g.planTermination(i, "its termination was requested, but the provider still lists it")
 }
 
 func (g *group) planTermination(i *Instance, reason string) step {

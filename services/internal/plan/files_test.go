@@ -77,7 +77,7 @@ func TestFilesDue(t *testing.T) {
 	}
 }
 
-func TestFilesAreRetriedEverLessOften(t *testing.T) {
+func TestFilesAreRetriedWithBackoff(t *testing.T) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	missing := FilesReport{Reported: "r1", Sent: "r1", Current: "r1", Full: true}
 	var state FilesState

@@ -147,11 +147,11 @@ func TestRules(t *testing.T) {
 		{name: "creates under way count", snapshot: snapshot(4, well(), creating()),
 			change: func(s *plan.Snapshot) { s.PendingCreates = 2 }},
 		{name: "a create budget", snapshot: snapshot(9), want: []string{"create", "create"},
-			blocked: "as many creates as may be are under way, or create_rate_limit is reached",
+			blocked: "the limit of concurrent creates or create_rate_limit is reached",
 			wake:    30 * time.Second,
 			change:  func(s *plan.Snapshot) { s.CreateBudget, s.CreateBudgetAt = 2, now.Add(30*time.Second) }},
-		{name: "a create budget that nobody can tell the growth of", snapshot: snapshot(1),
-			blocked: "as many creates as may be are under way, or create_rate_limit is reached",
+		{name: "a create budget with an unknown rate", snapshot: snapshot(1),
+			blocked: "the limit of concurrent creates or create_rate_limit is reached",
 			wake:    time.Second, change: func(s *plan.Snapshot) { s.CreateBudget = 0 }},
 		{name: "a negative size is none", snapshot: snapshot(-1)},
 
@@ -185,7 +185,7 @@ func TestRules(t *testing.T) {
 		{name: "no drain without drain time-out", snapshot: snapshot(0, well()),
 			want:   []string{"mark_deleting i1 scale_down"},
 			change: func(s *plan.Snapshot) { s.Group.DrainTimeout = 0 }},
-		{name: "those that a new leader has not heard of are waited for", snapshot: snapshot(1, unheard(), unheard()),
+		{name: "a new leader waits for instances that have not reported", snapshot: snapshot(1, unheard(), unheard()),
 			wake:    4 * time.Minute,
 			change:  func(s *plan.Snapshot) { s.SilenceFrom, s.LeaderSince = time.Time{}, ago(time.Minute) },
 			blocked: "waiting for the agents to report before removing any"},
@@ -219,7 +219,7 @@ func TestRules(t *testing.T) {
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
 		{name: "going", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Provider = said(plan.ProviderGoing) })),
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
-		{name: "all at once, no surge", snapshot: snapshot(3, gone(), gone(), gone()),
+		{name: "all together, no surge", snapshot: snapshot(3, gone(), gone(), gone()),
 			want: []string{"create for i1", "create for i2", "create for i3",
 				"mark_deleting i1 gone", "mark_deleting i2 gone", "mark_deleting i3 gone"}},
 		{name: "gone in a group that is too large anyway", snapshot: snapshot(1, gone(), well()),
@@ -238,7 +238,7 @@ func TestRules(t *testing.T) {
 			want: []string{"create for i1", "mark_deleting i1 notice"}, change: func(s *plan.Snapshot) {
 				s.Group.DrainTimeout = 0
 			}},
-		{name: "power off, no grace: nobody is asked", snapshot: snapshot(1, poweringOff(0)),
+		{name: "power off, no grace: the provider is not asked", snapshot: snapshot(1, poweringOff(0)),
 			want: []string{"create for i1", "mark_deleting i1 power_off +1m0s"}},
 		{name: "power off, within the grace: asked", snapshot: snapshot(1, poweringOff(0)), want: []string{"ask i1"},
 			wake:   30 * time.Second,
@@ -517,7 +517,7 @@ func TestRules(t *testing.T) {
 		{name: "a file failed", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.FilesFailed = true
 		})), want: []string{"push_files i1"}},
-		{name: "nobody to send files to", snapshot: snapshot(1, with(func(i *plan.Instance) {
+		{name: "no agent to send files to", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			*i = lostStream(5 * time.Second)
 			i.RuntimeHash = "r0"
 		}))},
@@ -672,9 +672,9 @@ func answered(s *plan.Snapshot) {
 	}
 }
 
-// TestFirm checks the time that assumes reports from healthy instances. It may skip the due times of those reports only
-// where a report cannot change the rest of the plan.
-func TestFirm(t *testing.T) {
+// TestFirmWakeUp checks the time that assumes reports from healthy instances. It may skip the due times of those
+// reports only where a report cannot change the rest of the plan.
+func TestFirmWakeUp(t *testing.T) {
 	tripped := snapshot(2, well(), well())
 	tripped.Shard = plan.ShardHealth{Running: 10, Silent: 9}
 	aging := snapshot(2, well(), well())

@@ -15,9 +15,9 @@ var (
 	from   = flag.Int64("from", 0, "seed of the first random world")
 )
 
-// TestWorldsHold checks that no decision breaks a rule ([plantest.Check], after every event). Once the faults stop, the
-// group converges: it has its size, all instances are healthy and current, and no action follows.
-func TestWorldsHold(t *testing.T) {
+// TestRandomHistoriesKeepTheRules checks that no decision breaks a rule ([plantest.Check], after every event). Once the
+// faults stop, the group converges: it has its size, all instances are healthy and current, and no action follows.
+func TestRandomHistoriesKeepTheRules(t *testing.T) {
 	for seed := *from; seed < *from+*worlds; seed++ {
 		rng := rand.New(rand.NewSource(seed))
 		f := plantest.Random(rng)
@@ -47,9 +47,10 @@ func TestWorldsHold(t *testing.T) {
 	}
 }
 
-// TestFalseWaves cuts agents off while their VMs run, spread over at most one and a half report intervals. Such false
-// signals never remove more than max_unhealthy of a group, nor the only instance before its replacement is healthy.
-func TestFalseWaves(t *testing.T) {
+// TestFalseSilenceRemovesFewInstances cuts agents off while their VMs run, spread over at most one and a half report
+// intervals. Such false signals never remove more than max_unhealthy of a group, nor the only instance before its
+// replacement is healthy.
+func TestFalseSilenceRemovesFewInstances(t *testing.T) {
 	for seed := range int64(400) {
 		rng := rand.New(rand.NewSource(seed))
 		f := plantest.Random(rng)
@@ -78,8 +79,8 @@ func TestFalseWaves(t *testing.T) {
 	}
 }
 
-// TestAnySnapshotHolds checks that even unreachable snapshots lead to decisions that break no rule.
-func TestAnySnapshotHolds(t *testing.T) {
+// TestArbitrarySnapshotsKeepTheRules checks that even unreachable snapshots lead to decisions that break no rule.
+func TestArbitrarySnapshotsKeepTheRules(t *testing.T) {
 	for seed := range int64(20000) {
 		checkSeed(t, seed)
 	}

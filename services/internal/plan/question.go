@@ -39,7 +39,7 @@ func (g *group) planQuestion(i *Instance) step {
 		consider(nextQuestion(i.PowerOffAt, i.Provider.At, 0), "its agent says that the machine powers off")
 	}
 	if deleting && !i.TerminateRequested.IsZero() {
-		consider(nextQuestion(i.TerminateRequested, i.Provider.At, time.Second), "its end was asked for")
+		consider(nextQuestion(i.TerminateRequested, i.Provider.At, time.Second), "its termination was requested")
 	}
 	if since.IsZero() || !i.Provider.At.Before(since) {
 		return step{until: until}

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
 )
 
-var update = flag.Bool("update", false, "write the golden transcripts anew")
+var update = flag.Bool("update", false, "rewrite the golden transcripts")
 
 // rollouts are complete scripts. Their expected transcripts are under testdata.
 var rollouts = []struct {
@@ -31,7 +31,7 @@ var rollouts = []struct {
 		f.Group.Size = 2
 		f.Run(10 * time.Minute)
 	}},
-	{name: "scale-down-nobody-drains", size: 2, play: func(f *plantest.Fleet) {
+	{name: "scale-down-without-drain-acknowledgement", size: 2, play: func(f *plantest.Fleet) {
 		f.Group.Size = 1
 		f.Run(10 * time.Minute)
 	}},
@@ -53,7 +53,7 @@ var rollouts = []struct {
 		play: func(f *plantest.Fleet) {
 			f.Group.InfraHash, f.Mute = "v2", true
 			f.Run(12 * time.Minute)
-			f.Note("a mended configuration")
+			f.Note("a corrected configuration")
 			f.Group.InfraHash, f.Mute = "v3", false
 			f.Run(15 * time.Minute)
 		}},
@@ -139,7 +139,7 @@ var rollouts = []struct {
 		f.Note("one of the silent is destroyed in truth")
 		f.Destroy(f.VMs[0])
 		f.Run(5 * time.Minute)
-		f.Note("the network is mended")
+		f.Note("the network is repaired")
 		for _, vm := range f.VMs {
 			f.Mend(vm)
 		}
@@ -254,9 +254,9 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestAThousandLostAtOnce checks that 1,000 VMs of a group that vanish at the same time are replaced in one pass, after
-// one shared question to the provider.
-func TestAThousandLostAtOnce(t *testing.T) {
+// TestThousandInstancesLostTogether checks that 1,000 VMs of a group that vanish at the same time are replaced in one
+// pass, after one shared question to the provider.
+func TestThousandInstancesLostTogether(t *testing.T) {
 	f := plantest.New(1)
 	f.Group.Size = 1000
 	for range 1000 {

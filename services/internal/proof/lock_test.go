@@ -149,7 +149,8 @@ func (r *reigns) check(t *testing.T) (terms int) {
 	for i := 1; i < len(r.all); i++ {
 		before, after := r.all[i-1], r.all[i]
 		if after.From <= before.Last {
-			t.Errorf("two leaders at once: %s in term %d until %d, %s in term %d from %d", before.Process, before.Term,
+			t.Errorf("two leaders at a time: %s in term %d until %d, %s in term %d from %d", before.Process,
+				before.Term,
 				before.Last, after.Process, after.Term, after.From)
 		}
 		if after.Term <= before.Term {
@@ -239,7 +240,7 @@ func (e *contest) play(t *testing.T, b fakes3.Backend) {
 	// there can be one.
 	from := e.clock.Now()
 	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
-		t.Error("nobody leads although the network is good again")
+		t.Error("no server leads although the network works again")
 	}
 	// No process lives for more than ten seconds, so on a good network some heir takes over.
 	if e.cluster != nil && !within(30*time.Second, func() bool {

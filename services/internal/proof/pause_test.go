@@ -172,7 +172,7 @@ func TestPause(t *testing.T) {
 		if !within(30*options.Lease, func() bool {
 			return clock.Now().Sub(current().Last) < options.Lease/8 && current().Term > 0
 		}) {
-			t.Fatalf("round %d: nobody leads", round)
+			t.Fatalf("round %d: no server leads", round)
 		}
 		paused := current()
 		victim := children[paused.Process].cmd.Process
@@ -182,7 +182,7 @@ func TestPause(t *testing.T) {
 		if !within(30*options.Lease, func() bool {
 			return current().Term > paused.Term && current().Process != paused.Process
 		}) {
-			t.Fatalf("round %d: nobody took over from %s, which is stopped", round, paused.Process)
+			t.Fatalf("round %d: no server took over from %s, which is stopped", round, paused.Process)
 		}
 		within(time.Duration(rng.Int64N(int64(2*options.Lease))), func() bool { return false })
 		if err := victim.Signal(syscall.SIGCONT); err != nil {

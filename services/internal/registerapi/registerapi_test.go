@@ -187,7 +187,7 @@ func TestSameKeyAgain(t *testing.T) {
 		t.Error("another certificate")
 	}
 	if w.Stored(t, id).Revision != revision || len(w.log(t)) != 1 || w.Events(id, shardstate.EventRegistered) != 1 {
-		t.Error("something was written or told")
+		t.Error("something was written or an event was sent")
 	}
 	_, err = w.register(nonce, transporttest.NewKey(t))
 	wants(t, "another key", err, codes.PermissionDenied, "registered with another key")
@@ -370,7 +370,7 @@ func TestStorageFaults(t *testing.T) {
 			} else {
 				wants(t, "a failing put", err, codes.Unavailable, "try again")
 				if strings.Contains(err.Error(), "fire") {
-					t.Errorf("the client is told of the inside: %v", err)
+					t.Errorf("the client sees internal details: %v", err)
 				}
 			}
 			w.Fault(nil)

@@ -48,7 +48,7 @@ func (s *server) besidesTerm(err error) error {
 	if !errors.As(err, &term) {
 		return err
 	}
-	s.log.Warn("leading ended by an error", "error", term)
+	s.log.Warn("leadership ended with an error", "error", term)
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return nil

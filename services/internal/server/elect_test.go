@@ -57,7 +57,7 @@ func (u *unreadable) Put(ctx context.Context, key string, body []byte, cond objs
 	return u.Store.Put(ctx, key, body, cond)
 }
 
-func TestPassingFaultAtTakeOverEndsTheTermOnly(t *testing.T) {
+func TestTemporaryFaultAtTakeoverEndsOnlyTheTerm(t *testing.T) {
 	for name, prefix := range map[string]string{"keys": "cluster/secret/", "configuration": "config/",
 		"records": "shard/a/instance/"} {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestPassingFaultAtTakeOverEndsTheTermOnly(t *testing.T) {
 				t.Fatal(err)
 			}
 			if l, err := record.DecodeLock(lock.Body); err != nil || l.Term != 2 || !l.Released {
-				t.Errorf("the lock says %s (%v), want term 2, released", lock.Body, err)
+				t.Errorf("the lock is %s (%v), want term 2, released", lock.Body, err)
 			}
 		})
 	}
@@ -115,8 +115,8 @@ func (d *destroyed) Put(ctx context.Context, key string, body []byte, cond objst
 	return d.Store.Put(ctx, key, body, cond)
 }
 
-// TestStopWhileATermIsGivenUp checks that a requested stop while a failed term ends is a clean stop.
-func TestStopWhileATermIsGivenUp(t *testing.T) {
+// TestStopWhileAFailedTermEnds checks that a requested stop while a failed term ends is a clean stop.
+func TestStopWhileAFailedTermEnds(t *testing.T) {
 	r := newRig(t)
 	r.configure(nil)
 	store := &destroyed{Store: r.bucket, released: make(chan struct{})}
@@ -132,13 +132,13 @@ func TestStopWhileATermIsGivenUp(t *testing.T) {
 	if err := p.wait(); err != nil {
 		t.Errorf("%v; log:\n%s", err, p.log)
 	}
-	if log := p.log.String(); !strings.Contains(log, `"leading ended by an error"`) ||
+	if log := p.log.String(); !strings.Contains(log, `"leadership ended with an error"`) ||
 		strings.Contains(log, `"leadership given up"`) {
 		t.Errorf("log:\n%s", log)
 	}
 }
 
-func TestDestroyedClusterIsNotBegunAgain(t *testing.T) {
+func TestDestroyedClusterIsNotCreatedAgain(t *testing.T) {
 	r := newRig(t)
 	r.configure(nil)
 	r.bucket = &destroyed{Store: r.bucket}

@@ -62,12 +62,12 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 		reason = err // the term ended before the leadership did
 	}
 	if reason == nil {
-		reason = errors.New("the leader's work has ended")
+		reason = errors.New("the leader's tasks have ended")
 	}
 	s.log.Info("leading no more", "term", a.Term(), "reason", reason)
 	if ctx.Err() != nil {
 		if err != nil && !errors.Is(err, context.Canceled) {
-			s.log.Warn("leading ended by an error", "term", a.Term(), "error", err)
+			s.log.Warn("leadership ended with an error", "term", a.Term(), "error", err)
 		}
 		return nil // the server was asked to stop
 	}

@@ -69,7 +69,7 @@ func FuzzParseOptions(f *testing.F) {
 			host, port, err := net.SplitHostPort(addr)
 			if ip, _ := netip.ParseAddr(host); err != nil || !isPort(port) || wildcard(host) || ip.Zone() != "" ||
 				!ip.IsValid() && strings.ContainsAny(host, " \t\n\x00:[]%/") {
-				t.Errorf("%q: others are told %q", args, addr)
+				t.Errorf("%q: others get %q", args, addr)
 			}
 		}
 	})

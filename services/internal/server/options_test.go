@@ -65,7 +65,7 @@ func TestParseOptions(t *testing.T) {
 	}
 }
 
-func TestHelpTeaches(t *testing.T) {
+func TestHelpListsEveryOption(t *testing.T) {
 	var out bytes.Buffer
 	if _, err := ParseOptions([]string{"--help"}, &out); !errors.Is(err, pflag.ErrHelp) {
 		t.Fatal(err)

@@ -80,7 +80,7 @@ func TestOtherLeaderInterfaceIsNotReady(t *testing.T) {
 	}
 }
 
-func TestMachineNamesTheServer(t *testing.T) {
+func TestServerIDDefaultsToTheMachine(t *testing.T) {
 	for name, tc := range map[string]struct {
 		machine infra.Machine
 		hostID  bool
@@ -163,7 +163,7 @@ func TestProviderIsConfiguredAndVerifies(t *testing.T) {
 		t.Errorf("%d VMs run, configured %d times", n, configured.Load())
 	}
 	_ = p.end()
-	say(errors.New("nobody answers"))
+	say(errors.New("no answer"))
 	p = r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })
 	p.await("an event", func() bool { return p.metric(`nstance_errors_total{kind="provider_config"}`) == "1" })

@@ -183,7 +183,7 @@ func (s *server) run(ctx context.Context) error {
 	daemons.Go(func() {
 		if err := systemd.Run(serveCtx, systemd.Daemon{Ready: s.probe.IsReady, Alive: s.alive,
 			Log: s.log}); err != nil {
-			s.log.Warn("service manager not told", "error", err)
+			s.log.Warn("service manager not notified", "error", err)
 		}
 	})
 	s.log.Info("server started", "version", cfg.Version, "incarnation", s.incarnation, "health_addr",

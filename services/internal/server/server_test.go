@@ -213,14 +213,14 @@ func TestLeadsAndCreates(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l, err := record.DecodeLock(lock.Body); err != nil || !l.Released || l.Term != 1 {
-		t.Errorf("after a clean stop the lock says %s (%v)", lock.Body, err)
+		t.Errorf("after a clean stop the lock is %s (%v)", lock.Body, err)
 	}
 	if strings.Contains(p.log.String(), testKey) {
 		t.Error("the encryption key is in the log")
 	}
 }
 
-func TestElectionIsForServersAndItsResultForEverybody(t *testing.T) {
+func TestLeaderEndpointIsPublic(t *testing.T) {
 	r := newRig(t)
 	r.configure(nil)
 	p := r.start(testKey)
@@ -279,7 +279,7 @@ func TestInvalidConfigurationKeepsTheAppliedOne(t *testing.T) {
 	}
 }
 
-func TestWrongEncryptionKeyLosesNothing(t *testing.T) {
+func TestWrongEncryptionKeyChangesNothing(t *testing.T) {
 	r := newRig(t)
 	r.configure(nil)
 	p := r.start(testKey)
@@ -449,7 +449,7 @@ func TestReadySoonAfterTheStoreReturns(t *testing.T) {
 	}
 }
 
-func TestManyOrphansAwaitAPersonsWord(t *testing.T) {
+func TestManyOrphansWaitForConfirmation(t *testing.T) {
 	r := newRig(t)
 	four := func(doc map[string]any) {
 		doc["groups"] = map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": 4}}}
@@ -469,7 +469,7 @@ func TestManyOrphansAwaitAPersonsWord(t *testing.T) {
 	}
 	next := r.start(testKey)
 	confirmed := func() int { return strings.Count(next.log.String(), `"orphan confirmed"`) }
-	next.await("a stopped sweep", func() bool {
+	next.await("a stopped garbage collection", func() bool {
 		resp, err := http.Get("http://" + r.ports[0] + "/metrics")
 		if err != nil {
 			return false

@@ -166,7 +166,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 			r.configure(good)
 			result, problems, err = next.server.leading.Load().operator.Refresh(t.Context())
 			if err != nil || result == shardconfig.Invalid || result == shardconfig.Restart {
-				t.Errorf("the mended configuration: %d, %v, %v", result, problems, err)
+				t.Errorf("the corrected configuration: %d, %v, %v", result, problems, err)
 			}
 			next.await("no refusal", func() bool { return next.metric("nstance_config_refused") == "0" })
 		})

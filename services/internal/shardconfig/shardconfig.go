@@ -253,7 +253,7 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 	}
 	// No better configuration was ever applied. The groups that can be made are served.
 	for _, problem := range newest.broken {
-		m.log.Warn("some groups cannot be made", "problem", problem.String())
+		m.log.Warn("some groups cannot be created", "problem", problem.String())
 	}
 	m.refuse(Document{}, nil)
 	m.adopt(newest)

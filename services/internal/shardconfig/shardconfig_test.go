@@ -191,7 +191,7 @@ func TestEveryTermIsRecorded(t *testing.T) {
 	}
 }
 
-func TestInvalidKeepsWhatIsInForce(t *testing.T) {
+func TestInvalidConfigurationKeepsTheCurrentOne(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
@@ -279,9 +279,9 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestRestartAtTakeOver checks that a standby does not lead with the provider from its start if the configuration has
+// TestRestartAtTakeover checks that a standby does not lead with the provider from its start if the configuration has
 // changed since.
-func TestRestartAtTakeOver(t *testing.T) {
+func TestRestartAtTakeover(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	standby := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}

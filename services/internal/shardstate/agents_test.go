@@ -62,7 +62,7 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 		} else {
 			p.wantDirty(t, step.name)
 			if p.wakes != 0 {
-				t.Errorf("%s: somebody is woken for nothing", step.name)
+				t.Errorf("%s: the loop is woken without need", step.name)
 			}
 		}
 		p.wantEvents(t, step.name, step.events...)
@@ -109,7 +109,7 @@ func TestRepeatedReports(t *testing.T) {
 		}
 	}
 	if p.Repeated(id, stream+1, &same) || p.Repeated(p.newID(t), stream, &same) {
-		t.Error("a stranger was heard")
+		t.Error("a report of an unknown instance was accepted")
 	}
 	if got := p.planned(t, id); got != before {
 		t.Errorf("%+v, was %+v: a report that was not taken left something behind", got, before)
@@ -128,7 +128,7 @@ func TestRepeatedReports(t *testing.T) {
 	}
 	p.wantDirty(t, "nothing has changed")
 	if p.wakes != 0 {
-		t.Error("somebody is woken for nothing")
+		t.Error("the loop is woken without need")
 	}
 	// A report that no longer contains an announcement ends the announcement, so it is not a repeated report.
 	for name, why := range map[string]plan.Stopping{"powering off": plan.PowerOff,
@@ -173,7 +173,7 @@ func TestNewerStreamReplacesOlder(t *testing.T) {
 	p.wantEvents(t, "closed twice")
 }
 
-func TestStrangersAreNotHeard(t *testing.T) {
+func TestReportsOfUnknownInstancesAreIgnored(t *testing.T) {
 	p := newPicture(t)
 	id := p.newID(t)
 	if _, ok := p.Connected(id); ok {
@@ -192,12 +192,13 @@ func TestStrangersAreNotHeard(t *testing.T) {
 	p.Disconnected(id, stream, "end")
 	p.wantEvents(t, "a dead instance's stream")
 	if _, ok := p.LastReport(id); ok {
-		t.Error("the dead have said something")
+		t.Error("a report of a deleted instance was accepted")
 	}
 }
 
-// TestEndOfDeletingStreamIsNoLoss checks that the end of the stream of an instance in deletion causes no lost event.
-func TestEndOfDeletingStreamIsNoLoss(t *testing.T) {
+// TestStreamEndOfADeletedInstanceIsNoLoss checks that the end of the stream of an instance in deletion causes no lost
+// event.
+func TestStreamEndOfADeletedInstanceIsNoLoss(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
 	stream, _ := p.Connected(id)
@@ -208,9 +209,9 @@ func TestEndOfDeletingStreamIsNoLoss(t *testing.T) {
 	p.wantEvents(t, "its stream closed")
 }
 
-// TestFilesAreSentAnewOnANewStream checks that files count as not sent on a new stream. The agent may not have received
+// TestNewStreamReceivesAllFiles checks that files count as not sent on a new stream. The agent may not have received
 // what was sent on the previous one.
-func TestFilesAreSentAnewOnANewStream(t *testing.T) {
+func TestNewStreamReceivesAllFiles(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
 	stream, _ := p.Connected(id)

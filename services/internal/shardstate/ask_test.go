@@ -104,7 +104,7 @@ func (a *asking) wantCalls(t *testing.T, gets, lists uint64) {
 	}
 }
 
-func TestAThousandQuestionsAreOneList(t *testing.T) {
+func TestThousandQuestionsAreOneList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
 		ids := a.lose(t, 1000)
@@ -120,7 +120,7 @@ func TestAThousandQuestionsAreOneList(t *testing.T) {
 	})
 }
 
-func TestAFewQuestionsAreAskedSingly(t *testing.T) {
+func TestFewQuestionsAreSingleCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
 		ids := a.lose(t, 3)
@@ -135,8 +135,8 @@ func TestAFewQuestionsAreAskedSingly(t *testing.T) {
 	})
 }
 
-// TestASlowAnswerHoldsNobodyUp checks that a question without an answer does not delay the others.
-func TestASlowAnswerHoldsNobodyUp(t *testing.T) {
+// TestSlowAnswerDelaysNoOtherQuestion checks that a question without an answer does not delay the others.
+func TestSlowAnswerDelaysNoOtherQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
 		ids := a.lose(t, 2)
@@ -184,8 +184,8 @@ func TestQuestionsDuringAListWaitForTheNext(t *testing.T) {
 	})
 }
 
-// TestManyFewsAreAList checks that questions beyond the limit of running single calls become a list.
-func TestManyFewsAreAList(t *testing.T) {
+// TestTooManySingleCallsBecomeAList checks that questions beyond the limit of running single calls become a list.
+func TestTooManySingleCallsBecomeAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
 		a.script = func(call mock.Call) mock.Outcome { return mock.Outcome{Latency: time.Second} }

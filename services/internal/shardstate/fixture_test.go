@@ -136,7 +136,7 @@ func (p *picture) wantDirty(t *testing.T, what string, want ...config.GroupKey) 
 		}
 	}
 	if len(want) > 0 && p.wakes == 0 {
-		t.Errorf("%s: nobody is woken", what)
+		t.Errorf("%s: the loop is not woken", what)
 	}
 	p.wakes = 0
 }

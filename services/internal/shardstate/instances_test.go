@@ -8,9 +8,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// TestDrainKnownLate checks the deadline of a deletion that the leader learns of late. The leader gives the node some
-// time to drain, once. The record keeps its deadline.
-func TestDrainKnownLate(t *testing.T) {
+// TestDeadlineOfALateDeletion checks the deadline of a deletion that the leader learns of late. The leader gives the
+// node some time to drain, once. The record keeps its deadline.
+func TestDeadlineOfALateDeletion(t *testing.T) {
 	const drain = 2 * time.Minute
 	for _, tc := range []struct {
 		name        string
@@ -23,7 +23,7 @@ func TestDrainKnownLate(t *testing.T) {
 		{name: "after the deadline", late: time.Hour, drain: drain, want: 30 * time.Second},
 		{name: "after a short deadline", late: time.Hour, drain: 20 * time.Second, want: 10 * time.Second},
 		{name: "no drain", late: time.Second, want: -time.Second},
-		{name: "a notice whose deadline was over", late: time.Second, drain: -time.Minute, want: -61 * time.Second},
+		{name: "a notice with a deadline in the past", late: time.Second, drain: -time.Minute, want: -61 * time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newPicture(t)

@@ -30,15 +30,15 @@ func TestListed(t *testing.T) {
 	p.wantDirty(t, "a list", workers)
 	p.wantEvents(t, "a list", shardstate.EventLost, shardstate.EventLost)
 	if !p.SweepDue() {
-		t.Error("no sweep is due after a list")
+		t.Error("no garbage collection is due after a list")
 	}
 	p.Listed([]infra.VM{p.vm(running, infra.Running), p.vm(stopped, infra.Stopped)}, asked.Add(time.Second))
 	p.wantEvents(t, "the same list again")
 }
 
-// TestOlderAnswersLose checks that an answer to an earlier call never replaces that to a later call, whatever the order
-// in which they arrive.
-func TestOlderAnswersLose(t *testing.T) {
+// TestOlderAnswersAreIgnored checks that an answer to an earlier call never replaces that to a later call, whatever the
+// order in which they arrive.
+func TestOlderAnswersAreIgnored(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
 	p.now = p.now.Add(5 * time.Minute)
@@ -72,9 +72,9 @@ func TestOlderAnswersLose(t *testing.T) {
 	}
 }
 
-// TestAbsenceNeedsTime checks that an instance that the provider does not know yet is not gone. An instance with a
-// running create call does not change.
-func TestAbsenceNeedsTime(t *testing.T) {
+// TestAbsentInstanceIsNotGoneImmediately checks that an instance that the provider does not know yet is not gone. An
+// instance with a running create call does not change.
+func TestAbsentInstanceIsNotGoneImmediately(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
 	p.now = p.now.Add(30 * time.Second)
@@ -184,7 +184,7 @@ func TestConfirmOrphans(t *testing.T) {
 	p.Listed([]infra.VM{found}, p.now)
 	p.forget()
 	if vms := p.ConfirmOrphans(); len(vms) != 0 || p.SweepDue() {
-		t.Errorf("%v are confirmed that nobody asked about", vms)
+		t.Errorf("%v are confirmed without a question", vms)
 	}
 	p.Raise(shardstate.ErrorKey{Kind: "orphans"}, "so many")
 	if vms := p.ConfirmOrphans(); len(vms) != 1 || vms[0].ProviderID != found.ProviderID || !p.SweepDue() ||
@@ -232,8 +232,8 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// TestWork checks that the planner sees running work, so that it plans nothing twice.
-func TestWork(t *testing.T) {
+// TestRunningWorkIsVisible checks that the planner sees running work, so that it plans nothing twice.
+func TestRunningWorkIsVisible(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
 	p.forget()

@@ -44,7 +44,7 @@ func TestReservationsOfATerminatingShard(t *testing.T) {
 	world.SweepDue()
 	configure(true)
 	if !world.SweepDue() {
-		t.Error("no sweep is due")
+		t.Error("no garbage collection is due")
 	}
 	during := reserve(2)
 	if got := world.Pools(); len(got) != 0 || world.ReservationsLeft(pool) != 0 {
@@ -56,7 +56,7 @@ func TestReservationsOfATerminatingShard(t *testing.T) {
 		}
 	}
 	if !world.SweepDue() || woken == 0 {
-		t.Error("a reservation that arrived late is not swept")
+		t.Error("a reservation that arrived late is not collected")
 	}
 }
 

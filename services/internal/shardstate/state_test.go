@@ -50,7 +50,7 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	p.put(id, workers, record.Deleted)
 	p.Configure(p.shard, p.without(workers))
 	if _, ok := p.State.Group(workers); ok {
-		t.Error("an empty group that nobody configures is there")
+		t.Error("an empty group without configuration exists")
 	}
 	if _, ok := p.Snapshot(workers, nil); ok {
 		t.Error("it is even planned")
@@ -66,7 +66,7 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	p.forget()
 	p.ForgetGroup(others)
 	if _, ok := p.State.Group(others); ok || len(p.groups) != 1 {
-		t.Errorf("it is there: %t; told of %v", ok, p.groups)
+		t.Errorf("it exists: %t; events of %v", ok, p.groups)
 	}
 }
 
@@ -87,7 +87,7 @@ func TestRecordsOfUnknownGroups(t *testing.T) {
 	}
 }
 
-func TestConfigureStartsAfresh(t *testing.T) {
+func TestConfigureResetsChangedGroups(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
 	p.Balanced(id, true)
@@ -119,16 +119,16 @@ func TestDirtyMarks(t *testing.T) {
 	p.wantDirty(t, "all touched", others, workers)
 	p.Mark(workers)
 	if p.wakes != 0 {
-		t.Error("a mark wakes somebody")
+		t.Error("a mark wakes the loop")
 	}
 	if got := p.TakeDirty(); len(got) != 1 || got[0] != workers || len(p.TakeDirty()) != 0 {
 		t.Errorf("%v", got)
 	}
 }
 
-// TestErrorsEndWithWhatTheyAreAbout checks that the errors of an instance or a group end with it. Without that, they
+// TestErrorsEndWithTheirObject checks that the errors of an instance or a group end with it. Without that, they
 // would accumulate in a leader that runs for months.
-func TestErrorsEndWithWhatTheyAreAbout(t *testing.T) {
+func TestErrorsEndWithTheirObject(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
 	about := func(kind plan.AlertKind, key config.GroupKey, id ident.ID) shardstate.ErrorKey {
@@ -140,22 +140,22 @@ func TestErrorsEndWithWhatTheyAreAbout(t *testing.T) {
 	p.Raise(about("backoff", workers, ident.ID{}), "no room")
 	p.Raise(shardstate.ErrorKey{Kind: "config"}, "refused")
 	if len(p.errors) != 4 || len(p.Standing("default")) != 4 || len(p.Standing("other")) != 1 {
-		t.Fatalf("told %v, standing %v", p.errors, p.Standing("default"))
+		t.Fatalf("events %v, standing %v", p.errors, p.Standing("default"))
 	}
 	p.Raise(about("provider", workers, id), "denied")
 	if len(p.errors) != 5 || len(p.Standing("default")) != 4 {
-		t.Error("another message is not told")
+		t.Error("another message is not reported")
 	}
 	p.errors = nil
 	p.put(id, workers, record.Deleted)
 	if len(p.errors) != 2 || !p.errors[0].Resolved || p.errors[0].Kind != "provider" || p.errors[1].Kind != "storage" ||
 		len(p.Standing("default")) != 2 {
-		t.Errorf("told %v, standing %v", p.errors, p.Standing("default"))
+		t.Errorf("events %v, standing %v", p.errors, p.Standing("default"))
 	}
 	p.errors = nil
 	p.Configure(p.shard, p.without(workers))
 	if len(p.errors) != 1 || p.errors[0].Kind != "backoff" || !p.errors[0].Resolved || len(p.Standing("default")) != 1 {
-		t.Errorf("told %v, standing %v", p.errors, p.Standing("default"))
+		t.Errorf("events %v, standing %v", p.errors, p.Standing("default"))
 	}
 	p.errors = nil
 	p.Resolve(shardstate.ErrorKey{Kind: "config"})
@@ -165,13 +165,13 @@ func TestErrorsEndWithWhatTheyAreAbout(t *testing.T) {
 	}
 }
 
-func TestBlockedIsToldOnce(t *testing.T) {
+func TestBlockedIsReportedOnce(t *testing.T) {
 	p := newPicture(t)
 	p.Blocked(workers, "no room")
 	p.Blocked(workers, "no room")
 	p.Blocked(config.GroupKey{Tenant: "x"}, "no group")
 	if len(p.groups) != 1 || p.groups[0] != workers {
-		t.Errorf("told of %v", p.groups)
+		t.Errorf("events of %v", p.groups)
 	}
 	if view, _ := p.GroupView(workers); view.Blocked != "no room" {
 		t.Errorf("%+v", view)
@@ -217,10 +217,10 @@ func TestLeftovers(t *testing.T) {
 	id := p.newID(t)
 	p.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved}, Token: "t"})
 	if !p.SweepDue() || p.wakes == 0 {
-		t.Error("nobody looks at a leftover")
+		t.Error("no task settles a leftover")
 	}
 	if !p.BeginCollect(id) || p.BeginCollect(id) {
-		t.Error("it is settled twice at once")
+		t.Error("it is settled twice at the same time")
 	}
 	if s := p.ShardSnapshot(); len(s.Leftovers) != 1 || !s.Leftovers[0].Busy {
 		t.Errorf("%+v", s.Leftovers)
@@ -228,12 +228,12 @@ func TestLeftovers(t *testing.T) {
 	p.forget()
 	p.EndCollect(id, false)
 	if p.SweepDue() || p.wakes != 0 {
-		t.Error("a failure is tried again at once")
+		t.Error("a failure is retried immediately")
 	}
 	p.BeginCollect(id)
 	p.EndCollect(id, true)
 	if !p.SweepDue() || p.wakes == 0 {
-		t.Error("nobody looks for more")
+		t.Error("no task settles the others")
 	}
 	p.put(id, workers, record.Created)
 	if _, ok := p.Leftover(id); ok {

@@ -173,7 +173,7 @@ func (f *fleet) tryRegister(s *server, m *machine) {
 			a.registered = true
 			f.speakAfter(m, 0)
 		default:
-			w.trace("the nonce of %s was spent by another", m.id)
+			w.trace("the nonce of %s was consumed by another key", m.id)
 			a.refused = true
 		}
 		a.busy = false

@@ -105,7 +105,7 @@ func (b *bucket) changed(key string, body []byte) {
 			return
 		}
 		if have.State != record.Deleted {
-			w.fail(ruleTombstone, "the record of %s is removed, it says %s", have.ID, have.State)
+			w.fail(ruleTombstone, "the record of %s is removed in state %s", have.ID, have.State)
 		}
 		least := retention
 		if have.Group == "" {
@@ -128,7 +128,7 @@ func (b *bucket) changed(key string, body []byte) {
 	}
 	if have == nil {
 		if next.State != record.Reserved && next.State != record.Deleted {
-			w.fail(ruleOneLife, "the first record of %s says %s", next.ID, next.State)
+			w.fail(ruleOneLife, "the first record of %s has state %s", next.ID, next.State)
 		}
 		if b.byID[next.ID] != nil {
 			w.fail(ruleOneLife, "%s has two records", next.ID)
@@ -172,7 +172,7 @@ func (b *bucket) checkStep(have, next *document) {
 	case have.ProviderID != "" && next.ProviderID != have.ProviderID:
 		w.fail(ruleOneVM, "%s has VM %s, and now %s", have.ID, have.ProviderID, next.ProviderID)
 	case len(have.PublicKey) > 0 && (!bytes.Equal(next.PublicKey, have.PublicKey) || next.NonceID != have.NonceID):
-		w.fail(ruleOneKey, "the nonce of %s is spent twice", have.ID)
+		w.fail(ruleOneKey, "the nonce of %s is consumed twice", have.ID)
 	case have.State == record.Deleting && next.State == record.Deleting && !next.Deadline.Equal(have.Deadline):
 		w.fail(ruleDrain, "the deadline of %s moves from %v to %v", have.ID, have.Deadline, next.Deadline)
 	}

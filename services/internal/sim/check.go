@@ -94,12 +94,12 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 	}
 	switch {
 	case d == nil || d.removed:
-		w.fail(ruleReservedVM, "create of %s, whose reservation is not durable", id)
+		w.fail(ruleReservedVM, "create of %s without a durable reservation", id)
 	case d.ReservedTerm != t.number:
 		w.fail(ruleReservedVM, "create of %s in term %d, it was reserved in %d", id, t.number, d.ReservedTerm)
 	case (d.State == record.Deleting || d.State == record.Deleted) && !s.fooled &&
 		!(again && d.State == record.Deleting && !t.knows(id, record.Deleting)):
-		w.fail(ruleReservedVM, "create of %s, whose record says %s", id, d.State)
+		w.fail(ruleReservedVM, "create of %s with a record in state %s", id, d.State)
 	case before != nil && before.digest != digest:
 		w.fail(ruleOneVM, "%s is asked for a second time with other parameters", id)
 	case before == nil && d.State == record.Reserved:
@@ -182,14 +182,14 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 	case d.State == record.Deleting && s != nil && w.operate.unaware(s.term, d):
 		l := s.term.learnt[d.ID]
 		w.fail(ruleDrain,
-			"%s is terminated, and nobody was told to drain it in the %v that this leader has known of it, though "+
-				"somebody listened", m.id, w.sched.now.Sub(l.at))
+			"%s is terminated without a drain announcement in the %v that this leader has known of it, though an "+
+				"operator listened", m.id, w.sched.now.Sub(l.at))
 	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && !w.people.drained[m.id]:
 		w.fail(ruleDrain, "%s is terminated at %v, its drain may take until %v", m.id, w.sched.now, d.Deadline)
 	case d.State == record.Deleting && s != nil && s.term != nil:
 		if left, hasty := s.term.hasty(d); hasty {
 			w.fail(ruleDrain,
-				"%s is terminated %v after this leader heard that it is to go, its drain may take %v more", m.id,
+				"%s is terminated %v after this leader learned of its deletion, its drain may take %v more", m.id,
 				w.sched.now.Sub(s.term.learnt[d.ID].at), left)
 		}
 	}
@@ -207,7 +207,7 @@ func (w *World) checkAnnounced(event shardstate.InstanceEvent) {
 func (w *World) checkRest() {
 	s := w.acting()
 	if s == nil {
-		w.fail(ruleLeads, "nobody leads %v after the faults have stopped", w.opts.Quiet)
+		w.fail(ruleLeads, "no server leads %v after the faults have stopped", w.opts.Quiet)
 		return
 	}
 	if holder := w.provider.Holder(); holder != s.machine() {
@@ -220,7 +220,7 @@ func (w *World) checkRest() {
 		case d == nil || d.removed:
 			w.fail(ruleAtRest, "VM %s of %s has no record", m.providerID, m.id)
 		case d.State != record.Registered:
-			w.fail(ruleAtRest, "VM %s of %s is there, its record says %s", m.providerID, m.id, d.State)
+			w.fail(ruleAtRest, "VM %s of %s exists, its record has state %s", m.providerID, m.id, d.State)
 		case d.ProviderID != m.providerID:
 			w.fail(ruleOneVM, "the record of %s names %s, its VM is %s", d.ID, d.ProviderID, m.providerID)
 		case !d.OnDemand:
@@ -234,7 +234,7 @@ func (w *World) checkRest() {
 	for id, wish := range w.people.onDemand {
 		m, d := w.fleet.byInstance[id], w.bucket.byID[id]
 		if wish.acked && m == nil && d.stays() {
-			w.fail(ruleAcked, "%s was made for somebody, and has no VM", id)
+			w.fail(ruleAcked, "%s was acknowledged, and has no VM", id)
 		}
 	}
 }
@@ -249,7 +249,7 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 		delete(have, key)
 	}
 	for key, n := range have {
-		w.fail(ruleAtRest, "%d VMs of group %s, which is nobody's", n, key)
+		w.fail(ruleAtRest, "%d VMs of group %s, which does not exist", n, key)
 	}
 	for key, wish := range w.people.dynamic {
 		g, ok := t.groups[key]
@@ -312,7 +312,7 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	case d.State == record.Registered:
 		m := w.fleet.byInstance[d.ID]
 		if m == nil || m.state != infra.Running {
-			w.fail(ruleAtRest, "the record of %s says registered, its VM is gone", d.ID)
+			w.fail(ruleAtRest, "the record of %s is registered, its VM is gone", d.ID)
 		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.heard {
 			// The planner does not act on the silence of an on-demand instance. A leader counts silence only after an
 			// agent has connected to it, so it keeps a lone instance with a stolen nonce.
@@ -336,7 +336,7 @@ func (w *World) checkNeverMade(s *server, d *document) {
 	if w.rates.of[cloudLag] > 0 || s == nil || s.fooled {
 		return
 	}
-	for _, reason := range []string{"refused", "reserved, never used", "its create call came to nothing"} {
+	for _, reason := range []string{"refused", "reserved, never used", "its create call made no VM"} {
 		m := w.fleet.byInstance[d.ID]
 		if strings.HasPrefix(d.Reason, reason) && m != nil && m.alive() && w.sched.now.Sub(m.since) >= s.slowness() {
 			w.fail(ruleGone, "%s is taken never to have been made (%s), and it runs", d.ID, d.Reason)

@@ -80,7 +80,7 @@ func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 	w := t.server.world
 	version, ok := w.people.versions[objstore.Token(t.server.manager.Status().ETag)]
 	if !ok {
-		w.fail(ruleNewest, "term %d applies a configuration that nobody wrote", t.number)
+		w.fail(ruleNewest, "term %d applies a configuration that was never written", t.number)
 	}
 	// A server that resumes after the end of its lease may still apply an older version to its own snapshot. That is
 	// harmless, because it cannot act any more.

@@ -69,7 +69,7 @@ func stateOf(task string) state {
 		return takingOver
 	case "refresh":
 		return configuring
-	case "create", "create an instance", "burn a refused reservation":
+	case "create", "create an instance", "record a tombstone for a refused reservation":
 		return creating
 	case "mark_deleting", "delete an instance":
 		return marking

@@ -305,7 +305,7 @@ func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 			continue
 		}
 		if k == agentSick {
-			w.trace("agent of %s says that it is not well", m.id)
+			w.trace("agent of %s reports that it is unhealthy", m.id)
 			m.agent.sick = until
 			continue
 		}

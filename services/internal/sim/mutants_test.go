@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// TestHunt simulates seeds from SIM_FIRST on for at most SIM_HUNT of real time, and reports the first broken rule.
-// TestMutants runs it in a binary with a deliberate bug.
-func TestHunt(t *testing.T) {
+// TestFindBrokenRule simulates seeds from SIM_FIRST on for at most SIM_HUNT of real time, and reports the first broken
+// rule. TestMutants runs it in a binary with a deliberate bug.
+func TestFindBrokenRule(t *testing.T) {
 	limit, err := time.ParseDuration(os.Getenv("SIM_HUNT"))
 	if err != nil {
 		limit = time.Second
@@ -99,7 +99,7 @@ func (m *mutant) hunt(t *testing.T, limit time.Duration) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit+time.Minute)
 	defer cancel()
-	hunt := exec.CommandContext(ctx, binary, "-test.run", "^TestHunt$", "-test.timeout", "0")
+	hunt := exec.CommandContext(ctx, binary, "-test.run", "^TestFindBrokenRule$", "-test.timeout", "0")
 	hunt.Env = append(os.Environ(), "SIM_HUNT="+limit.String(), "SIM_FIRST=1")
 	out, err := hunt.CombinedOutput()
 	found := brokenLine.FindSubmatch(out)

@@ -229,7 +229,7 @@ func (p *people) change(s *server, d *dice) {
 // create makes an on-demand instance. If the answer is lost, it tries again with the same ID.
 func (p *people) create(t *term, key config.GroupKey, id ident.ID, tries int, d *dice) {
 	w := p.world
-	w.trace("somebody wants an instance %s of %s", id, key)
+	w.trace("a client requests an instance %s of %s", id, key)
 	answered := false
 	t.env.Go("create an instance", func() {
 		made, err := t.leader.CreateInstance(t.scope, key, id, "", nil)
@@ -293,7 +293,7 @@ func (p *people) confirm() {
 	}
 	for _, e := range s.term.leader.World.Standing("") {
 		if e.Kind == "orphans" {
-			p.world.trace("somebody confirms the orphans")
+			p.world.trace("a person confirms the orphans")
 			for _, vm := range s.term.leader.World.ConfirmOrphans() {
 				s.term.confirmed[vm.ProviderID] = true
 			}

@@ -131,7 +131,7 @@ func (s *server) says(m election.Message) {
 		s.vow = vow{to: m.Leader.Incarnation, term: m.Term, until: max(s.vow.until, until)}
 		for _, condition := range s.flying {
 			if lock := &s.world.lock; condition.Holds(lock.token(), lock.there) {
-				s.world.fail(rulePromise, "%s promises not to take over, and its take-over may still land",
+				s.world.fail(rulePromise, "%s promises not to take over, while its takeover may still succeed",
 					s.process.name)
 			}
 		}
@@ -208,7 +208,7 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 			return
 		}
 	}
-	w.fail(ruleProof, "%s asked at %v whether it leads in term %d, and heard that it does", s.process.name, asked,
+	w.fail(ruleProof, "%s asked at %v whether it leads in term %d, and was told that it does", s.process.name, asked,
 		s.term.number)
 }
 
@@ -268,7 +268,7 @@ func (w *World) checkHeir() {
 	}
 	w.sched.runUntil(w.sched.now.Add(most), func() bool { return broken() || slices.ContainsFunc(w.servers, leads) })
 	if !broken() && !slices.ContainsFunc(w.servers, leads) {
-		w.fail(ruleHeir, "%s has ended in peace, and nobody leads %v later, not its heir %s either", leader.name, most,
+		w.fail(ruleHeir, "%s stopped cleanly, and no server leads %v later, not even its heir %s", leader.name, most,
 			heir.process.name)
 	}
 	if w.sched.runUntil(w.sched.now.Add(2*minute), broken); !broken() {

@@ -131,7 +131,7 @@ func (w *World) checkOrphan(s *server, d *document) {
 			w.sched.now.Sub(m.since))
 	}
 	if orphans, all := w.fleet.orphans(s.term); orphans > 2 && 100*orphans > 5*all {
-		w.fail(ruleOrphans, "%s is ended, which has no record: %d of %d have none, and nobody has confirmed that", d.ID,
+		w.fail(ruleOrphans, "%s is terminated, which has no record: %d of %d have none, without confirmation", d.ID,
 			orphans, all)
 	}
 }

@@ -28,13 +28,13 @@ const (
 	ruleOneKey    rule = "one key per nonce"
 	ruleTombstone rule = "tombstone"      // kept for its retention, and only for VMs that are gone
 	ruleAcked     rule = "acknowledged"   // acknowledged changes survive
-	ruleLeads     rule = "somebody leads" // within a bounded time after the faults
+	ruleLeads     rule = "a server leads" // within a bounded time after the faults
 	ruleAtRest    rule = "desired state"  // reached once faults stop
 	ruleQuiet     rule = "quiet"          // nothing changes after that
 	rulePatience  rule = "patience"       // no request is repeated without a backoff
 	ruleAddress   rule = "address"        // it ends at the leader
 	ruleBalancers rule = "load balancers" // members are the instances of the groups that name them
 	ruleNoPanic   rule = "no panic"
-	ruleSimulator rule = "simulator's own"  // the simulator does not understand what it observes
-	ruleReach     rule = "agents are heard" // an acknowledged stream works
+	ruleSimulator rule = "simulator's own"   // the simulator does not understand what it observes
+	ruleReach     rule = "agents can report" // an acknowledged stream works
 )

@@ -117,7 +117,7 @@ func (s *server) kill(terminated bool) {
 
 // stop ends the server as SIGTERM does: the leader's code ends, then the server releases the lock.
 func (s *server) stop() {
-	s.world.trace("%s is told to stop", s.process.name)
+	s.world.trace("%s receives a stop", s.process.name)
 	s.stopping = true
 	if s.term == nil {
 		s.give(election.Release{})

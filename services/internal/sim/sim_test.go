@@ -19,10 +19,10 @@ const (
 	enough = 20
 )
 
-// TestWorld plays runs, several in parallel. SIM_SEED selects one seed and prints its log. SIM_DURATION (in real time)
+// TestWorlds plays runs, several in parallel. SIM_SEED selects one seed and prints its log. SIM_DURATION (in real time)
 // plays random seeds for that time. SIM_WORLDS plays that number of seeds from SIM_FIRST on. The default is a fixed set
 // of seeds.
-func TestWorld(t *testing.T) {
+func TestWorlds(t *testing.T) {
 	if seed, ok := number(t, "SIM_SEED"); ok {
 		opts := options(seed)
 		opts.Only = chosen(t)

@@ -57,7 +57,7 @@ func TestSwarm(t *testing.T) {
 	if table := s.total.Coverage.Table(); !strings.Contains(table, "| "+string(lostVM)+" |") ||
 		!strings.Contains(table, "were never met") ||
 		!strings.Contains(table, "| "+stateNames[acting]+" |") {
-		t.Errorf("the table of what met what says little:\n%s", table)
+		t.Errorf("the coverage table is nearly empty:\n%s", table)
 	}
 }
 

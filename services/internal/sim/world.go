@@ -203,7 +203,7 @@ func (w *World) Run() (result Result, err error) {
 		soon := w.takeOverTime()
 		w.sched.runUntil(w.sched.now.Add(soon), broken)
 		if w.err == nil && w.acting() == nil {
-			w.fail(ruleLeads, "nobody leads %v after the faults have stopped", soon)
+			w.fail(ruleLeads, "no server leads %v after the faults have stopped", soon)
 		}
 	}
 	w.sched.runUntil(epoch.Add(w.opts.Faulty+w.opts.Quiet), broken)

@@ -52,7 +52,7 @@ func Run(ctx context.Context, d Daemon) error {
 			if d.Alive() {
 				d.tell(daemon.SdNotifyWatchdog)
 			} else {
-				d.Log.Error("watchdog not fed", "reason", "the daemon does not answer itself")
+				d.Log.Error("watchdog not fed", "reason", "the daemon does not answer its health check")
 			}
 		case <-asking.C:
 			if d.Ready() {
@@ -65,7 +65,7 @@ func Run(ctx context.Context, d Daemon) error {
 
 func (d Daemon) tell(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		d.Log.Warn("service manager not told", "state", state, "error", err)
+		d.Log.Warn("service manager not notified", "state", state, "error", err)
 	}
 }
 

@@ -39,7 +39,7 @@ func next(t *testing.T, conn *net.UnixConn) string {
 	buf := make([]byte, 256)
 	n, err := conn.Read(buf)
 	if err != nil {
-		t.Fatalf("nothing was told: %v", err)
+		t.Fatalf("no message was sent: %v", err)
 	}
 	return string(buf[:n])
 }
@@ -66,11 +66,11 @@ func TestReadyThenStopping(t *testing.T) {
 	stop := start(t, &ready, &alive)
 	ready.Store(true)
 	if got := next(t, conn); got != "READY=1" {
-		t.Errorf("told %q first, want READY=1", got)
+		t.Errorf("first message %q, want READY=1", got)
 	}
 	stop()
 	if got := next(t, conn); got != "STOPPING=1" {
-		t.Errorf("told %q at the end, want STOPPING=1", got)
+		t.Errorf("last message %q, want STOPPING=1", got)
 	}
 }
 
@@ -79,7 +79,7 @@ func TestNeverReady(t *testing.T) {
 	var ready, alive atomic.Bool
 	start(t, &ready, &alive)()
 	if got := next(t, conn); got != "STOPPING=1" {
-		t.Errorf("a daemon that never was ready told %q", got)
+		t.Errorf("a daemon that was never ready sent %q", got)
 	}
 }
 
@@ -90,7 +90,7 @@ func TestWatchdog(t *testing.T) {
 	stop := start(t, &ready, &alive)
 	for range 3 {
 		if got := next(t, conn); got != "WATCHDOG=1" {
-			t.Errorf("told %q, want WATCHDOG=1", got)
+			t.Errorf("message %q, want WATCHDOG=1", got)
 		}
 	}
 	alive.Store(false)

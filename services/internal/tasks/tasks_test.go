@@ -34,7 +34,7 @@ func TestSleep(t *testing.T) {
 	})
 }
 
-func TestWaitIsForAll(t *testing.T) {
+func TestWaitWaitsForAllTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, wait := tasks.Real()
 		wait() // no task runs
@@ -53,7 +53,7 @@ func TestWaitIsForAll(t *testing.T) {
 			waited = true
 		}()
 		synctest.Wait()
-		env.Go("started while somebody waits", func() { _ = env.Sleep(t.Context(), 3*time.Second); ended.Add(1) })
+		env.Go("started during a wait", func() { _ = env.Sleep(t.Context(), 3*time.Second); ended.Add(1) })
 		wait()
 		synctest.Wait()
 		if ended.Load() != 3 || !waited {

@@ -151,7 +151,7 @@ func TestRapidReset(t *testing.T) {
 			}
 		}
 		if p.most.Load() > p.limit || p.most.Load() == 0 {
-			t.Errorf("%d handlers at once for one connection, want at most %d", p.most.Load(), p.limit)
+			t.Errorf("%d concurrent handlers for one connection, want at most %d", p.most.Load(), p.limit)
 		}
 		if more := runtime.NumGoroutine() - before; more > 100 {
 			t.Errorf("%d goroutines more", more)
@@ -172,7 +172,7 @@ func TestStreamsLeftOpen(t *testing.T) {
 			t.Errorf("the 200th stream: %s", how)
 		}
 		if p.most.Load() > p.limit {
-			t.Errorf("%d handlers at once for one connection, want at most %d", p.most.Load(), p.limit)
+			t.Errorf("%d concurrent handlers for one connection, want at most %d", p.most.Load(), p.limit)
 		}
 	})
 }
@@ -215,7 +215,7 @@ func TestPingFlood(t *testing.T) {
 			}
 		}()
 		if how := raw.End(10 * time.Second); how == "open" {
-			t.Error("255 pings at once, and the connection stays")
+			t.Error("255 pings together, and the connection stays")
 		}
 	})
 }
@@ -279,7 +279,7 @@ var neighbour = net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}}
 // The server limits failed handshakes per address, and handshakes with a certificate that this port does not accept.
 // They block neither other clients at that address nor clients of other addresses. Successful handshakes are not
 // limited.
-func TestHandshakesInVain(t *testing.T) {
+func TestFailedHandshakesAreLimited(t *testing.T) {
 	for name, role := range map[string]authority.Role{"TLS 1.2": authority.RoleAgent,
 		"another role": authority.RoleOperator, "one agent again and again": authority.RoleAgent} {
 		if testing.Short() && name != "another role" {
@@ -354,7 +354,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 	<-time.After(5*time.Second - time.Since(began))
 	// The initial burst, twenty a second, and some for other clients at the address.
 	if most := 128 + 40 + int64(20*time.Since(began).Seconds()); tries.Load() > most {
-		t.Errorf("%d handshakes in vain in %s, want at most %d", tries.Load(), time.Since(began), most)
+		t.Errorf("%d failed handshakes in %s, want at most %d", tries.Load(), time.Since(began), most)
 	}
 	cancel()
 	all.Wait()
@@ -505,7 +505,7 @@ func TestSlowHandshakesOfOneAddress(t *testing.T) {
 
 // A client that disconnects before its first message is complete does not count against the limit of its address,
 // because it used no CPU time. A client that only waits for a slot does not count either.
-func TestHungUpHandshakes(t *testing.T) {
+func TestAbortedHandshakesAreNotLimited(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, authority.RoleAgent)
 	for range 3 {

@@ -13,7 +13,7 @@ import (
 )
 
 // ErrSlow ends a subscription if its reader fell behind by more keys than the queue holds.
-var ErrSlow = errors.New("watcher is too slow: list again and watch anew")
+var ErrSlow = errors.New("watcher is too slow: list and watch again")
 
 // ErrClosed ends a subscription when its hub or the subscription itself is closed.
 var ErrClosed = errors.New("watch has ended")

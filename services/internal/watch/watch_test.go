@@ -26,7 +26,7 @@ func TestCoalescesPerKeyInOrder(t *testing.T) {
 	}
 }
 
-func TestSlowReaderIsCutAndCostsNothing(t *testing.T) {
+func TestSlowReaderIsDisconnected(t *testing.T) {
 	var hub Hub[int, int]
 	slow := hub.Subscribe(2, nil)
 	other := hub.Subscribe(10, func(k int) bool { return k%2 == 0 })

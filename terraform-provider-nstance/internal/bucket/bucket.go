@@ -35,7 +35,7 @@ const (
 )
 
 // ErrUnknown means that a setting of the provider depends on a value that is known only after the apply.
-var ErrUnknown = errors.New("the provider's settings depend on something that is not applied yet")
+var ErrUnknown = errors.New("the provider's settings depend on resources that are not applied yet")
 
 // ErrNotSet means that the provider has no `storage`.
 var ErrNotSet = errors.New("the provider has no storage")
@@ -186,8 +186,8 @@ func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i i
 func Advice(err error) string {
 	switch {
 	case errors.Is(err, ErrUnknown):
-		return "Apply what the provider's storage and encryption_key depend on first, such as with -target, or let " +
-			"this depend on it with depends_on."
+		return "First apply the resources that the provider's storage and encryption_key depend on, for example with " +
+			"-target, or name them in depends_on."
 	case errors.Is(err, ErrNotSet):
 		return `Set storage in the provider's configuration, such as ` +
 			`storage = { provider = "s3", bucket = "my-bucket", region = "eu-central-1" }.`
@@ -207,8 +207,8 @@ func Advice(err error) string {
 	case errors.Is(err, objstore.ErrUnconditional):
 		return "Nothing was written. Use a store with conditional writes, or a newer version of this one."
 	case errors.Is(err, objstore.ErrIndeterminate):
-		return "Nobody knows whether the write happened. Check that the store can be reached, and apply again: the " +
-			"next run finds out."
+		return "It is unknown whether the write happened. Check that the store can be reached, and apply again: the " +
+			"next run reads what is there."
 	}
 	return "Check the provider's storage (bucket, region, endpoint, prefix, credentials) and encryption_key, that " +
 		"the store can be reached from here and that you may read and write there; then run this again."

@@ -105,8 +105,8 @@ func TestAccClusterFile(t *testing.T)      { acctest.Acceptance(t); lifecycle(t,
 func TestAccClusterS3(t *testing.T)        { acctest.Acceptance(t); lifecycle(t, acctest.S3(t)) }
 func TestAccClusterVersitygw(t *testing.T) { acctest.Acceptance(t); lifecycle(t, acctest.Versitygw(t)) }
 
-// TestAccTakesOver checks that the resource adopts existing objects and never replaces them.
-func TestAccTakesOver(t *testing.T) {
+// TestAccAdoptsExistingObjects checks that the resource adopts existing objects and never replaces them.
+func TestAccAdoptsExistingObjects(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
 	ca, _, err := b.State(t).EnsureCA(t.Context())
@@ -150,7 +150,7 @@ func ownCA(t *testing.T) (cert, key []byte) {
 		NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
-	template.Subject.CommonName = "Somebody's own CA"
+	template.Subject.CommonName = "Another CA"
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
 	if err != nil {
 		t.Fatal(err)

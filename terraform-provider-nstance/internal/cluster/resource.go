@@ -312,7 +312,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: what, Where: r.bucket.Place(keys.InstancePrefix(instances[0].Shard)),
 			Why: fmt.Errorf(
-				"there are records of %d instances, such as %s in shard %s: without the CA their agents are locked out",
+				"there are records of %d instances, such as %s in shard %s: without the CA their agents cannot connect",
 				len(instances), instances[0].ID, instances[0].Shard),
 			Do: "Destroy the cluster's shards first (let every nstance_shard depend on the nstance_cluster). If the " +
 				"instances are gone or should be given up, set force_destroy = true, " +

@@ -48,8 +48,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 	}
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "What all shards of a cluster share: the CA and the key that signs registration " +
-			"nonces, sealed in the bucket. They are made if there are none; " +
-			"those that are there are taken over.\n\nDestroying it is refused while there are records of instances " +
+			"nonces, sealed in the bucket. They are made if there are none; existing ones are used.\n\nDestroying it " +
+			"is refused while there are records of instances " +
 			"in the bucket.",
 		Attributes: map[string]schema.Attribute{
 			"id": schema.StringAttribute{
@@ -83,14 +83,14 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				WriteOnly: true,
 			},
 			"encryption_key_wo_version": schema.Int64Attribute{
-				MarkdownDescription: "A new version seals everything anew under the current key: " +
+				MarkdownDescription: "A new version seals all secrets again under the current key: " +
 					"`encryption_key_wo`, or else the provider's `encryption_key`.",
 				Optional:   true,
 				Validators: []validator.Int64{int64validator.AtLeast(0)},
 			},
 			"force_destroy": schema.BoolAttribute{
 				MarkdownDescription: "Destroy the cluster's keys although there are records of instances. Their " +
-					"agents will be locked out for ever.",
+					"agents can never connect again.",
 				Optional: true,
 			},
 			"ca_fingerprint": computed("SHA-256 of the CA's certificate, in hexadecimal."),

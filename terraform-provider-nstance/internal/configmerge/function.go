@@ -28,8 +28,8 @@ func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *fu
 func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
 	resp.Definition = function.Definition{
 		Summary: "Merges shard configurations",
-		MarkdownDescription: "Merges documents in JSON with comments, such as what all shards have in common and " +
-			"what one shard has of its own, as the servers merge `args`: objects name by name, the later over the " +
+		MarkdownDescription: "Merges documents in JSON with comments, such as the settings of all shards and those " +
+			"of one shard, as the servers merge `args`: objects name by name, the later over the " +
 			"earlier; anything else replaces what is there, `null` included. Returns plain JSON for `config_jsonc` " +
 			"of an `nstance_shard`, which checks it; single documents may be incomplete.",
 		Parameters: []function.Parameter{function.StringParameter{Name: "document",

@@ -51,7 +51,7 @@ func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
 	text := group.GetSpecJson()
 	if text == "" {
 		return config.GroupSpec{},
-			errors.New("the server does not tell what the group says by itself: it is older than this provider")
+			errors.New("the server's answer has no spec_json: the server is older than this provider, upgrade it")
 	}
 	if !json.Valid([]byte(text)) { // the text must be valid without the wrapper below
 		return config.GroupSpec{}, errors.New("the server's answer: spec_json is not JSON")

@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-func TestParseKeySaysWhich(t *testing.T) {
+func TestParseKeyErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "want shard/tenant/group", "dev-1/default": "want shard/tenant/group", "a/b/c/d": "want shard/tenant/group",
 		"/default/workers": "shard: name is empty", "dev-1//workers": "tenant: name is empty",

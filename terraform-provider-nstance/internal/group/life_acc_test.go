@@ -87,7 +87,7 @@ func TestAccGroupWithoutServer(t *testing.T) {
 	cli.Run(t, "apply", "-auto-approve")
 	w.server.Stop()
 	out := squeeze(cli.Run(t, "plan"))
-	if !strings.Contains(out, "No changes") || !strings.Contains(out, "Warning: Group fleet was not looked at") {
+	if !strings.Contains(out, "No changes") || !strings.Contains(out, "Warning: Group fleet was not read") {
 		t.Errorf("%s", out)
 	}
 	cli.Write(t, "main.tf", w.group(small+"\n size = 0"))

@@ -141,7 +141,7 @@ func (r *Resource) exists(ctx context.Context, k key, err error) diag.Diagnostic
 	if lerr == nil && group.GetIsStatic() {
 		return diagnostic.Failure{
 			What: "Group " + k.name + " is static", Where: "shard " + k.shard,
-			Why: fmt.Errorf("name: %s/%s is among the groups of the shard's configuration", k.tenant, k.name),
+			Why: fmt.Errorf("name: %s/%s is a group of the shard's configuration", k.tenant, k.name),
 			Do:  "Change it there (groups of the nstance_shard), or give this group another name.",
 		}.At(path.Root("name"))
 	}
@@ -168,7 +168,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	}
 	group, err := r.look(ctx, k)
 	if err == nil && group == nil {
-		err = errors.New("it is gone since the plan was made: plan again")
+		err = errors.New("the group was deleted after the plan was made: plan again")
 	}
 	if err != nil {
 		resp.Diagnostics.Append(failure("Cannot update", k, err))
@@ -178,7 +178,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	// fields with the state instead of the ETag.
 	now, err := specOf(group)
 	if err == nil && !same(now, have.Spec) {
-		err = status.Error(codes.Aborted, "it is not what the plan was made from")
+		err = status.Error(codes.Aborted, "the group changed after the plan was made")
 	}
 	if err == nil && !same(now, want.Spec) {
 		upsert := request(k.name, want.Spec, have.Spec)
@@ -189,8 +189,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	case status.Code(err) == codes.Aborted:
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: "Group " + k.name + " was changed meanwhile", Where: "shard " + k.shard, Why: err,
-			Do: "Somebody else changed it: an apply, the operator, nstance-admin. Plan again: the plan will show " +
-				"what they changed, and apply it if you want to undo that. Nothing was changed.",
+			Do: "Another apply, the operator or nstance-admin changed it. Nothing was changed now. Plan again: the " +
+				"plan shows the other change; apply it to undo that change.",
 		}.Error())
 		return
 	case err != nil:
@@ -222,8 +222,9 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		return
 	case (errors.Is(err, servers.ErrUnreachable) || errors.Is(err, servers.ErrNoAddress)) && !imported:
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Group " + k.name + " was not looked at", Where: "shard " + k.shard, Why: err,
-			Do: "Nothing, if the shard's servers are scaled to zero: changes made elsewhere are not seen. Otherwise: " +
+			What: "Group " + k.name + " was not read", Where: "shard " + k.shard, Why: err,
+			Do: "If the shard's servers are scaled to zero, do nothing: changes made elsewhere are not seen. " +
+				"Otherwise: " +
 				servers.Advice(err),
 		}.Warning())
 		return
@@ -236,8 +237,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	case group.GetIsStatic():
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: "Group " + k.name + " is static", Where: "shard " + k.shard,
-			Why: errors.New("it is among the groups of the shard's configuration now"),
-			Do:  "Remove this nstance_group from the configuration: it manages nothing any more.",
+			Why: errors.New("it is now a group of the shard's configuration"),
+			Do:  "Remove this nstance_group from the configuration: it no longer manages anything.",
 		}.Warning())
 		resp.State.RemoveResource(ctx)
 		return
@@ -275,8 +276,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		return
 	case group.GetIsStatic():
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Group " + k.name + " is static now and stays", Where: "shard " + k.shard,
-			Do: "Remove it from the shard's configuration if it should go.",
+			What: "Group " + k.name + " is static now and was not deleted", Where: "shard " + k.shard,
+			Do: "To delete the group, remove it from the shard's configuration.",
 		}.Warning())
 		return
 	}

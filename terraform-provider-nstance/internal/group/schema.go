@@ -40,8 +40,8 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Validators: []validator.String{name.Valid("group", ident.ValidateName)},
 	}
 	attributes["tenant"] = schema.StringAttribute{
-		MarkdownDescription: "Tenant of the group: that of the operator identity in the provider's configuration, " +
-			"as which all calls are made. It need not be said, but what is said is checked.",
+		MarkdownDescription: "Tenant of the group: the tenant of the provider's operator identity, which makes all " +
+			"calls. Optional; a value that differs is an error.",
 		Optional: true, Computed: true,
 		PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown(),
 			stringplanmodifier.RequiresReplace()},
@@ -78,10 +78,10 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	}
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "A dynamic group of a shard, through the operator API of the shard's servers: the " +
-			"provider needs an `operator` block. What is left out comes from the template, or else " +
-			"from the shard. What others change shows as drift; put `size` into `ignore_changes` if something else " +
+			"provider needs an `operator` block. Attributes that are not set come from the template, or else from " +
+			"the shard. Changes made elsewhere show as drift; put `size` into `ignore_changes` if something else " +
 			"scales the group. A static group belongs to `nstance_shard`, and cannot be managed here. While no " +
-			"server of the shard can be reached, a plan warns and does without looking for drift.\n\nDestroying it " +
+			"server of the shard can be reached, a plan warns and does not look for drift.\n\nDestroying it " +
 			"drains the group's instances, and waits until they are gone.",
 		Attributes: attributes,
 	}

@@ -67,7 +67,8 @@ func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts
 	return diagnostic.Failure{
 		What:  fmt.Sprintf("Group %s is changed, but its instances were not complete within %s", k.name, patience),
 		Where: "shard " + k.shard, Why: errors.New(seen.String()),
-		Do: "The server goes on. nstance-admin group status and instance list tell more. Set timeouts to wait longer.",
+		Do: "The server continues. nstance-admin group status and instance list show the progress. Set timeouts to " +
+			"wait longer.",
 	}.Error()
 }
 
@@ -138,12 +139,12 @@ func (r *Resource) awaitGone(ctx context.Context, get getter, k key) diag.Diagno
 	case err == nil:
 		return nil
 	case !errors.Is(err, context.DeadlineExceeded):
-		return failure("Deleted, but cannot see whether there are instances left of", k, err)
+		return failure("Deleted, but cannot read whether instances are left of", k, err)
 	}
 	return diagnostic.Failure{
 		What:  fmt.Sprintf("Group %s is deleted, but its instances were not gone within %s", k.name, patience),
 		Where: "shard " + k.shard, Why: fmt.Errorf("%d are left", left),
-		Do: "The server goes on draining them. Destroy again: it waits for the rest. Set timeouts.delete to wait " +
+		Do: "The server continues to drain them. Destroy again to wait for the rest. Set timeouts.delete to wait " +
 			"longer.",
 	}.Error()
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-func TestParseGroupSaysWhich(t *testing.T) {
+func TestParseGroupErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"workers": "want tenant/name", "": "want tenant/name", "/workers": "tenant: name is empty",
 		"default/":    "group: name is empty",

@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-func TestParseImportSaysWhich(t *testing.T) {
+func TestParseImportErrors(t *testing.T) {
 	const id = "opr06bgm7733st2576nx5jht4ecjw"
 	if cluster, tenant, got, err := parseImport("example/default/" + id); err != nil || cluster != "example" ||
 		tenant != "default" || got.String() != id {

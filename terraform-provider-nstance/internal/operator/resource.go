@@ -58,7 +58,7 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 		do = "Import that operator (terraform import <address of the nstance_operator> cluster/tenant/operator-id), " +
 			"or use another key."
 	case errors.Is(err, registration.ErrRemoved):
-		do = "Somebody else removed it. Plan again: it will be registered anew."
+		do = "It was removed elsewhere. Plan again: the next apply registers it again."
 	case errors.Is(err, secretstore.ErrNotFound):
 		do = "Create the cluster first: let the operator depend on the nstance_cluster (cluster_id = " +
 			"nstance_cluster.<name>.id), or check the provider's storage."

@@ -52,8 +52,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 		MarkdownDescription: "An operator of a tenant (a Kubernetes operator, a pipeline, a person), registered by " +
 			"its public key directly in the bucket: no nonce and no server is needed. Its private key " +
 			"stays where it was made. When the certificate is due, a plan renews it.\n\nDestroying it leaves a " +
-			"tombstone in the bucket, by which servers know to refuse the operator: at once, or " +
-			"within five minutes if they have just seen it.",
+			"tombstone in the bucket, which makes servers refuse the operator: immediately, or within five minutes " +
+			"if they have read its record recently.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster.", Required: true, PlanModifiers: fixed,
@@ -87,7 +87,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				})},
 			},
 			"renew_before": schema.StringAttribute{
-				MarkdownDescription: "How long before its end a plan renews the certificate. Default: a third of " +
+				MarkdownDescription: "A plan renews the certificate when less than this time is left. Default: a " +
+					"third of " +
 					"`ttl`.", Optional: true,
 				Validators: []validator.String{name.Valid("renew_before", func(s string) error {
 					_, err := config.ParseDuration(s)
@@ -98,8 +99,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				"ID of the operator. It is imported by `cluster/tenant/id`; the certificate is then renewed."),
 			"certificate_pem": issued("The certificate."),
 			"ca_certificate_pem": issued(
-				"The CA certificates that the operator knows servers by, as they were when the certificate was " +
-					"issued."),
+				"The CA certificates that the operator verifies servers with, as of the issue of its certificate."),
 			"serial":    issued("Serial number of the certificate, in hexadecimal."),
 			"not_after": issued("When the certificate ends (RFC 3339)."),
 		},

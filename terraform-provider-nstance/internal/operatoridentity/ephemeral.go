@@ -89,8 +89,9 @@ func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, 
 func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "Key and certificate of an operator for one run, such as a pipeline's: it is " +
-			"registered in the bucket when the run begins and removed when it ends, and nothing of it is in plan " +
-			"or state. Give it to another configuration (an alias) of this provider as its `operator`. The cluster " +
+			"registered in the bucket when the run begins and removed when it ends, and neither plan nor state " +
+			"contains it. Give it to another configuration (an alias) of this provider as its `operator`. The " +
+			"cluster " +
 			"has to be there: let it depend on the `nstance_cluster`.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
@@ -221,7 +222,8 @@ func (r *Resource) Close(ctx context.Context, req ephemeral.CloseRequest, resp *
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What:  "Operator " + made.ID.String() + " of this run is not removed",
 			Where: r.bucket.Place(keys.OperatorPrefix()), Why: err,
-			Do: "Nothing: its key is gone with this run, and the next one removes it once its certificate has ended.",
+			Do: "Nothing is to do: its key ended with this run, and the next run removes the record when the " +
+				"certificate has expired.",
 		}.Warning())
 	}
 }

@@ -73,9 +73,9 @@ func TestAccIdentity(t *testing.T) {
 	}
 }
 
-// TestAccIdentitySweeps checks that a run removes expired operators of interrupted runs. Other operators and those of
-// running runs must stay.
-func TestAccIdentitySweeps(t *testing.T) {
+// TestAccIdentityRemovesExpiredOperators checks that a run removes expired operators of interrupted runs. Other
+// operators and those of running runs must stay.
+func TestAccIdentityRemovesExpiredOperators(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
 	state := b.State(t)

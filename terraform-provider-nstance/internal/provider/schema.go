@@ -40,8 +40,8 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "Nstance keeps fleets of VMs alive. This provider writes what its servers read from a " +
 			"bucket: the CA, secrets, operators, and the configuration of each shard; " +
-			"and it looks after dynamic groups through the servers themselves. Everything here may be unknown at " +
-			"plan: a plan needs neither the bucket nor the key nor a server.",
+			"and it manages dynamic groups through the servers' API. All settings may be unknown at plan: a plan " +
+			"needs neither the bucket nor the key nor a server.",
 		Attributes: map[string]schema.Attribute{
 			"storage": schema.SingleNestedAttribute{
 				MarkdownDescription: "The bucket. Credentials come from the usual places of its SDK: environment, " +
@@ -59,7 +59,7 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						Validators:          []validator.String{stringvalidator.LengthAtLeast(1)},
 					},
 					"prefix": schema.StringAttribute{
-						MarkdownDescription: "What every key in the bucket starts with.", Optional: true},
+						MarkdownDescription: "Prefix of all keys in the bucket.", Optional: true},
 					"region": schema.StringAttribute{MarkdownDescription: "Region of the bucket.", Optional: true},
 					"endpoint": schema.StringAttribute{
 						MarkdownDescription: "URL of an S3-compatible store that is not AWS's own.", Optional: true},
@@ -75,22 +75,21 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 				Attributes: key,
 			},
 			"old_encryption_keys": schema.ListNestedAttribute{
-				MarkdownDescription: "Keys that only open what was sealed before the key was changed.",
+				MarkdownDescription: "Earlier keys, used only to open secrets sealed before the key was changed.",
 				Optional:            true,
 				NestedObject:        schema.NestedAttributeObject{Attributes: key},
 			},
 			"operator": schema.SingleNestedAttribute{
-				MarkdownDescription: "How to speak to the servers of shards, which `nstance_group` does: as an " +
-					"operator, with an identity in a directory or in three texts. Keys and certificates may be " +
+				MarkdownDescription: "How `nstance_group` calls the servers of shards: as an operator, with an " +
+					"identity in a directory or in three PEM texts. Keys and certificates may be " +
 					"ephemeral values, such as those of `nstance_operator_identity` from another configuration of " +
 					"this provider.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"servers": schema.MapAttribute{
 						MarkdownDescription: "Operator address of each shard, `host:port`; several, with commas " +
-							"between them, are tried in turn. A shard that is left out has the address that its " +
-							"leader's " +
-							"lock in the bucket names. Default: the variable `" + serversVariable + "`.",
+							"between them, are tried in turn. The address of a shard that is not listed is read from " +
+							"its leader's lock in the bucket. Default: the variable `" + serversVariable + "`.",
 						Optional: true, ElementType: types.StringType,
 						Validators: []validator.Map{
 							mapvalidator.KeysAre(name.Valid("shard", ident.ValidateName)),

@@ -30,7 +30,7 @@ import (
 var ErrRegistered = errors.New("the key is registered already")
 
 // ErrRemoved means that the operator does not exist or was removed.
-var ErrRemoved = errors.New("there is no such operator (any more)")
+var ErrRemoved = errors.New("there is no such operator, or it was removed")
 
 // maxTTL is the maximum lifetime of a certificate: ten years, like that of a CA.
 const maxTTL = 10 * 365 * 24 * time.Hour

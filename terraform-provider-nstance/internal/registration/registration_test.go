@@ -94,7 +94,7 @@ func TestLife(t *testing.T) {
 	}
 	if again, err := registration.Register(t.Context(), state, "example", "prod", public, time.Hour,
 		"test"); err != nil || again.ID == first.ID {
-		t.Errorf("a removed operator's key, registered anew: %+v, %v", again, err)
+		t.Errorf("a removed operator's key, registered again: %+v, %v", again, err)
 	}
 }
 

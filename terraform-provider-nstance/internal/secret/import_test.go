@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-func TestParseImportSaysWhich(t *testing.T) {
+func TestParseImportErrors(t *testing.T) {
 	for id, want := range map[string]string{
 		"": "want cluster/name", "example": "want cluster/name", "/a": "cluster: name is empty",
 		"example/": "name: secret name", "example/a/b": "name: secret name",

@@ -85,7 +85,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				WriteOnly: true,
 			},
 			"value_wo_version": schema.Int64Attribute{
-				MarkdownDescription: "Change it to store the value anew.",
+				MarkdownDescription: "Change it to store the value again.",
 				Required:            true,
 			},
 			"encryption_key_id": schema.StringAttribute{
@@ -100,7 +100,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
 	do := bucket.Advice(err)
 	if errors.Is(err, secretstore.ErrInvalid) {
-		do = fmt.Sprintf("Give a value of 1 to %d bytes; let the secret depend on what makes the value.",
+		do = fmt.Sprintf("Give a value of 1 to %d bytes; let the secret depend on the resource that makes the value.",
 			secretstore.MaxValue)
 	}
 	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.ClusterSecret(name)), Why: err, Do: do}.Error()
@@ -109,7 +109,7 @@ func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
 // put seals and stores the value, and returns the ID of the key that sealed it.
 func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition) (string, error) {
 	if m.ValueWO.IsUnknown() {
-		return "", fmt.Errorf("%w: what makes the value has not made it yet", secretstore.ErrInvalid)
+		return "", fmt.Errorf("%w: the value is not known yet", secretstore.ErrInvalid)
 	}
 	ring, err := r.bucket.Ring(ctx)
 	if err != nil {

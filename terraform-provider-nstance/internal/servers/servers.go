@@ -27,7 +27,7 @@ const callTimeout = 30 * time.Second
 
 var (
 	// ErrUnknown means that the provider's settings are not known yet.
-	ErrUnknown = errors.New("the provider's operator settings depend on something that is not applied yet")
+	ErrUnknown = errors.New("the provider's operator settings depend on resources that are not applied yet")
 	// ErrNoIdentity means that the settings name no identity.
 	ErrNoIdentity = errors.New("the provider has no operator identity")
 	// ErrIdentity means that the identity cannot be read or is not valid.
@@ -159,8 +159,8 @@ func Advice(err error) string {
 	var peer *PeerError
 	switch {
 	case errors.Is(err, ErrUnknown):
-		return "Apply what the provider's operator block depends on first, such as with -target, or let this depend " +
-			"on it with depends_on."
+		return "First apply the resources that the provider's operator block depends on, for example with -target, " +
+			"or name them in depends_on."
 	case errors.Is(err, ErrNoIdentity):
 		return "Set operator in the provider's configuration: identity_dir, as nstance-admin cluster " +
 			"register-operator --output-dir writes it, or ca_certificate_pem, " +
@@ -182,9 +182,9 @@ func Advice(err error) string {
 		return "Check the tenant of the identity in the provider's operator block, and that the operator was not " +
 			"removed: nstance-admin cluster register-operator makes a new one."
 	case codes.InvalidArgument, codes.FailedPrecondition:
-		return "Correct what is named above."
+		return "Correct the argument that the error names."
 	case codes.Unimplemented:
 		return "The server is older than this provider: update it."
 	}
-	return "Check that the shard's leader is well, and run this again."
+	return "Check the log of the shard's leader, and run this again."
 }

@@ -144,7 +144,7 @@ func TestCallFindsTheLeader(t *testing.T) {
 		"the leader":           {leading},
 		"a standby names it":   {serve(t, ca, server("standby"), &api{leader: &leading})},
 		"a standby, then it":   {serve(t, ca, server("standby"), &api{leader: &nobody}), leading},
-		"nobody, then it":      {wrong, leading},
+		"no server, then it":   {wrong, leading},
 		"a standby errs on it": {serve(t, ca, server("standby"), &api{leader: &wrong}), leading},
 	} {
 		leader.calls = 0
@@ -163,7 +163,7 @@ func TestCallFindsTheLeader(t *testing.T) {
 	}
 }
 
-func TestCallBelievesNobodyElse(t *testing.T) {
+func TestCallIgnoresOtherServersErrors(t *testing.T) {
 	ca := newCA(t, cluster)
 	me := identity(t, ca, authority.RoleOperator, time.Now())
 	other := server("other")

@@ -73,17 +73,17 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 			What:  fmt.Sprintf("Shard %s was not empty after %s", name, limit),
 			Where: r.bucket.Place(keys.InstancePrefix(name)),
 			Why:   fmt.Errorf("%s; %s", &shard, &leader),
-			Do: "The configuration is marked as terminating, so the leader goes on. Check that a server of the " +
-				"shard runs and look at its log, then destroy again: it " +
-				"waits for the rest. Set timeouts.delete to wait longer.",
+			Do: "The configuration is marked as terminating, so the leader continues. Check that a server of the " +
+				"shard runs and read its log, then destroy again to wait for the rest. Set timeouts.delete to wait " +
+				"longer.",
 		}.Error())
 		return
 	case err != nil:
-		resp.Diagnostics.Append(r.failure("Cannot see whether shard "+name+" is empty", name, err))
+		resp.Diagnostics.Append(r.failure("Cannot read whether shard "+name+" is empty", name, err))
 		return
 	}
 	if err := r.remove(ctx, name, leader.leaderless()); err != nil {
-		resp.Diagnostics.Append(r.failure("Shard "+name+" is empty, but what it left in the bucket cannot be removed",
+		resp.Diagnostics.Append(r.failure("Shard "+name+" is empty, but its objects in the bucket cannot be removed",
 			name, err))
 	}
 }
@@ -103,15 +103,15 @@ func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, hav
 	case token != seen:
 		return "", nil, diagnostic.Failure{
 			What: what, Where: r.bucket.Place(keys.Config(name)), Why: fmt.Errorf(
-				"the plan was made from version %s, and version %s is there now", seen, token),
-			Do: "Somebody else changed the configuration meanwhile. Look at what they changed with a new plan, then " +
-				"destroy again. Nothing was written.",
+				"the plan was made from version %s, and the bucket has version %s now", seen, token),
+			Do: "Another program changed the configuration after the plan was made. Nothing was written. Review the " +
+				"change with a new plan, then destroy again.",
 		}.Error()
 	}
 	if have.shard == nil {
 		return "", nil, diagnostic.Failure{
 			What: what, Where: r.bucket.Place(keys.Config(name)), Why: errors.New(
-				"the configuration there is not valid, so the servers would not read it"),
+				"the configuration in the bucket is not valid, so the servers would not read it"),
 			Do: "Apply a valid configuration, then destroy again.",
 		}.Error()
 	}

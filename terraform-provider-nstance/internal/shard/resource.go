@@ -89,7 +89,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		if have := textOf(state[attribute]); name != have {
 			resp.Diagnostics.Append(diagnostic.Failure{
 				What: fmt.Sprintf("The %s changes from %q to %q", attribute, have, name),
-				Why:  errors.New("it was not known when the plan was made, and a shard cannot be renamed"),
+				Why:  errors.New("the name was not known when the plan was made, and a shard cannot be renamed"),
 				Do: "Plan and apply again: now that the name is known, the shard will be replaced. Or set the old " +
 					"name.",
 			}.Error())
@@ -145,7 +145,7 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	missing := errors.Is(rerr, objstore.ErrNotFound)
 	switch {
 	case rerr != nil && !missing:
-		return fail(fmt.Errorf("%w; and what is there cannot be read: %w", err, rerr))
+		return fail(fmt.Errorf("%w; the version in the bucket cannot be read: %w", err, rerr))
 	case rerr == nil && bytes.Equal(have, want.body):
 		return haveToken, nil // an interrupted apply wrote it
 	}
@@ -153,21 +153,21 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	switch {
 	case token == "":
 		conflict.What = fmt.Sprintf("Shard %s has a configuration already", name)
-		conflict.Why = fmt.Errorf("version %s is there, and this resource did not write it", haveToken)
+		conflict.Why = fmt.Errorf("the bucket has version %s, which this resource did not write", haveToken)
 		conflict.Do = fmt.Sprintf(
 			"If this resource should manage it, import it: terraform import <address of the nstance_shard> %s. "+
 				"If another Terraform configuration does, give this shard another name. Nothing was written.", name)
 	case missing:
 		conflict.What = fmt.Sprintf("The configuration of shard %s was removed meanwhile", name)
-		conflict.Why = fmt.Errorf("the plan was made from version %s, and nothing is there now", token)
-		conflict.Do = "Somebody else destroys this shard. If it should live, plan and apply again: the " +
-			"configuration will be created anew. Nothing was written."
+		conflict.Why = fmt.Errorf("the plan was made from version %s, and the bucket has no version now", token)
+		conflict.Do = "Another program is destroying this shard. Nothing was written. To keep the shard, plan and " +
+			"apply again: the apply creates the configuration again."
 	default:
 		conflict.What = fmt.Sprintf("The configuration of shard %s was changed meanwhile", name)
-		conflict.Why = fmt.Errorf("the plan was made from version %s, and version %s is there now", token, haveToken)
-		conflict.Do = "Somebody else applied at the same time, or pushed a configuration. Plan again: the plan will " +
-			"show what they changed, and apply it if you " +
-			"want to undo that. Nothing was written."
+		conflict.Why = fmt.Errorf("the plan was made from version %s, and the bucket has version %s now", token,
+			haveToken)
+		conflict.Do = "Another apply or config push wrote it at the same time. Nothing was written. Plan again: the " +
+			"plan shows the other change; apply it to undo that change."
 	}
 	return "", diag.Diagnostics{conflict.Error()}
 }

@@ -24,7 +24,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	attributes := typedconfig.Attributes()
 	attributes["config_jsonc"] = schema.StringAttribute{
 		MarkdownDescription: "The whole configuration as one JSON document with comments, instead of the " +
-			"attributes. It is written to the bucket as it is.",
+			"attributes. It is written to the bucket unchanged.",
 		Optional: true,
 	}
 	attributes["wait_for_leader"] = schema.BoolAttribute{
@@ -54,9 +54,10 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed:            true,
 	}
 	attributes["rolling_groups"] = schema.ListAttribute{
-		MarkdownDescription: "Static groups whose instances are replaced, one at a time, because what they are made " +
-			"from changes, as `tenant/name`: in a plan, those that the change will replace; afterwards, " +
-			"those that the last change did. Dynamic groups follow their templates; the plan's warning names those.",
+		MarkdownDescription: "Static groups whose instances are replaced, one at a time, because their " +
+			"infrastructure configuration changes, as `tenant/name`: in a plan, the groups that the change will " +
+			"replace; afterwards, those that the last change replaced. Dynamic groups follow their templates; the " +
+			"plan's warning names those.",
 		Computed: true, ElementType: types.StringType,
 	}
 	attributes["group_hashes"] = schema.MapNestedAttribute{
@@ -77,9 +78,9 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep " +
 			"alive. Write it in attributes or in `config_jsonc`.\n\n" +
 			"Destroying it first marks the configuration as terminating, waits until the shard's leader has emptied " +
-			"the shard, and then removes the configuration and " +
-			"everything that the shard left in the bucket. The election lock stays if servers still run. Let what " +
-			"the servers run on be destroyed after this resource.",
+			"the shard, and then removes the configuration and all other objects of the shard in the bucket. The " +
+			"election lock stays if servers still run. Destroy the servers' machines after this resource " +
+			"(`depends_on`).",
 		Attributes: attributes,
 	}
 }

@@ -272,7 +272,7 @@ func TestAccTenMistakes(t *testing.T) {
 	for _, p := range problems {
 		if where := fmt.Sprintf("line %d, column %d: %s: ", p.Line, p.Col, p.Path); !strings.Contains(squeeze(out),
 			where) {
-			t.Errorf("nothing says %q", where)
+			t.Errorf("the output lacks %q", where)
 		}
 	}
 	if t.Failed() {
@@ -411,7 +411,7 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	for _, want := range []string{"Files will be pushed",
 		"to running instances of the groups: default/workers, prod/others.", "templates: worker."} {
 		if !strings.Contains(out, want) {
-			t.Errorf("nothing says %q", want)
+			t.Errorf("the output lacks %q", want)
 		}
 	}
 	if strings.Contains(out, "replaced") {
@@ -420,11 +420,11 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	cli.Write(t, "main.tf", typed(b, options{size: 2, script: "#!/bin/bash"}))
 	out = squeeze(cli.Run(t, "plan", "-no-color"))
 	if got := rolling(t, cli); !slices.Equal(got, []string{"default/workers", "prod/others"}) {
-		t.Errorf("the plan says that %v roll", got)
+		t.Errorf("the plan announces a roll of %v", got)
 	}
 	if want := "Instances are replaced, one at a time, in the groups: default/workers, prod/others."; !strings.Contains(
 		out, want) {
-		t.Errorf("nothing says %q:\n%s", want, out)
+		t.Errorf("the output lacks %q:\n%s", want, out)
 	}
 	cli.Write(t, "main.tf", typed(b, options{size: 7}))
 	if out = cli.Run(t, "plan", "-no-color"); strings.Contains(out, "Warning: Files") ||
@@ -432,7 +432,7 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 		t.Errorf("a size replaces nothing:\n%s", out)
 	}
 	if got := rolling(t, cli); len(got) > 0 {
-		t.Errorf("the plan says that %v roll", got)
+		t.Errorf("the plan announces a roll of %v", got)
 	}
 }
 
@@ -571,7 +571,7 @@ func TestAccWaitTimesOut(t *testing.T) {
 	out := squeeze(cli.Run(t, "apply", "-auto-approve", "-no-color"))
 	if !strings.Contains(out,
 		"Warning: The configuration of shard dev-1 is written, but its leader did not apply it within 1s") ||
-		!strings.Contains(out, "nobody has led") {
+		!strings.Contains(out, "no server has led") {
 		t.Errorf("creating: %s", out)
 	}
 	cli.Write(t, "main.tf",

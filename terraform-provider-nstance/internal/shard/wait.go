@@ -63,10 +63,8 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			limit),
 		Where: r.bucket.Place(keys.Leader(name)),
 		Why:   fmt.Errorf("the lock does not name version %s as applied: %s", token, &watch),
-		Do: "Check that a server of the shard runs and look at its log: it says why it does not apply a " +
-			"configuration. " +
-			"The configuration stays where it is and is applied as soon as a server leads. Set timeouts to wait " +
-			"longer.",
+		Do: "Check that a server of the shard runs and read its log, which names the reason. The configuration stays " +
+			"in the bucket and is applied as soon as a server leads. Set timeouts to wait longer.",
 	}.Error()
 }
 
@@ -110,13 +108,13 @@ func (w *leaderWatch) leaderless() bool {
 func (w *leaderWatch) String() string {
 	switch {
 	case !w.there:
-		return "nobody has led the shard yet"
+		return "no server has led the shard yet"
 	case w.lock.Released:
-		return fmt.Sprintf("nobody leads, %s resigned in term %d", w.lock.LeaderID, w.lock.Term)
+		return fmt.Sprintf("no server leads: %s resigned in term %d", w.lock.LeaderID, w.lock.Term)
 	case w.leaderless():
-		return fmt.Sprintf("nobody leads, %s stopped renewing in term %d", w.lock.LeaderID, w.lock.Term)
+		return fmt.Sprintf("no server leads: %s stopped renewing in term %d", w.lock.LeaderID, w.lock.Term)
 	case w.lock.AppliedETag == "":
-		return fmt.Sprintf("%s leads in term %d and has applied nothing", w.lock.LeaderID, w.lock.Term)
+		return fmt.Sprintf("%s leads in term %d and has applied no configuration", w.lock.LeaderID, w.lock.Term)
 	}
 	return fmt.Sprintf("%s leads in term %d and has applied version %s", w.lock.LeaderID, w.lock.Term,
 		w.lock.AppliedETag)

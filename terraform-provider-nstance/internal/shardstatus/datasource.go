@@ -81,9 +81,9 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 		return schema.BoolAttribute{MarkdownDescription: doc, Computed: true}
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "What the bucket tells of a shard: who leads, which configuration is applied, how many " +
-			"instances its groups have. It needs neither the encryption key nor a server. " +
-			"Let it depend on what should have happened before, such as an `nstance_shard` with `wait_for_leader`.",
+		MarkdownDescription: "State of a shard according to the bucket: its leader, the applied configuration, the " +
+			"number of instances of each group. It needs neither the encryption key nor a server. " +
+			"Use `depends_on` to read it after a change, such as an `nstance_shard` with `wait_for_leader`.",
 		Attributes: map[string]schema.Attribute{
 			"shard": schema.StringAttribute{
 				MarkdownDescription: "Name of the shard.", Required: true,
@@ -92,13 +92,14 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 			"cluster_id":  text("Name of the cluster."),
 			"config_etag": text("Version of the configuration in the bucket."),
 			"applied_etag": text(
-				"Version that the leader has applied, or that the last one had; null if none has applied any."),
+				"Version that the leader, or the last one, has applied; null if no leader has applied one."),
 			"applied":     boolean("Whether the leader has applied the version in the bucket."),
 			"generation":  number("How many configurations the shard's leaders have applied so far."),
-			"terminating": boolean("Whether the configuration tells the shard to empty itself."),
+			"terminating": boolean("Whether the configuration sets `terminating`: the leader deletes all instances."),
 			"leader": schema.SingleNestedAttribute{
-				MarkdownDescription: "Who leads by the shard's lock; null if nobody has yet, or the last one " +
-					"resigned. A leader that died is named until another takes over: `renewed_at` tells.",
+				MarkdownDescription: "The leader that the shard's lock names; null if no server has led yet, or the " +
+					"last leader resigned. A dead leader is named until another takes over: compare `renewed_at` " +
+					"with the time.",
 				Computed: true,
 				Attributes: map[string]schema.Attribute{
 					"id":                text("ID of the server."),
@@ -114,12 +115,12 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 					"dynamic ones. Instances count by their records in the bucket.",
 				Computed: true,
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-					"static":      boolean("Whether it is from the shard's configuration."),
+					"static":      boolean("Whether the group is in the shard's configuration."),
 					"template":    text("Name of its template."),
 					"size":        number("How many instances it should have."),
 					"actual_size": number("How many it has: being made, starting, or registered."),
 					"registered":  number("How many of those are registered."),
-					"deleting":    number("How many more are on their way out."),
+					"deleting":    number("How many more are being drained or deleted."),
 				}},
 			},
 		},

@@ -23,8 +23,8 @@ import (
 // excluded returns the fields that have no attribute, as "Type.Field", with the reason.
 func excluded() map[string]string {
 	return map[string]string{
-		"Shard.Schema":      "it is for editors of the JSON document",
-		"GroupSpec.Deleted": "it is the server's own mark on dynamic groups",
+		"Shard.Schema":      "the field is for editors of the JSON document",
+		"GroupSpec.Deleted": "only the server sets this field, on dynamic groups",
 	}
 }
 

@@ -208,7 +208,7 @@ func (r *Reading) group(v tftypes.Value, at []any, key string, target reflect.Va
 func splitKey(key string) (outer, inner string, err error) {
 	outer, inner, ok := strings.Cut(key, "/")
 	if !ok || outer == "" || inner == "" || strings.Contains(inner, "/") {
-		return "", "", errors.New(`the key has to be tenant/name, such as "default/workers"`)
+		return "", "", errors.New(`the key must be tenant/name, such as "default/workers"`)
 	}
 	return outer, inner, nil
 }

@@ -144,7 +144,7 @@ func TestAnyUnknownValue(t *testing.T) {
 		}
 		r := typedconfig.Read(attributes)
 		if r.Known() {
-			t.Errorf("%s is unknown, and nothing says so", place)
+			t.Errorf("%s is unknown without a warning", place)
 		}
 		if problems := r.Problems(); len(problems) > 0 {
 			t.Errorf("%s is unknown:\n%v", place, problems)

@@ -78,7 +78,8 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 			"without the commands that you add, and holds no secret.",
 		Attributes: map[string]schema.Attribute{
 			"role": schema.StringAttribute{
-				MarkdownDescription: "Who boots: `server`, or `agent` for the instances of a shard. The content for " +
+				MarkdownDescription: "Which program boots: `server`, or `agent` for the instances of a shard. The " +
+					"content for " +
 					"agents is a template for `defaults.userdata.content` of an `nstance_shard`.",
 				Required:   true,
 				Validators: []validator.String{stringvalidator.OneOf(roleServer, roleAgent)},
@@ -86,16 +87,16 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 			"shard":   optional("Servers: the shard to serve. Required."),
 			"storage": optional("Servers: kind of object store, `s3`, `gcs` or `file`. Default: `s3`."),
 			"bucket":  optional("Servers: name of the bucket. Required."),
-			"prefix":  optional("Servers: what every key in the bucket starts with."),
-			"region":  optional("Servers: region of the bucket, which AWS's SDK is told as `AWS_REGION`."),
+			"prefix":  optional("Servers: prefix of all keys in the bucket."),
+			"region":  optional("Servers: region of the bucket, set as `AWS_REGION` for the AWS SDK."),
 			"leader_interface": optional(
 				"Servers: ID of the network interface that the leader takes. It has to be that of the shard's " +
 					"configuration."),
 			"extra_args": texts("Servers: more arguments of `nstance-server`, such as `--debug`."),
 			"binaries": schema.MapNestedAttribute{
-				MarkdownDescription: "Where the program comes from on a machine whose image has none, by " +
-					"architecture: `amd64`, `arm64`. The file's SHA-256 is checked before it can run. Where the " +
-					"image has no unit either, a plain one is written.",
+				MarkdownDescription: "Download of the program for images without it, by architecture: `amd64`, " +
+					"`arm64`. The file's SHA-256 is checked before it can run. If the image has no systemd unit " +
+					"either, a plain one is written.",
 				Optional: true,
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"url": schema.StringAttribute{MarkdownDescription: "URL of the program, https or http.",
@@ -197,7 +198,7 @@ func (m model) agent(common bootscript.Common) (string, error) {
 	} {
 		if !only.value.IsNull() {
 			errs = append(errs, &bootscript.FieldError{Field: only.name,
-				Err: errors.New("is for servers: instances are told by the server that makes them")})
+				Err: errors.New("is for servers only: the server passes this value to instances")})
 		}
 	}
 	if len(errs) > 0 {

@@ -32,7 +32,7 @@ func (careless) Operations() map[string]wire.Handler {
 			return nil, nil
 		},
 		"Fails": func(*wire.Call) (any, error) {
-			return nil, wire.Errorf(400, "Odd", "refused before anything was told")
+			return nil, wire.Errorf(400, "Odd", "refused before any output")
 		},
 		"Garbles": func(*wire.Call) (any, error) { return make(chan int), nil },
 	}
@@ -128,7 +128,7 @@ func makeRole(t *testing.T, c *Cloud, url string) {
 	}
 }
 
-func TestHandlersMustAsk(t *testing.T) {
+func TestHandlersMustAuthorize(t *testing.T) {
 	c, server := testCloud(t)
 	makeRole(t, c, server.URL)
 	for action, want := range map[string]struct {

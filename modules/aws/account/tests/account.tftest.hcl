@@ -26,7 +26,7 @@ variables {
 run "defaults" {
   assert {
     condition     = aws_iam_role.server.name == "example-nstance-server" && aws_iam_role.agent.name == "example-nstance-agent" && aws_iam_role.server.path == "/"
-    error_message = "roles are called otherwise"
+    error_message = "the roles have other names"
   }
   assert {
     condition     = aws_iam_instance_profile.server.role == aws_iam_role.server.name && aws_iam_instance_profile.agent.role == aws_iam_role.agent.name
@@ -34,15 +34,15 @@ run "defaults" {
   }
   assert {
     condition     = aws_iam_role_policy.server.role == aws_iam_role.server.name && aws_iam_role_policy.server.policy == output.server_policy
-    error_message = "the policy is not that of the servers"
+    error_message = "the servers' role has another policy"
   }
   assert {
     condition     = [for s in jsondecode(aws_iam_role.agent.assume_role_policy).Statement : s.Principal.Service] == ["ec2.amazonaws.com"]
-    error_message = "somebody else may assume the agents' role"
+    error_message = "other principals than EC2 may assume the agents' role"
   }
   assert {
     condition     = !contains([for s in jsondecode(output.server_policy).Statement : s.Sid], "RegisterTargets") && !contains([for s in jsondecode(output.server_policy).Statement : s.Sid], "UseKMSKey")
-    error_message = "the servers may do what nobody asked for"
+    error_message = "the servers have permissions that no variable grants"
   }
   assert {
     condition     = [for s in jsondecode(output.server_policy).Statement : s.Action if s.Sid == "ReadEncryptionKey"] == ["secretsmanager:GetSecretValue"]
@@ -77,7 +77,7 @@ run "choices" {
   }
   assert {
     condition     = alltrue(flatten([for s in jsondecode(output.server_policy).Statement : [for r in flatten([s.Resource]) : startswith(r, "arn:aws:s3:::shared/clusters/example/") || r == "arn:aws:s3:::shared" if startswith(r, "arn:aws:s3")]]))
-    error_message = "the servers may touch what is not the cluster's"
+    error_message = "the servers have permissions on other clusters' objects"
   }
   assert {
     condition     = aws_iam_role.server.tags["nstance:cluster"] == "example" && aws_iam_role.agent.tags["team"] == "a"

@@ -41,7 +41,7 @@ run "defaults" {
   }
   assert {
     condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this[0].rule : [one(rule.filter).prefix, one(rule.noncurrent_version_expiration).noncurrent_days]] == [["", 90], ["shard/", 1]]
-    error_message = "earlier versions are not kept as said"
+    error_message = "earlier versions are not kept for the given days"
   }
   assert {
     condition     = aws_secretsmanager_secret.key[0].name == "nstance/example/encryption-key" && aws_secretsmanager_secret.key[0].recovery_window_in_days == 30 && length(aws_ssm_parameter.key) == 0

@@ -27,11 +27,11 @@ run "existing" {
 
   assert {
     condition     = length(aws_vpc.this) == 0 && length(aws_internet_gateway.this) == 0 && aws_route.public_ipv4[0].gateway_id == "igw-0000000000000000a"
-    error_message = "what is there already is made again"
+    error_message = "existing resources are created again"
   }
   assert {
     condition     = keys(aws_subnet.this) == ["public/us-west-2a/0"] && aws_subnet.this["public/us-west-2a/0"].vpc_id == "vpc-0000000000000000a" && length(aws_route_table.private) == 0
-    error_message = "existing subnets are not left alone"
+    error_message = "existing subnets are changed"
   }
   assert {
     condition     = output.network.ipv4_cidr == "172.16.0.0/16" && output.vpc_id == "vpc-0000000000000000a"

@@ -68,7 +68,7 @@ run "ipv4" {
   }
   assert {
     condition     = output.network.ipv4_cidr == "10.0.0.0/16" && output.network.ipv6_cidr == null && output.vpc_id == "vpc-0000000000000000b" && length(output.target_group_arns) == 0
-    error_message = "outputs are not as they should be"
+    error_message = "the outputs differ from the expected ones"
   }
 }
 
@@ -154,7 +154,7 @@ run "ipv6" {
   }
   assert {
     condition     = aws_subnet.this["workers/us-west-2a/0"].enable_dns64 && aws_route.nat64["workers/us-west-2a/0"].destination_ipv6_cidr_block == "64:ff9b::/96" && length(aws_route.nat) == 0
-    error_message = "what has no IPv6 cannot be reached"
+    error_message = "hosts without IPv6 cannot be reached"
   }
   assert {
     condition     = aws_lb_target_group.this["web/http"].ip_address_type == "ipv6" && aws_vpc_security_group_ingress_rule.balancer["web/http/tcp/ipv6/0"].cidr_ipv6 == "2001:db8::/56" && aws_lb.this["web"].internal

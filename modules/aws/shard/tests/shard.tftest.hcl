@@ -52,11 +52,11 @@ variables {
 run "defaults" {
   assert {
     condition     = aws_autoscaling_group.server.min_size == 1 && aws_autoscaling_group.server.max_size == 1 && aws_autoscaling_group.server.desired_capacity == 1
-    error_message = "there is not one server"
+    error_message = "the number of servers is not 1"
   }
   assert {
     condition     = aws_autoscaling_group.server.vpc_zone_identifier == toset(["subnet-0a"]) && aws_autoscaling_group.server.health_check_type == "EC2" && aws_autoscaling_group.server.wait_for_capacity_timeout == "0"
-    error_message = "the auto-scaling group is not as it should be"
+    error_message = "the auto-scaling group differs from the expected one"
   }
   assert {
     condition     = one(aws_launch_template.server.metadata_options).http_tokens == "required" && one(aws_launch_template.server.iam_instance_profile).arn == var.account.server_instance_profile_arn
@@ -74,11 +74,11 @@ run "defaults" {
   }
   assert {
     condition     = aws_network_interface.leader.tags["nstance:leader"] == "one" && aws_network_interface.leader.tags["nstance:cluster"] == "example" && aws_network_interface.leader.subnet_id == "subnet-0a"
-    error_message = "the leader's interface is not as it should be"
+    error_message = "the leader's interface differs from the expected one"
   }
   assert {
     condition     = data.nstance_userdata.server.bucket == "example-bucket" && data.nstance_userdata.server.shard == "one" && data.nstance_userdata.server.leader_interface == "eni-0000000000000000a" && data.nstance_userdata.server.prefix == null
-    error_message = "servers boot with something else"
+    error_message = "the servers have another boot script"
   }
   assert {
     condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = "10.0.1.100", ipv6 = null, interface_id = "eni-0000000000000000a" }) && nstance_shard.this.server.bind == null
@@ -130,7 +130,7 @@ run "standby" {
 
   assert {
     condition     = aws_autoscaling_group.server.min_size == 2 && aws_autoscaling_group.server.max_size == 2 && aws_autoscaling_group.server.desired_capacity == 2 && nstance_shard.this.wait_for_leader
-    error_message = "there are not two servers"
+    error_message = "the number of servers is not 2"
   }
   assert {
     condition     = nstance_shard.this.cluster.secrets.provider == "aws-secrets-manager" && nstance_shard.this.cluster.secrets.prefix == "nstance/example/" && nstance_shard.this.cluster.secrets.encryption_key == null && data.nstance_userdata.server.prefix == "clusters/example"
@@ -150,7 +150,7 @@ run "scaled_to_zero" {
   }
   assert {
     condition     = !nstance_shard.this.wait_for_leader
-    error_message = "nobody will ever lead"
+    error_message = "no server will ever lead"
   }
 }
 
@@ -249,7 +249,7 @@ run "balanced" {
   }
   assert {
     condition     = one(aws_lb_target_group.health[0].health_check).path == "/health" && aws_lb_target_group.health[0].port == 8990 && one(aws_lb_target_group.health[0].health_check).protocol == "HTTP"
-    error_message = "AWS asks for something else"
+    error_message = "AWS checks another path"
   }
   assert {
     condition = { for key, rule in aws_vpc_security_group_ingress_rule.server : key => [rule.from_port, coalesce(rule.cidr_ipv4, rule.referenced_security_group_id)] } == {
@@ -285,7 +285,7 @@ run "balanced" {
   }
   assert {
     condition     = jsondecode(nstance_shard.this.defaults.args_json) == { IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }, KeyName = "k", SecurityGroupIds = ["sg-mine"] } && nstance_shard.this.defaults.userdata.content == "#!/bin/sh\ntrue\n"
-    error_message = "what was asked for does not win: ${nstance_shard.this.defaults.args_json}"
+    error_message = "args_json does not override the defaults: ${nstance_shard.this.defaults.args_json}"
   }
   assert {
     condition     = jsonencode(nstance_shard.this.server.subnet_pools) == jsonencode({ workers = ["subnet-1a"] }) && nstance_shard.this.images.debian.provider == "aws" && nstance_shard.this.groups["prod/web"].size == 3 && contains(keys(nstance_shard.this.tenants), "prod")

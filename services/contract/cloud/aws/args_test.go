@@ -91,7 +91,7 @@ func TestWrongArgs(t *testing.T) {
 	}
 }
 
-func TestTemplatesStandForAnything(t *testing.T) {
+func TestTemplatesMatchAnyType(t *testing.T) {
 	text := `{"ImageId": "{{ .Image.base }}", "EbsOptimized": "{{ .Vars.ebs }}", "BlockDeviceMappings": [{"Ebs": {"VolumeSize": "{{ .Vars.disk }}"}}],
 		"InstanceMarketOptions": {"SpotOptions": {"ValidUntil": "{{ .Vars.until }}", "SpotInstanceType": "{{ .Vars.kind }}"}},
 		"MetadataOptions": {"HttpTokens": "{{ .Vars.tokens }}"}}`

@@ -117,7 +117,7 @@ func TestTokensSurviveRestart(t *testing.T) {
 	}
 }
 
-func TestNothingLeadsOutside(t *testing.T) {
+func TestKeysCannotLeaveTheDirectory(t *testing.T) {
 	outside, dir := t.TempDir(), t.TempDir()
 	s := open(t, dir)
 	if err := os.Symlink(outside, filepath.Join(dir, "link")); err != nil {
@@ -145,7 +145,7 @@ func TestNothingLeadsOutside(t *testing.T) {
 	}
 }
 
-func TestKeysBelowKeys(t *testing.T) {
+func TestKeyCannotBeBelowAnotherKey(t *testing.T) {
 	s := open(t, t.TempDir())
 	put(t, s, "a/b", "x")
 	for _, key := range []string{"a", "a/b/c", "a/b/c/d"} {

@@ -78,7 +78,7 @@ func TestLateWrites(t *testing.T) {
 			t.Error(diff)
 		}
 	})
-	t.Run("lands when told", func(t *testing.T) {
+	t.Run("write completes when released", func(t *testing.T) {
 		s := mem.New(mem.Options{Inject: script{1: {Late: mem.Held}}.inject})
 		if err := put(s, "late", objstore.Always()); !errors.Is(err, objstore.ErrIndeterminate) {
 			t.Fatalf("put: %v", err)
@@ -166,7 +166,7 @@ func TestStaleLists(t *testing.T) {
 	}
 }
 
-func TestWaits(t *testing.T) {
+func TestInjectedWaits(t *testing.T) {
 	var slept []time.Duration
 	ended := errors.New("ended")
 	s := mem.New(mem.Options{

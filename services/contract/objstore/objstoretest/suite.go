@@ -338,7 +338,7 @@ func race(t *testing.T, s objstore.Store, key string, round int, cond objstore.C
 		}
 	}
 	if winner < 0 {
-		t.Fatalf("round %d: nobody won", round)
+		t.Fatalf("round %d: no writer won", round)
 	}
 	wantObject(t, s, key, body(winner), tokens[winner])
 	return tokens[winner]

@@ -38,7 +38,7 @@ func status(code int, name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(code)
 		if name != "" {
-			fmt.Fprintf(w, "<Error><Code>%s</Code><Message>told so</Message></Error>", name)
+			fmt.Fprintf(w, "<Error><Code>%s</Code><Message>refused</Message></Error>", name)
 		}
 	}
 }

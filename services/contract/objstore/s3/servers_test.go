@@ -92,7 +92,7 @@ func testLostResponses(t *testing.T, line *line) {
 	line.deaf.Store(true)
 	_, err := put("term 1", objstore.IfAbsent())
 	line.deaf.Store(false)
-	wantErr(t, "put whose response is lost", err, objstore.ErrIndeterminate)
+	wantErr(t, "put with a lost response", err, objstore.ErrIndeterminate)
 	obj, err := s.Get(ctx, "lost/lock")
 	if err != nil || string(obj.Body) != "term 1" {
 		t.Fatalf("the write did not happen: %q, %v", obj.Body, err)
@@ -145,7 +145,7 @@ func versitygw(t *testing.T) *line {
 		_ = server.Process.Kill()
 		_ = server.Wait()
 		if t.Failed() {
-			t.Logf("versitygw said:\n%s", said.String())
+			t.Logf("output of versitygw:\n%s", said.String())
 		}
 	})
 	line := startLine(t, socket)

@@ -115,7 +115,7 @@ func racingCreators(t *testing.T, a, b secretstore.Store) {
 	wg.Wait()
 	winner := slices.IndexFunc(errs, func(err error) bool { return err == nil })
 	if winner < 0 {
-		t.Fatal("nobody won:", errs)
+		t.Fatal("no writer won:", errs)
 	}
 	for i, err := range errs {
 		if i != winner && !errors.Is(err, secretstore.ErrExists) {

@@ -391,7 +391,7 @@ func check(t *testing.T, schema json.RawMessage, document string) {
 }
 
 // Requests beyond the limit are rejected.
-func TestBusy(t *testing.T) {
+func TestTooManyRequestsAreRejected(t *testing.T) {
 	x := newAPI(t, "")
 	release := make(chan struct{})
 	x.a.Before = func(string) error {

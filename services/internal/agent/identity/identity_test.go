@@ -153,7 +153,7 @@ func TestAcceptRefuses(t *testing.T) {
 		t.Errorf("a refused certificate was stored: %v", err)
 	}
 	if nonce, err := w.store().Nonce(); err != nil || nonce == "" {
-		t.Errorf("the nonce was spent for nothing: %v", err)
+		t.Errorf("the nonce was consumed without a registration: %v", err)
 	}
 }
 

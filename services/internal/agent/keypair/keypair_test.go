@@ -155,7 +155,7 @@ func TestAlgorithmChangeAndHalfWrittenPair(t *testing.T) {
 		t.Errorf("another key, or %v", err)
 	}
 	if mended, err := disk.Read("a.pub"); err != nil || !bytes.Equal(mended, newPublic) {
-		t.Errorf("the public file was not mended: %v", err)
+		t.Errorf("the public file was not restored: %v", err)
 	}
 }
 
@@ -191,7 +191,7 @@ func TestEnsureRefuses(t *testing.T) {
 }
 
 // The next report shows a key that was removed or damaged.
-func TestStatesFollowTheDisk(t *testing.T) {
+func TestStatesMatchTheDisk(t *testing.T) {
 	s, disk := store(t)
 	for _, name := range []string{"a.pub", "b.pub"} {
 		if _, err := s.Ensure(name, ed); err != nil {
@@ -236,7 +236,7 @@ func FuzzParsePrivate(f *testing.F) {
 			t.Fatalf("accepted a key that cannot be written: %v", err)
 		}
 		if _, err := keypair.ParsePrivate(encoded); err != nil {
-			t.Fatalf("its own writing is refused: %v", err)
+			t.Fatalf("a value that it wrote is refused: %v", err)
 		}
 	})
 }

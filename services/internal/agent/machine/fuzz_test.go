@@ -48,7 +48,7 @@ func FuzzParseShutdown(f *testing.F) {
 		signal := &dbus.Signal{Name: text(dbus.FieldInterface) + "." + text(dbus.FieldMember), Body: m.Body}
 		shutdown, ok := parseShutdown(signal)
 		if !ok && shutdown.Action != "" {
-			t.Errorf("%v is no signal, and says %q", signal, shutdown.Action)
+			t.Errorf("%v is not a signal, but the action is %q", signal, shutdown.Action)
 		}
 		if ok {
 			if active, is := m.Body[0].(bool); !is || active != shutdown.Active {

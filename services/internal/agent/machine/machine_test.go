@@ -75,8 +75,8 @@ func TestStoppingReason(t *testing.T) {
 	}
 }
 
-// TestThisSystem checks the reason on this machine, which is not shutting down while its tests run.
-func TestThisSystem(t *testing.T) {
+// TestReasonOnThisMachine checks the reason on this machine, which is not shutting down while its tests run.
+func TestReasonOnThisMachine(t *testing.T) {
 	if got := machine.ThisSystem().StoppingReason(t.Context()); got != restart && got != upgrade {
 		t.Errorf("StoppingReason = %v", got)
 	}
@@ -138,7 +138,7 @@ func TestHost(t *testing.T) {
 	}
 }
 
-func TestHostAsTold(t *testing.T) {
+func TestHostUsesConfiguredAddresses(t *testing.T) {
 	h := machine.NewHost(machine.HostOptions{Hostname: "node", IPv4: "10.0.0.1", IPv6: "2001:db8::1",
 		Interface: "no such interface", Log: discard})
 	ipv4, ipv6 := h.Addresses()

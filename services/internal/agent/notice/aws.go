@@ -83,7 +83,7 @@ func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 			}
 			if a.token = strings.TrimSpace(string(token)); !sendable(a.token) {
 				a.token = ""
-				return nil, errors.New("get a token: what came is none")
+				return nil, errors.New("get a token: the answer is not a token")
 			}
 		}
 		body, _, err := a.options.ask(ctx, http.MethodGet, path, http.Header{"X-Aws-Ec2-Metadata-Token": {a.token}})

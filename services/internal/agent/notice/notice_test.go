@@ -107,10 +107,10 @@ func wantTold(t *testing.T, told <-chan *nstancev1.TerminationNotice, want *nsta
 	select {
 	case got := <-told:
 		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-			t.Errorf("told (-want +got):\n%s", diff)
+			t.Errorf("notices (-want +got):\n%s", diff)
 		}
 	case <-time.After(20 * time.Second):
-		t.Fatalf("nothing was told, want %v", want)
+		t.Fatalf("no notice, want %v", want)
 	}
 }
 

@@ -146,7 +146,7 @@ func FuzzDecodeDocuments(f *testing.F) {
 				t.Fatal(err)
 			}
 			if err := decode("document", again, into); err != nil {
-				t.Errorf("its own writing %s is refused: %v", again, err)
+				t.Errorf("%s, which it wrote, is refused: %v", again, err)
 			}
 		}
 	})

@@ -264,7 +264,7 @@ func TestStatesFitIntoAReport(t *testing.T) {
 }
 
 // States follow the disk: they show changed and removed files, and read each file only once.
-func TestStatesFollowTheDisk(t *testing.T) {
+func TestStatesMatchTheDisk(t *testing.T) {
 	dir := &faulty{Folder: disk(t)}
 	r := open(dir)
 	apply(t, r, "h", files{"a.env": "A=1", "b.env": "B=1", "c.env": "C=1"}, "a.env", "b.env", "c.env")
@@ -356,7 +356,7 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			}
 			outcomes[r.Hash()]++
 			if diff := cmp.Diff(want, stored(t, dir)); diff != "" {
-				t.Errorf("crash at step %d (%v): the hash says %q: %s", dies, half, r.Hash(), diff)
+				t.Errorf("crash at step %d (%v): hash %q: %s", dies, half, r.Hash(), diff)
 			}
 			if names, err := os.ReadDir(dir.Path()); err != nil || len(names) != len(want)+2 { // .state.json, .tmp
 				t.Errorf("crash at step %d (%v): left %v, %v", dies, half, names, err)

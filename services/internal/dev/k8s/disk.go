@@ -237,7 +237,7 @@ func (s *store) take(c *collection, k key, file []byte) error {
 	if err != nil {
 		if s.broken[name] != string(file) {
 			s.broken[name] = string(file)
-			s.log.Warn("file ignored until it is mended", "path", s.shown(name), "error", err)
+			s.log.Warn("file ignored until it is corrected", "path", s.shown(name), "error", err)
 		}
 		return err
 	}
@@ -282,7 +282,7 @@ func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error)
 	}
 	if m, ok := content["metadata"]; ok {
 		if _, ok := m.(map[string]any); !ok {
-			return nil, errors.New("metadata is no JSON object")
+			return nil, errors.New("metadata is not a JSON object")
 		}
 	}
 	if err := checkMeta(content); err != nil {
@@ -399,7 +399,7 @@ func checkMeta(o map[string]any) error {
 func (s *store) read(name string) ([]byte, error) {
 	info, err := s.root.Stat(name)
 	if err == nil && !info.Mode().IsRegular() {
-		return nil, errors.New("it is no file")
+		return nil, errors.New("it is not a regular file")
 	}
 	if err != nil {
 		if errors.Is(err, syscall.ENOTDIR) {
@@ -428,7 +428,7 @@ func (s *store) write(c *collection, k key, o map[string]any, before []byte) ([]
 	switch now, err := s.read(name); {
 	case errors.Is(err, fs.ErrNotExist) && before == nil, err == nil && before != nil && bytes.Equal(now, before):
 	case err == nil, errors.Is(err, fs.ErrNotExist):
-		return nil, busy(s.shown(name), "it changes at this moment")
+		return nil, busy(s.shown(name), "it is being changed")
 	default:
 		return nil, fmt.Errorf("read %s: %w", s.shown(name), err)
 	}

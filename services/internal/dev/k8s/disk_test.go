@@ -142,9 +142,9 @@ func TestReplaced(t *testing.T) {
 	must(in(c, machines).Get(ctx, "m", metav1.GetOptions{}))(t)
 }
 
-// TestWriteMeetsEdit sends requests for an object with a file that a person has changed and the server has not read
-// yet. The server must never overwrite an unread change.
-func TestWriteMeetsEdit(t *testing.T) {
+// TestRequestDoesNotOverwriteAnEditedFile sends requests for an object with a file that a person has changed and the
+// server has not read yet. The server must never overwrite an unread change.
+func TestRequestDoesNotOverwriteAnEditedFile(t *testing.T) {
 	dir := t.TempDir()
 	s := must(openStore(dir, time.Now, discard))(t)
 	defer func() { _ = s.close() }()

@@ -98,7 +98,7 @@ func (h *handler) fresh(version string) error {
 	}
 	v, err := strconv.ParseUint(version, 10, 64)
 	if err != nil {
-		return invalid("resourceVersion", version, "it is no number")
+		return invalid("resourceVersion", version, "it is not a number")
 	}
 	if now := h.store.currentVersion(); v > now {
 		e := apierrors.NewTimeoutError("Too large resource version: "+version+", current: "+strconv.FormatUint(now, 10),
@@ -114,7 +114,7 @@ func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, shown
 	query := req.URL.Query()
 	if query.Get("continue") != "" {
 		// Lists are never split, so this process has issued no such token.
-		return apierrors.NewResourceExpired("the list must be begun anew")
+		return apierrors.NewResourceExpired("start the list again")
 	}
 	version := query.Get("resourceVersion")
 	if err := h.fresh(version); err != nil {

@@ -36,19 +36,20 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 	}
 	match := query.Get("resourceVersionMatch")
 	if match != "" && (!query.Has("sendInitialEvents") || match != string(metav1.ResourceVersionMatchNotOlderThan)) {
-		return invalid("resourceVersionMatch", match, "of a watch it goes with sendInitialEvents and is NotOlderThan")
+		return invalid("resourceVersionMatch", match, "a watch allows it only with sendInitialEvents, and only as "+
+			"NotOlderThan")
 	}
 	var from uint64
 	if text := query.Get("resourceVersion"); text != "" {
 		if from, err = strconv.ParseUint(text, 10, 64); err != nil {
-			return invalid("resourceVersion", text, "it is no number")
+			return invalid("resourceVersion", text, "it is not a number")
 		}
 	}
 	limit := watchTime
 	if text := query.Get("timeoutSeconds"); text != "" {
 		seconds, err := strconv.ParseUint(text, 10, 31)
 		if err != nil {
-			return invalid("timeoutSeconds", text, "it is no number")
+			return invalid("timeoutSeconds", text, "it is not a number")
 		}
 		if seconds > 0 {
 			limit = time.Duration(seconds) * time.Second

@@ -195,8 +195,9 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// TestOurTypes checks that every type of Nstance's API group is served under the name that a RESTMapper finds.
-func TestOurTypes(t *testing.T) {
+// TestNstanceTypesAreServed checks that every type of Nstance's API group is served under the name that a RESTMapper
+// finds.
+func TestNstanceTypesAreServed(t *testing.T) {
 	addr, _ := start(t, t.TempDir())
 	lists := must(typed(t, addr).Discovery().ServerPreferredResources())(t)
 	kinds := map[string]bool{}

@@ -23,7 +23,7 @@ func checkType(r *resource, k key, o map[string]any) error {
 	}
 	if m, ok := o["metadata"]; ok {
 		if _, ok := m.(map[string]any); !ok {
-			return apierrors.NewBadRequest("metadata is no JSON object")
+			return apierrors.NewBadRequest("metadata is not a JSON object")
 		}
 	}
 	if err := checkMeta(o); err != nil {

@@ -149,7 +149,7 @@ func TestExpired(t *testing.T) {
 			nil)
 	}
 	if _, _, _, ok := s.since(pools, 5); ok {
-		t.Error("changes are missing and nobody says so")
+		t.Error("changes are missing without an error")
 	}
 	if changes, _, _, ok := s.since(pools, 6); !ok || len(changes) != historyLength || changes[0].version != 7 {
 		t.Errorf("all that is kept: %v, %d", ok, len(changes))

@@ -144,7 +144,7 @@ func TestInterfacesGetTheSubnet(t *testing.T) {
 	}
 }
 
-func TestArgsKeepTheirSay(t *testing.T) {
+func TestArgsOverrideDefaults(t *testing.T) {
 	req := request()
 	req.Args = tree(t,
 		`{"ImageId": "ami-1", "InstanceInitiatedShutdownBehavior": "stop", "MetadataOptions": {"HttpPutResponseHopLimit": 3},

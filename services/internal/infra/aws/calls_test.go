@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestCallsAreAllCalls checks that Calls lists every method of the interfaces, and that every call has an action with
-// its own name. The role's policy and the documentation are generated from Calls.
-func TestCallsAreAllCalls(t *testing.T) {
+// TestCallsListsEveryCall checks that Calls lists every method of the interfaces, and that every call has an action
+// with its own name. The role's policy and the documentation are generated from Calls.
+func TestCallsListsEveryCall(t *testing.T) {
 	want := map[string]bool{}
 	for service, api := range map[string]reflect.Type{"ec2": reflect.TypeFor[EC2](),
 		"elasticloadbalancing": reflect.TypeFor[ELB]()} {

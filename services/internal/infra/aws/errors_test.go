@@ -47,7 +47,7 @@ var documented = map[infra.Class]string{
 	infra.Indeterminate: `InternalError InternalFailure Unavailable ServiceUnavailable RequestTimeout Server.Unheard`,
 }
 
-func TestOneLine(t *testing.T) {
+func TestErrorTextIsOneLine(t *testing.T) {
 	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "caf\xe9": "caf\uFFFD",
 		"aaaaaaaaé": "aaaaaaaaé", "aaaaaaaaaé": "aaaaaaaaa…", "": ""} {
 		if got := oneLine(text, 10); got != want {
@@ -86,12 +86,12 @@ func TestDocumentedCodes(t *testing.T) {
 		if !slices.ContainsFunc([]int{400, 403, 500, 503, 0}, func(status int) bool {
 			return classOf(code, status) == classes[code]
 		}) {
-			t.Errorf("%s does not get its own class", code)
+			t.Errorf("%s is not a class by itself", code)
 		}
 	}
 }
 
-func TestUnknownCodesGoByStatus(t *testing.T) {
+func TestUnknownCodesAreClassifiedByStatus(t *testing.T) {
 	for status, want := range map[int]infra.Class{400: infra.Invalid, 401: infra.Denied, 403: infra.Denied,
 		404: infra.Invalid, 408: infra.Indeterminate, 429: infra.Throttled,
 		500: infra.Indeterminate, 503: infra.Indeterminate, 0: infra.Indeterminate, 200: infra.Indeterminate} {
@@ -237,7 +237,7 @@ func TestClassesOfAnswers(t *testing.T) {
 			}
 			if len(fmt.Sprint(err)) > 600 || strings.Contains(fmt.Sprint(err), "xxxx") ||
 				strings.Contains(fmt.Sprint(err), string(request().Userdata)) {
-				t.Errorf("the error says too much: %v", err)
+				t.Errorf("the error contains a secret: %v", err)
 			}
 		})
 	}
@@ -253,9 +253,9 @@ func TestEndedContextIsIndeterminate(t *testing.T) {
 	}
 }
 
-// TestHeldBackIsThrottled checks the class of a call that is held back by throttling until its deadline. Such a call
-// has no effect.
-func TestHeldBackIsThrottled(t *testing.T) {
+// TestCallHeldBackByThrottlingIsThrottled checks the class of a call that is held back by throttling until its
+// deadline. Such a call has no effect.
+func TestCallHeldBackByThrottlingIsThrottled(t *testing.T) {
 	t.Parallel()
 	s := script(t, failure(503, "RequestLimitExceeded", "slow"))
 	p := against(t, s.url, nil)

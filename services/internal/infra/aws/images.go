@@ -25,7 +25,7 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, err
 	if len(q.Owners) == 0 && !slices.ContainsFunc(owned, func(name string) bool { return len(q.Filters[name]) > 0 }) {
 		return "",
 			refused(what,
-				"it has no owners, and anybody can publish an image of any name: say whose are meant (self, amazon, "+
+				"owners is missing, and anyone can publish an image of any name: set owners (self, amazon, "+
 					"an account's ID)")
 	}
 	in := &ec2.DescribeImagesInput{Owners: q.Owners, MaxResults: sdk.Int32(p.cfg.PageSize)}

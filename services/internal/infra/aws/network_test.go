@@ -239,9 +239,9 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestStubbornHolderIsForced checks that a live holder that does not release the interface is detached by force after
-// some time.
-func TestStubbornHolderIsForced(t *testing.T) {
+// TestInterfaceIsDetachedByForce checks that a live holder that does not release the interface is detached by force
+// after some time.
+func TestInterfaceIsDetachedByForce(t *testing.T) {
 	n := newNetwork().held(types.InstanceStateNameRunning)
 	n.stubborn = true
 	began := n.now
@@ -262,7 +262,7 @@ func TestStubbornHolderIsForced(t *testing.T) {
 	}
 }
 
-func TestAcquireSaysWhatIsWrong(t *testing.T) {
+func TestAcquireErrors(t *testing.T) {
 	for name, tc := range map[string]struct {
 		with  func(n *network, p *Provider)
 		class infra.Class
@@ -323,8 +323,8 @@ func TestRelease(t *testing.T) {
 		network *network
 		want    []string
 	}{
-		"free":            {newNetwork(), []string{"describe"}},
-		"somebody else's": {newNetwork().held(types.InstanceStateNameRunning), []string{"describe"}},
+		"free":             {newNetwork(), []string{"describe"}},
+		"another server's": {newNetwork().held(types.InstanceStateNameRunning), []string{"describe"}},
 		"ours": {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1,
 			zone: "zone-a"}, []string{"describe", "detach a false"}},
 		"still attaching": {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttaching, index: 1,
@@ -356,6 +356,6 @@ func TestAnswers(t *testing.T) {
 		t.Errorf("loopback: %v", err)
 	}
 	if err := answers(t.Context(), netip.MustParseAddr("192.0.2.1")); err == nil { // TEST-NET-1, RFC 5737
-		t.Error("an address that nobody has answers")
+		t.Error("an unused address answers")
 	}
 }

@@ -279,9 +279,9 @@ func TestNotAllowed(t *testing.T) {
 	wantClass(t, "expired credentials", err, infra.Denied)
 }
 
-// TestDeletingWhatIsGoneByTag deletes an instance that is gone, with a role that may terminate only by tag. EC2 then
-// answers "not allowed".
-func TestDeletingWhatIsGoneByTag(t *testing.T) {
+// TestDeleteOfAGoneInstanceWithTagPolicy deletes an instance that is gone, with a role that may terminate only by tag.
+// EC2 then answers "not allowed".
+func TestDeleteOfAGoneInstanceWithTagPolicy(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
 	gone, there := r.create(p), r.create(p)
@@ -315,7 +315,7 @@ func TestSubnets(t *testing.T) {
 	before := r.calls("DescribeSubnets")
 	if room, err = p.HasRoom(t.Context(), subnets[:2]); err != nil || !room[small] ||
 		r.calls("DescribeSubnets") != before {
-		t.Errorf("asked again at once: %v, %v, %d calls", room, err, r.calls("DescribeSubnets")-before)
+		t.Errorf("asked again immediately: %v, %v, %d calls", room, err, r.calls("DescribeSubnets")-before)
 	}
 	r.clock.Add(int64(time.Minute))
 	if room, err = p.HasRoom(t.Context(), subnets[:2]); err != nil || room[small] || !room[r.a] {
@@ -630,7 +630,7 @@ func TestMachineID(t *testing.T) {
 		t.Errorf("a page was taken for the ID %q", id)
 	}
 	if id, err := ask(imds("i-0123456789abcdef0", true)); err == nil {
-		t.Errorf("version 1 was asked and said %q", id)
+		t.Errorf("version 1 was asked and answered %q", id)
 	}
 	began := time.Now()
 	if id, err := ask("http://127.0.0.1:1"); err == nil || time.Since(began) > 10*time.Second {

@@ -294,7 +294,7 @@ func listIsByOwner(s *suite) {
 	}
 	for _, other := range []infra.CreateRequest{otherShard, otherCluster} {
 		_, err := s.Provider.FindByInstance(s.Context(), s.owner, other.Tags.Instance)
-		s.wantClass("look-up of somebody else's instance", err, infra.NotFound)
+		s.wantClass("look-up of another owner's instance", err, infra.NotFound)
 	}
 }
 

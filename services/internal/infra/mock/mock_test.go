@@ -57,7 +57,7 @@ func wantState(t *testing.T, p *mock.Provider, id ident.ID, want infra.State) {
 	}
 }
 
-func TestStatesFollowTheClock(t *testing.T) {
+func TestStatesChangeWithTheClock(t *testing.T) {
 	clock := newClock()
 	p := mock.New(mock.Config{Now: clock.Now, Boot: 10 * time.Second, Shutdown: 5 * time.Second, Remember: time.Minute})
 	req := request(t)

@@ -270,7 +270,7 @@ func (p *Provider) describe(d document, panes []pane) infra.VM {
 	case p.now().Sub(d.AcceptedAt) <= bootGrace:
 		vm.State = infra.Pending
 	default:
-		vm.State, vm.Warning = infra.Failed, "its window was never opened"
+		vm.State, vm.Warning = infra.Failed, "its tmux window was never opened"
 	}
 	return vm
 }
@@ -421,7 +421,7 @@ func (p *Provider) end(ctx context.Context, d document) error {
 	machine.gone(ctx, hangupGrace)
 	killSession(machine)
 	if !machine.gone(ctx, killGrace) {
-		return errors.Join(errors.New("its process does not end"), ctx.Err())
+		return errors.Join(errors.New("its process does not exit"), ctx.Err())
 	}
 	return nil
 }

@@ -240,8 +240,9 @@ func TestClosedWindowLosesTheVM(t *testing.T) {
 	wantState(t, p, create(t, p, newRequest(t, "")), infra.Running) // the provider recreates the session
 }
 
-// TestStubbornProcesses checks processes that ignore SIGHUP. They no longer count as a VM, and a delete ends them.
-func TestStubbornProcesses(t *testing.T) {
+// TestProcessesThatIgnoreSIGHUP checks processes that ignore SIGHUP. They no longer count as a VM, and a delete ends
+// them.
+func TestProcessesThatIgnoreSIGHUP(t *testing.T) {
 	pipe, wait := fifo(t)
 	options := testOptions(t)
 	// Like air, start a child in a separate process group.
@@ -301,7 +302,7 @@ func TestUserdataIsRunOnce(t *testing.T) {
 	req := newRequest(t, "#!/bin/sh\necho ran > "+pipe+"\n")
 	vm := create(t, p, req)
 	if got := wait(); got != "ran\n" {
-		t.Fatalf("userdata said %q", got)
+		t.Fatalf("output of userdata: %q", got)
 	}
 	p.kill(t, vm)
 	again := create(t, p, req)
@@ -557,7 +558,7 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-func TestTwoProvidersShareTheState(t *testing.T) {
+func TestTwoProvidersShareOneState(t *testing.T) {
 	options := testOptions(t)
 	req := newRequest(t, "")
 	pids := make(chan int, 4)

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func TestOf(t *testing.T) {
+func TestCapacityOfInstanceTypes(t *testing.T) {
 	for instanceType, want := range map[string]string{
 		// AWS, from the tables of the provider's pages.
 		"m5.large": "2 8Gi", "m5.24xlarge": "96 384Gi", "m6i.32xlarge": "128 512Gi", "m6a.48xlarge": "192 768Gi",

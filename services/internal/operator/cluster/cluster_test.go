@@ -97,7 +97,7 @@ func serviceAccount() *corev1.ServiceAccount {
 	return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-capi-workload"}}
 }
 
-func TestMakesTheCluster(t *testing.T) {
+func TestClusterIsCreated(t *testing.T) {
 	w := newWorld(t)
 	w.shards.Of("west").SetState(func(s *shards.State) { s.Zone, s.Region = "west-1", "us" })
 	w.shards.Of("east").SetState(func(s *shards.State) { s.Zone, s.Region = "", "" })
@@ -150,7 +150,7 @@ func TestMakesTheCluster(t *testing.T) {
 	}
 }
 
-func TestKeepsWhatPeopleWrote(t *testing.T) {
+func TestUserFieldsAreKept(t *testing.T) {
 	name := metav1.ObjectMeta{Namespace: namespace, Name: "demo--default"}
 	theirs := clusterv1.APIEndpoint{Host: "api.example.com", Port: 6443}
 	w := newWorld(t, &v1beta1.NstanceCluster{ObjectMeta: name},
@@ -163,7 +163,7 @@ func TestKeepsWhatPeopleWrote(t *testing.T) {
 		t.Errorf("endpoints %v and %v", cluster.Spec.ControlPlaneEndpoint, infra.Spec.ControlPlaneEndpoint)
 	}
 	if len(cluster.Status.Conditions) != 0 {
-		t.Errorf("a control plane provider says what it initialized: %+v", cluster.Status.Conditions)
+		t.Errorf("a control plane provider sets what it initialized: %+v", cluster.Status.Conditions)
 	}
 }
 

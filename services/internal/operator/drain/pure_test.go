@@ -130,7 +130,7 @@ func TestSlots(t *testing.T) {
 	})
 }
 
-func TestRemaining(t *testing.T) {
+func TestRemainingPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for given, want := range map[time.Duration]time.Duration{time.Hour: time.Hour - 5*time.Second,
 			10 * time.Second: 9 * time.Second, 0: 0, -time.Minute: 0} {
@@ -144,7 +144,7 @@ func TestRemaining(t *testing.T) {
 	})
 }
 
-func TestIsGone(t *testing.T) {
+func TestInstanceIsGone(t *testing.T) {
 	for state, want := range map[string]bool{"running": false, "pending": false, "stopping": false, "deleting": false,
 		"unknown": false, "": false, "stopped": true, "deleted": true,
 		"failed": true} {
@@ -157,7 +157,7 @@ func TestIsGone(t *testing.T) {
 	}
 }
 
-func TestSome(t *testing.T) {
+func TestJoinNamesAndTruncate(t *testing.T) {
 	if got := joinNames([]string{"a/b", "c/d"}); got != "a/b, c/d" {
 		t.Error(got)
 	}

@@ -224,7 +224,7 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 	}
 	w.consistent(t)
 	if string(w.secret(t, "nstance-operator-cert").Data["ca.crt"]) != "kept" {
-		t.Error("what somebody else keeps in the Secret is gone")
+		t.Error("another program's key of the Secret is gone")
 	}
 	w.silent(t)
 }
@@ -334,7 +334,7 @@ func TestRegistersWithAnyShard(t *testing.T) {
 	w.consistent(t)
 }
 
-func TestSaysWhatIsMissing(t *testing.T) {
+func TestErrorsNameWhatIsMissing(t *testing.T) {
 	for name, test := range map[string]struct {
 		prepare func(*testing.T, *world)
 		want    string
@@ -400,8 +400,8 @@ func TestSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// TestDistrustsOtherServers checks that a server without the cluster's certificate gets no nonce.
-func TestDistrustsOtherServers(t *testing.T) {
+// TestNonceIsNotSentToOtherServers checks that a server without the cluster's certificate gets no nonce.
+func TestNonceIsNotSentToOtherServers(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	err := w.keeper(w.kube).Ensure(t.Context(), map[string]string{"a": other.addr})
 	if err == nil || !strings.Contains(err.Error(), "certificate") || other.front.calls != 0 {
@@ -489,7 +489,7 @@ func TestRunRenewsInTime(t *testing.T) {
 			asked = append(asked, time.Since(began))
 			if fail {
 				fail = false
-				return nil, errors.New("nobody is there")
+				return nil, errors.New("no server listens")
 			}
 			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: identitytest.Certificate(t, cluster,
 				"default", now(), 30*time.Hour)}, nil

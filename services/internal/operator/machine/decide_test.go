@@ -279,7 +279,7 @@ func hasCondition(conditions []metav1.Condition, want string) bool {
 	return false
 }
 
-func TestPlaceTakesTheFirstShard(t *testing.T) {
+func TestPlaceUsesTheFirstShard(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*view)
 		want   string

@@ -26,9 +26,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// TestOnAServer runs the controllers against a real API server with the CRDs. It checks that their writes are valid and
-// that every kind of change triggers them.
-func TestOnAServer(t *testing.T) {
+// TestControllersOnARealAPIServer runs the controllers against a real API server with the CRDs. It checks that their
+// writes are valid and that every kind of change triggers them.
+func TestControllersOnARealAPIServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
 	}

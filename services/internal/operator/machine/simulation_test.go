@@ -348,8 +348,8 @@ func TestServerDeletes(t *testing.T) {
 	}
 }
 
-// TestForgotten checks that the leader is asked about an instance that the mirror no longer has.
-func TestForgotten(t *testing.T) {
+// TestInstanceMissingFromTheMirror checks that the leader is asked about an instance that the mirror no longer has.
+func TestInstanceMissingFromTheMirror(t *testing.T) {
 	op := newSimulatedOperator(t, 3)
 	op.addMachine("one", "b")
 	op.settle()
@@ -506,8 +506,8 @@ func TestPaused(t *testing.T) {
 	}
 }
 
-// TestOthersAreLeftAlone checks that a machine of another cluster in the namespace is not changed.
-func TestOthersAreLeftAlone(t *testing.T) {
+// TestMachinesOfOtherClustersAreUnchanged checks that a machine of another cluster in the namespace is not changed.
+func TestMachinesOfOtherClustersAreUnchanged(t *testing.T) {
 	op := newSimulatedOperator(t, 6)
 	m := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "other",
 		Labels: map[string]string{clusterv1.ClusterNameLabel: "else"}},

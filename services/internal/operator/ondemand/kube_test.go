@@ -117,7 +117,7 @@ func (l *lab) has(pods ...*corev1.Pod) func() bool {
 	}
 }
 
-func TestOnAServer(t *testing.T) {
+func TestControllerOnARealAPIServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
 	}

@@ -257,8 +257,8 @@ func TestWarnsOnce(t *testing.T) {
 	}
 }
 
-// TestCacheBehind checks that a pod that is missing only from the cache keeps its machine.
-func TestCacheBehind(t *testing.T) {
+// TestPodMissingFromTheCacheKeepsItsMachine checks that a pod that is missing only from the cache keeps its machine.
+func TestPodMissingFromTheCacheKeepsItsMachine(t *testing.T) {
 	c := newCluster(t)
 	pod := c.pod("one", "1", "gpu")
 	c.sweep()
@@ -285,8 +285,8 @@ func (s strict) Get(ctx context.Context, key client.ObjectKey, o client.Object, 
 	return s.Reader.Get(ctx, key, o, opts...)
 }
 
-// TestOddAnnotation checks that a machine with a damaged annotation is deleted with its pod.
-func TestOddAnnotation(t *testing.T) {
+// TestDamagedAnnotation checks that a machine with a damaged annotation is deleted with its pod.
+func TestDamagedAnnotation(t *testing.T) {
 	for _, text := range []string{"apps/", "apps/a/b", "/one", ""} {
 		c := newCluster(t)
 		c.rec.apiReader = strict{c.client}
@@ -324,10 +324,10 @@ func TestPausedCluster(t *testing.T) {
 	}
 }
 
-// TestWorlds runs random histories: pods are created, deleted and re-created under the same name, machines are deleted,
-// and the operator crashes after random writes. At the end each live pod has one machine, and no other machine exists.
-// No pod ever has two.
-func TestWorlds(t *testing.T) {
+// TestRandomHistories runs random histories: pods are created, deleted and re-created under the same name, machines are
+// deleted, and the operator crashes after random writes. At the end each live pod has one machine, and no other machine
+// exists. No pod ever has two.
+func TestRandomHistories(t *testing.T) {
 	seeds := uint64(40)
 	if testing.Short() {
 		seeds = 5

@@ -688,8 +688,9 @@ func TestLabelValue(t *testing.T) {
 	}
 }
 
-// TestGate checks that a shard that does not answer can occupy only its share of the workers.
-func TestGate(t *testing.T) {
+// TestSilentShardOccupiesOnlyItsWorkers checks that a shard that does not answer can occupy only its share of the
+// workers.
+func TestSilentShardOccupiesOnlyItsWorkers(t *testing.T) {
 	var g callGate
 	var leave []func()
 	for range callsPerShard {

@@ -287,7 +287,7 @@ func TestFollowsTheLeader(t *testing.T) {
 	cluster.wait("reachable", func() bool { return cluster.shard("a").State().Reachable })
 }
 
-func TestShardsComeAndGo(t *testing.T) {
+func TestShardsAreAddedAndRemoved(t *testing.T) {
 	cluster := newTestCluster(t)
 	a, b, b2 := cluster.startLeader("a").snapshot([]string{"web"}), cluster.startLeader("b").snapshot([]string{"web"}),
 		cluster.startLeader("b").snapshot([]string{"web", "new"})
@@ -310,7 +310,7 @@ func TestShardsComeAndGo(t *testing.T) {
 	cluster.wait("the refusal", func() bool { return strings.Contains(cluster.shard("c").State().Err, "wrong peer") })
 }
 
-func TestOwnChangesAreSeenAtOnce(t *testing.T) {
+func TestOwnChangesAreVisibleImmediately(t *testing.T) {
 	cluster := newTestCluster(t)
 	const id = "wrk0000000001r0000000000000000"
 	a := cluster.startLeader("a").snapshot([]string{"web"}, instance("wrk2", "deleting"))

@@ -148,7 +148,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 	case 2, 3:
 		some("cut off", f.CutOff)
 	case 4:
-		f.Note("mend the network")
+		f.Note("repair the network")
 		for _, vm := range f.VMs {
 			if vm.Cut {
 				f.Mend(vm)

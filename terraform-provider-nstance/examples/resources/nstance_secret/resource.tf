@@ -9,5 +9,5 @@ resource "nstance_secret" "api_token" {
   cluster_id       = "example"
   name             = "api-token"
   value_wo         = var.api_token
-  value_wo_version = 1 # a new version stores the value anew
+  value_wo_version = 1 # a new version stores the value again
 }

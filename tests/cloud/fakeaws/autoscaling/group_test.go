@@ -37,7 +37,7 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("tags of the instance (-want +got):\n%s", diff)
 	}
 	if state, _ := w.ec2.Metadata(members[0], "autoscaling/target-lifecycle-state"); state != "InService" {
-		t.Errorf("its metadata says %q", state)
+		t.Errorf("its metadata is %q", state)
 	}
 	w.resize(4)
 	zones := map[string]int{}
@@ -92,7 +92,7 @@ func TestReplacement(t *testing.T) {
 	}
 	id := old[0]
 	must(w.vms.TerminateInstances(t.Context(), &sdkec2.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
-	replaced("terminated by somebody", id)
+	replaced("terminated by another client", id)
 	id = old[0]
 	w.ec2.Kill(id)
 	replaced("killed", id)
@@ -110,7 +110,7 @@ func TestReplacement(t *testing.T) {
 	id = old[0]
 	_ = must(w.client.SetInstanceHealth(t.Context(), &sdk.SetInstanceHealthInput{InstanceId: &id,
 		HealthStatus: aws.String("Unhealthy"), ShouldRespectGracePeriod: aws.Bool(false)}))(t)
-	replaced("said to be unhealthy", id)
+	replaced("marked as unhealthy", id)
 }
 
 func TestLaunchFailure(t *testing.T) {
@@ -130,7 +130,7 @@ func TestLaunchFailure(t *testing.T) {
 	before := len(w.activities())
 	w.sleep(time.Second)
 	if got := len(w.activities()); got != before {
-		t.Errorf("tried again at once")
+		t.Errorf("retried immediately")
 	}
 	w.faults.Clear()
 	w.sleep(5 * time.Second)
@@ -285,7 +285,7 @@ func TestPermissions(t *testing.T) {
 		},
 	} {
 		if got := code(t, call()); got != "AccessDenied" {
-			t.Errorf("%s of somebody who may do nothing: %q", what, got)
+			t.Errorf("%s without permissions: %q", what, got)
 		}
 	}
 }
@@ -337,7 +337,7 @@ func TestLifecycleHooks(t *testing.T) {
 		t.Errorf("on its way out: %s", got)
 	}
 	if state, _ := w.ec2.Metadata(id, "autoscaling/target-lifecycle-state"); state != "Terminated" {
-		t.Errorf("its metadata says %q", state)
+		t.Errorf("its metadata is %q", state)
 	}
 	w.sleep(time.Minute)
 	if left := w.group().Instances; len(left) != 0 {

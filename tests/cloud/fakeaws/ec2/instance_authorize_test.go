@@ -144,12 +144,12 @@ func TestTemplatePermissions(t *testing.T) {
 		"network-interface": "true", "volume": "true", "instance": "false",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("as the template says (-want +got):\n%s", diff)
+		t.Errorf("differs from the template (-want +got):\n%s", diff)
 	}
 }
 
-// TestAllAsk checks that every operation on the resources in machinery asks for permission.
-func TestAllAsk(t *testing.T) {
+// TestEveryOperationIsAuthorized checks that every operation on the resources in machinery asks for permission.
+func TestEveryOperationIsAuthorized(t *testing.T) {
 	w := newVMWorld(t, nil)
 	id := w.run(nil).InstanceId
 	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
@@ -203,7 +203,7 @@ func TestAllAsk(t *testing.T) {
 	}
 	for name, call := range calls {
 		if got := code(t, call()); got != "UnauthorizedOperation" {
-			t.Errorf("%s of somebody who may do nothing: %q", name, got)
+			t.Errorf("%s without permissions: %q", name, got)
 		}
 	}
 }

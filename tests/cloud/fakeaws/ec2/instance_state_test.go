@@ -132,7 +132,7 @@ func TestFilters(t *testing.T) {
 	d := *w.run(nil).InstanceId
 	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{d}}); code(t,
 		err) != "InvalidInstanceID.NotFound" {
-		t.Errorf("what is new is seen at once: %v", err)
+		t.Errorf("a new object is visible immediately: %v", err)
 	}
 	w.sleep(time.Minute)
 	w.describe(d)

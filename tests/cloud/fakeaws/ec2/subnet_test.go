@@ -236,7 +236,7 @@ func TestDeleteSubnet(t *testing.T) {
 	want(t, "a subnet with an instance", gone(), "DependencyViolation")
 	must(w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
 	// No call has observed the instance since: network calls also apply what is due.
-	want(t, "a subnet whose instance is gone", gone(), "")
+	want(t, "a subnet with an instance that is gone", gone(), "")
 	want(t, "a subnet that is gone", gone(), "InvalidSubnetID.NotFound")
 	if left := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{RouteTableIds: []string{*table}}))(
 		t).RouteTables[0].Associations; len(left) != 0 {

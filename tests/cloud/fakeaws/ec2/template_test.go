@@ -107,8 +107,8 @@ func fullTemplate() *types.RequestLaunchTemplateData {
 	}
 }
 
-// TestTemplateTellsWhatItWasTold checks that a template's description repeats its data, field by field.
-func TestTemplateTellsWhatItWasTold(t *testing.T) {
+// TestTemplateDescribesItsData checks that a template's description repeats its data, field by field.
+func TestTemplateDescribesItsData(t *testing.T) {
 	w := newVMWorld(t, nil)
 	request := fullTemplate()
 	created := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
@@ -128,7 +128,7 @@ func TestTemplateTellsWhatItWasTold(t *testing.T) {
 	answer := out.LaunchTemplateVersions[0].LaunchTemplateData
 	if diff := cmp.Diff(plainly(reflect.ValueOf(request)), plainly(reflect.ValueOf(answer)),
 		cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("(-told +tells):\n%s", diff)
+		t.Errorf("(-written +read):\n%s", diff)
 	}
 }
 

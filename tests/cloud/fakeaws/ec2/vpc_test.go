@@ -65,7 +65,7 @@ func TestNetworkAsks(t *testing.T) {
 		}
 		for name, form := range map[string]url.Values{"nothing": {}, "a resource": all} {
 			if code, count := ask(form); code != "UnauthorizedOperation" || count != 1 {
-				t.Errorf("%s of %s by somebody who may do nothing: %q, asked %d times", action, name, code, count)
+				t.Errorf("%s of %s without permissions: %q, asked %d times", action, name, code, count)
 			}
 		}
 	}
@@ -126,7 +126,7 @@ func TestVPC(t *testing.T) {
 	}
 	_, err := w.client.ModifyVpcAttribute(ctx, &sdk.ModifyVpcAttributeInput{VpcId: v.VpcId, EnableDnsHostnames: on,
 		EnableDnsSupport: on})
-	want(t, "two attributes at once", err, "InvalidParameterCombination")
+	want(t, "two attributes in one call", err, "InvalidParameterCombination")
 }
 
 // TestDeleteVPC checks that only an empty VPC can be deleted, and that its default resources are deleted with it.

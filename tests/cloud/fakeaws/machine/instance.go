@@ -96,7 +96,7 @@ func (i *Instance) boot() {
 	i.state.Unlock()
 	close(i.dead)
 	if !pulled {
-		i.runner.Log.Info("A machine ended by itself", "id", i.spec.ID, "status", fmt.Sprint(err))
+		i.runner.Log.Info("Machine ended without a stop request", "id", i.spec.ID, "status", fmt.Sprint(err))
 		if i.spec.Exited != nil {
 			i.spec.Exited()
 		}

@@ -118,7 +118,7 @@ func orphan() {
 	select {}
 }
 
-func TestKilledRunner(t *testing.T) {
+func TestKilledRunnerLeavesNothing(t *testing.T) {
 	before := host()
 	cmd := exec.Command(must(os.Executable()), t.TempDir(), t.TempDir(), guest)
 	cmd.Args[0] = "orphan"
@@ -153,7 +153,7 @@ func TestExited(t *testing.T) {
 			t.Errorf("%s ended", got)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("the end of a machine was not told")
+		t.Fatal("the end of a machine was not reported")
 	}
 	m, _ := w.Machine(id)
 	m.Stop()

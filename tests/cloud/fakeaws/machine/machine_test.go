@@ -189,7 +189,7 @@ func TestBoot(t *testing.T) {
 	t.Logf("booted in %v", time.Since(begun))
 	if got, want := w.run(id, "cat /var/log/cloud-init-output.log"),
 		"0\n/\nplain vanilla, http://169.254.170.1\nhello from the image\nip-10-0-0-5"; got != want {
-		t.Errorf("the boot script said\n%s\nnot\n%s", got, want)
+		t.Errorf("the boot script printed\n%s\nnot\n%s", got, want)
 	}
 	for _, path := range []string{"/usr/written", "/etc/written"} {
 		if _, err := os.Stat(path); err == nil {

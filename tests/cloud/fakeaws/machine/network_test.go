@@ -249,6 +249,6 @@ func TestMetadata(t *testing.T) {
 	}
 	defer answer.Body.Close()
 	if text, _ := io.ReadAll(answer.Body); string(text) != "api /some/path" {
-		t.Errorf("the API says %q", text)
+		t.Errorf("the API answers %q", text)
 	}
 }

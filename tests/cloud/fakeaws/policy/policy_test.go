@@ -316,7 +316,7 @@ func TestTrust(t *testing.T) {
 		"condition does not hold": {root,
 			`"Allow","Condition":{"StringEquals":{"sts:ExternalId":"x"}},"Principal":{"AWS":"123456789012"}`, "",
 			false},
-		"nobody is trusted by deny": {root, `"Deny","Principal":{"AWS":"123456789012"}`, "", false},
+		"deny trusts no principal": {root, `"Deny","Principal":{"AWS":"123456789012"}`, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := policy.Policies{Resource: parse(t, policy.Trust, doc(`{"Action":"sts:AssumeRole","Effect":`+c.trust+

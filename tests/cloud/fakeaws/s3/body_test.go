@@ -102,7 +102,7 @@ func FuzzDecode(f *testing.F) {
 				t.Fatal(err)
 			}
 			if again := p.fresh(); decode(said, again) != nil {
-				t.Errorf("%s: what was taken is refused when it is told: %s", p.name, said)
+				t.Errorf("%s: an accepted body is refused with its length: %s", p.name, said)
 			}
 		}
 	})

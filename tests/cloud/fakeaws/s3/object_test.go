@@ -48,7 +48,7 @@ func TestObjects(t *testing.T) {
 		}
 		if put.ServerSideEncryption != types.ServerSideEncryptionAes256 ||
 			out.ServerSideEncryption != types.ServerSideEncryptionAes256 {
-			t.Errorf("%q is not said to be encrypted", key)
+			t.Errorf("%q is not marked as encrypted", key)
 		}
 	}
 	listed := must(w.ListObjectsV2(ctx, &sdk.ListObjectsV2Input{Bucket: ptr("b-1"), Delimiter: ptr("/")}))(t)
@@ -108,7 +108,7 @@ func TestPermissions(t *testing.T) {
 	}
 	_, err = role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("config/a"),
 		Body: strings.NewReader("3")})
-	wantCode(t, "write what is to be read", err, "AccessDenied")
+	wantCode(t, "write with read permission only", err, "AccessDenied")
 	if body, _, _ := w.get(w.Client, "b-1", "config/a"); body != "2" {
 		t.Errorf("it was written all the same: %q", body)
 	}
@@ -292,7 +292,7 @@ func TestVersions(t *testing.T) {
 	want("empty", list(sdk.ListObjectVersionsInput{}))
 	must(w.DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: ptr("b-1")}))(t)
 	w.bucket("b-1")
-	want("made anew", list(sdk.ListObjectVersionsInput{}))
+	want("created again", list(sdk.ListObjectVersionsInput{}))
 }
 
 func TestVersionPermissions(t *testing.T) {
@@ -315,9 +315,9 @@ func TestVersionPermissions(t *testing.T) {
 	}
 }
 
-// TestWays checks the other forms of requests: buckets as host names, presigned URLs, chunks with trailers, and no
-// signature.
-func TestWays(t *testing.T) {
+// TestOtherRequestForms checks the other forms of requests: buckets as host names, presigned URLs, chunks with
+// trailers, and no signature.
+func TestOtherRequestForms(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	w.bucket("b-1")

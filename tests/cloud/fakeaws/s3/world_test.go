@@ -66,7 +66,7 @@ func newWorld(t *testing.T) *world {
 	}
 	t.Cleanup(func() {
 		if said := stop(); t.Failed() {
-			t.Logf("versitygw said:\n%s", said)
+			t.Logf("output of versitygw:\n%s", said)
 		}
 	})
 	w := &world{t: t}

@@ -44,7 +44,7 @@ func serve(t *testing.T, name, action string, h wire.Handler) aws.Config {
 	}
 }
 
-func TestEC2Speaks(t *testing.T) {
+func TestEC2Protocol(t *testing.T) {
 	type filter struct {
 		Name   string
 		Values []string `query:"Value"`
@@ -94,7 +94,7 @@ func TestEC2Speaks(t *testing.T) {
 	wantError(t, err, "InvalidAction", "The action DescribeVpcs is not valid for this web service", smithy.FaultUnknown)
 }
 
-func TestQuerySpeaks(t *testing.T) {
+func TestQueryProtocol(t *testing.T) {
 	config := serve(t, "elasticloadbalancing", "RegisterTargets", func(c *wire.Call) (any, error) {
 		var in struct {
 			TargetGroupArn string
@@ -150,7 +150,7 @@ func TestQuerySpeaks(t *testing.T) {
 	wantError(t, err, "InternalFailure", "fakeaws: the disk is full", smithy.FaultUnknown)
 }
 
-func TestJSONSpeaks(t *testing.T) {
+func TestJSONProtocol(t *testing.T) {
 	config := serve(t, "ssm", "GetParameter", func(c *wire.Call) (any, error) {
 		var in struct{ Name string }
 		if err := c.Decode(&in); err != nil {
