@@ -8,6 +8,7 @@ package local
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -24,14 +25,13 @@ import (
 	"time"
 )
 
-// The names in examples/ and in the documentation. The key is public and protects nothing.
+// The names in examples/ and in the documentation. The encryption key is public and protects nothing.
 const (
 	Cluster = "example-cluster"
 	Shard   = "dev-1"
 	Bucket  = "dev"
 	Tenant  = "default"
 
-	accessKey     = "dev"
 	region        = "us-east-1"
 	encryptionKey = "thisisatest32bytekey123456789012"
 )
@@ -118,6 +118,8 @@ const Session = "nstance-dev-agents"
 type Stack struct {
 	Options
 
+	accessKey string // of the object store; random, kept in Dir
+
 	mu        sync.Mutex
 	processes []*Process
 }
@@ -144,6 +146,10 @@ func New(o Options) (*Stack, error) {
 			return nil, err
 		}
 	}
+	var err error
+	if s.accessKey, err = s.readOrMakeAccessKey(); err != nil {
+		return nil, err
+	}
 	// Programs run through this link, so that their command lines name the stack.
 	link := filepath.Join(s.Dir, "bin")
 	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -153,6 +159,17 @@ func New(o Options) (*Stack, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+func (s *Stack) accessKeyFile() string { return filepath.Join(s.Dir, "access-key") }
+
+// readOrMakeAccessKey returns the access key ID of the object store, which other users of this machine must not know.
+func (s *Stack) readOrMakeAccessKey() (string, error) {
+	if content, err := os.ReadFile(s.accessKeyFile()); !errors.Is(err, os.ErrNotExist) {
+		return string(content), err
+	}
+	key := "NSTANCE" + rand.Text()
+	return key, os.WriteFile(s.accessKeyFile(), []byte(key), 0o600)
 }
 
 // StoreDir returns the directory of the objects in the bucket.
@@ -201,13 +218,14 @@ func (s *Stack) Env() []string {
 
 // Settings returns the variables that programs need to reach the bucket of the stack and to open its secrets.
 func (s *Stack) Settings() []string {
-	return []string{"AWS_ACCESS_KEY_ID=" + accessKey, "AWS_SECRET_ACCESS_KEY=" + accessKey, "AWS_REGION=" + region,
+	return []string{"AWS_ACCESS_KEY_ID=" + s.accessKey, "AWS_SECRET_ACCESS_KEY=" + s.accessKey, "AWS_REGION=" + region,
 		"AWS_ENDPOINT_URL=" + s.storeURL(), "AWS_S3_USE_PATH_STYLE=true", "NSTANCE_ENCRYPTION_KEY=" + encryptionKey}
 }
 
 // StartStore starts the object store and waits until it answers.
 func (s *Stack) StartStore(ctx context.Context) (*Process, error) {
-	p, err := s.start(Store, Store, "--addr", s.bind(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket)
+	p, err := s.start(Store, Store, "--addr", s.bind(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket,
+		"--access-key-file", s.accessKeyFile())
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-// Package httpserver serves HTTP for the development servers, with a graceful stop.
+// Package httpserver serves HTTP for the development servers: with a graceful stop, and not for web pages.
 //
 // Invariant: when [Serve] returns, no request is running.
 package httpserver
@@ -22,7 +22,7 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 	endless bool) error {
 	unused := unusedConns{}
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           refuseWebPages(handler),
 		ConnState:         unused.note,
 		ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),

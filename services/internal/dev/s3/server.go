@@ -1,6 +1,6 @@
 // Package s3 is dev-s3: an S3 server for one machine with one bucket. The objects of the bucket are files of a
-// directory. Package objstore/file keeps the objects, gofakes3 implements HTTP. There is no authentication, so dev-s3
-// listens on the loopback address by default.
+// directory. Package objstore/file keeps the objects, gofakes3 implements HTTP. An access key ID is the only
+// authentication, and it is optional: dev-s3 does not check signatures, and listens on the loopback address by default.
 //
 // Invariants:
 //
@@ -11,12 +11,15 @@ package s3
 
 import (
 	"context"
+	"crypto/subtle"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/johannesboyne/gofakes3"
@@ -31,6 +34,8 @@ type Options struct {
 	Addr   string // host:port to listen on; port 0 takes a free one
 	Dir    string // holds the bucket's objects directly
 	Bucket string
+	// AccessKeyFile contains the only access key ID that is accepted. Empty: any.
+	AccessKeyFile string
 }
 
 // shutdownTime is the time for running requests to finish when the server stops.
@@ -42,8 +47,9 @@ cluster/ca.crt below --dir. You may read, edit and remove the files.
 
 It honours conditional puts (If-Match, If-None-Match) atomically, also when several
 processes use the directory, and keeps what it has acknowledged when it is killed.
-There is no authentication: dev-s3 accepts any access key, and everyone who can reach
---addr can read and write everything. It is not for production.
+Without --access-key-file dev-s3 accepts any access key, and everyone who can reach
+--addr can read and write everything. It does not check signatures. It refuses the
+requests of web pages. It is not for production.
 
 Point any S3 client at it with:
 
@@ -77,6 +83,8 @@ func Command() *cobra.Command {
 	cmd.Flags().StringVar(&options.Dir, "dir", "temp/dev-s3",
 		"directory of the objects; created if absent")
 	cmd.Flags().StringVar(&options.Bucket, "bucket", "dev", "name of the only bucket")
+	cmd.Flags().StringVar(&options.AccessKeyFile, "access-key-file", "",
+		"file with the only access key ID that is accepted; without it any is")
 	cmd.Flags().BoolVar(&verbose, "verbose", false, "log every request to standard error")
 	return cmd
 }
@@ -87,6 +95,10 @@ func Command() *cobra.Command {
 func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err error) {
 	if err := gofakes3.ValidateBucketName(o.Bucket); err != nil {
 		return fmt.Errorf("bucket %q is not a valid name of an S3 bucket: %w", o.Bucket, err)
+	}
+	key, err := o.accessKey()
+	if err != nil {
+		return err
 	}
 	store, err := file.Open(o.Dir)
 	if err != nil {
@@ -101,7 +113,47 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 		listener.Addr()); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	return httpserver.Serve(ctx, listener, handler(store, o.Bucket, listener.Addr(), log), log, shutdownTime, false)
+	s3 := handler(store, o.Bucket, listener.Addr(), log)
+	if key != "" {
+		s3 = requireAccessKey(key, s3)
+	}
+	return httpserver.Serve(ctx, listener, s3, log, shutdownTime, false)
+}
+
+// accessKey reads the access key ID. It is empty without a file.
+func (o Options) accessKey() (string, error) {
+	if o.AccessKeyFile == "" {
+		return "", nil
+	}
+	content, err := os.ReadFile(o.AccessKeyFile)
+	if err != nil {
+		return "", fmt.Errorf("access key: %w", err)
+	}
+	key := strings.TrimSpace(string(content))
+	if key == "" {
+		return "", fmt.Errorf("access key: %s is empty", o.AccessKeyFile)
+	}
+	return key, nil
+}
+
+// requireAccessKey refuses requests that are not signed in the name of the access key ID, in the Authorization header or
+// in the query of a presigned URL. The signature itself is not checked: the access key ID is the secret.
+func requireAccessKey(key string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, credential, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
+		if credential == "" {
+			credential = r.URL.Query().Get("X-Amz-Credential")
+		}
+		got, _, _ := strings.Cut(credential, "/")
+		if subtle.ConstantTimeCompare([]byte(got), []byte(key)) == 1 {
+			next.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/xml")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, "<Error><Code>InvalidAccessKeyId</Code><Message>The access key ID is not the one of this "+
+			"dev-s3. After make up: . temp/env</Message></Error>")
+	})
 }
 
 func handler(store *file.Store, bucket string, at net.Addr, log *slog.Logger) http.Handler {

@@ -33,16 +33,22 @@ var anyKeys = credentials.NewStaticCredentialsProvider("dev", "dev", "")
 // start serves dir. It returns the URL and a function that stops the server.
 func start(t *testing.T, dir string) (url string, stop func()) {
 	t.Helper()
+	return startWith(t, Options{Dir: dir})
+}
+
+func startWith(t *testing.T, o Options) (url string, stop func()) {
+	t.Helper()
+	o.Addr, o.Bucket = "127.0.0.1:0", "dev"
 	ctx, cancel := context.WithCancel(context.Background())
 	read, write := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := Serve(ctx, Options{Addr: "127.0.0.1:0", Dir: dir, Bucket: "dev"}, slog.New(slog.DiscardHandler), write)
+		err := Serve(ctx, o, slog.New(slog.DiscardHandler), write)
 		_ = write.CloseWithError(fmt.Errorf("serve ended: %w", err))
 		ended <- err
 	}()
 	var at string
-	if _, err := fmt.Fscanf(read, "dev-s3: bucket dev in "+dir+" at %s\n", &at); err != nil {
+	if _, err := fmt.Fscanf(read, "dev-s3: bucket dev in "+o.Dir+" at %s\n", &at); err != nil {
 		t.Fatal(err)
 	}
 	stopped := false
@@ -430,6 +436,60 @@ func TestUnknownFraming(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "k")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the object was stored: %v", err)
+	}
+}
+
+// TestAccessKey checks that only requests in the name of the access key ID of the file are served.
+func TestAccessKey(t *testing.T) {
+	keyFile := filepath.Join(t.TempDir(), "access-key")
+	if err := os.WriteFile(keyFile, []byte("AKRANDOM\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	url, _ := startWith(t, Options{Dir: t.TempDir(), AccessKeyFile: keyFile})
+	with := func(id string) *sdk.Client {
+		return client(url, func(o *sdk.Options) { o.Credentials = credentials.NewStaticCredentialsProvider(id, "any", "") })
+	}
+	bucket, key := "dev", "a/b"
+	input := &sdk.GetObjectInput{Bucket: &bucket, Key: &key}
+	put(t, with("AKRANDOM"), key, "x")
+	if _, err := with("AKRANDOM").GetObject(t.Context(), input); err != nil {
+		t.Error(err)
+	}
+	for _, id := range []string{"dev", "AKRANDO", "AKRANDOM2"} {
+		var refused smithy.APIError
+		if _, err := with(id).GetObject(t.Context(), input); !errors.As(err, &refused) ||
+			refused.ErrorCode() != "InvalidAccessKeyId" {
+			t.Errorf("access key ID %s: %v", id, err)
+		}
+	}
+	for id, want := range map[string]int{"AKRANDOM": 200, "dev": 403} {
+		signed, err := sdk.NewPresignClient(with(id)).PresignGetObject(t.Context(), input)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.Get(signed.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("presigned by %s: status %d, want %d", id, resp.StatusCode, want)
+		}
+	}
+	resp, err := http.Get(url + "/dev/a/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusForbidden {
+		t.Errorf("unsigned: status %d", resp.StatusCode)
+	}
+	for _, o := range []Options{{Dir: t.TempDir(), AccessKeyFile: keyFile + ".missing"}, {Dir: t.TempDir(),
+		AccessKeyFile: os.DevNull}} {
+		o.Addr, o.Bucket = "127.0.0.1:0", "dev"
+		if err := Serve(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard); err == nil {
+			t.Errorf("dev-s3 starts with the access key file %s", o.AccessKeyFile)
+		}
 	}
 }
 
