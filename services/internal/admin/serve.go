@@ -18,6 +18,7 @@ import (
 
 type serveOptions struct {
 	bind, tokenFile, certFile, keyFile string
+	insecure                           bool
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -40,8 +41,9 @@ file holds a token of at least 16 characters, or a name and a token; the log nam
 changed something. Without a token file, only this machine is served: 127.0.0.1:8080
 unless --bind names another loopback address.
 
-Tokens and answers are readable on the way unless --tls-cert-file and --tls-key-file
-are given, or a proxy in front speaks TLS.`,
+On other addresses than this machine's, tokens and answers need TLS: give --tls-cert-file
+and --tls-key-file. With --insecure they are sent in plain text: for a proxy in front that
+serves TLS.`,
 		Example: `  nstance-admin serve
   curl -s 'http://127.0.0.1:8080/groups?all_shards=true'
 
@@ -49,9 +51,11 @@ are given, or a proxy in front speaks TLS.`,
   nstance-admin serve --bind :8080 --token-file tokens --tls-cert-file tls.crt --tls-key-file tls.key`,
 	}
 	cmd.Flags().StringVar(&o.bind, "bind", ":8080", "address to listen on; without --token-file 127.0.0.1:8080")
-	cmd.Flags().StringVar(&o.tokenFile, "token-file", "", "who may call")
+	cmd.Flags().StringVar(&o.tokenFile, "token-file", "", "file with the tokens of the clients")
 	cmd.Flags().StringVar(&o.certFile, "tls-cert-file", "", "certificate chain (PEM), to serve HTTPS")
 	cmd.Flags().StringVar(&o.keyFile, "tls-key-file", "", "its private key (PEM)")
+	cmd.Flags().BoolVar(&o.insecure, "insecure", false,
+		"serve plain HTTP on other addresses than this machine's")
 	cmd.MarkFlagsRequiredTogether("tls-cert-file", "tls-key-file")
 	s.reach(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -81,8 +85,12 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 			return withHint(fmt.Errorf("read tokens: %s: %w", o.tokenFile, err), "openssl rand -hex 24 makes a token")
 		}
 	} else if !httpapi.Loopback(host) {
-		return &usageError{err: fmt.Errorf("--bind %s can be reached by others, who would need no token", o.bind),
+		return &usageError{err: fmt.Errorf("--bind %s: other machines could call without a token", o.bind),
 			hint: "give --token-file, or bind to a loopback address such as 127.0.0.1:8080"}
+	}
+	if o.certFile == "" && !o.insecure && !httpapi.Loopback(host) {
+		return &usageError{err: fmt.Errorf("--bind %s: tokens would cross the network in plain text", o.bind),
+			hint: "give --tls-cert-file and --tls-key-file, or --insecure behind a proxy that serves TLS"}
 	}
 	f, err := a.fleet(s)
 	if err != nil {

@@ -22,7 +22,7 @@ func TestServe(t *testing.T) {
 		who    string
 	}{
 		{[]string{"serve", "--bind", "127.0.0.1:0"}, "", "local"},
-		{[]string{"serve", "--bind", ":0", "--token-file", tokens}, "Bearer alices-token-of-24-chars", "alice"},
+		{[]string{"serve", "--bind", ":0", "--insecure", "--token-file", tokens}, "Bearer alices-token-of-24-chars", "alice"},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		listening := make(chan struct{})
@@ -76,6 +76,10 @@ func TestServe(t *testing.T) {
 	if stdout, stderr, code := cli.run(t, "serve", "--bind", ":0", "--token-file",
 		"/nonexistent"); code != exitFailure || stdout != "" || !strings.Contains(stderr, "read tokens") {
 		t.Error(code, stderr)
+	}
+	if stdout, stderr, code := cli.run(t, "serve", "--bind", ":0", "--token-file", tokens); code != exitUsage ||
+		stdout != "" || !strings.Contains(stderr, "in plain text") || !strings.Contains(stderr, "--insecure") {
+		t.Errorf("plain HTTP on every address: exit code %d, %s%s", code, stdout, stderr)
 	}
 	if _, stderr, code := cli.run(t, "serve", "--bind", "8080"); code != exitUsage ||
 		!strings.Contains(stderr, "host:port") {
