@@ -45,12 +45,12 @@ type Nodes struct {
 func (n *Nodes) Follow(ctx context.Context, shards ...nstancev1.OperatorServiceClient) {
 	var all sync.WaitGroup
 	for _, shard := range shards {
-		all.Go(func() { n.follow(ctx, shard) })
+		all.Go(func() { n.followShard(ctx, shard) })
 	}
 	all.Wait()
 }
 
-func (n *Nodes) follow(ctx context.Context, shard nstancev1.OperatorServiceClient) {
+func (n *Nodes) followShard(ctx context.Context, shard nstancev1.OperatorServiceClient) {
 	changed := make(chan struct{}, 1)
 	go func() {
 		for ctx.Err() == nil {
@@ -61,7 +61,7 @@ func (n *Nodes) follow(ctx context.Context, shard nstancev1.OperatorServiceClien
 	}()
 	known := map[string]bool{}
 	for ctx.Err() == nil {
-		if err := n.look(ctx, shard, known); err != nil && ctx.Err() == nil && n.Failed != nil {
+		if err := n.updateNodes(ctx, shard, known); err != nil && ctx.Err() == nil && n.Failed != nil {
 			n.Failed(err)
 		}
 		select {
@@ -96,8 +96,8 @@ func watch(ctx context.Context, shard nstancev1.OperatorServiceClient, changed c
 	}
 }
 
-// look updates the Nodes of one shard. known holds the shard's VMs that had a Node.
-func (n *Nodes) look(ctx context.Context, shard nstancev1.OperatorServiceClient, known map[string]bool) error {
+// updateNodes updates the Nodes of one shard. known holds the shard's VMs that had a Node.
+func (n *Nodes) updateNodes(ctx context.Context, shard nstancev1.OperatorServiceClient, known map[string]bool) error {
 	call, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	list, err := shard.ListInstances(call, &nstancev1.ListInstancesRequest{})
@@ -114,7 +114,7 @@ func (n *Nodes) look(ctx context.Context, shard nstancev1.OperatorServiceClient,
 		known[instance.GetInstanceId()] = true
 	}
 	for _, name := range left {
-		if err := n.leave(ctx, name); err != nil {
+		if err := n.stopKubelet(ctx, name); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -192,8 +192,8 @@ func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 	}
 }
 
-// leave stops the simulated kubelet of a Node, so that kwok no longer keeps the Node ready.
-func (n *Nodes) leave(ctx context.Context, name string) error {
+// stopKubelet stops the simulated kubelet of a Node, so that kwok no longer keeps the Node ready.
+func (n *Nodes) stopKubelet(ctx context.Context, name string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.made[name] = false

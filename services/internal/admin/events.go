@@ -40,16 +40,16 @@ true for what was so before, which ends with an event of type snapshot_end per s
 		if err != nil {
 			return err
 		}
-		return a.follow(cmd.Context(), conn, shards, *f, changes)
+		return a.followEvents(cmd.Context(), conn, shards, *f, changes)
 	}
 	return cmd
 }
 
-func (a *app) follow(ctx context.Context, conn *fleet.Fleet, shards []string, f format, changes bool) error {
+func (a *app) followEvents(ctx context.Context, conn *fleet.Fleet, shards []string, f format, changes bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var broken error
-	failed := conn.Follow(ctx, shards, fleet.Watcher{
+	failed := conn.FollowShards(ctx, shards, fleet.Watcher{
 		Event: func(e fleet.Event) {
 			if changes && e.Snapshot || broken != nil {
 				return

@@ -60,8 +60,8 @@ func story(s *fleettest.Shard) {
 	}
 }
 
-// follow runs the events command until a text has been written, and returns the transcript.
-func (c terminalless) follow(t *testing.T, replace *strings.Replacer, text string, args ...string) string {
+// followEvents runs the events command until a text has been written, and returns the transcript.
+func (c terminalless) followEvents(t *testing.T, replace *strings.Replacer, text string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -88,7 +88,7 @@ func TestEvents(t *testing.T) {
 			cli, a, _, replace := shards(t)
 			story(a)
 			last := "deleted"
-			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.follow(t, replace, last,
+			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.followEvents(t, replace, last,
 				strings.Fields(args)...))
 		})
 	}
@@ -99,14 +99,14 @@ func TestGroupAndErrorEvents(t *testing.T) {
 	a.GroupEvents = make(chan *nstancev1.GroupEvent, 2)
 	a.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: a.Groups[0]}
 	a.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: "batch"}
-	golden(t, "testdata/cli/events-groups.txt", cli.follow(t, replace, "batch", "events", "--shard", "us-a"))
+	golden(t, "testdata/cli/events-groups.txt", cli.followEvents(t, replace, "batch", "events", "--shard", "us-a"))
 
 	cli, a, _, replace = shards(t)
 	a.ErrorEvents = make(chan *nstancev1.ErrorEvent, 2)
 	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", Message: "no t4g.medium in us-a",
 		At: ago(0)}
 	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", At: ago(0), Resolved: true}
-	golden(t, "testdata/cli/events-errors.txt", cli.follow(t, replace, "resolved", "events", "--shard", "us-a"))
+	golden(t, "testdata/cli/events-errors.txt", cli.followEvents(t, replace, "resolved", "events", "--shard", "us-a"))
 }
 
 // One shard permanently rejects the client, which is shown immediately. The other shard's events continue, and the exit

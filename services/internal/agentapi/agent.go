@@ -22,7 +22,7 @@ const (
 	streamKinds
 )
 
-// agent is what one leadership knows of an instance's agent beyond the World: its streams, and what was sent to it.
+// agent is what one leadership knows of an instance's agent beyond the State: its streams, and what was sent to it.
 type agent struct {
 	id   ident.ID
 	name string // of id
@@ -125,7 +125,7 @@ func (a *agent) endStream(s *stream, err error) (first bool) {
 	return s.end(err)
 }
 
-// endOutdatedReports ends the health stream if it was told another interval.
+// endOutdatedReports ends the health stream if it received another interval.
 func (a *agent) endOutdatedReports(interval time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -51,7 +51,7 @@ type Leader struct {
 	Cluster, Shard string
 	Term           uint64
 	Incarnation    string
-	World          *shardstate.State
+	State          *shardstate.State
 	Records        Records
 	CertLog        CertLog
 	Issuer         transport.Issuer
@@ -89,7 +89,7 @@ type board struct {
 }
 
 // boardOf returns the board of a leadership. When the leadership ends, the service drops the board and with it the
-// World.
+// State.
 func (s *Service) boardOf(leader *Leader) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +149,7 @@ func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 	}
 }
 
-// Configured ends the health streams that were told another report interval than the one configured now. Their agents
+// Configured ends the health streams that received another report interval than the one configured now. Their agents
 // connect again and are told.
 func (s *Service) Configured() {
 	s.mu.Lock()
@@ -193,9 +193,9 @@ func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own s
 		return fail(err)
 	}
 	id := peer.Identity.ID
-	rec, _, ok := leader.World.Record(id)
+	rec, _, ok := leader.State.Record(id)
 	if !ok {
-		if _, dead := leader.World.Tombstone(id); dead {
+		if _, dead := leader.State.Tombstone(id); dead {
 			return fail(errDeleted(id))
 		}
 		return fail(status.Errorf(codes.PermissionDenied, "there is no instance %s", id))

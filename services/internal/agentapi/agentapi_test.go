@@ -47,7 +47,7 @@ import (
 
 var _ execute.Files = (*agentapi.Service)(nil)
 
-type world struct {
+type testLeader struct {
 	*leadertest.Leader
 	service  *agentapi.Service
 	addr     string
@@ -68,9 +68,9 @@ func (oneSecret) Get(_ context.Context, name string) (secretstore.Secret, error)
 	return secretstore.Secret{Name: name, Value: secretstore.NewValue([]byte("hunter2"))}, nil
 }
 
-func newWorld(t testing.TB) *world {
+func newTestLeader(t testing.TB) *testLeader {
 	t.Helper()
-	w := &world{disk: t.TempDir(), group: config.Group{
+	w := &testLeader{disk: t.TempDir(), group: config.Group{
 		Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1", InfraHash: "i1",
 		Vars: map[string]string{"role": "worker"},
 		Files: map[string]config.File{
@@ -89,8 +89,8 @@ func newWorld(t testing.TB) *world {
 		Certificates: map[string]config.Certificate{"node": {Kind: "server", CN: "node",
 			DNS: []string{"{{ .Instance.Hostname }}"}, IP: []string{"{{ .Instance.IP4 }}"}, TTL: 30}}})
 	w.leader.Store(&agentapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
-		Incarnation: leadertest.Incarnation, World: w.World,
-		Records: w.Executor, CertLog: w.State, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration {
+		Incarnation: leadertest.Incarnation, State: w.State,
+		Records: w.Executor, CertLog: w.Bucket, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration {
 			return time.Duration(w.interval.Load())
 		}})
 	var err error
@@ -115,7 +115,7 @@ func newWorld(t testing.TB) *world {
 type client struct {
 	nstancev1.AgentServiceClient
 	t    testing.TB
-	w    *world
+	w    *testLeader
 	id   ident.ID
 	key  ed25519.PrivateKey
 	cert *tls.Certificate
@@ -123,7 +123,7 @@ type client struct {
 }
 
 // registered returns an instance whose agent has registered with a key.
-func (w *world) registered(t testing.TB) (ident.ID, ed25519.PrivateKey, *tls.Certificate) {
+func (w *testLeader) registered(t testing.TB) (ident.ID, ed25519.PrivateKey, *tls.Certificate) {
 	t.Helper()
 	id, key := w.Created(t), transporttest.NewKey(t)
 	cert := w.Certificate(t, w.Agent(id), key)
@@ -135,13 +135,13 @@ func (w *world) registered(t testing.TB) (ident.ID, ed25519.PrivateKey, *tls.Cer
 	return id, key, cert
 }
 
-func (w *world) agent(t testing.TB) *client {
+func (w *testLeader) agent(t testing.TB) *client {
 	t.Helper()
 	id, key, cert := w.registered(t)
 	return w.connect(t, id, key, cert)
 }
 
-func (w *world) connect(t testing.TB, id ident.ID, key ed25519.PrivateKey, cert *tls.Certificate) *client {
+func (w *testLeader) connect(t testing.TB, id ident.ID, key ed25519.PrivateKey, cert *tls.Certificate) *client {
 	t.Helper()
 	conn := w.Dial(t, w.addr, cert)
 	return &client{AgentServiceClient: nstancev1.NewAgentServiceClient(conn), t: t, w: w, id: id, key: key, cert: cert,
@@ -320,9 +320,9 @@ func wants(t testing.TB, what string, err error, code codes.Code, message string
 	}
 }
 
-func (w *world) log(t testing.TB) []record.CertLog {
+func (w *testLeader) log(t testing.TB) []record.CertLog {
 	t.Helper()
-	entries, err := w.State.ListCertLog(context.Background(), "")
+	entries, err := w.Bucket.ListCertLog(context.Background(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -360,20 +360,20 @@ func (c *client) each(t testing.TB, named string) map[string]error {
 }
 
 func TestAgentActsOnlyForItsInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	other := w.agent(t)
 	for _, named := range []string{other.id.String(), "", "nonsense"} {
 		for rpc, err := range w.agent(t).each(t, named) {
 			wants(t, rpc, err, codes.PermissionDenied, "instance_id: is not the one")
 		}
 	}
-	if _, heard := w.World.LastReport(other.id); heard {
+	if _, heard := w.State.LastReport(other.id); heard {
 		t.Error("the report of another instance was accepted")
 	}
 }
 
 func TestRefusedConnections(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	key := transporttest.NewKey(t)
 	stranger := w.NewID(t, "knd")
 	created := w.Created(t)
@@ -403,10 +403,10 @@ func TestRefusedConnections(t *testing.T) {
 }
 
 func TestReports(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r := c.reports()
-	view, _ := w.World.Instance(c.id)
+	view, _ := w.State.Instance(c.id)
 	if !view.Plan.Connected {
 		t.Error("not connected")
 	}
@@ -426,7 +426,7 @@ func TestReports(t *testing.T) {
 		Notice:   true, NoticeDeadline: deadline,
 		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: -1, TransmitRate: -1,
 			ConntrackEntries: 7, ConntrackMax: -1}}
-	got, _ := w.World.LastReport(c.id)
+	got, _ := w.State.LastReport(c.id)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -434,7 +434,7 @@ func TestReports(t *testing.T) {
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})
-	if got, _ = w.World.LastReport(c.id); len(got.Files) != 1 || got.Stopping != plan.PowerOff {
+	if got, _ = w.State.LastReport(c.id); len(got.Files) != 1 || got.Stopping != plan.PowerOff {
 		t.Errorf("%+v", got)
 	}
 	// The end of the stream is answered after every report before it was processed.
@@ -442,14 +442,14 @@ func TestReports(t *testing.T) {
 		t.Error(err)
 	}
 	w.AwaitEvent(t, c.id, shardstate.EventLost, 1)
-	view, _ = w.World.Instance(c.id)
+	view, _ = w.State.Instance(c.id)
 	if view.Plan.Connected || view.Plan.PowerOffAt.IsZero() {
 		t.Errorf("%+v", view.Plan)
 	}
 }
 
 func TestConnectionLost(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	c.reports()
 	c.conn.Close()
@@ -457,7 +457,7 @@ func TestConnectionLost(t *testing.T) {
 }
 
 func TestBadReports(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	long := strings.Repeat("x", 2000)
 	for message, change := range map[string]func(*nstancev1.ReportHealthRequest){
 		"sequence: 0 after 0":       func(m *nstancev1.ReportHealthRequest) { m.Sequence = 0 },
@@ -501,14 +501,14 @@ func TestBadReports(t *testing.T) {
 			t.Fatal(err)
 		}
 		wants(t, message, stream.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.InvalidArgument, message)
-		if _, taken := w.World.LastReport(c.id); taken {
+		if _, taken := w.State.LastReport(c.id); taken {
 			t.Errorf("%s: the report was taken", message)
 		}
 	}
 }
 
 func TestNewConnectionReplacesTheOld(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	old := w.agent(t)
 	oldReports, oldFiles, oldKeys := old.reports(), old.files(), old.keyRequests()
 	if _, err := oldKeys.Recv(); err != nil { // the stream is open
@@ -530,7 +530,7 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 		}
 	}
 	r.send(nil)
-	view, _ := w.World.Instance(old.id)
+	view, _ := w.State.Instance(old.id)
 	if !view.Plan.Connected || w.Events(old.id, shardstate.EventLost) != 0 {
 		t.Errorf("connected %v, lost %d times", view.Plan.Connected, w.Events(old.id, shardstate.EventLost))
 	}
@@ -543,7 +543,7 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 }
 
 func TestLeadershipLost(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r, files, keys := c.reports(), c.files(), c.keyRequests()
 	if _, err := keys.Recv(); err != nil {
@@ -568,7 +568,7 @@ func TestLeadershipLost(t *testing.T) {
 }
 
 func TestDeletedInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r, files := c.reports(), c.files()
 	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
@@ -592,7 +592,7 @@ func TestDeletedInstance(t *testing.T) {
 }
 
 func TestReportIntervalChanges(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r := c.reports()
 	w.service.Configured() // nothing has changed
@@ -607,7 +607,7 @@ func TestReportIntervalChanges(t *testing.T) {
 }
 
 func TestFilesAndKeys(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r, files, keys := c.reports(), c.files(), c.keyRequests()
 	request, err := keys.Recv()
@@ -657,7 +657,7 @@ func TestFilesAndKeys(t *testing.T) {
 	if len(entries) != 1 || entries[0].Instance != c.id || cmp.Diff(want, entries[0].Issued) != "" {
 		t.Errorf("log %+v", entries)
 	}
-	if view, _ := w.World.Instance(c.id); view.Plan.FilesSent != "r1" {
+	if view, _ := w.State.Instance(c.id); view.Plan.FilesSent != "r1" {
 		t.Errorf("files sent %q", view.Plan.FilesSent)
 	}
 
@@ -684,7 +684,7 @@ func TestFilesAndKeys(t *testing.T) {
 }
 
 func TestRefusedKeys(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	_, err := c.SubmitPublicKeys(t.Context(), &nstancev1.SubmitPublicKeysRequest{InstanceId: c.id.String()})
 	wants(t, "none", err, codes.InvalidArgument, "keys: 0 of them")
@@ -714,7 +714,7 @@ func (c *client) complete() (r *reports, files filesStream, all batch, keys []*n
 }
 
 func TestCertificatesAreRenewed(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r, files, all, keys := c.complete()
 	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 1)
@@ -749,7 +749,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 }
 
 func TestFailedFilesAreSentAgain(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r, files, all, keys := c.complete()
 	pushed := 1
@@ -794,7 +794,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 
 // A certificate is sent only after it is in the durable log.
 func TestCertificateIsLoggedBeforeItIsSent(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r, files := c.reports(), c.files()
 	r.send(nil)
@@ -811,7 +811,7 @@ func TestCertificateIsLoggedBeforeItIsSent(t *testing.T) {
 		t.Error(err)
 	}
 	logFails := func() bool {
-		return slices.ContainsFunc(w.World.Standing("prod"), func(e shardstate.ErrorEvent) bool {
+		return slices.ContainsFunc(w.State.Standing("prod"), func(e shardstate.ErrorEvent) bool {
 			return e.Instance == c.id && strings.Contains(e.Message, "log certificates")
 		})
 	}
@@ -829,7 +829,7 @@ func TestCertificateIsLoggedBeforeItIsSent(t *testing.T) {
 
 // Pushes share the executor's slots with terminations. An agent that reads no files must not occupy one.
 func TestPushDoesNotWaitForTheAgent(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	began := time.Now()
 	for range 5 {
@@ -837,7 +837,7 @@ func TestPushDoesNotWaitForTheAgent(t *testing.T) {
 			t.Errorf("push without a stream: %v, want the push to be enqueued", err)
 		}
 	}
-	if view, _ := w.World.Instance(c.id); view.Plan.FilesSent != "r1" {
+	if view, _ := w.State.Instance(c.id); view.Plan.FilesSent != "r1" {
 		t.Errorf("the planner would push again: files sent are of %q, want r1", view.Plan.FilesSent)
 	}
 	if took := time.Since(began); took > 5*time.Second {
@@ -851,7 +851,7 @@ func TestPushDoesNotWaitForTheAgent(t *testing.T) {
 }
 
 func TestAgentThatDoesNotRead(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	w.service.SetSendTimeout(2 * time.Second)
 	w.group.RuntimeHash, w.group.Files = "big", map[string]config.File{}
 	for _, name := range []string{"a", "b", "c"} {
@@ -875,7 +875,7 @@ func TestAgentThatDoesNotRead(t *testing.T) {
 }
 
 func TestRenewCertificate(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	same, err := c.renew()
 	if err != nil || !bytes.Equal(same.GetCertificate(), authority.EncodeCertificate(c.cert.Leaf)) {
@@ -909,14 +909,14 @@ func TestRenewCertificate(t *testing.T) {
 }
 
 func TestRenewExpiredCertificate(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	running, stopped, unknown, deleting := w.agent(t), w.agent(t), w.agent(t), w.agent(t)
 	w.Delete(t, deleting.id, false)
 	w.Clock.Advance(authority.AgentTTL + 24*time.Hour)
-	w.World.Answered(stopped.id, infra.VM{ProviderID: "vm-" + stopped.id.String(), State: infra.Stopped}, w.Clock.Now())
+	w.State.Answered(stopped.id, infra.VM{ProviderID: "vm-" + stopped.id.String(), State: infra.Stopped}, w.Clock.Now())
 	fresh := shardstate.New(shardstate.Options{Cluster: w.Name, Shard: "a", Term: w.Term(), Now: w.Clock.Now,
 		Wake: func() {}, Log: w.Log})
-	w.World.PutRecord(w.Stored(t, unknown.id), "")
+	w.State.PutRecord(w.Stored(t, unknown.id), "")
 
 	if err := running.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); status.Code(
 		err) != codes.Unauthenticated {
@@ -932,13 +932,13 @@ func TestRenewExpiredCertificate(t *testing.T) {
 	wants(t, "deleting", err, codes.PermissionDenied, "is being deleted")
 
 	// The leader has no answer of the provider yet.
-	rec, token, err := w.State.GetInstance(t.Context(), "prod", unknown.id)
+	rec, token, err := w.Bucket.GetInstance(t.Context(), "prod", unknown.id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	fresh.PutRecord(rec, token)
 	leader := *w.leader.Load()
-	leader.World = fresh
+	leader.State = fresh
 	w.leader.Store(&leader)
 	_, err = unknown.renew()
 	wants(t, "not asked yet", err, codes.Unavailable, "has not answered yet")
@@ -958,19 +958,19 @@ func (l hookedLog) AppendCertLog(ctx context.Context, entry record.CertLog) erro
 // An authorized renewal is rejected if the record changes before the renewal is written.
 func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
 	for name, test := range map[string]struct {
-		change  func(t *testing.T, w *world, id ident.ID)
+		change  func(t *testing.T, w *testLeader, id ident.ID)
 		code    codes.Code
 		message string
 	}{
-		"registered with another key": {func(t *testing.T, w *world, id ident.ID) {
+		"registered with another key": {func(t *testing.T, w *testLeader, id ident.ID) {
 			w.Change(t, id, func(r *record.Instance) { r.PublicKey = transporttest.Public(transporttest.NewKey(t)) })
 		}, codes.PermissionDenied, "registered with another key"},
-		"deleted": {func(t *testing.T, w *world, id ident.ID) {
+		"deleted": {func(t *testing.T, w *testLeader, id ident.ID) {
 			w.Delete(t, id, true)
 		}, codes.Unavailable, "try again"}, // the retry then fails because the instance is deleted
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestLeader(t)
 			c := w.agent(t)
 			w.Clock.Advance(5 * 24 * time.Hour)
 			leader := *w.leader.Load()
@@ -986,7 +986,7 @@ func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
 }
 
 func TestRenewalThatCannotBeRecorded(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	w.Clock.Advance(5 * 24 * time.Hour)
 	for failing := 1; failing <= 2; failing++ {
@@ -1013,7 +1013,7 @@ func TestRenewalThatCannotBeRecorded(t *testing.T) {
 
 // The cache may be lost. The leader keeps the keys in memory, and a new leader requests them again.
 func TestLostCache(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	w.cache.Close()
 	c.complete()
@@ -1028,7 +1028,7 @@ func TestLostCache(t *testing.T) {
 // Reports come from many agents in turn, because package transport limits the rate of a single agent.
 func BenchmarkReport(b *testing.B) {
 	const agents = 400
-	w := newWorld(b)
+	w := newTestLeader(b)
 	var streams [agents]grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
 	var reports [agents]*nstancev1.ReportHealthRequest
 	for n := range agents {

@@ -31,7 +31,7 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	if err != nil {
 		return err
 	}
-	view, ok := leader.World.Instance(id)
+	view, ok := leader.State.Instance(id)
 	if !ok {
 		return nil
 	}
@@ -40,8 +40,8 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	a.wakeStream(filesStream)
 	a.mu.Unlock()
 	// From here the stream and FilesDue see to it: the planner must not push the same configuration again.
-	if group, ok := leader.World.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group}); ok {
-		leader.World.FilesSent(id, group.RuntimeHash)
+	if group, ok := leader.State.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group}); ok {
+		leader.State.FilesSent(id, group.RuntimeHash)
 	}
 	return nil
 }
@@ -64,26 +64,26 @@ func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstanc
 	}
 	fault := shardstate.ErrorKey{Kind: "storage", Tenant: c.group.Tenant, Group: c.group.Group, Instance: a.id}
 	if err == nil {
-		c.leader.World.Resolve(fault)
+		c.leader.State.ResolveError(fault)
 		return nil
 	}
 	a.mu.Lock()
 	a.files = plan.FilesFailed(a.files, s.Now())
 	a.mu.Unlock()
 	s.Log.Warn("files not sent", "tenant", c.group.Tenant, "group", c.group.Group, "instance", a.name, "error", err)
-	c.leader.World.Raise(fault, fmt.Sprintf("%s: %v", plan.PushFiles, err))
+	c.leader.State.RaiseError(fault, fmt.Sprintf("%s: %v", plan.PushFiles, err))
 	return nil
 }
 
 // sendBatch makes and sends what the instance lacks. broken ends the stream; err does not.
 func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err,
 	broken error) {
-	world, a := c.leader.World, c.agent
-	view, ok := world.Instance(a.id)
+	state, a := c.leader.State, c.agent
+	view, ok := state.Instance(a.id)
 	if !ok || view.Record.State == record.Deleted {
 		return nil, errDeleted(a.id)
 	}
-	group, ok := world.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group})
+	group, ok := state.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group})
 	if !ok || group.RuntimeHash == "" {
 		return nil, nil // the group was deleted: the instance keeps its files until it is deleted too
 	}
@@ -122,9 +122,9 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	if err != nil {
 		return err, nil
 	}
-	world.FilesSent(a.id, group.RuntimeHash)
+	state.FilesSent(a.id, group.RuntimeHash)
 	if !nothing {
-		world.Publish(shardstate.InstanceEvent{Type: shardstate.EventFilesPushed, Tenant: view.Record.Tenant,
+		state.Publish(shardstate.InstanceEvent{Type: shardstate.EventFilesPushed, Tenant: view.Record.Tenant,
 			Group: view.Record.Group, Instance: a.id,
 			Reason: fmt.Sprintf("%d of %d files", len(result.Files), len(result.Names))})
 	}

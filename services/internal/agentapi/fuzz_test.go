@@ -21,7 +21,7 @@ import (
 // FuzzSubmitPublicKeys checks that keys are accepted if all of them were requested, and otherwise rejected with a code
 // that describes the problem. Only keys under their requested names are kept.
 func FuzzSubmitPublicKeys(f *testing.F) {
-	w := newWorld(f)
+	w := newTestLeader(f)
 	c := w.agent(f)
 	public, _, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

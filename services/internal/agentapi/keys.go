@@ -59,7 +59,7 @@ func algorithm(name string) nstancev1.KeyAlgorithm {
 
 // keysOfGroup returns the keys that the files of the caller's group need.
 func (s *Service) keysOfGroup(c *call) []filegen.KeyRequest {
-	group, ok := c.leader.World.Group(c.group)
+	group, ok := c.leader.State.Group(c.group)
 	if !ok || group.RuntimeHash == "" {
 		return nil
 	}
@@ -195,7 +195,7 @@ func (s *Service) checkRunning(c *call, rec *record.Instance) error {
 	if rec.State != record.Registered {
 		return status.Errorf(codes.PermissionDenied, "instance %s is being deleted", c.agent.id)
 	}
-	view, ok := c.leader.World.Instance(c.agent.id)
+	view, ok := c.leader.State.Instance(c.agent.id)
 	switch {
 	case ok && view.Plan.Provider.Value == plan.ProviderRunning:
 		return nil

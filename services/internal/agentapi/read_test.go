@@ -33,13 +33,13 @@ type panickingStream struct{ healthStream }
 func (panickingStream) Recv() (*nstancev1.ReportHealthRequest, error) { panic("a bug") }
 
 func TestPanicEndsOneStreamOnly(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	id, _, _ := w.registered(t)
-	number, _ := w.World.Connected(id)
+	number, _ := w.State.Connected(id)
 	wants(t, "a panic while reading", w.service.TakeReports(w.leader.Load(), id, number, panickingStream{}),
 		codes.Internal, "internal error")
 	leader := *w.leader.Load()
-	leader.World = nil // methods of a nil World panic
+	leader.State = nil // methods of a nil State panic
 	report := &nstancev1.ReportHealthRequest{InstanceId: id.String(), Sequence: 1}
 	wants(t, "a panic while a report is taken", w.service.TakeReports(&leader, id, number,
 		&scriptedStream{reports: []*nstancev1.ReportHealthRequest{report}}), codes.Internal, "internal error")

@@ -47,7 +47,7 @@ func (s *Service) ReportHealth(stream reports) error {
 		if err := stream.SendHeader(metadata.Pairs(IntervalHeader, interval.String())); err != nil {
 			return err
 		}
-		number, ok := c.leader.World.Connected(c.agent.id)
+		number, ok := c.leader.State.Connected(c.agent.id)
 		if !ok {
 			return errDeleted(c.agent.id)
 		}
@@ -61,12 +61,12 @@ func (s *Service) ReportHealth(stream reports) error {
 }
 
 // readReports takes reports until the stream ends, and ends its handler. The end of a connection is the first sign of a
-// lost machine, so the World is told. A stream that the server ended is no sign: the agent connects again, and if it
+// lost machine, so the State is told. A stream that the server ended is no sign: the agent connects again, and if it
 // does not, its reports are missed.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)
 	if c.agent.endStream(c.stream, err) {
-		c.leader.World.Disconnected(c.agent.id, number, endReason(err))
+		c.leader.State.Disconnected(c.agent.id, number, endReason(err))
 	}
 }
 
@@ -112,7 +112,7 @@ func (s *Service) takeReport(c *call, message *nstancev1.ReportHealthRequest, nu
 	if err := parseReport(message, &report); err != nil {
 		return status.Errorf(codes.InvalidArgument, "%v", err)
 	}
-	if !c.leader.World.Reported(c.agent.id, number, report) {
+	if !c.leader.State.Reported(c.agent.id, number, report) {
 		return status.Error(codes.Aborted, "this stream no longer speaks for the instance")
 	}
 	s.sendFilesIfDue(c, &report)
@@ -132,7 +132,7 @@ func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 	}
 	var files plan.FilesReport
 	if report.Files != nil || a.sentHash != "" && report.RuntimeHash != a.sentHash {
-		group, ok := c.leader.World.Group(c.group)
+		group, ok := c.leader.State.Group(c.group)
 		if !ok || group.RuntimeHash == "" {
 			return
 		}

@@ -22,7 +22,7 @@ type written struct {
 }
 
 // files returns all files of the server's cache.
-func (w *world) files(t testing.TB) map[string]written {
+func (w *testLeader) files(t testing.TB) map[string]written {
 	t.Helper()
 	out := map[string]written{}
 	if err := filepath.WalkDir(w.disk, func(path string, entry fs.DirEntry, err error) error {
@@ -44,7 +44,7 @@ func (w *world) files(t testing.TB) map[string]written {
 
 // Reports of a settled instance are kept only in memory. They cause no write to the disk or the bucket.
 func TestUnchangedReportsWriteNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	c := w.agent(t)
 	r, _, _, _ := c.complete()
 	unchanged := func(m *nstancev1.ReportHealthRequest) {

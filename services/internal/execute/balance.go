@@ -21,16 +21,16 @@ func (x *Executor) unbalance(ctx context.Context, id ident.ID) error {
 }
 
 func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error {
-	rec, _, ok := x.World.Record(id)
+	rec, _, ok := x.State.Record(id)
 	if !ok {
 		return nil
 	}
-	group, ok := x.World.Group(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
+	group, ok := x.State.Group(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
 	if !ok || len(group.LoadBalancers) == 0 {
 		return nil
 	}
 	if in && group.Deleted {
-		x.World.Balanced(id, true) // the group is being deleted, so there is no need to register the instance
+		x.State.Balanced(id, true) // the group is being deleted, so there is no need to register the instance
 		return nil
 	}
 	balancers, ok := infra.Capability[infra.LoadBalancers](x.Provider)
@@ -42,7 +42,7 @@ func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error
 			"the shard's provider has no load balancers, group %s names %d", group.GroupKey,
 			len(group.LoadBalancers))
 	}
-	vm, _ := x.World.VM(id)
+	vm, _ := x.State.VM(id)
 	call := balancers.Register
 	if !in {
 		call = balancers.Deregister
@@ -58,7 +58,7 @@ func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error
 	}
 	err := errors.Join(errs...)
 	if err == nil {
-		x.World.Balanced(id, in)
+		x.State.Balanced(id, in)
 	}
 	return err
 }

@@ -37,40 +37,40 @@ func (x *Executor) Collect(ctx context.Context, action plan.Action) bool {
 
 // confirmOrphan reads the record of a VM directly, because the State may not have seen the record yet.
 func (x *Executor) confirmOrphan(ctx context.Context, action plan.Action) error {
-	vm, ok := x.World.Stray(action.ProviderID)
-	if !ok || !x.World.BeginStray(action.ProviderID) {
+	vm, ok := x.State.Stray(action.ProviderID)
+	if !ok || !x.State.BeginStray(action.ProviderID) {
 		return nil
 	}
 	at := x.Env.Now()
 	rec, token, err := x.Store.GetInstance(ctx, vm.Tags.Tenant, vm.Tags.Instance)
 	switch {
 	case err == nil:
-		x.World.EndStray(action.ProviderID, true)
+		x.State.EndStray(action.ProviderID, true)
 		if rec.State == record.Reserved && rec.Group == "" {
 			adopt(&rec, vm)
 		}
-		x.World.PutRecord(rec, token)
-		x.World.Answered(rec.ID, vm, at)
+		x.State.PutRecord(rec, token)
+		x.State.Answered(rec.ID, vm, at)
 		return nil
 	case errors.Is(err, objstore.ErrNotFound):
-		x.World.ReadMissing(action.ProviderID, at)
+		x.State.ReadMissing(action.ProviderID, at)
 		return nil
 	default:
-		x.World.EndStray(action.ProviderID, false)
+		x.State.EndStray(action.ProviderID, false)
 		return err
 	}
 }
 
 // terminateStray terminates a VM that has no live record. It writes a tombstone first: that is the durable intent.
 func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error {
-	vm, ok := x.World.Stray(action.ProviderID)
-	if !ok || !x.World.BeginStray(action.ProviderID) {
+	vm, ok := x.State.Stray(action.ProviderID)
+	if !ok || !x.State.BeginStray(action.ProviderID) {
 		return nil
 	}
 	gone := false
-	defer func() { x.World.EndStray(action.ProviderID, gone) }()
+	defer func() { x.State.EndStray(action.ProviderID, gone) }()
 	id := vm.Tags.Instance
-	if _, dead := x.World.Tombstone(id); !dead {
+	if _, dead := x.State.Tombstone(id); !dead {
 		now := x.Env.Now().UTC()
 		rec := x.reservation(id, vm.Tags.Tenant)
 		rec.State, rec.DeletedAt, rec.DeleteReason, rec.Group = record.Deleted, now, action.Reason, vm.Tags.Group
@@ -79,13 +79,13 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 		var superseded *clusterstate.SupersededError
 		if errors.As(err, &superseded) {
 			gone = true // the VM has a record after all
-			x.World.PutRecord(superseded.Record, superseded.Token)
+			x.State.PutRecord(superseded.Record, superseded.Token)
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("record the end of %s: %w", id, err)
 		}
-		x.World.PutRecord(rec, token)
+		x.State.PutRecord(rec, token)
 	}
 	if err := x.Authority.Confirm(ctx); err != nil {
 		return fmt.Errorf("confirm leadership: %w", err)
@@ -104,7 +104,7 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 // settle resolves a leftover reservation. If its VM exists, the VM is adopted. Otherwise the reservation becomes a
 // tombstone.
 func (x *Executor) settle(ctx context.Context, action plan.Action) error {
-	left, ok := x.World.Leftover(action.Instance)
+	left, ok := x.State.Leftover(action.Instance)
 	if !ok {
 		return nil
 	}
@@ -131,15 +131,15 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 			x.Authority.Refuse(superseded.Record.Term)
 			return err
 		}
-		x.World.PutRecord(superseded.Record, superseded.Token)
+		x.State.PutRecord(superseded.Record, superseded.Token)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	x.World.PutRecord(next, token)
+	x.State.PutRecord(next, token)
 	if found {
-		x.World.Answered(next.ID, vm, asked)
+		x.State.Answered(next.ID, vm, asked)
 	}
 	return nil
 }
@@ -165,9 +165,9 @@ func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action
 		return err
 	}
 	if found {
-		x.World.Answered(action.Instance, vm, asked)
+		x.State.Answered(action.Instance, vm, asked)
 	} else {
-		x.World.CreateFailed(group, "a create call made no VM")
+		x.State.CreateFailed(group, "a create call made no VM")
 	}
 	return nil
 }
@@ -185,7 +185,7 @@ func adopt(rec *record.Instance, vm infra.VM) {
 }
 
 func (x *Executor) removeTombstone(ctx context.Context, action plan.Action) error {
-	rec, ok := x.World.Tombstone(action.Instance)
+	rec, ok := x.State.Tombstone(action.Instance)
 	if !ok {
 		return nil
 	}
@@ -195,6 +195,6 @@ func (x *Executor) removeTombstone(ctx context.Context, action plan.Action) erro
 	if err := x.Store.DeleteInstance(ctx, rec.Tenant, rec.ID); err != nil {
 		return err
 	}
-	x.World.RemoveTombstone(action.Instance)
+	x.State.RemoveTombstone(action.Instance)
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 func (b *bench) stray() infra.VM {
 	b.t.Helper()
 	vm := b.plant(b.newID(), infra.Running)
-	b.World.Listed([]infra.VM{vm}, time.Now())
+	b.State.Listed([]infra.VM{vm}, time.Now())
 	return vm
 }
 
@@ -34,7 +34,7 @@ func TestConfirmOrphan(t *testing.T) {
 		if !b.collect(plan.ConfirmOrphan, vm) {
 			t.Error("it went wrong")
 		}
-		if s := b.World.ShardSnapshot(); len(s.Strays[0].Reads) != 1 || s.Strays[0].Reads[0] != time.Now() ||
+		if s := b.State.ShardSnapshot(); len(s.Strays[0].Reads) != 1 || s.Strays[0].Reads[0] != time.Now() ||
 			s.Strays[0].Busy {
 			t.Errorf("%+v", s.Strays)
 		}
@@ -43,7 +43,7 @@ func TestConfirmOrphan(t *testing.T) {
 			t.Error("it went well")
 		}
 		b.storeFault = nil
-		if s := b.World.ShardSnapshot(); len(s.Strays[0].Reads) != 1 || s.Strays[0].Busy {
+		if s := b.State.ShardSnapshot(); len(s.Strays[0].Reads) != 1 || s.Strays[0].Busy {
 			t.Errorf("an answer that did not come counts: %+v", s.Strays)
 		}
 
@@ -58,7 +58,7 @@ func TestConfirmOrphan(t *testing.T) {
 			t.Error("it went wrong")
 		}
 		if view := b.view(id); view.Record.State != record.Created ||
-			view.Plan.Provider.Value != plan.ProviderRunning || len(b.World.ShardSnapshot().Strays) != 0 {
+			view.Plan.Provider.Value != plan.ProviderRunning || len(b.State.ShardSnapshot().Strays) != 0 {
 			t.Errorf("%+v", view)
 		}
 	})
@@ -112,7 +112,7 @@ func TestTerminateStray(t *testing.T) {
 			t.Error("it went well")
 		}
 		b.script = nil
-		if s := b.World.ShardSnapshot(); len(s.Strays) != 1 || !s.Strays[0].Tombstone || s.Strays[0].Busy {
+		if s := b.State.ShardSnapshot(); len(s.Strays) != 1 || !s.Strays[0].Tombstone || s.Strays[0].Busy {
 			t.Errorf("%+v", s.Strays)
 		}
 		if !b.collect(plan.TerminateStray, vm) {
@@ -121,7 +121,7 @@ func TestTerminateStray(t *testing.T) {
 		if vm, _ := b.provider.Instance(id); vm.State != infra.Deleting {
 			t.Errorf("its VM is %s", vm.State)
 		}
-		if s := b.World.ShardSnapshot(); len(s.Strays) != 0 {
+		if s := b.State.ShardSnapshot(); len(s.Strays) != 0 {
 			t.Errorf("%+v: it would be requested again immediately", s.Strays)
 		}
 		if rec := b.read(id); rec.Revision != 1 || rec.Group != workers.Group || rec.ProviderID != vm.ProviderID ||
@@ -158,7 +158,7 @@ func TestSettle(t *testing.T) {
 				Revision: 1, Term: 3, ReservedTerm: 3, Writer: "w",
 				Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Kind: "wrk",
 				CreatedAt: time.Now().UTC()}
-			b.World.AddLeftover(shardstate.Reservation{Record: rec, Token: b.write(rec, "")})
+			b.State.AddLeftover(shardstate.Reservation{Record: rec, Token: b.write(rec, "")})
 			return vm
 		}
 		adopted := leave(func() infra.VM { return b.plant(b.newID(), infra.Running) })
@@ -190,7 +190,7 @@ func TestSettle(t *testing.T) {
 		}
 		b.wantState(unused.Tags.Instance, record.Deleted)
 		for _, vm := range []infra.VM{adopted, unused} {
-			if _, ok := b.World.Leftover(vm.Tags.Instance); ok {
+			if _, ok := b.State.Leftover(vm.Tags.Instance); ok {
 				t.Error("it is still left over")
 			}
 		}
@@ -201,7 +201,7 @@ func TestSettle(t *testing.T) {
 		// Another leader, of a lower or a higher term, has already settled it.
 		for _, by := range []uint64{4, term + 1} {
 			vm := leave(func() infra.VM { return infra.VM{Tags: infra.Tags{Instance: b.newID()}} })
-			left, _ := b.World.Leftover(vm.Tags.Instance)
+			left, _ := b.State.Leftover(vm.Tags.Instance)
 			rec := left.Record
 			rec.State, rec.DeletedAt, rec.Revision, rec.Term = record.Deleted, time.Now().UTC(), 2, by
 			b.write(rec, left.Token)
@@ -221,11 +221,11 @@ func TestSettleAfterACreateWithoutResult(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		found, lost := b.reserve(), b.reserve()
 		for range 2 {
-			r, _, _ := b.World.TakeReservation(pool)
+			r, _, _ := b.State.TakeReservation(pool)
 			rec := r.Record
 			rec.Group = workers.Group
-			b.World.Use(rec, r.Token)
-			b.World.End(rec.ID, nil)
+			b.State.Use(rec, r.Token)
+			b.State.End(rec.ID, nil)
 		}
 		b.plant(found, infra.Running)
 		b.script = func(call mock.Call) mock.Outcome {
@@ -269,7 +269,7 @@ func TestRemoveTombstone(t *testing.T) {
 		if b.collect(plan.RemoveTombstone, vm) {
 			t.Error("removed without an answer")
 		}
-		if _, ok := b.World.Tombstone(id); !ok {
+		if _, ok := b.State.Tombstone(id); !ok {
 			t.Error("it is forgotten, and may be there")
 		}
 		b.storeFault = nil
@@ -279,7 +279,7 @@ func TestRemoveTombstone(t *testing.T) {
 		if _, _, err := b.state.GetInstance(t.Context(), workers.Tenant, id); !errors.Is(err, objstore.ErrNotFound) {
 			t.Error(err)
 		}
-		if _, ok := b.World.Tombstone(id); ok {
+		if _, ok := b.State.Tombstone(id); ok {
 			t.Error("it is remembered")
 		}
 		if b.Collect(t.Context(), plan.Action{Kind: plan.Mark}) {

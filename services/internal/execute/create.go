@@ -30,17 +30,17 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	settlePending := func() {
 		if pending {
 			pending = false
-			x.World.ExpectCreates(key, -1)
+			x.State.ExpectCreates(key, -1)
 		}
 	}
 	defer settlePending()
 	expectAgain := func() {
 		if !pending {
 			pending = true
-			x.World.ExpectCreates(key, 1)
+			x.State.ExpectCreates(key, 1)
 		}
 	}
-	group, ok := x.World.Group(key)
+	group, ok := x.State.Group(key)
 	if !ok || group.Deleted {
 		return
 	}
@@ -50,14 +50,14 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	backoffKey := shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: key.Tenant, Group: key.Group}
 	switch {
 	case err == nil:
-		x.World.Resolve(backoffKey)
+		x.State.ResolveError(backoffKey)
 	case ctx.Err() != nil || errors.Is(err, errWithdrawn):
 	default:
 		x.Log.Warn("create failed", "tenant", key.Tenant, "group", key.Group, "error", err)
-		if _, ok := x.World.Group(key); ok {
-			x.World.Raise(backoffKey, fmt.Sprintf("create: %v", err))
+		if _, ok := x.State.Group(key); ok {
+			x.State.RaiseError(backoffKey, fmt.Sprintf("create: %v", err))
 		}
-		x.World.CreateFailed(key, err.Error())
+		x.State.CreateFailed(key, err.Error())
 	}
 }
 
@@ -89,7 +89,7 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 			used = true
 		}, refused: func() {}, begun: x.Env.Now()})
 	if !used {
-		x.World.AddLeftover(reservation) // nothing was requested with it, so garbage collection makes it a tombstone
+		x.State.AddLeftover(reservation) // nothing was requested with it, so garbage collection makes it a tombstone
 	}
 	return err
 }
@@ -145,7 +145,7 @@ func (x *Executor) placements(group config.Group, first string) (places []placem
 
 // place requests one VM at one placement, under a separate reservation.
 func (x *Executor) place(ctx context.Context, group config.Group, place placement, o order) error {
-	reservation, err := x.take(ctx, group, o)
+	reservation, err := x.takeReservation(ctx, group, o)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		x.putBack(o, reservation)
 		return err
 	}
-	x.World.Use(rec, reservation.Token)
+	x.State.Use(rec, reservation.Token)
 	o.known()
 	request := infra.CreateRequest{
 		Tags: infra.Tags{Owner: x.Owner, Tenant: rec.Tenant, Instance: rec.ID, Term: x.Authority.Term(),
@@ -178,35 +178,35 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	if x.Entered != nil {
 		x.Entered(entered.Sub(o.begun))
 	}
-	vm, err := x.ask(ctx, request)
+	vm, err := x.requestVM(ctx, request)
 	// The event is published after the call, so that publishing does not delay the call. Its time is the start of the
 	// call.
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreating, Tenant: rec.Tenant, Group: rec.Group,
+	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreating, Tenant: rec.Tenant, Group: rec.Group,
 		Instance: rec.ID, At: entered,
 		Reason: o.action.Reason, Replaces: o.action.Replaces})
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err() // the next leader resolves the result
 	case errors.Is(err, errWithdrawn):
-		x.World.End(rec.ID, nil)
+		x.State.End(rec.ID, nil)
 		return err
 	case err != nil:
 		if infra.ClassOf(err) == infra.Capacity {
 			o.refused()
 		}
-		x.burn(ctx, rec.ID, err)
+		x.recordTombstoneRefused(ctx, rec.ID, err)
 		return err
 	}
-	x.World.Answered(rec.ID, vm, entered)
+	x.State.Answered(rec.ID, vm, entered)
 	err = x.insist(ctx, func() error {
 		_, err := x.update(ctx, rec.ID, func(r *record.Instance) { created(r, rec, vm) })
 		return err
 	})
-	x.World.End(rec.ID, err)
+	x.State.End(rec.ID, err)
 	if err != nil {
 		return fmt.Errorf("record %s: %w", rec.ID, err)
 	}
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreated, Tenant: rec.Tenant, Group: rec.Group,
+	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreated, Tenant: rec.Tenant, Group: rec.Group,
 		Instance: rec.ID})
 	return nil
 }
@@ -240,13 +240,13 @@ func address(s string) string {
 	return addr.Unmap().WithZone("").String()
 }
 
-// ask calls the provider until the answer is definite. It repeats the identical request after an indeterminate answer
+// requestVM calls the provider until the answer is definite. It repeats the identical request after an indeterminate answer
 // and after throttling.
 //
 // A conflict means that an earlier call used this ID. A refusal after an indeterminate answer says nothing about the
 // calls before it. In both cases ask looks the VM up by its tag. If the VM is not found but its agent has registered,
 // an earlier call has succeeded late, so ask continues until the VM is found or known to be gone.
-func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.VM, error) {
+func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest) (infra.VM, error) {
 	ambiguous := false
 	for delay := 250 * time.Millisecond; ; delay = min(2*delay, 30*time.Second) {
 		vm, err := x.Provider.Create(ctx, request)
@@ -256,7 +256,7 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		switch class := infra.ClassOf(err); {
 		case class == infra.Indeterminate || class == infra.Throttled:
 			ambiguous = true // the provider's client may have retried, and an earlier try may have succeeded
-			x.World.Raise(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: request.Tags.Tenant,
+			x.State.RaiseError(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: request.Tags.Tenant,
 				Group: request.Tags.Group},
 				fmt.Sprintf("create: %v", err))
 		case class == infra.Conflict || ambiguous:
@@ -266,10 +266,10 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 				return vm, nil
 			}
 			if errors.Is(findErr, infra.NotFound) {
-				if rec, _, ok := x.World.Record(request.Tags.Instance); !ok || rec.State != record.Registered {
+				if rec, _, ok := x.State.Record(request.Tags.Instance); !ok || rec.State != record.Registered {
 					return infra.VM{}, err
 				}
-				if x.World.NotFound(request.Tags.Instance, asked); x.World.Gone(request.Tags.Instance) {
+				if x.State.NotFound(request.Tags.Instance, asked); x.State.Gone(request.Tags.Instance) {
 					return infra.VM{}, errWithdrawn // the VM existed and is lost
 				}
 			}
@@ -282,7 +282,7 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		if awaitErr := x.await(ctx); awaitErr != nil {
 			return infra.VM{}, awaitErr
 		}
-		if rec, _, ok := x.World.Record(request.Tags.Instance); !ok || rec.State == record.Deleting {
+		if rec, _, ok := x.State.Record(request.Tags.Instance); !ok || rec.State == record.Deleting {
 			return infra.VM{}, errWithdrawn
 		}
 	}
@@ -292,9 +292,9 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 // looks up the result of the calls.
 var errWithdrawn = errors.New("deleted while it was being created")
 
-// burn makes the ID of a definitely refused create unusable with a tombstone. If its agent registers before the
+// recordTombstoneRefused makes the ID of a definitely refused create unusable with a tombstone. If its agent registers before the
 // tombstone is durable, a call succeeded late and there is a VM. The instance then stays.
-func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
+func (x *Executor) recordTombstoneRefused(ctx context.Context, id ident.ID, why error) {
 	x.Env.Go("record a tombstone for a refused reservation", func() {
 		now := x.Env.Now()
 		err := x.insist(ctx, func() error {
@@ -304,7 +304,7 @@ func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
 				}
 			})
 			if err == nil && rec.State == record.Registered {
-				x.World.End(id, nil)
+				x.State.End(id, nil)
 			}
 			return err
 		})
@@ -314,13 +314,13 @@ func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
 	})
 }
 
-// take returns the reservation for one placement, from the pool if it has one left.
-func (x *Executor) take(ctx context.Context, group config.Group, o order) (shardstate.Reservation, error) {
+// takeReservation returns the reservation for one placement, from the pool if it has one left.
+func (x *Executor) takeReservation(ctx context.Context, group config.Group, o order) (shardstate.Reservation, error) {
 	if o.onDemand != nil {
 		return *o.onDemand, nil
 	}
 	pool := shardstate.Pool{Tenant: group.Tenant, Kind: group.Kind}
-	reservation, left, ok := x.World.TakeReservation(pool)
+	reservation, left, ok := x.State.TakeReservation(pool)
 	if !ok || left < ReservePool {
 		x.Refill(ctx, pool)
 	}
@@ -332,7 +332,7 @@ func (x *Executor) take(ctx context.Context, group config.Group, o order) (shard
 
 func (x *Executor) putBack(o order, reservation shardstate.Reservation) {
 	if o.onDemand == nil {
-		x.World.AddReservation(reservation)
+		x.State.AddReservation(reservation)
 	}
 }
 
@@ -378,15 +378,15 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	x.Env.Go("refill reservations", func() {
 		key := shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: pool.Tenant}
 		for delay := time.Second; ; delay = min(2*delay, time.Minute) {
-			want := ReservePool - x.World.ReservationsLeft(pool)
-			if want <= 0 || !slices.Contains(x.World.Pools(), pool) {
-				x.World.Resolve(key)
+			want := ReservePool - x.State.ReservationsLeft(pool)
+			if want <= 0 || !slices.Contains(x.State.Pools(), pool) {
+				x.State.ResolveError(key)
 				break
 			}
 			err := x.Env.ForEach(ctx, want, want, func(ctx context.Context, _ int) error {
 				reservation, err := x.reserve(ctx, pool)
 				if err == nil {
-					x.World.AddReservation(reservation)
+					x.State.AddReservation(reservation)
 				}
 				return err
 			})
@@ -394,7 +394,7 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 				continue
 			}
 			if ctx.Err() == nil {
-				x.World.Raise(key, fmt.Sprintf("refill reservations: %v", err))
+				x.State.RaiseError(key, fmt.Sprintf("refill reservations: %v", err))
 			}
 			if x.Env.Sleep(ctx, delay) != nil {
 				break
@@ -406,11 +406,11 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	})
 }
 
-// LookForRoom asks the provider which subnets are full, so that later creates do not wait for the answer. If the
+// QuerySubnetCapacity asks the provider which subnets are full, so that later creates do not wait for the answer. If the
 // provider has no such call or does not answer, no subnet counts as full.
-func (x *Executor) LookForRoom(ctx context.Context) {
+func (x *Executor) QuerySubnetCapacity(ctx context.Context) {
 	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
-	subnets := x.World.Subnets()
+	subnets := x.State.Subnets()
 	if !ok || len(subnets) == 0 {
 		return
 	}

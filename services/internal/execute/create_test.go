@@ -93,7 +93,7 @@ func TestCreate(t *testing.T) {
 			t.Errorf("entered after %v, %d pending, back-off %+v", delays, b.pending(), b.backoff())
 		}
 		// The pool is refilled in the background.
-		if n := b.World.ReservationsLeft(pool); n != execute.ReservePool {
+		if n := b.State.ReservationsLeft(pool); n != execute.ReservePool {
 			t.Errorf("%d reservations", n)
 		}
 	})
@@ -252,7 +252,7 @@ func TestCreateThatSucceedsLate(t *testing.T) {
 						t.Errorf("%s was asked for as well", call.Instance)
 					}
 				}
-				if b.pending() != 0 || b.view(id).Plan.Work != plan.Idle || lost != b.World.Gone(id) {
+				if b.pending() != 0 || b.view(id).Plan.Work != plan.Idle || lost != b.State.Gone(id) {
 					t.Errorf("%d pending, %+v", b.pending(), b.view(id).Plan)
 				}
 			})
@@ -325,7 +325,7 @@ func TestCreateRefused(t *testing.T) {
 		b.do(create)
 		b.wait()
 		b.wantState(id, record.Deleted)
-		if _, _, lives := b.World.Record(id); lives || len(b.made(mock.Create)) != 1 || b.pending() != 0 {
+		if _, _, lives := b.State.Record(id); lives || len(b.made(mock.Create)) != 1 || b.pending() != 0 {
 			t.Errorf("it lives: %t; %d calls, %d pending", lives, len(b.made(mock.Create)), b.pending())
 		}
 		if back := b.backoff(); back.Failures != 1 || !strings.Contains(back.Reason, "no permission") {
@@ -404,10 +404,10 @@ func TestInstanceIsPendingBetweenPlacements(t *testing.T) {
 			return mem.Fault{}
 		}
 		b.mu.Unlock()
-		b.World.ExpectCreates(workers, 1)
+		b.State.ExpectCreates(workers, 1)
 		go b.Do(t.Context(), workers, create)
 		time.Sleep(30 * time.Second)
-		if _, dead := b.World.Tombstone(first); !dead || b.pending() != 1 {
+		if _, dead := b.State.Tombstone(first); !dead || b.pending() != 1 {
 			t.Errorf("dead: %t; %d pending", dead, b.pending())
 		}
 		time.Sleep(10 * time.Minute)
@@ -423,7 +423,7 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
 		b.provider.SetCapacity(mock.Place{Subnet: "a"}, 0)
-		b.LookForRoom(t.Context())
+		b.QuerySubnetCapacity(t.Context())
 		b.do(create)
 		b.wait()
 		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.Subnet != "b" ||
@@ -433,7 +433,7 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 		b.script = func(mock.Call) mock.Outcome {
 			return mock.Outcome{Err: infra.Errorf(infra.Throttled, "has room", "slow down")}
 		}
-		b.LookForRoom(t.Context())
+		b.QuerySubnetCapacity(t.Context())
 		b.script = nil
 		b.provider.SetCapacity(mock.Place{Subnet: "a"}, -1)
 		b.calls = nil
@@ -444,7 +444,7 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 		b.wait()
 		b.configure(func(g *config.Group) { g.Subnets = []string{"a"} })
 		b.calls = nil
-		b.LookForRoom(t.Context())
+		b.QuerySubnetCapacity(t.Context())
 		if b.calls != nil {
 			t.Error("there is no choice, but the provider is asked")
 		}
@@ -509,7 +509,7 @@ func TestCreateCutOff(t *testing.T) {
 		b.script = func(call mock.Call) mock.Outcome { return mock.Outcome{Latency: time.Minute} }
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		b.World.ExpectCreates(workers, 1)
+		b.State.ExpectCreates(workers, 1)
 		b.Do(ctx, workers, create)
 		b.wait()
 		b.wantState(id, record.Reserved)
@@ -525,9 +525,9 @@ func TestCreateThatCannotBeRendered(t *testing.T) {
 		b.render = errTest
 		b.do(create)
 		b.wait()
-		if b.World.ReservationsLeft(pool) != execute.ReservePool || len(b.made(mock.Create)) != 0 ||
+		if b.State.ReservationsLeft(pool) != execute.ReservePool || len(b.made(mock.Create)) != 0 ||
 			b.backoff().Failures != 1 || b.pending() != 0 {
-			t.Errorf("%d reservations, %d calls, back-off %+v, %d pending", b.World.ReservationsLeft(pool),
+			t.Errorf("%d reservations, %d calls, back-off %+v, %d pending", b.State.ReservationsLeft(pool),
 				len(b.made(mock.Create)), b.backoff(), b.pending())
 		}
 	})
@@ -536,8 +536,8 @@ func TestCreateThatCannotBeRendered(t *testing.T) {
 func TestCreateForAGroupThatIsGone(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
-		b.World.ExpectCreates(workers, 1)
-		b.World.Configure((&config.Shard{}).WithDefaults(), nil)
+		b.State.ExpectCreates(workers, 1)
+		b.State.Configure((&config.Shard{}).WithDefaults(), nil)
 		b.Do(t.Context(), workers, create)
 		if len(b.made(mock.Create)) != 0 || b.pending() != 0 {
 			t.Errorf("%d calls, %d pending", len(b.made(mock.Create)), b.pending())
@@ -631,7 +631,7 @@ func TestCreatedIsRecorded(t *testing.T) {
 
 func TestOnDemand(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		group, _ := b.World.Group(workers)
+		group, _ := b.State.Group(workers)
 		id := b.newID()
 		if err := b.CreateOnDemand(t.Context(), group, id, "huge", map[string]string{"a": "b"}); err != nil {
 			t.Fatal(err)
@@ -669,7 +669,7 @@ func TestOnDemand(t *testing.T) {
 func TestOnDemandWithoutSubnetQuery(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.InstanceTypes, g.Subnets = nil, []string{"a"} })
-		group, _ := b.World.Group(workers)
+		group, _ := b.State.Group(workers)
 		b.provider.SetCapacity(mock.Place{}, 0)
 		_ = b.CreateOnDemand(t.Context(), group, b.newID(), "", nil)
 		b.wait()
@@ -694,7 +694,7 @@ func TestOnDemandWithoutSubnetQuery(t *testing.T) {
 		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.Is(err, errTest) {
 			t.Error(err)
 		}
-		if _, ok := b.World.Leftover(id); !ok {
+		if _, ok := b.State.Leftover(id); !ok {
 			t.Error("its reservation belongs to no instance")
 		}
 		if !b.Collect(t.Context(), plan.Action{Kind: plan.Settle, Instance: id}) {
@@ -721,7 +721,7 @@ func TestRefill(t *testing.T) {
 			t.Errorf("standing %v", got)
 		}
 		b.wait()
-		if n := b.World.ReservationsLeft(pool); n != execute.ReservePool || b.standing() != nil {
+		if n := b.State.ReservationsLeft(pool); n != execute.ReservePool || b.standing() != nil {
 			t.Errorf("%d reservations, standing %v", n, b.standing())
 		}
 		for _, rec := range b.records() {
@@ -732,11 +732,11 @@ func TestRefill(t *testing.T) {
 		}
 
 		// A pool that no group uses is not filled.
-		b.World.Configure((&config.Shard{}).WithDefaults(), nil)
-		b.World.TakeReservation(pool)
+		b.State.Configure((&config.Shard{}).WithDefaults(), nil)
+		b.State.TakeReservation(pool)
 		b.Refill(t.Context(), pool)
 		b.wait()
-		if n := b.World.ReservationsLeft(pool); n != execute.ReservePool-1 {
+		if n := b.State.ReservationsLeft(pool); n != execute.ReservePool-1 {
 			t.Errorf("%d reservations", n)
 		}
 	})
@@ -749,7 +749,7 @@ func TestRefillEndsWithTheLeader(t *testing.T) {
 		defer cancel()
 		b.Refill(ctx, pool)
 		b.wait()
-		if b.World.ReservationsLeft(pool) != 0 {
+		if b.State.ReservationsLeft(pool) != 0 {
 			t.Error("filled")
 		}
 	})

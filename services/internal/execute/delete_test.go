@@ -44,7 +44,7 @@ func TestMark(t *testing.T) {
 
 		// Another writer changed the record, so the plan was based on an old version.
 		id = b.serving()
-		other, token, _ := b.World.Record(id)
+		other, token, _ := b.State.Record(id)
 		other.Image, other.Revision = "other", other.Revision+1
 		b.write(other, token)
 		mark.Instance = id
@@ -156,12 +156,12 @@ func TestTerminate(t *testing.T) {
 func TestTerminateWithoutProviderID(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
-		reservation, _, _ := b.World.TakeReservation(pool)
+		reservation, _, _ := b.State.TakeReservation(pool)
 		rec := reservation.Record
 		rec.Group, rec.Revision = workers.Group, 2
 		rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, time.Now().UTC(), "test",
 			time.Now().UTC()
-		b.World.PutRecord(rec, b.write(rec, reservation.Token))
+		b.State.PutRecord(rec, b.write(rec, reservation.Token))
 		terminate := plan.Action{Kind: plan.Terminate, Instance: id}
 
 		b.do(terminate)
@@ -177,7 +177,7 @@ func TestTerminateWithoutProviderID(t *testing.T) {
 
 		other := b.newID()
 		rec.ID, rec.Revision = other, 1
-		b.World.PutRecord(rec, b.write(rec, ""))
+		b.State.PutRecord(rec, b.write(rec, ""))
 		time.Sleep(2 * time.Minute)
 		terminate.Instance = other
 		b.do(terminate)
@@ -275,7 +275,7 @@ func TestOtherActions(t *testing.T) {
 		for _, kind := range []plan.Kind{plan.Mark, plan.Drain, plan.Terminate, plan.Forget, plan.Settle} {
 			b.Do(t.Context(), workers, plan.Action{Kind: kind, Instance: gone, Reason: "test"})
 		}
-		for _, e := range b.World.Standing(workers.Tenant) {
+		for _, e := range b.State.Standing(workers.Tenant) {
 			if e.Instance == gone {
 				t.Errorf("%+v stands for an instance that is not there", e)
 			}
@@ -291,12 +291,12 @@ func TestForgetGroup(t *testing.T) {
 		b.configure(func(g *config.Group) { g.Deleted, g.Static = true, false })
 		b.forgetting = errTest
 		b.ForgetGroup(t.Context(), workers)
-		if _, ok := b.World.Group(workers); !ok || !slices.Equal(b.standing(), []string{"storage"}) {
+		if _, ok := b.State.Group(workers); !ok || !slices.Equal(b.standing(), []string{"storage"}) {
 			t.Errorf("it is there: %t, standing %v", ok, b.standing())
 		}
 		b.forgetting = nil
 		b.ForgetGroup(t.Context(), workers)
-		if _, ok := b.World.Group(workers); ok || len(b.forgotten) != 2 || b.standing() != nil {
+		if _, ok := b.State.Group(workers); ok || len(b.forgotten) != 2 || b.standing() != nil {
 			t.Errorf("it is there: %t, standing %v", ok, b.standing())
 		}
 	})
@@ -315,7 +315,7 @@ func TestUpdate(t *testing.T) {
 		}
 
 		// Another write of this term came first, such as an earlier attempt with a lost answer.
-		rec, token, _ := b.World.Record(id)
+		rec, token, _ := b.State.Record(id)
 		rec.Image, rec.Revision = "other", rec.Revision+1
 		b.write(rec, token)
 		got, err := b.Update(t.Context(), id, setHostname)
@@ -353,7 +353,7 @@ func TestUpdate(t *testing.T) {
 			t.Error(err)
 		}
 		b.storeFault = nil
-		if rec, _, _ := b.World.Record(id); rec.Vars["a"] != "b" {
+		if rec, _, _ := b.State.Record(id); rec.Vars["a"] != "b" {
 			t.Errorf("a write that failed is remembered: %v", rec.Vars)
 		}
 	})
@@ -365,7 +365,7 @@ func TestUpdateRefused(t *testing.T) {
 		var superseded *clusterstate.SupersededError
 
 		id := b.serving()
-		rec, token, _ := b.World.Record(id)
+		rec, token, _ := b.State.Record(id)
 		rec.Revision, rec.Term = rec.Revision+1, term+1
 		b.write(rec, token)
 		if _, err := b.Update(t.Context(), id, change); !errors.As(err, &superseded) || b.refused != term+1 {
@@ -380,7 +380,7 @@ func TestUpdateRefused(t *testing.T) {
 			t.Errorf("%v: its record is gone", err)
 		}
 		// A bucket that was restored has an older version than the leader knows. Update must not continue from it.
-		rec, _, _ = b.World.Record(id)
+		rec, _, _ = b.State.Record(id)
 		rec.Revision = 1
 		b.write(rec, "")
 		if _, err := b.Update(t.Context(), id, change); !errors.As(err, &superseded) ||

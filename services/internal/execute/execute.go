@@ -84,7 +84,7 @@ const (
 
 // Executor performs the actions of one leader. All methods are safe for concurrent use.
 type Executor struct {
-	World     *shardstate.State
+	State     *shardstate.State
 	Store     Store
 	Provider  infra.Provider
 	Authority Authority
@@ -134,18 +134,18 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 	if err != nil && ctx.Err() == nil && !errors.Is(err, errGone) && !errors.Is(err, errNotYet) {
 		x.Log.Warn("action failed", "action", string(action.Kind), "tenant", group.Tenant, "group", group.Group,
 			"instance", action.Instance.String(), "error", err)
-		if _, _, ok := x.World.Record(action.Instance); ok {
-			x.World.Raise(shardstate.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group,
+		if _, _, ok := x.State.Record(action.Instance); ok {
+			x.State.RaiseError(shardstate.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group,
 				Instance: action.Instance},
 				fmt.Sprintf("%s: %v", action.Kind, err))
 		}
 	} else if err == nil {
-		x.World.Resolve(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: group.Tenant, Group: group.Group,
+		x.State.ResolveError(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: group.Tenant, Group: group.Group,
 			Instance: action.Instance})
-		x.World.Resolve(shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: group.Tenant, Group: group.Group,
+		x.State.ResolveError(shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: group.Tenant, Group: group.Group,
 			Instance: action.Instance})
 	}
-	x.World.End(action.Instance, err)
+	x.State.End(action.Instance, err)
 }
 
 // Work returns the work that an instance is busy with during an action.
@@ -220,9 +220,9 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 		return err
 	}
 	if deletion.CountsAsFailedCreation() {
-		x.World.CreateFailed(group, action.Reason)
+		x.State.CreateFailed(group, action.Reason)
 	}
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
+	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
 		Group: rec.Group, Instance: rec.ID,
 		Reason: rec.DeleteReason, Deadline: rec.DeleteDeadline})
 	return nil
@@ -231,21 +231,21 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 // drain removes the instance from its load balancers and announces that its node must be drained. A load balancer that
 // does not answer does not prevent the drain, because terminate asks it again.
 func (x *Executor) drain(ctx context.Context, action plan.Action) error {
-	rec, _, ok := x.World.Record(action.Instance)
+	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
 		return errGone
 	}
 	err := x.unbalance(ctx, action.Instance)
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
+	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
 		Group: rec.Group, Instance: rec.ID,
 		Reason: rec.DeleteReason, Deadline: action.Deadline, Drain: true})
-	x.World.Announced(action.Instance)
+	x.State.Announced(action.Instance)
 	return err
 }
 
 // terminate asks the provider to delete a VM that has a durable deletion.
 func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
-	rec, _, ok := x.World.Record(action.Instance)
+	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
 		return errGone
 	}
@@ -262,14 +262,14 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 		return err
 	}
 	providerID := rec.ProviderID
-	if vm, _ := x.World.VM(action.Instance); providerID == "" {
+	if vm, _ := x.State.VM(action.Instance); providerID == "" {
 		providerID = vm.ProviderID
 	}
 	if providerID == "" {
 		asked := x.Env.Now()
 		vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
 		if errors.Is(err, infra.NotFound) {
-			if x.World.NotFound(action.Instance, asked); !x.World.Gone(action.Instance) {
+			if x.State.NotFound(action.Instance, asked); !x.State.Gone(action.Instance) {
 				return fmt.Errorf("terminate %s: %w: the provider does not know its VM", action.Instance, errNotYet)
 			}
 			return nil
@@ -282,7 +282,7 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 	if err := x.Provider.Delete(ctx, providerID); err != nil && !errors.Is(err, infra.NotFound) {
 		return err
 	}
-	x.World.TerminateRequested(action.Instance)
+	x.State.TerminateRequested(action.Instance)
 	return nil
 }
 
@@ -310,7 +310,7 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	if err != nil {
 		return err
 	}
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventDeleted, Tenant: rec.Tenant, Group: rec.Group,
+	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventDeleted, Tenant: rec.Tenant, Group: rec.Group,
 		Instance: rec.ID, Reason: rec.DeleteReason})
 	return nil
 }
@@ -319,10 +319,10 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 func (x *Executor) ForgetGroup(ctx context.Context, key config.GroupKey) {
 	if err := x.Groups.Forget(ctx, key); err != nil {
 		if ctx.Err() == nil {
-			x.World.Raise(shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: key.Tenant, Group: key.Group},
+			x.State.RaiseError(shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: key.Tenant, Group: key.Group},
 				fmt.Sprintf("forget group: %v", err))
 		}
 		return
 	}
-	x.World.ForgetGroup(key)
+	x.State.ForgetGroup(key)
 }

@@ -120,9 +120,9 @@ func newBench(t *testing.T) *bench {
 			}
 			return mock.Outcome{}
 		}})
-	world := shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: term, Now: time.Now,
+	state := shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: term, Now: time.Now,
 		Wake: func() {}, Events: b})
-	b.Executor = &execute.Executor{World: world, Store: b.state, Provider: b.provider, Authority: b, Renderer: b,
+	b.Executor = &execute.Executor{State: state, Store: b.state, Provider: b.provider, Authority: b, Renderer: b,
 		Files: b, Groups: b, Env: env,
 		Log: slog.New(slog.DiscardHandler), Owner: owner, Incarnation: "me"}
 	b.configure(func(*config.Group) {})
@@ -135,7 +135,7 @@ func (b *bench) configure(change func(g *config.Group)) {
 		InstanceTypes: []string{"large"}, Subnets: []string{"a", "b"}, InfraHash: "i1",
 		DrainTimeout: config.Duration(time.Minute)}
 	change(&g)
-	b.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
+	b.State.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
 }
 
 func (b *bench) reserve() ident.ID {
@@ -144,7 +144,7 @@ func (b *bench) reserve() ident.ID {
 	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: term,
 		ReservedTerm: term, Writer: "me",
 		Cluster: owner.Cluster, Shard: owner.Shard, Tenant: pool.Tenant, Kind: pool.Kind, CreatedAt: time.Now().UTC()}
-	b.World.AddReservation(shardstate.Reservation{Record: rec, Token: b.write(rec, "")})
+	b.State.AddReservation(shardstate.Reservation{Record: rec, Token: b.write(rec, "")})
 	return id
 }
 
@@ -177,7 +177,7 @@ func (b *bench) serving() ident.ID {
 		Kind: "wrk", CreatedAt: now,
 		ProviderID: "vm-" + id.String(), RegisteredAt: now, PublicKey: make([]byte, 32), NonceID: "n",
 		Certificate: &record.CertificateRef{Serial: "00000000000000000000000000000001", NotAfter: now}}
-	b.World.PutRecord(rec, b.write(rec, ""))
+	b.State.PutRecord(rec, b.write(rec, ""))
 	b.plant(id, infra.Running)
 	return id
 }
@@ -205,8 +205,8 @@ func (b *bench) leave(id ident.ID) {
 func (b *bench) do(action plan.Action) {
 	b.t.Helper()
 	if action.Kind == plan.Create {
-		b.World.ExpectCreates(workers, 1)
-	} else if !b.World.Plan(action, execute.Work(action.Kind)) {
+		b.State.ExpectCreates(workers, 1)
+	} else if !b.State.Plan(action, execute.Work(action.Kind)) {
 		b.t.Fatalf("%s cannot be begun for %s", action.Kind, action.Instance)
 	}
 	b.Do(b.t.Context(), workers, action)
@@ -252,19 +252,19 @@ func (b *bench) records() map[ident.ID]record.Instance {
 }
 
 func (b *bench) backoff() plan.Backoff {
-	view, _ := b.World.GroupView(workers)
+	view, _ := b.State.GroupView(workers)
 	return view.Backoff
 }
 
 // pending returns the number of the group's creates that have no ID yet.
 func (b *bench) pending() int {
-	s, _ := b.World.Snapshot(workers, nil)
+	s, _ := b.State.Snapshot(workers, nil)
 	return s.PendingCreates
 }
 
 func (b *bench) view(id ident.ID) shardstate.InstanceView {
 	b.t.Helper()
-	view, ok := b.World.Instance(id)
+	view, ok := b.State.Instance(id)
 	if !ok {
 		b.t.Fatalf("%s is not known", id)
 	}
@@ -294,7 +294,7 @@ func (b *bench) wantEvents(want ...shardstate.InstanceEventType) {
 
 // standing returns the kinds of the standing errors.
 func (b *bench) standing() (kinds []string) {
-	for _, e := range b.World.Standing(workers.Tenant) {
+	for _, e := range b.State.Standing(workers.Tenant) {
 		kinds = append(kinds, string(e.Kind))
 	}
 	return kinds

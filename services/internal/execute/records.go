@@ -34,7 +34,7 @@ func (x *Executor) update(ctx context.Context, id ident.ID, change func(*record.
 		if err := ctx.Err(); err != nil {
 			return record.Instance{}, err
 		}
-		have, token, ok := x.World.Record(id)
+		have, token, ok := x.State.Record(id)
 		if !ok {
 			return record.Instance{}, fmt.Errorf("%s: %w", id, errGone)
 		}
@@ -47,7 +47,7 @@ func (x *Executor) update(ctx context.Context, id ident.ID, change func(*record.
 		x.stamp(&next)
 		newToken, err := x.Store.PutInstance(ctx, next, token)
 		if err == nil {
-			x.World.PutRecord(next, newToken)
+			x.State.PutRecord(next, newToken)
 			return next, nil
 		}
 		var superseded *clusterstate.SupersededError
@@ -63,7 +63,7 @@ func (x *Executor) update(ctx context.Context, id ident.ID, change func(*record.
 			// Another program changed the bucket.
 			return record.Instance{}, err
 		}
-		x.World.PutRecord(superseded.Record, superseded.Token)
+		x.State.PutRecord(superseded.Record, superseded.Token)
 	}
 }
 

@@ -51,8 +51,8 @@ func (s *secrets) Get(_ context.Context, name string) (secretstore.Secret, error
 	return secretstore.Secret{Name: name, Value: secretstore.NewValue([]byte(value))}, nil
 }
 
-// world is a Generator with its dependencies.
-type world struct {
+// testGenerator is a Generator with its dependencies.
+type testGenerator struct {
 	*Generator
 	now     time.Time
 	secrets *secrets
@@ -63,9 +63,9 @@ type world struct {
 	rec     record.Instance
 }
 
-func newWorld(t testing.TB) *world {
+func newTestGenerator(t testing.TB) *testGenerator {
 	t.Helper()
-	w := &world{now: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC), secrets: &secrets{
+	w := &testGenerator{now: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC), secrets: &secrets{
 		values: map[string]string{"db.password": "hunter2"}},
 		objects: map[string]string{"motd-workers": "hello",
 			"boot.sh": "#!/bin/sh\n# {{ .Instance.ID }} {{ .Nonce }}\n"}}
@@ -153,11 +153,11 @@ func pkix(t testing.TB, algorithm string) []byte {
 	return der
 }
 
-func (w *world) input() Input {
+func (w *testGenerator) input() Input {
 	return Input{Group: w.group, Record: w.rec, Address: Address{IPv4: "10.1.2.3", Hostname: "node-1"}}
 }
 
-func (w *world) generate(t testing.TB, in Input) Result {
+func (w *testGenerator) generate(t testing.TB, in Input) Result {
 	t.Helper()
 	result, err := w.Generate(context.Background(), in)
 	if err != nil {
@@ -188,7 +188,7 @@ func took(in Input, result Result) Input {
 }
 
 func TestFilesOfEveryKind(t *testing.T) {
-	w := newWorld(t)
+	w := newTestGenerator(t)
 	in := w.input()
 	first := w.generate(t, in)
 	all := []string{"ca.crt", "client.crt", "db.key", "kubelet.crt", "motd.txt", "worker.env", "worker.json"}
@@ -276,7 +276,7 @@ func TestFilesOfEveryKind(t *testing.T) {
 }
 
 func TestFilesToSendAgain(t *testing.T) {
-	w := newWorld(t)
+	w := newTestGenerator(t)
 	base := w.input()
 	base.Keys = map[string][]byte{"kubelet.pub": pkix(t, Ed25519), "client.pub": pkix(t, ECDSAP256)}
 	sums := map[string]string{}
@@ -380,7 +380,7 @@ func clone[V any](m map[string]V) map[string]V {
 }
 
 func TestOneBadFileLeavesTheOthers(t *testing.T) {
-	w := newWorld(t)
+	w := newTestGenerator(t)
 	for name, file := range map[string]config.File{
 		"missing secret": {Kind: "secret", Source: "nothing"},
 		"the CA's key":   {Kind: "secret", Source: secretstore.CAKey},
@@ -411,7 +411,7 @@ func TestOneBadFileLeavesTheOthers(t *testing.T) {
 }
 
 func TestReadsAreSharedAndRemembered(t *testing.T) {
-	w := newWorld(t)
+	w := newTestGenerator(t)
 	in := w.input()
 	var wg sync.WaitGroup
 	for range 16 {
@@ -480,7 +480,7 @@ func TestSharedReadOutlivesItsFirstCaller(t *testing.T) {
 }
 
 func TestMachine(t *testing.T) {
-	w := newWorld(t)
+	w := newTestGenerator(t)
 	ctx := context.Background()
 	m, err := w.Machine(ctx, w.group, w.rec)
 	if err != nil {
@@ -531,7 +531,7 @@ func TestMachine(t *testing.T) {
 }
 
 func TestUserdataEncodings(t *testing.T) {
-	w := newWorld(t)
+	w := newTestGenerator(t)
 	w.group.Userdata = config.Userdata{Source: "inline", Content: "{{ .Instance.ID }}" + strings.Repeat("x", 1000)}
 	for _, encoding := range []string{"", "plain", "base64", "gzip+base64"} {
 		w.group.Userdata.Encoding, w.group.InfraHash = encoding, encoding+"!"
@@ -569,7 +569,7 @@ func TestUserdataEncodings(t *testing.T) {
 }
 
 func TestUserdataFromTheBucket(t *testing.T) {
-	w := newWorld(t)
+	w := newTestGenerator(t)
 	w.group.Userdata = config.Userdata{Source: "storage", Content: "files/boot.sh"}
 	groups := map[config.GroupKey]config.Group{w.group.GroupKey: w.group}
 	if err := w.Warm(context.Background(), groups); err != nil {
@@ -612,7 +612,7 @@ func TestUnconfigured(t *testing.T) {
 }
 
 func BenchmarkMachine(b *testing.B) {
-	w := newWorld(b)
+	w := newTestGenerator(b)
 	w.group.Userdata.Content += strings.Repeat("# a line of the boot script\n", 200)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -623,7 +623,7 @@ func BenchmarkMachine(b *testing.B) {
 }
 
 func BenchmarkGenerate(b *testing.B) {
-	w := newWorld(b)
+	w := newTestGenerator(b)
 	in := w.input()
 	in.Keys = map[string][]byte{"kubelet.pub": pkix(b, Ed25519), "client.pub": pkix(b, ECDSAP256)}
 	result, err := w.Generate(context.Background(), in)

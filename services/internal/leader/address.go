@@ -30,7 +30,7 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 		}
 		switch {
 		case err == nil:
-			l.World.Resolve(key)
+			l.State.ResolveError(key)
 			delay = time.Second
 			if !held {
 				held = true
@@ -38,7 +38,7 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 			}
 		default:
 			if ctx.Err() == nil {
-				l.World.Raise(key, fmt.Sprintf("acquire the leader's address: %v", err))
+				l.State.RaiseError(key, fmt.Sprintf("acquire the leader's address: %v", err))
 			}
 			wait, delay = delay, min(2*delay, addressCheck)
 		}

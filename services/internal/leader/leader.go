@@ -45,7 +45,7 @@ type Parts struct {
 
 // Leader holds one term's view of the shard and everything that acts on it.
 type Leader struct {
-	World    *shardstate.State
+	State    *shardstate.State
 	Executor *execute.Executor
 	Asker    *shardstate.Asker
 	Loop     *Loop
@@ -57,16 +57,16 @@ type Leader struct {
 
 // NewLeader returns a leader for the authority's term. It starts nothing.
 func NewLeader(p Parts) *Leader {
-	world := shardstate.New(shardstate.Options{Cluster: p.Owner.Cluster, Shard: p.Owner.Shard, Term: p.Authority.Term(),
+	state := shardstate.New(shardstate.Options{Cluster: p.Owner.Cluster, Shard: p.Owner.Shard, Term: p.Authority.Term(),
 		Now: p.Env.Now, Wake: p.Wake,
 		Events: p.Events, Log: p.Log})
-	executor := &execute.Executor{World: world, Store: p.Records, Provider: p.Provider, Authority: p.Authority,
+	executor := &execute.Executor{State: state, Store: p.Records, Provider: p.Provider, Authority: p.Authority,
 		Renderer: p.Renderer, Files: p.Files,
 		Groups: p.Groups, Env: p.Env, Log: p.Log, Owner: p.Owner, Incarnation: p.Incarnation}
 	listKey := shardstate.ErrorKey{Kind: plan.AlertProvider}
-	asker := &shardstate.Asker{World: world, Provider: p.Provider, Owner: p.Owner, Env: p.Env,
-		Failed: func(err error) { world.Raise(listKey, fmt.Sprintf("ask the provider: %v", err)) },
-		Answer: func() { world.Resolve(listKey) }}
-	loop := &Loop{World: world, Executor: executor, Asker: asker, Env: p.Env, Log: p.Log}
-	return &Leader{World: world, Executor: executor, Asker: asker, Loop: loop, parts: p}
+	asker := &shardstate.Asker{State: state, Provider: p.Provider, Owner: p.Owner, Env: p.Env,
+		Failed: func(err error) { state.RaiseError(listKey, fmt.Sprintf("ask the provider: %v", err)) },
+		Answer: func() { state.ResolveError(listKey) }}
+	loop := &Loop{State: state, Executor: executor, Asker: asker, Env: p.Env, Log: p.Log}
+	return &Leader{State: state, Executor: executor, Asker: asker, Loop: loop, parts: p}
 }

@@ -114,7 +114,7 @@ func (s *shard) configure(size int) {
 	g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: size, MaxSurge: 1,
 		Subnets: []string{"a"}, InfraHash: "i1"}
 	g.MaxUnhealthy, _ = config.ParseLimit("40%")
-	s.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
+	s.State.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
 }
 
 // fault sets the fault injection of the bucket.
@@ -181,7 +181,7 @@ func (s *shard) plant(id ident.ID) {
 }
 
 func (s *shard) standing(kind plan.AlertKind) bool {
-	for _, e := range s.World.Standing(workers.Tenant) {
+	for _, e := range s.State.Standing(workers.Tenant) {
 		if e.Kind == kind {
 			return true
 		}
@@ -211,27 +211,27 @@ func TestTakeOver(t *testing.T) {
 			}
 			return mem.Fault{}
 		})
-		s.World.SweepDue()
+		s.State.GarbageCollectionDue()
 		if err := s.TakeOver(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		for _, id := range []ident.ID{registered, hidden} {
-			if rec, _, ok := s.World.Record(id); !ok || rec.State != record.Registered {
+			if rec, _, ok := s.State.Record(id); !ok || rec.State != record.Registered {
 				t.Errorf("%s: %+v, %t", id, rec, ok)
 			}
 		}
 		for _, id := range []ident.ID{reserved, left} {
-			if _, ok := s.World.Leftover(id); !ok {
+			if _, ok := s.State.Leftover(id); !ok {
 				t.Errorf("%s is not to be settled", id)
 			}
 		}
-		if _, ok := s.World.Tombstone(deleted); !ok {
+		if _, ok := s.State.Tombstone(deleted); !ok {
 			t.Error("a tombstone is not known")
 		}
-		if orphans := s.World.Orphans(); len(orphans) != 1 || orphans[0].Tags.Instance != orphan {
+		if orphans := s.State.Orphans(); len(orphans) != 1 || orphans[0].Tags.Instance != orphan {
 			t.Errorf("orphans %v", orphans)
 		}
-		if !s.World.SweepDue() {
+		if !s.State.GarbageCollectionDue() {
 			t.Error("no garbage collection is due")
 		}
 	})
@@ -294,8 +294,8 @@ func TestTakeOverWithoutProvider(t *testing.T) {
 					t.Error(err)
 				}
 				if lists := s.provider.Count(mock.List); lists != tt.lists ||
-					s.World.ShardSnapshot().Listed.Complete != tt.listed || s.standing("provider") == tt.listed {
-					t.Errorf("%d lists, known: %t", lists, s.World.ShardSnapshot().Listed.Complete)
+					s.State.ShardSnapshot().Listed.Complete != tt.listed || s.standing("provider") == tt.listed {
+					t.Errorf("%d lists, known: %t", lists, s.State.ShardSnapshot().Listed.Complete)
 				}
 			})
 		})
@@ -314,18 +314,18 @@ func TestCollect(t *testing.T) {
 		})
 		go s.Collect(ctx)
 		time.Sleep(5 * time.Second)
-		if !s.standing("provider") || s.World.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant,
+		if !s.standing("provider") || s.State.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant,
 			Kind: "wrk"}) != execute.ReservePool {
 			t.Errorf("standing: %t, %d reservations", s.standing("provider"),
-				s.World.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
+				s.State.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
 		}
 		time.Sleep(20 * time.Second)
 		// The lists are at 0, 1, 3, 7 and 15 s.
 		if n := s.provider.Count(mock.List); n != 5 || s.standing("provider") ||
-			!s.World.ShardSnapshot().Listed.Complete {
+			!s.State.ShardSnapshot().Listed.Complete {
 			t.Errorf("%d lists, standing: %t", n, s.standing("provider"))
 		}
-		time.Sleep(s.World.Settings().CollectInterval)
+		time.Sleep(s.State.Settings().CollectInterval)
 		if n := s.provider.Count(mock.List); n != 6 {
 			t.Errorf("%d lists", n)
 		}
@@ -351,7 +351,7 @@ func TestCollectAfterTakeover(t *testing.T) {
 			if n := s.provider.Count(mock.List); n != lists {
 				t.Errorf("%d lists, want %d", n, lists)
 			}
-			time.Sleep(s.World.Settings().CollectInterval - time.Second)
+			time.Sleep(s.State.Settings().CollectInterval - time.Second)
 		}
 		cancel()
 		time.Sleep(time.Hour)
@@ -370,7 +370,7 @@ func TestRecheck(t *testing.T) {
 			t.Fatal(err)
 		}
 		late := func(id ident.ID, change func(*record.Instance)) {
-			rec, token, ok := s.World.Record(id)
+			rec, token, ok := s.State.Record(id)
 			if !ok {
 				t.Fatalf("%s is not known", id)
 			}
@@ -397,20 +397,20 @@ func TestRecheck(t *testing.T) {
 		defer cancel()
 		go s.Recheck(ctx)
 		pass(time.Minute - time.Second)
-		if rec, _, _ := s.World.Record(marked); rec.State != record.Registered {
+		if rec, _, _ := s.State.Record(marked); rec.State != record.Registered {
 			t.Errorf("too early: %s", rec.State)
 		}
 		pass(2 * time.Second)
 		for id, want := range map[ident.ID]record.State{marked: record.Deleting, kept: record.Registered,
 			created: record.Created} {
-			if rec, _, ok := s.World.Record(id); !ok || rec.State != want {
+			if rec, _, ok := s.State.Record(id); !ok || rec.State != want {
 				t.Errorf("%s: %s, %t; want %s", id, rec.State, ok, want)
 			}
 		}
-		if _, ok := s.World.Tombstone(dead); !ok {
+		if _, ok := s.State.Tombstone(dead); !ok {
 			t.Error("a tombstone is not known")
 		}
-		if _, ok := s.World.Leftover(reserved); !ok {
+		if _, ok := s.State.Leftover(reserved); !ok {
 			t.Error("a reservation is not to be settled")
 		}
 		lists := 0
@@ -490,7 +490,7 @@ func TestCreateInstance(t *testing.T) {
 		if err != nil || made.Prefix() != "wrk" {
 			t.Fatal(made, err)
 		}
-		if rec, _, _ := s.World.Record(made); rec.State != record.Created || !rec.OnDemand || rec.Vars["a"] != "b" {
+		if rec, _, _ := s.State.Record(made); rec.State != record.Created || !rec.OnDemand || rec.Vars["a"] != "b" {
 			t.Errorf("%+v", rec)
 		}
 		again, err := s.CreateInstance(ctx, workers, made, "", nil)
@@ -504,7 +504,7 @@ func TestCreateInstance(t *testing.T) {
 		if err := s.TakeOver(ctx); err != nil {
 			t.Fatal(err)
 		}
-		old, _ := ident.NewID("wrk", time.Now().Add(-s.World.Settings().Retention-time.Minute), s.env.Rand)
+		old, _ := ident.NewID("wrk", time.Now().Add(-s.State.Settings().Retention-time.Minute), s.env.Rand)
 		foreign, _ := ident.NewID("oth", time.Now(), s.env.Rand)
 		for _, tt := range []struct {
 			name string
@@ -634,7 +634,7 @@ func TestLoop(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The instance never registered, which counts as a failed create and causes a backoff.
-		time.Sleep(s.World.Settings().CollectInterval + 5*time.Second)
+		time.Sleep(s.State.Settings().CollectInterval + 5*time.Second)
 		if n := alive(); n != 5 {
 			t.Errorf("%d VMs", n)
 		}

@@ -19,7 +19,7 @@ import (
 
 // Loop plans and starts the actions of one leader.
 type Loop struct {
-	World    *shardstate.State
+	State    *shardstate.State
 	Executor *execute.Executor
 	Asker    *shardstate.Asker
 	Env      tasks.Env
@@ -31,11 +31,11 @@ type Loop struct {
 	// Started, if set, is called for every action that starts.
 	Started func(kind plan.Kind)
 
-	mu         sync.Mutex // allows one pass at a time
-	nextCreate time.Time  // earliest next create, with CreateEvery
-	buffer     []plan.Instance
-	wake       map[config.GroupKey]plan.Schedule
-	sweep      time.Time
+	mu             sync.Mutex // allows one pass at a time
+	nextCreate     time.Time  // earliest next create, with CreateEvery
+	buffer         []plan.Instance
+	wake           map[config.GroupKey]plan.Schedule
+	nextCollection time.Time
 
 	// health is the shard's health at healthAt.
 	health   plan.ShardHealth
@@ -77,33 +77,33 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 		if wake.NextPlan.After(now) {
 			continue
 		}
-		if later, ok := l.World.Postpone(key, wake, now); ok {
+		if later, ok := l.State.Postpone(key, wake, now); ok {
 			l.wake[key] = later
 			continue
 		}
 		timed = true
 		delete(l.wake, key)
-		l.World.Mark(key)
+		l.State.Mark(key)
 	}
-	dirty := l.World.TakeDirty()
+	dirty := l.State.TakeDirty()
 	if len(dirty) > 0 {
 		// Health visits every instance of the shard, which is too slow for every event. A plan that is due by time
 		// always gets a fresh value.
 		if timed || now.Sub(l.healthAt) >= healthFresh || now.Before(l.healthAt) {
-			l.health, l.healthAt = l.World.Health(now), now
+			l.health, l.healthAt = l.State.Health(now), now
 		}
 		for _, key := range dirty {
 			l.plan(ctx, key, l.health)
 		}
 	}
-	if l.World.SweepDue() || !l.sweep.IsZero() && !l.sweep.After(now) {
-		decision := plan.CollectGarbage(l.World.ShardSnapshot())
-		l.sweep = decision.NextPlan
+	if l.State.GarbageCollectionDue() || !l.nextCollection.IsZero() && !l.nextCollection.After(now) {
+		decision := plan.CollectGarbage(l.State.ShardSnapshot())
+		l.nextCollection = decision.NextPlan
 		for _, action := range decision.Actions {
 			l.collect(ctx, action)
 		}
 	}
-	next = l.sweep
+	next = l.nextCollection
 	for _, wake := range l.wake {
 		if next.IsZero() || wake.NextPlan.Before(next) {
 			next = wake.NextPlan
@@ -113,7 +113,7 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 }
 
 func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardHealth) {
-	snapshot, ok := l.World.Snapshot(key, l.buffer)
+	snapshot, ok := l.State.Snapshot(key, l.buffer)
 	if !ok {
 		delete(l.wake, key)
 		return
@@ -139,7 +139,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	if !decision.NextPlan.IsZero() {
 		l.wake[key] = decision.Schedule
 	}
-	l.World.Blocked(key, decision.Blocked)
+	l.State.Blocked(key, decision.Blocked)
 	creates := 0
 	for _, action := range decision.Actions {
 		if action.Kind == plan.Create {
@@ -148,7 +148,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 	if creates > 0 {
 		l.nextCreate = snapshot.Now.Add(every)
-		l.World.ExpectCreates(key, creates)
+		l.State.ExpectCreates(key, creates)
 	}
 	l.beginCreates(key, creates, creates == free)
 	for _, action := range decision.Actions {
@@ -177,22 +177,22 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 			l.Executor.Do(ctx, key, action)
 		})
 	case plan.Ask:
-		if l.World.Plan(action, plan.Idle) {
+		if l.State.Plan(action, plan.Idle) {
 			l.Asker.Ask(ctx, action.Instance)
 		}
 	case plan.ForgetGroup:
 		l.Env.Go("forget group", func() { l.Executor.ForgetGroup(ctx, key) })
 	case plan.RaiseError:
-		l.World.Raise(shardstate.ErrorKey{Kind: action.Alert, Tenant: key.Tenant, Group: key.Group,
+		l.State.RaiseError(shardstate.ErrorKey{Kind: action.Alert, Tenant: key.Tenant, Group: key.Group,
 			Instance: action.Instance}, action.Reason)
 	case plan.ResolveError:
-		l.World.Resolve(shardstate.ErrorKey{Kind: action.Alert, Tenant: key.Tenant, Group: key.Group,
+		l.State.ResolveError(shardstate.ErrorKey{Kind: action.Alert, Tenant: key.Tenant, Group: key.Group,
 			Instance: action.Instance})
 	default:
 		if !l.acquire(key) {
 			return
 		}
-		if !l.World.Plan(action, execute.Work(action.Kind)) {
+		if !l.State.Plan(action, execute.Work(action.Kind)) {
 			l.release()
 			return
 		}
@@ -249,7 +249,7 @@ func (l *Loop) releaseHeld() {
 	}
 	l.slotsMu.Unlock()
 	for key := range held {
-		l.World.TouchGroup(key)
+		l.State.TouchGroup(key)
 	}
 }
 
@@ -276,24 +276,24 @@ func (l *Loop) release() {
 	l.deferred = nil
 	l.slotsMu.Unlock()
 	for key := range waiting {
-		l.World.TouchGroup(key)
+		l.State.TouchGroup(key)
 	}
 }
 
 func (l *Loop) collect(ctx context.Context, action plan.Action) {
 	switch action.Kind {
 	case plan.RaiseError:
-		l.World.Raise(shardstate.ErrorKey{Kind: action.Alert}, action.Reason)
+		l.State.RaiseError(shardstate.ErrorKey{Kind: action.Alert}, action.Reason)
 	case plan.ResolveError:
-		l.World.Resolve(shardstate.ErrorKey{Kind: action.Alert})
+		l.State.ResolveError(shardstate.ErrorKey{Kind: action.Alert})
 	default:
 		id := action.Instance
-		if !l.World.BeginCollect(id) {
+		if !l.State.BeginCollect(id) {
 			return
 		}
 		l.count(action.Kind)
 		l.Env.Go(string(action.Kind), func() {
-			l.World.EndCollect(id, l.Executor.Collect(ctx, action))
+			l.State.EndCollect(id, l.Executor.Collect(ctx, action))
 		})
 	}
 }

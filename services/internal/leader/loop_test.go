@@ -23,7 +23,7 @@ import (
 // TestCreateRateLimit checks that create_rate_limit spaces creates over all groups.
 func TestCreateRateLimit(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+	state := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
 		return now
 	}, Wake: func() {}})
 	groups := map[config.GroupKey]config.Group{}
@@ -31,11 +31,11 @@ func TestCreateRateLimit(t *testing.T) {
 		key := config.GroupKey{Tenant: ident.DefaultTenant, Group: name}
 		groups[key] = config.Group{GroupKey: key, Kind: "wrk", Size: 2, MaxSurge: 1}
 	}
-	world.Configure((&config.Shard{}).WithDefaults(), groups)
+	state.Configure((&config.Shard{}).WithDefaults(), groups)
 	started := 0
 	every := time.Minute
 	loop := &leader.Loop{
-		World: world, Log: slog.New(slog.DiscardHandler),
+		State: state, Log: slog.New(slog.DiscardHandler),
 		// Creates start and never end.
 		Env:         tasks.Env{Now: func() time.Time { return now }, Go: func(string, func()) {}},
 		CreateEvery: func() time.Duration { return every },
@@ -61,7 +61,7 @@ func TestCreateRateLimit(t *testing.T) {
 		now = now.Add(every / 2)
 	}
 	every = 0
-	world.TouchAll()
+	state.TouchAll()
 	loop.Pass(context.Background())
 	if started != 4 {
 		t.Errorf("without a limit %d creates were started, want 4", started)
@@ -110,13 +110,13 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	const instances, interval = 20, time.Minute
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "a"}
-	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+	state := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
 		return now
 	}, Wake: func() {}})
-	world.Configure((&config.Shard{}).WithDefaults(),
+	state.Configure((&config.Shard{}).WithDefaults(),
 		map[config.GroupKey]config.Group{key: {GroupKey: key, Kind: "wrk", Size: instances, MaxSurge: 1,
 			MaxUnhealthy: config.Limit{Value: 40, Percent: true}}})
-	if every := world.Settings().HealthInterval; every != interval {
+	if every := state.Settings().HealthInterval; every != interval {
 		t.Fatalf("reports are expected every %s, not %s", every, interval)
 	}
 	plans, passes := 0, 0
@@ -124,10 +124,10 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	env := tasks.Env{Now: func() time.Time {
 		return now
 	}, Go: func(name string, _ func()) { started = append(started, name) }}
-	loop := &leader.Loop{World: world, Log: slog.New(slog.DiscardHandler), Env: env, Planned: func(int, time.Duration) {
+	loop := &leader.Loop{State: state, Log: slog.New(slog.DiscardHandler), Env: env, Planned: func(int, time.Duration) {
 		plans++
 	}}
-	loop.Asker = &shardstate.Asker{World: world, Env: env}
+	loop.Asker = &shardstate.Asker{State: state, Env: env}
 
 	ids, streams := make([]ident.ID, instances), make([]uint64, instances)
 	for n := range ids {
@@ -136,11 +136,11 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		ids[n] = id
-		world.PutRecord(record.Instance{ID: id, State: record.Registered, Tenant: key.Tenant, Group: key.Group,
+		state.PutRecord(record.Instance{ID: id, State: record.Registered, Tenant: key.Tenant, Group: key.Group,
 			CreatedAt: now, RegisteredAt: now,
 			ProviderID: "vm-" + id.String()}, "1")
-		streams[n], _ = world.Connected(id)
-		world.Reported(id, streams[n], shardstate.Report{Healthy: true})
+		streams[n], _ = state.Connected(id)
+		state.Reported(id, streams[n], shardstate.Report{Healthy: true})
 	}
 	next := loop.Pass(t.Context())
 	// The instances report one after the other, spread over the interval. The loop passes whenever it is due.
@@ -155,7 +155,7 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 				now = at
 			}
 			if n := int(now.Sub(began)/(interval/instances)) % instances; n != mute {
-				world.Reported(ids[n], streams[n], shardstate.Report{Healthy: true})
+				state.Reported(ids[n], streams[n], shardstate.Report{Healthy: true})
 			}
 		}
 	}

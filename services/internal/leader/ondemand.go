@@ -22,7 +22,7 @@ import (
 // there is no capacity. It fails with *clusterstate.SupersededError while the result of an earlier attempt is unknown.
 func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ident.ID, instanceType string,
 	vars map[string]string) (ident.ID, error) {
-	group, ok := l.World.Group(key)
+	group, ok := l.State.Group(key)
 	if !ok || group.Deleted {
 		return ident.ID{}, ErrNoGroup
 	}
@@ -36,9 +36,9 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 	if id.Prefix() != group.Kind {
 		return id, fmt.Errorf("%w: it is %q, the group's is %q", ErrKind, id.Prefix(), group.Kind)
 	}
-	rec, token, lives := l.World.Record(id)
-	left, unsettled := l.World.Leftover(id)
-	_, dead := l.World.Tombstone(id)
+	rec, token, lives := l.State.Record(id)
+	left, unsettled := l.State.Leftover(id)
+	_, dead := l.State.Tombstone(id)
 	switch {
 	case dead || lives && (rec.Tenant != key.Tenant || rec.Group != key.Group || !rec.OnDemand):
 		return id, ErrDead
@@ -49,9 +49,9 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 	case unsettled:
 		return id, &clusterstate.SupersededError{ID: id, Record: left.Record, Token: left.Token}
 	}
-	if age := l.parts.Env.Now().Sub(id.Time()); age > l.World.Settings().Retention {
+	if age := l.parts.Env.Now().Sub(id.Time()); age > l.State.Settings().Retention {
 		return id, fmt.Errorf("%w: made %s ago, and records are kept for %s", ErrDead, age.Round(time.Second),
-			l.World.Settings().Retention)
+			l.State.Settings().Retention)
 	}
 	err := l.Executor.CreateOnDemand(ctx, group, id, instanceType, vars)
 	var superseded *clusterstate.SupersededError
@@ -65,14 +65,14 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 // is already being deleted or is deleted, it changes nothing.
 func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string) error {
 	now := l.parts.Env.Now()
-	rec, _, ok := l.World.Record(id)
+	rec, _, ok := l.State.Record(id)
 	if !ok {
-		if _, dead := l.World.Tombstone(id); dead {
+		if _, dead := l.State.Tombstone(id); dead {
 			return nil
 		}
 		return ErrNoInstance
 	}
-	drain := l.World.DrainTimeout(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
+	drain := l.State.DrainTimeout(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
 	marked := false
 	_, err := l.Executor.Update(ctx, id, func(rec *record.Instance) {
 		marked = plan.RequestDelete(rec, plan.Deletion{Reason: reason, Cause: plan.CauseRequested,
@@ -81,7 +81,7 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 	if err != nil || !marked {
 		return err
 	}
-	l.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
+	l.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
 		Group: rec.Group, Instance: id, Reason: reason,
 		Deadline: now.Add(drain)})
 	return nil

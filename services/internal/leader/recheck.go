@@ -24,8 +24,8 @@ const (
 // ends.
 func (l *Leader) Recheck(ctx context.Context) {
 	for wait := recheckFirst; l.parts.Env.Sleep(ctx, wait) == nil; wait = recheckEvery {
-		err := l.parts.Records.LoadUnseen(ctx, l.World.Seen, func(rec record.Instance, token objstore.Token) {
-			if rec.Term < l.World.Term() {
+		err := l.parts.Records.LoadUnseen(ctx, l.State.Seen, func(rec record.Instance, token objstore.Token) {
+			if rec.Term < l.State.Term() {
 				l.parts.Log.Info("found a record that an earlier leader wrote late", "instance", rec.ID.String(),
 					"state", string(rec.State), "term", rec.Term)
 			}
@@ -39,14 +39,14 @@ func (l *Leader) Recheck(ctx context.Context) {
 
 // found stores a record that this leader did not know. It keeps newer information that the leader already has.
 func (l *Leader) found(rec record.Instance, token objstore.Token) {
-	_, _, lives := l.World.Record(rec.ID)
-	_, dead := l.World.Tombstone(rec.ID)
+	_, _, lives := l.State.Record(rec.ID)
+	_, dead := l.State.Tombstone(rec.ID)
 	switch {
-	case rec.Term > l.World.Term():
+	case rec.Term > l.State.Term():
 		l.parts.Authority.Refuse(rec.Term)
 	case rec.State != record.Reserved:
-		l.World.PutRecord(rec, token)
-	case rec.ReservedTerm < l.World.Term() && !lives && !dead:
-		l.World.AddLeftover(shardstate.Reservation{Record: rec, Token: token})
+		l.State.PutRecord(rec, token)
+	case rec.ReservedTerm < l.State.Term() && !lives && !dead:
+		l.State.AddLeftover(shardstate.Reservation{Record: rec, Token: token})
 	}
 }

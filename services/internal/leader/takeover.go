@@ -29,16 +29,16 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 		return l.parts.Records.LoadInstances(ctx, func(rec record.Instance, token objstore.Token) {
 			highest = max(highest, rec.Term)
 			if rec.State == record.Reserved {
-				l.World.AddLeftover(shardstate.Reservation{Record: rec, Token: token})
+				l.State.AddLeftover(shardstate.Reservation{Record: rec, Token: token})
 				return
 			}
-			l.World.PutRecord(rec, token)
+			l.State.PutRecord(rec, token)
 		})
 	})
 	if err != nil {
 		return fmt.Errorf("read the shard's instances: %w", err)
 	}
-	if term := l.World.Term(); highest > term {
+	if term := l.State.Term(); highest > term {
 		l.parts.Authority.Refuse(highest)
 		return fmt.Errorf("read the shard's instances: one was written in term %d, this is term %d", highest, term)
 	}
@@ -46,7 +46,7 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 		l.Asker.Failed(listErr)
 		return nil
 	}
-	l.World.Listed(vms, asked)
+	l.State.Listed(vms, asked)
 	l.listed = asked
 	return l.readStrays(ctx)
 }
@@ -79,7 +79,7 @@ const readParallel = 16
 // readStrays reads the records of VMs that the bucket's list did not contain. Most of them have no record. A record
 // that was written just before may be missing from the list, and its group would then get a VM too many.
 func (l *Leader) readStrays(ctx context.Context) error {
-	strays := l.World.Orphans()
+	strays := l.State.Orphans()
 	return l.parts.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {
 		vm := strays[i]
 		rec, token, err := l.parts.Records.GetInstance(ctx, vm.Tags.Tenant, vm.Tags.Instance)
@@ -105,15 +105,15 @@ func (l *Leader) Collect(ctx context.Context) {
 		return l.Asker.List(ctx)
 	}
 	for delay := time.Second; ; {
-		for _, pool := range l.World.Pools() {
+		for _, pool := range l.State.Pools() {
 			l.Executor.Refill(ctx, pool)
 		}
-		l.Executor.LookForRoom(ctx)
+		l.Executor.QuerySubnetCapacity(ctx)
 		err := list()
 		if ctx.Err() != nil {
 			return
 		}
-		wait := l.World.Settings().CollectInterval
+		wait := l.State.Settings().CollectInterval
 		if err != nil {
 			l.Asker.Failed(err)
 			wait, delay = delay, min(2*delay, time.Minute)

@@ -49,7 +49,7 @@ func Keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			percent, giveBack := k.look(read(now))
+			percent, giveBack := k.decideGrowth(read(now))
 			if percent != k.percent {
 				debug.SetGCPercent(percent)
 				k.percent = percent
@@ -85,8 +85,8 @@ type keeper struct {
 	gave    time.Time
 }
 
-// look returns the growth that the heap may have now, in percent, and whether to return free memory.
-func (k *keeper) look(s sample) (percent int, giveBack bool) {
+// decideGrowth returns the growth that the heap may have now, in percent, and whether to return free memory.
+func (k *keeper) decideGrowth(s sample) (percent int, giveBack bool) {
 	passed := s.at.Sub(k.before.at)
 	rate := float64(s.allocated-k.before.allocated) / max(passed.Seconds(), 0.001)
 	k.before = s

@@ -34,7 +34,7 @@ func TestGrowthFollowsTheRate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start := time.Unix(1000, 0)
 			k := keeper{before: sample{at: start}}
-			percent, giveBack := k.look(sample{at: start.Add(5 * time.Second), allocated: 5 * tc.perSecond,
+			percent, giveBack := k.decideGrowth(sample{at: start.Add(5 * time.Second), allocated: 5 * tc.perSecond,
 				live: tc.live, free: tc.free})
 			if percent != tc.percent || giveBack != tc.giveBack {
 				t.Errorf("%d%%, give back: %t; want %d%%, %t", percent, giveBack, tc.percent, tc.giveBack)
@@ -49,7 +49,7 @@ func TestMemoryIsReleasedAtIntervals(t *testing.T) {
 	times := 0
 	for range 25 {
 		at = at.Add(5 * time.Second)
-		if _, giveBack := k.look(sample{at: at, live: 100 * mib, free: 100 * mib}); giveBack {
+		if _, giveBack := k.decideGrowth(sample{at: at, live: 100 * mib, free: 100 * mib}); giveBack {
 			times++
 		}
 	}

@@ -28,7 +28,7 @@ func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetCo
 	answer := &nstancev1.GetConfigStatusResponse{
 		Etag: status.ETag, Size: uint64(status.Size), Generation: status.Generation, RefusedEtag: status.RefusedETag,
 		Problems: problems(status.Problems),
-		Shard:    c.Shard, LeaderId: c.ID, Term: c.world().Term(), ClusterId: c.Cluster,
+		Shard:    c.Shard, LeaderId: c.ID, Term: c.state().Term(), ClusterId: c.Cluster,
 	}
 	if !status.Modified.IsZero() {
 		answer.LastModified = timestamppb.New(status.Modified)

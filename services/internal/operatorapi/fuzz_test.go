@@ -31,7 +31,7 @@ func reading[Q any, PQ interface {
 
 // FuzzRequests checks that every request gets an answer or an error with a code that describes the problem.
 func FuzzRequests(f *testing.F) {
-	w := newWorld(f)
+	w := newTestShard(f)
 	// FuzzUpsert covers UpsertGroup.
 	all := []func(ctx context.Context, raw []byte) error{
 		reading(w.ListGroups), reading(w.DeleteGroup), reading(w.ListInstances), reading(w.GetInstanceStatus),

@@ -20,7 +20,7 @@ func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsReque
 	return unary(s, ctx, "list groups", req, func(c *call, _ *nstancev1.ListGroupsRequest) (
 		*nstancev1.ListGroupsResponse, error) {
 		answer := &nstancev1.ListGroupsResponse{}
-		for _, view := range c.world().GroupViews(c.tenant) {
+		for _, view := range c.state().GroupViews(c.tenant) {
 			answer.Groups = append(answer.Groups, c.groupStatus(view))
 		}
 		return answer, nil
@@ -61,7 +61,7 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 	}
 	c.Log.Info("group changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "size",
 		group.Size)
-	view, ok := c.world().GroupView(key)
+	view, ok := c.state().GroupView(key)
 	if !ok {
 		view = shardstate.GroupView{Group: group}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-func (w *world) group(t testing.TB, name string) *nstancev1.GroupStatus {
+func (w *testShard) group(t testing.TB, name string) *nstancev1.GroupStatus {
 	t.Helper()
 	answer, err := w.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
 	if err != nil {
@@ -33,7 +33,7 @@ func (w *world) group(t testing.TB, name string) *nstancev1.GroupStatus {
 }
 
 func TestUpsertGroupMakesVMs(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
 		Size: ptr(uint32(0)), SetVars: true,
 		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Deep": {"B": 2}}`,
@@ -88,7 +88,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 
 // TestClearFields checks that a group's own values differ from those of its template, and can be cleared.
 func TestClearFields(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	before, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
 		MustCreate: true})
 	if err != nil {
@@ -123,7 +123,7 @@ func TestClearFields(t *testing.T) {
 }
 
 func TestUpsertStaticGroup(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	before := w.group(t, "static")
 	if !before.GetIsStatic() || before.GetOverridden() {
 		t.Errorf("%v", before)
@@ -158,7 +158,7 @@ func TestUpsertStaticGroup(t *testing.T) {
 }
 
 func TestUpsertGroupRefusals(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	etag := w.scale(t, "fleet", 0).GetEtag()
 	w.scale(t, "fleet", 0) // an equal change does nothing
 	if now := w.group(t, "fleet").GetEtag(); now != etag {
@@ -221,7 +221,7 @@ func TestUpsertGroupRefusals(t *testing.T) {
 
 // A change survives a lost answer of the bucket. Its ETag shows whether it was applied.
 func TestUpsertGroupAfterALostAnswer(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.breakStore(func(r mem.Request) mem.Fault {
 		return mem.Fault{Lost: r.Op == mem.Put && r.Key == keys.Groups("a")}
 	})
@@ -233,7 +233,7 @@ func TestUpsertGroupAfterALostAnswer(t *testing.T) {
 }
 
 func TestDeleteGroupDrainsAndForgets(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	ids := w.grow(t, "fleet", 2)
 	w.register(t, ids[0], shardstate.Report{Healthy: true})
 	events, groups := live(t, w), watchGroups(t, w)
@@ -275,7 +275,7 @@ func TestDeleteGroupDrainsAndForgets(t *testing.T) {
 }
 
 func TestBlockedReason(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.provider.SetCapacity(mock.Place{}, 0)
 	groups := watchGroups(t, w)
 	errors := watchErrors(t, w)

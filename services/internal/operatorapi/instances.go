@@ -39,12 +39,12 @@ func (c *call) listInstances(req *nstancev1.ListInstancesRequest) (*nstancev1.Li
 		if err := groupName("group", group); err != nil {
 			return nil, err
 		}
-		if _, ok := c.world().GroupView(c.key(group)); !ok {
+		if _, ok := c.state().GroupView(c.key(group)); !ok {
 			return nil, errNoGroup(c.key(group))
 		}
 	}
 	answer := &nstancev1.ListInstancesResponse{}
-	for _, view := range c.world().Instances(c.tenant, req.GetGroup()) {
+	for _, view := range c.state().Instances(c.tenant, req.GetGroup()) {
 		answer.Instances = append(answer.Instances, c.instanceStatus(view))
 	}
 	return answer, nil
@@ -69,12 +69,12 @@ func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	if err != nil {
 		return shardstate.InstanceView{}, err
 	}
-	view, ok := c.world().Instance(id)
+	view, ok := c.state().Instance(id)
 	if ok && view.Record.Tenant == c.tenant {
 		return view, nil
 	}
 	// NotFound would let the client forget an instance that the leader is about to adopt.
-	if left, unsettled := c.world().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
+	if left, unsettled := c.state().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
 		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable,
 			"instance_id: %s was reserved by an earlier leader and is being recovered: try again", id)
 	}
@@ -111,7 +111,7 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 			return nil, errNoInstance(id)
 		case err != nil:
 			// The instance may have been deleted meanwhile for another reason, which also satisfies the request.
-			if now, ok := c.world().Instance(id); !ok || now.Record.State != record.Deleted {
+			if now, ok := c.state().Instance(id); !ok || now.Record.State != record.Deleted {
 				return nil, err
 			}
 		}
@@ -131,13 +131,13 @@ func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.Acknowl
 		if err != nil {
 			return nil, err
 		}
-		rec, _, ok := c.world().Record(id)
+		rec, _, ok := c.state().Record(id)
 		switch {
 		case !ok || rec.Tenant != c.tenant:
 		case rec.State != record.Deleting:
 			return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is not being deleted", id)
 		default:
-			c.world().Drained(id)
+			c.state().Drained(id)
 		}
 		return &nstancev1.AcknowledgeDrainedResponse{}, nil
 	})
@@ -181,7 +181,7 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 	}
 	// For an existing ID, the rest of the request is not checked, because the configuration may have changed since the
 	// first request.
-	if _, _, lives := c.world().Record(id); !lives {
+	if _, _, lives := c.state().Record(id); !lives {
 		if err := c.checkInstance(req); err != nil {
 			return nil, err
 		}
@@ -198,7 +198,7 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 	if made.err != nil {
 		return nil, createFault(c.key(req.GetGroup()), made)
 	}
-	view, ok := c.world().Instance(made.id)
+	view, ok := c.state().Instance(made.id)
 	if !ok {
 		return nil, errNoInstance(made.id)
 	}
@@ -270,7 +270,7 @@ func (c *call) create(key config.GroupKey, id ident.ID, instanceType string, var
 }
 
 func (c *call) freshID(key config.GroupKey) (ident.ID, error) {
-	group, ok := c.world().Group(key)
+	group, ok := c.state().Group(key)
 	if !ok {
 		return ident.ID{}, errNoGroup(key)
 	}

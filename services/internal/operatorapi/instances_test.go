@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-func (w *world) status(t testing.TB, id ident.ID) *nstancev1.InstanceStatus {
+func (w *testShard) status(t testing.TB, id ident.ID) *nstancev1.InstanceStatus {
 	t.Helper()
 	answer, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
 	if err != nil {
@@ -32,14 +32,14 @@ func (w *world) status(t testing.TB, id ident.ID) *nstancev1.InstanceStatus {
 	return answer.GetInstance()
 }
 
-func (w *world) create(id, group string) (*nstancev1.InstanceStatus, error) {
+func (w *testShard) create(id, group string) (*nstancev1.InstanceStatus, error) {
 	answer, err := w.CreateInstance(context.Background(), &nstancev1.CreateInstanceRequest{Group: group,
 		InstanceId: id})
 	return answer.GetInstance(), err
 }
 
 func TestInstanceStatus(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	ids := w.grow(t, "fleet", 2)
 	id := ids[0]
 	fresh := w.status(t, id)
@@ -53,7 +53,7 @@ func TestInstanceStatus(t *testing.T) {
 		fresh.GetDeletedAt() != nil {
 		t.Errorf("%v", fresh)
 	}
-	group, _ := w.leader.World.GroupView(groupKey("prod", "fleet"))
+	group, _ := w.leader.State.GroupView(groupKey("prod", "fleet"))
 	w.register(t, id, shardstate.Report{Healthy: true, Message: "all is well", Version: "v1",
 		RuntimeHash: group.RuntimeHash,
 		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: 3, TransmitRate: -1,
@@ -98,11 +98,11 @@ func TestInstanceStatus(t *testing.T) {
 // TestUnsettled checks that the state of an earlier leader's reservation stays open until the leader knows whether the
 // instance has a VM.
 func TestUnsettled(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	id, theirs := w.NewID(t, "knd"), w.NewID(t, "knd")
-	w.leader.World.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved,
+	w.leader.State.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved,
 		Tenant: "prod"}})
-	w.leader.World.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: theirs, State: record.Reserved,
+	w.leader.State.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: theirs, State: record.Reserved,
 		Tenant: "rival"}})
 	_, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
 	wants(t, "status", err, codes.Unavailable, "reserved by an earlier leader")
@@ -113,7 +113,7 @@ func TestUnsettled(t *testing.T) {
 }
 
 func TestCreateInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	events := live(t, w)
 	id := w.NewID(t, "knd")
 	req := &nstancev1.CreateInstanceRequest{Group: "static", InstanceId: id.String(), InstanceType: "huge",
@@ -154,7 +154,7 @@ func TestCreateInstance(t *testing.T) {
 }
 
 func TestCreateInstanceRefusals(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	theirs := w.NewID(t, "knd")
 	if _, err := w.rival(t).CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs",
 		InstanceId: theirs.String()}); err != nil {
@@ -224,7 +224,7 @@ func TestCreateInstanceRefusals(t *testing.T) {
 }
 
 func TestCreateInstanceOutlivesItsClient(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	entered, release := make(chan struct{}), make(chan struct{})
 	w.provide(func(_ context.Context, call mock.Call) mock.Outcome {
 		if call.Kind == mock.Create {
@@ -268,7 +268,7 @@ func TestCreateInstanceOutlivesItsClient(t *testing.T) {
 }
 
 func TestCreateInstanceRefusedByTheProvider(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.provider.SetCapacity(mock.Place{}, 0)
 	id := w.NewID(t, "knd").String()
 	_, err := w.create(id, "static")
@@ -284,7 +284,7 @@ func TestCreateInstanceRefusedByTheProvider(t *testing.T) {
 
 // While a placement is known to be full, the provider is not called. The same ID can be used later.
 func TestCreateInstanceOnceThereIsRoom(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.provider.SetCapacity(mock.Place{}, 0)
 	_, err := w.create("", "static")
 	wants(t, "no room", err, codes.ResourceExhausted)
@@ -303,7 +303,7 @@ func TestCreateInstanceOnceThereIsRoom(t *testing.T) {
 }
 
 func TestCreateInstanceWithoutStorage(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.group(t, "static") // the operator's record is remembered from here on
 	id := w.NewID(t, "knd").String()
 	w.breakStore(outOfOrder)
@@ -319,7 +319,7 @@ func TestCreateInstanceWithoutStorage(t *testing.T) {
 }
 
 func TestDeleteInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	made, err := w.create("", "static")
 	if err != nil {
 		t.Fatal(err)
@@ -395,7 +395,7 @@ func TestDeleteInstance(t *testing.T) {
 }
 
 func TestDeleteInstanceRefusals(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	made, err := w.create("", "static")
 	if err != nil {
 		t.Fatal(err)
@@ -424,7 +424,7 @@ func TestDeleteInstanceRefusals(t *testing.T) {
 
 // TestTenants checks that objects of another tenant do not exist for an operator.
 func TestTenants(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	rival := w.rival(t)
 	made, err := w.create("", "static")
 	if err != nil {
@@ -469,11 +469,11 @@ func TestTenants(t *testing.T) {
 		InstanceId: id}); err != nil {
 		t.Fatal(err)
 	}
-	if view, _ := w.leader.World.Instance(parse(t, id)); view.Plan.Drained {
+	if view, _ := w.leader.State.Instance(parse(t, id)); view.Plan.Drained {
 		t.Error("drained on another tenant's word")
 	}
-	w.leader.World.Raise(shardstate.ErrorKey{Kind: "provider", Tenant: "prod", Group: "static"}, "not for others")
-	w.leader.World.Raise(shardstate.ErrorKey{Kind: "config"}, "for all")
+	w.leader.State.RaiseError(shardstate.ErrorKey{Kind: "provider", Tenant: "prod", Group: "static"}, "not for others")
+	w.leader.State.RaiseError(shardstate.ErrorKey{Kind: "config"}, "for all")
 	if first := errs.await("an error", func(*errorEvent) bool { return true }); first.GetMessage() != "for all" {
 		t.Errorf("%v", first)
 	}
@@ -497,7 +497,7 @@ func TestTenants(t *testing.T) {
 
 // An instance that an earlier leader reserved is not created again before its state is known.
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	id := w.NewID(t, "knd")
 	if _, err := w.state.PutInstance(t.Context(), record.Instance{Schema: record.InstanceSchema, ID: id,
 		State: record.Reserved, Revision: 1, Term: 2, ReservedTerm: 2,
@@ -513,7 +513,7 @@ func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 }
 
 func TestLeadershipLostWhileCreating(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	entered := make(chan struct{})
 	w.provide(func(ctx context.Context, call mock.Call) mock.Outcome {
 		if call.Kind != mock.Create {

@@ -60,7 +60,7 @@ type Leader struct {
 	creating  map[ident.ID]*creation
 }
 
-func (l *Leader) world() *shardstate.State { return l.Leader.World }
+func (l *Leader) state() *shardstate.State { return l.Leader.State }
 
 // Service implements nstancev1.OperatorServiceServer.
 type Service struct {

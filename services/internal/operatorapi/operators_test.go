@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-func (w *world) renew(t testing.TB, client nstancev1.OperatorServiceClient) (*x509.Certificate, error) {
+func (w *testShard) renew(t testing.TB, client nstancev1.OperatorServiceClient) (*x509.Certificate, error) {
 	t.Helper()
 	answer, err := client.RenewCertificate(t.Context(), &nstancev1.OperatorServiceRenewCertificateRequest{})
 	if err != nil {
@@ -45,7 +45,7 @@ func list(t testing.TB, client nstancev1.OperatorServiceClient) error {
 }
 
 // remove makes an operator's record a tombstone, like an administrator.
-func (w *world) remove(t testing.TB) {
+func (w *testShard) remove(t testing.TB) {
 	t.Helper()
 	rec, token, err := w.state.GetOperator(t.Context(), "prod", w.id)
 	if err != nil {
@@ -59,7 +59,7 @@ func (w *world) remove(t testing.TB) {
 }
 
 func TestRoles(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	agent := w.Certificate(t, authority.Identity{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod",
 		ID: w.NewID(t, "knd")}, transporttest.NewKey(t))
 	wants(t, "agent", list(t, w.dial(t, agent)), codes.PermissionDenied, "role")
@@ -70,7 +70,7 @@ func TestRoles(t *testing.T) {
 }
 
 func TestUnknownOperators(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	identity := authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "opr")}
 	wants(t, "no record", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))),
 		codes.PermissionDenied, "not registered")
@@ -88,7 +88,7 @@ func TestUnknownOperators(t *testing.T) {
 }
 
 func TestRemovedOperator(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	if err := list(t, w); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestRemovedOperator(t *testing.T) {
 
 // The watch of a removed operator ends, with or without events.
 func TestRemovedOperatorStopsWatching(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.service.Recheck(10 * time.Millisecond)
 	instances, groups, errs := live(t, w), watchGroups(t, w), watchErrors(t, w)
 	groups.await("a group", func(*groupEvent) bool { return true })
@@ -120,7 +120,7 @@ func TestRemovedOperatorStopsWatching(t *testing.T) {
 }
 
 func TestRemovedOperatorCannotRenew(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	if err := list(t, w); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestRemovedOperatorCannotRenew(t *testing.T) {
 }
 
 func TestOperatorsDuringAStorageOutage(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	other := w.rival(t)
 	if err := list(t, w); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestOperatorsDuringAStorageOutage(t *testing.T) {
 
 // An operator's record is read once in five minutes, independent of the number of calls.
 func TestOperatorRecordIsRemembered(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	var mu sync.Mutex
 	reads := 0
 	w.breakStore(func(r mem.Request) mem.Fault {
@@ -175,7 +175,7 @@ func TestOperatorRecordIsRemembered(t *testing.T) {
 }
 
 func TestRenewCertificate(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.Clock.Advance(20 * 24 * time.Hour)
 	cert, err := w.renew(t, w)
 	if err != nil {
@@ -216,7 +216,7 @@ func TestRenewCertificate(t *testing.T) {
 
 // A certificate that an administrator issued with another validity is replaced by one with the standard validity.
 func TestRenewCertificateOfAnotherLength(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.Clock.Advance(20 * 24 * time.Hour) // the CA is older than every certificate
 	for _, ttl := range []time.Duration{365 * 24 * time.Hour, 18 * 24 * time.Hour} {
 		key, id := transporttest.NewKey(t), w.NewID(t, "opr")
@@ -246,7 +246,7 @@ func TestRenewCertificateOfAnotherLength(t *testing.T) {
 
 // Concurrent renewals all return the one certificate that the record names.
 func TestRenewCertificateAtOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.Clock.Advance(20 * 24 * time.Hour)
 	var wg sync.WaitGroup
 	serials := make([]string, 6)
@@ -270,7 +270,7 @@ func TestRenewCertificateAtOnce(t *testing.T) {
 }
 
 func TestConfigStatusAndRefresh(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	status := func() *nstancev1.GetConfigStatusResponse {
 		answer, err := w.GetConfigStatus(t.Context(), &nstancev1.GetConfigStatusRequest{})
 		if err != nil {

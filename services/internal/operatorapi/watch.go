@@ -96,7 +96,7 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 		return key.Tenant == c.tenant || key.Tenant == ""
 	})
 	defer sub.Close()
-	standing := c.world().Standing(c.tenant)
+	standing := c.state().Standing(c.tenant)
 	slices.SortFunc(standing, func(a, b shardstate.ErrorEvent) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Group, b.Group),
 			a.Instance.Compare(b.Instance))
@@ -147,7 +147,7 @@ func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 func (c *call) deletions() []*nstancev1.InstanceEvent {
 	var out []*nstancev1.InstanceEvent
 	now := c.Now()
-	for _, view := range c.world().Instances(c.tenant, "") {
+	for _, view := range c.state().Instances(c.tenant, "") {
 		rec := &view.Record
 		if rec.State != record.Deleting {
 			continue
@@ -181,7 +181,7 @@ func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.Instance
 	if !event.Replaces.IsZero() {
 		out.Replaces = event.Replaces.String()
 	}
-	view, ok := c.world().Instance(event.Instance)
+	view, ok := c.state().Instance(event.Instance)
 	if !ok {
 		out.Instance = gone(event.Instance, event.Group)
 		return out
@@ -202,7 +202,7 @@ func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.Oper
 	sub := c.Events.groups.Subscribe(s.queue, func(key config.GroupKey) bool { return key.Tenant == c.tenant })
 	defer sub.Close()
 	w := &groupWatch{call: c, sub: sub, sent: map[string][sha256.Size]byte{}}
-	w.look()
+	w.renderGroups()
 	w.ready = append(w.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_SNAPSHOT_END})
 	return serve(c, to, sub.Slow(), w.next)
 }
@@ -241,7 +241,7 @@ func (w *groupWatch) wait(ctx context.Context) error {
 	}
 	again := w.looked.Add(w.service.resync)
 	if !time.Now().Before(again) {
-		w.look()
+		w.renderGroups()
 		return nil
 	}
 	due, cancel := context.WithDeadline(ctx, again)
@@ -278,13 +278,13 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// look renders all of the tenant's groups.
-func (w *groupWatch) look() {
+// renderGroups renders all of the tenant's groups.
+func (w *groupWatch) renderGroups() {
 	w.looked = time.Now()
 	there := map[string]bool{}
-	for _, view := range w.world().GroupViews(w.tenant) {
+	for _, view := range w.state().GroupViews(w.tenant) {
 		there[view.GroupKey.Group] = true
-		w.tell(w.groupStatus(view))
+		w.queueStatus(w.groupStatus(view))
 	}
 	for group := range w.sent {
 		if !there[group] {
@@ -295,15 +295,15 @@ func (w *groupWatch) look() {
 
 // changed renders one group.
 func (w *groupWatch) changed(group string) {
-	if view, ok := w.world().GroupView(w.key(group)); ok {
-		w.tell(w.groupStatus(view))
+	if view, ok := w.state().GroupView(w.key(group)); ok {
+		w.queueStatus(w.groupStatus(view))
 	} else if _, ok := w.sent[group]; ok {
 		w.deleted(group)
 	}
 }
 
-// tell queues a status unless the client already has it.
-func (w *groupWatch) tell(group *nstancev1.GroupStatus) {
+// queueStatus queues a status unless the client already has it.
+func (w *groupWatch) queueStatus(group *nstancev1.GroupStatus) {
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(group)
 	digest := sha256.Sum256(text)
 	if have, ok := w.sent[group.GetGroup()]; err == nil && ok && have == digest {

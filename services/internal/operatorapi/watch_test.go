@@ -18,7 +18,7 @@ import (
 )
 
 func TestWatchGroups(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.scale(t, "fleet", 0)
 	groups := watchGroups(t, w)
 	var names []string
@@ -58,7 +58,7 @@ func TestWatchGroups(t *testing.T) {
 
 // Thousands of changes of a group lead to few events, and the last one has the current state.
 func TestWatchGroupsCoalesces(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	groups := watchGroups(t, w)
 	groups.await("the end of the snapshot", func(e *groupEvent) bool {
 		return e.GetType() == nstancev1.GroupEvent_TYPE_SNAPSHOT_END
@@ -82,7 +82,7 @@ func TestWatchGroupsCoalesces(t *testing.T) {
 
 // A change that depends on the time alone is sent without an event.
 func TestWatchGroupsReportsTimedChanges(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.service.Tune(100, time.Millisecond, 20*time.Millisecond)
 	id := w.grow(t, "fleet", 1)[0]
 	w.register(t, id, shardstate.Report{Healthy: true})
@@ -95,7 +95,7 @@ func TestWatchGroupsReportsTimedChanges(t *testing.T) {
 }
 
 func TestWatchInstancesReplacement(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	events := live(t, w)
 	w.scale(t, "fleet", 1)
 	creating := events.await("creating", ofType(nstancev1.InstanceEvent_TYPE_CREATING))
@@ -128,7 +128,7 @@ func TestWatchInstancesReplacement(t *testing.T) {
 
 // A new watch begins with the drains in progress and the marker for the end of the snapshot.
 func TestWatchInstancesSnapshot(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	ids := w.grow(t, "fleet", 2)
 	made, err := w.create("", "static")
 	if err != nil {
@@ -174,7 +174,7 @@ func TestWatchInstancesSnapshot(t *testing.T) {
 
 // A VM that is not running has no drain.
 func TestWatchInstancesWithoutDrain(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	made, err := w.create("", "static")
 	if err != nil {
 		t.Fatal(err)
@@ -198,10 +198,10 @@ func TestWatchInstancesWithoutDrain(t *testing.T) {
 }
 
 func TestWatchErrors(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	id := w.grow(t, "fleet", 1)[0]
 	raise := func(kind plan.AlertKind, message string) {
-		w.leader.World.Raise(shardstate.ErrorKey{Kind: kind, Tenant: "prod", Group: "fleet", Instance: id}, message)
+		w.leader.State.RaiseError(shardstate.ErrorKey{Kind: kind, Tenant: "prod", Group: "fleet", Instance: id}, message)
 	}
 	raise("capacity", "first")
 	w.Clock.Advance(time.Second)
@@ -220,7 +220,7 @@ func TestWatchErrors(t *testing.T) {
 	}); e.GetKind() != "load_balancer" || e.GetMessage() != "third" {
 		t.Errorf("%v", e)
 	}
-	w.leader.World.Resolve(shardstate.ErrorKey{Kind: "capacity", Tenant: "prod", Group: "fleet", Instance: id})
+	w.leader.State.ResolveError(shardstate.ErrorKey{Kind: "capacity", Tenant: "prod", Group: "fleet", Instance: id})
 	if e := errors.await("its end", func(*errorEvent) bool {
 		return true
 	}); e.GetKind() != "capacity" || !e.GetResolved() {
@@ -230,7 +230,7 @@ func TestWatchErrors(t *testing.T) {
 
 // A client that does not read is disconnected and then uses no resources.
 func TestSlowWatchers(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.service.Tune(50, time.Millisecond, time.Hour)
 	conn := w.dialTo(t, w.listener, w.cert, grpc.WithInitialWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -248,7 +248,7 @@ func TestSlowWatchers(t *testing.T) {
 	}
 	// A window holds some thousands of events. Each event is about another instance, so none coalesce.
 	for range 20_000 {
-		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
+		w.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
 			Instance: w.NewID(t, "knd"), Reason: "x"})
 	}
 	received := 0
@@ -258,7 +258,7 @@ func TestSlowWatchers(t *testing.T) {
 		}
 		received++
 	}
-	wants(t, "slow reader", err, codes.ResourceExhausted, "list again")
+	wants(t, "slow reader", err, codes.ResourceExhausted, "list and watch again")
 	if received > 10_000 {
 		t.Errorf("%d events were kept", received)
 	}
@@ -273,7 +273,7 @@ func TestSlowWatchers(t *testing.T) {
 
 // Streams end with the leadership and name the new leader, also for clients that do not read.
 func TestStreamsEndWithTheLeadership(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.service.Tune(1<<20, time.Millisecond, time.Hour)
 	instances, groups, errs := live(t, w), watchGroups(t, w), watchErrors(t, w)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -288,7 +288,7 @@ func TestStreamsEndWithTheLeadership(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5_000 {
-		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
+		w.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
 			Instance: w.NewID(t, "knd"), Reason: "x"})
 	}
 	w.end()

@@ -151,7 +151,7 @@ func (n *Network) add(l *link) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if old := n.links[l.end]; old != nil {
-		n.drop(old)
+		n.removeLink(old)
 	}
 	n.links[l.end] = l
 	if l.incoming && n.inbox != nil {
@@ -164,13 +164,13 @@ func (n *Network) remove(l *link) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.links[l.end] == l {
-		n.drop(l)
+		n.removeLink(l)
 	}
 	l.close()
 }
 
-// drop unregisters and closes a link. The caller must hold mu.
-func (n *Network) drop(l *link) {
+// removeLink unregisters and closes a link. The caller must hold mu.
+func (n *Network) removeLink(l *link) {
 	delete(n.links, l.end)
 	l.close()
 	switch {
@@ -182,9 +182,9 @@ func (n *Network) drop(l *link) {
 	}
 }
 
-// hear passes a message on. It returns false if the message does not name the other process as its source, or this
+// deliver passes a message on. It returns false if the message does not name the other process as its source, or this
 // process as its destination.
-func (n *Network) hear(l *link, message any) bool {
+func (n *Network) deliver(l *link, message any) bool {
 	var leader, follower election.Peer
 	said, ok := message.(election.Message)
 	switch m := said.(type) {

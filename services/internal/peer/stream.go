@@ -149,7 +149,7 @@ func (n *Network) listen(l *link, s stream) error {
 		if err != nil {
 			return err
 		}
-		if !n.hear(l, message) {
+		if !n.deliver(l, message) {
 			return fmt.Errorf("%T names another process as its sender", message)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 var (
-	worlds = flag.Int64("worlds", 250, "how many random worlds to play")
-	from   = flag.Int64("from", 0, "seed of the first random world")
+	worlds = flag.Int64("worlds", 250, "how many random historys to play")
+	from   = flag.Int64("from", 0, "seed of the first random history")
 )
 
 // TestRandomHistoriesKeepTheRules checks that no decision breaks a rule ([plantest.Check], after every event). Once the

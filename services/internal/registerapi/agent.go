@@ -79,7 +79,7 @@ func (c *call) agent(at address) (certificate, error) {
 			c.claims.Shard, c.leader.Shard)
 	}
 	id := c.claims.ID
-	rec, _, ok := c.leader.World.Record(id)
+	rec, _, ok := c.leader.State.Record(id)
 	if !ok {
 		return certificate{}, c.unknown()
 	}
@@ -120,7 +120,7 @@ func (c *call) agent(at address) (certificate, error) {
 			return
 		}
 		if !spent {
-			vm, _ := c.leader.World.VM(id)
+			vm, _ := c.leader.State.VM(id)
 			if r.State == record.Reserved {
 				r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 			}
@@ -134,13 +134,13 @@ func (c *call) agent(at address) (certificate, error) {
 	case refusal != nil:
 		return certificate{}, refusal
 	case err != nil:
-		if _, _, ok := c.leader.World.Record(id); !ok {
+		if _, _, ok := c.leader.State.Record(id); !ok {
 			return certificate{}, c.unknown()
 		}
 		return certificate{}, c.failed("instance record", err)
 	}
 	if !spent {
-		c.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
+		c.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
 			Group: rec.Group, Instance: id})
 	}
 	return cert, nil
@@ -161,7 +161,7 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 		if c.expired {
 			return false, c.errExpired()
 		}
-		if vm, _ := c.leader.World.VM(r.ID); r.State == record.Reserved && vm.ProviderID == "" {
+		if vm, _ := c.leader.State.VM(r.ID); r.State == record.Reserved && vm.ProviderID == "" {
 			return false, status.Errorf(codes.Unavailable, "instance %s: its creation is not recorded yet, try again",
 				r.ID)
 		}
@@ -175,7 +175,7 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 // refusal, because the leader may not have settled the records of an earlier term yet.
 func (c *call) unknown() error {
 	id := c.claims.ID
-	if _, dead := c.leader.World.Tombstone(id); dead {
+	if _, dead := c.leader.State.Tombstone(id); dead {
 		return status.Errorf(codes.PermissionDenied, "instance %s is deleted", id)
 	}
 	rec, _, err := c.leader.Store.GetInstance(c.ctx, c.claims.Tenant, id)

@@ -14,7 +14,7 @@ import (
 // FuzzRegisterOperator checks that a client without an operator's nonce gets no certificate, and that the error does
 // not contain the nonce.
 func FuzzRegisterOperator(f *testing.F) {
-	w := newWorld(f)
+	w := newTestLeader(f)
 	good, _ := w.operatorNonce(f)
 	agents := w.nonce(f, w.Created(f), nil)
 	key := transporttest.Public(transporttest.NewKey(f))

@@ -49,7 +49,7 @@ type Leader struct {
 	Cluster, Shard string
 	Term           uint64
 	Incarnation    string
-	World          *shardstate.State
+	State          *shardstate.State
 	Records        Records
 	Store          Store
 	NonceKey       ed25519.PublicKey

@@ -34,19 +34,19 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-type world struct {
+type testLeader struct {
 	*leadertest.Leader
 	addr   string
 	client nstancev1.RegistrationServiceClient
 }
 
-func newWorld(t testing.TB) *world {
+func newTestLeader(t testing.TB) *testLeader {
 	t.Helper()
-	w := &world{Leader: leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1",
+	w := &testLeader{Leader: leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1",
 		InfraHash: "i1"})}
 	leader := &registerapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
-		Incarnation: leadertest.Incarnation, World: w.World,
-		Records: w.Executor, Store: w.State, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer()}
+		Incarnation: leadertest.Incarnation, State: w.State,
+		Records: w.Executor, Store: w.Bucket, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer()}
 	service := &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
 		Leader: func() (*registerapi.Leader, error) {
 			if err := w.Current(); err != nil {
@@ -60,7 +60,7 @@ func newWorld(t testing.TB) *world {
 }
 
 // nonce returns a new nonce for an agent, or as change says.
-func (w *world) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
+func (w *testLeader) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
 	t.Helper()
 	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: "a",
 		Group: "workers", ConfigHash: "i1"}
@@ -74,7 +74,7 @@ func (w *world) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpe
 	return nonce.Reveal()
 }
 
-func (w *world) operatorNonce(t testing.TB) (string, ident.ID) {
+func (w *testLeader) operatorNonce(t testing.TB) (string, ident.ID) {
 	t.Helper()
 	nonce, claims, err := authority.MintNonce(w.NonceKey, authority.NonceSpec{Role: authority.RoleOperator,
 		Cluster: w.Name, Tenant: "prod"}, rand.Reader, w.Clock.Now())
@@ -84,13 +84,13 @@ func (w *world) operatorNonce(t testing.TB) (string, ident.ID) {
 	return nonce.Reveal(), claims.ID
 }
 
-func (w *world) register(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterAgentResponse, error) {
+func (w *testLeader) register(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterAgentResponse, error) {
 	return w.client.RegisterAgent(context.Background(), &nstancev1.RegisterAgentRequest{Nonce: nonce,
 		PublicKey: transporttest.Public(key),
 		Ipv4:      "10.1.2.3", Ipv6: "2001:DB8::1", Hostname: "node-1"})
 }
 
-func (w *world) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse, error) {
+func (w *testLeader) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse, error) {
 	return w.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce,
 		PublicKey: transporttest.Public(key)})
 }
@@ -115,9 +115,9 @@ func leaf(t testing.TB, text []byte) *x509.Certificate {
 	return cert
 }
 
-func (w *world) log(t testing.TB) []record.CertLog {
+func (w *testLeader) log(t testing.TB) []record.CertLog {
 	t.Helper()
-	entries, err := w.State.ListCertLog(context.Background(), "")
+	entries, err := w.Bucket.ListCertLog(context.Background(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func (w *world) log(t testing.TB) []record.CertLog {
 }
 
 func TestRegisterAgent(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	id, key := w.Created(t), transporttest.NewKey(t)
 	answer, err := w.register(w.nonce(t, id, nil), key)
 	if err != nil {
@@ -163,14 +163,14 @@ func TestRegisterAgent(t *testing.T) {
 	if n := w.Events(id, shardstate.EventRegistered); n != 1 {
 		t.Errorf("%d events", n)
 	}
-	if rec, _, _ := w.World.Record(id); rec.State != record.Registered {
-		t.Errorf("the World has it as %s", rec.State)
+	if rec, _, _ := w.State.Record(id); rec.State != record.Registered {
+		t.Errorf("the state has it as %s", rec.State)
 	}
 }
 
 // After a lost answer, the same key gets the same certificate, also after the nonce has expired. Nothing is written.
 func TestSameKeyAgain(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	id, key := w.Created(t), transporttest.NewKey(t)
 	nonce := w.nonce(t, id, nil)
 	first, err := w.register(nonce, key)
@@ -209,7 +209,7 @@ func TestSameKeyAgain(t *testing.T) {
 
 func TestTwoRacingRegistrations(t *testing.T) {
 	for range 20 {
-		w := newWorld(t)
+		w := newTestLeader(t)
 		id := w.Created(t)
 		nonce := w.nonce(t, id, nil)
 		keys := []ed25519.PrivateKey{transporttest.NewKey(t), transporttest.NewKey(t), transporttest.NewKey(t)}
@@ -238,7 +238,7 @@ func TestTwoRacingRegistrations(t *testing.T) {
 }
 
 func TestRefusedAgents(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	key := transporttest.NewKey(t)
 	created := w.Created(t)
 	deleting, deleted := w.Created(t), w.Created(t)
@@ -326,7 +326,7 @@ func TestRefusedAgents(t *testing.T) {
 // TestRegisteredBeforeCreated registers an agent before the provider's answer is recorded. The agent must retry and
 // then completes the record itself. The executor's later update keeps the registration.
 func TestRegisteredBeforeCreated(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	id, key := w.Reserved(t, false), transporttest.NewKey(t)
 	nonce := w.nonce(t, id, nil)
 	_, err := w.register(nonce, key)
@@ -346,7 +346,7 @@ func TestRegisteredBeforeCreated(t *testing.T) {
 func TestStorageFaults(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for failing := 1; failing <= 2; failing++ {
-			w := newWorld(t)
+			w := newTestLeader(t)
 			id, key := w.Created(t), transporttest.NewKey(t)
 			nonce := w.nonce(t, id, nil)
 			puts := 0
@@ -391,7 +391,7 @@ func TestStorageFaults(t *testing.T) {
 }
 
 func TestStandby(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	id := w.Created(t)
 	w.Lose()
 	_, err := w.register(w.nonce(t, id, nil), transporttest.NewKey(t))
@@ -412,14 +412,14 @@ func notLeader(t testing.TB, err error) {
 
 // A leader that is superseded during a registration returns the error that names the new leader.
 func TestSupersededLeader(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	id := w.Created(t)
-	rec, token, err := w.State.GetInstance(t.Context(), "prod", id)
+	rec, token, err := w.Bucket.GetInstance(t.Context(), "prod", id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	rec.Revision, rec.Term, rec.Writer = rec.Revision+1, 4, "another"
-	if _, err := w.State.PutInstance(t.Context(), rec, token); err != nil {
+	if _, err := w.Bucket.PutInstance(t.Context(), rec, token); err != nil {
 		t.Fatal(err)
 	}
 	_, err = w.register(w.nonce(t, id, nil), transporttest.NewKey(t))
@@ -430,7 +430,7 @@ func TestSupersededLeader(t *testing.T) {
 }
 
 func TestRegisterOperator(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	nonce, id := w.operatorNonce(t)
 	key := transporttest.NewKey(t)
 	first, err := w.registerOperator(nonce, key)
@@ -444,7 +444,7 @@ func TestRegisterOperator(t *testing.T) {
 		!cert.NotAfter.Equal(w.Clock.Now().Add(authority.OperatorTTL)) {
 		t.Errorf("certificate of %v until %v (%v)", identity, cert.NotAfter, err)
 	}
-	rec, _, err := w.State.GetOperator(t.Context(), "prod", id)
+	rec, _, err := w.Bucket.GetOperator(t.Context(), "prod", id)
 	if err != nil || !bytes.Equal(rec.PublicKey, transporttest.Public(key)) ||
 		rec.Certificate.Serial != authority.Serial(cert) ||
 		!rec.NonceExpires.Equal(w.Clock.Now().Add(authority.OperatorNonceTTL)) {
@@ -463,13 +463,13 @@ func TestRegisterOperator(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec, token, err := w.State.GetOperator(t.Context(), "prod", id)
+	rec, token, err := w.Bucket.GetOperator(t.Context(), "prod", id)
 	if err != nil || rec.Certificate.Serial != authority.Serial(leaf(t, late.GetCertificate())) || rec.Revision != 2 {
 		t.Errorf("record %+v (%v)", rec, err)
 	}
 
 	rec.RemovedAt, rec.Revision = w.Clock.Now(), rec.Revision+1
-	if _, err := w.State.PutOperator(t.Context(), rec, token); err != nil {
+	if _, err := w.Bucket.PutOperator(t.Context(), rec, token); err != nil {
 		t.Fatal(err)
 	}
 	_, err = w.registerOperator(nonce, key)
@@ -477,21 +477,21 @@ func TestRegisterOperator(t *testing.T) {
 }
 
 func TestRefusedOperators(t *testing.T) {
-	w := newWorld(t)
+	w := newTestLeader(t)
 	_, err := w.registerOperator(w.nonce(t, w.Created(t), nil), transporttest.NewKey(t))
 	wants(t, "an agent's nonce", err, codes.PermissionDenied, "is for the role agent")
 	nonce, id := w.operatorNonce(t)
 	w.Clock.Advance(authority.OperatorNonceTTL)
 	_, err = w.registerOperator(nonce, transporttest.NewKey(t))
 	wants(t, "expired", err, codes.Unauthenticated, "expired at")
-	if _, _, err := w.State.GetOperator(t.Context(), "prod", id); !errors.Is(err, objstore.ErrNotFound) {
+	if _, _, err := w.Bucket.GetOperator(t.Context(), "prod", id); !errors.Is(err, objstore.ErrNotFound) {
 		t.Errorf("an expired nonce left a record (%v)", err)
 	}
 }
 
 func TestTwoRacingOperators(t *testing.T) {
 	for range 10 {
-		w := newWorld(t)
+		w := newTestLeader(t)
 		nonce, id := w.operatorNonce(t)
 		keys := []ed25519.PrivateKey{transporttest.NewKey(t), transporttest.NewKey(t)}
 		errs := make([]error, 2)
@@ -505,7 +505,7 @@ func TestTwoRacingOperators(t *testing.T) {
 			winner = 1
 		}
 		wants(t, "the loser", errs[1-winner], codes.PermissionDenied, "another key")
-		rec, _, err := w.State.GetOperator(t.Context(), "prod", id)
+		rec, _, err := w.Bucket.GetOperator(t.Context(), "prod", id)
 		if errs[winner] != nil || err != nil || !bytes.Equal(rec.PublicKey, transporttest.Public(keys[winner])) {
 			t.Errorf("%v %v", errs[winner], err)
 		}
@@ -513,7 +513,7 @@ func TestTwoRacingOperators(t *testing.T) {
 }
 
 func FuzzRegisterAgent(f *testing.F) {
-	w := newWorld(f)
+	w := newTestLeader(f)
 	id := w.Created(f)
 	good := w.nonce(f, id, nil)
 	f.Add(good+"x", []byte("0123456789012345678901234567890"), "10.0.0.1", "::1", "a.b")
@@ -549,7 +549,7 @@ func FuzzValidateHostname(f *testing.F) {
 
 // Each registration uses a separate connection, as in production. Client and server share the process.
 func BenchmarkRegisterAgent(b *testing.B) {
-	w := newWorld(b)
+	w := newTestLeader(b)
 	b.ReportAllocs()
 	for b.Loop() {
 		b.StopTimer()

@@ -37,13 +37,13 @@ func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]co
 	l := a.leadership
 	a.configureProvider(a.ctx, l, shard)
 	inTime, cancel := context.WithTimeout(a.ctx, imagePatience)
-	_ = a.lookForImages(inTime, l, shard, newImages) // a failure raises an alert, and refreshImages retries
+	_ = a.resolveImages(inTime, l, shard, newImages) // a failure raises an alert, and refreshImages retries
 	cancel()
 	a.describe(l)
 	if err := l.generator.Reload(a.ctx, groups); err != nil {
 		a.log.Warn("templates not compiled", "error", err)
 	}
-	l.leader.World.Configure(shard, groups)
+	l.leader.State.Configure(shard, groups)
 	a.agents.Configured()
 	a.authority.SetAppliedETag(a.manager.Status().ETag)
 }
@@ -51,7 +51,7 @@ func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]co
 // ApplyGroups puts changed groups in force. It does not block, because their templates are compiled in the background.
 func (a *applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	l := a.leadership
-	l.leader.World.ConfigureGroups(groups, changed)
+	l.leader.State.ConfigureGroups(groups, changed)
 	warm := make(map[config.GroupKey]config.Group, len(changed))
 	for _, key := range changed {
 		if group, ok := groups[key]; ok {
@@ -105,7 +105,7 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	if err != nil {
 		return result, nil, err
 	}
-	s.tellRefused(leader, problems)
+	s.reportRefused(leader, problems)
 	if result == shardconfig.Restart {
 		s.log.Info("the new configuration needs a restart")
 		s.env.Go("restart", func() {
@@ -117,14 +117,14 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	return result, problems, nil
 }
 
-// tellRefused raises an alert if the newest configuration was refused. Otherwise it resolves the alert.
-func (s *server) tellRefused(leader *leader.Leader, problems config.Problems) {
+// reportRefused raises an alert if the newest configuration was refused. Otherwise it resolves the alert.
+func (s *server) reportRefused(leader *leader.Leader, problems config.Problems) {
 	key := shardstate.ErrorKey{Kind: plan.AlertConfig}
 	if len(problems) > 0 {
 		s.metrics.ConfigRefused.Set(1)
-		leader.World.Raise(key, "configuration refused: "+problems.Error())
+		leader.State.RaiseError(key, "configuration refused: "+problems.Error())
 		return
 	}
 	s.metrics.ConfigRefused.Set(0)
-	leader.World.Resolve(key)
+	leader.State.ResolveError(key)
 }

@@ -61,7 +61,7 @@ func TestTemporaryFaultAtTakeoverEndsOnlyTheTerm(t *testing.T) {
 	for name, prefix := range map[string]string{"keys": "cluster/secret/", "configuration": "config/",
 		"records": "shard/a/instance/"} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestShard(t)
 			r.configure(nil)
 			store := &unreadable{Store: r.bucket, prefix: prefix}
 			r.bucket = store
@@ -117,7 +117,7 @@ func (d *destroyed) Put(ctx context.Context, key string, body []byte, cond objst
 
 // TestStopWhileAFailedTermEnds checks that a requested stop while a failed term ends is a clean stop.
 func TestStopWhileAFailedTermEnds(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	store := &destroyed{Store: r.bucket, released: make(chan struct{})}
 	r.bucket = store
@@ -139,7 +139,7 @@ func TestStopWhileAFailedTermEnds(t *testing.T) {
 }
 
 func TestDestroyedClusterIsNotCreatedAgain(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	r.bucket = &destroyed{Store: r.bucket}
 	p := r.start(testKey)

@@ -29,18 +29,18 @@ func (s *readCounter) Get(ctx context.Context, key string) (objstore.Object, err
 
 // plannedGroups completes the leader's pending planning and returns the number of groups planned so far.
 func (p *run) plannedGroups() uint64 {
-	p.rig.t.Helper()
-	p.server.leading.Load().leader.Loop.Pass(p.rig.t.Context())
+	p.testShard.t.Helper()
+	p.server.leading.Load().leader.Loop.Pass(p.testShard.t.Context())
 	var m dto.Metric
 	if err := p.server.metrics.PlanDuration.Write(&m); err != nil {
-		p.rig.t.Fatal(err)
+		p.testShard.t.Fatal(err)
 	}
 	return m.GetHistogram().GetSampleCount()
 }
 
 // TestChangedGroupIsAppliedAlone checks that only a changed group is planned, and that no boot script is read again.
 func TestChangedGroupIsAppliedAlone(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	store := &readCounter{Store: r.bucket, key: keys.File("boot.sh")}
 	r.bucket = store
 	r.put(keys.File("boot.sh"), []byte("#!/bin/sh\n"))

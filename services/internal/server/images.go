@@ -54,11 +54,11 @@ func (b *imageBook) entry(name string, image config.Image) (e imageEntry, ok boo
 	return e, true
 }
 
-// lookFor selects the images to look up.
-type lookFor int
+// imageSelection selects the images to look up.
+type imageSelection int
 
 const (
-	newImages lookFor = iota
+	newImages imageSelection = iota
 	missingImages
 	allImages
 )
@@ -73,8 +73,8 @@ func (b *imageBook) ids(shard *config.Shard) map[string]string {
 	return out
 }
 
-// look looks up images of a configuration. Its error names each image that was not found.
-func (b *imageBook) look(ctx context.Context, shard *config.Shard, which lookFor) error {
+// queryImages looks up images of a configuration. Its error names each image that was not found.
+func (b *imageBook) queryImages(ctx context.Context, shard *config.Shard, which imageSelection) error {
 	resolver, ok := infra.Capability[infra.Images](b.provider)
 	if !ok {
 		return nil
@@ -106,14 +106,14 @@ func (b *imageBook) look(ctx context.Context, shard *config.Shard, which lookFor
 	return errors.Join(errors.Join(errs...), ctx.Err())
 }
 
-// lookForImages looks up images of a configuration and raises an alert for those that were not found.
-func (s *server) lookForImages(ctx context.Context, l *leadership, shard *config.Shard, which lookFor) error {
+// resolveImages looks up images of a configuration and raises an alert for those that were not found.
+func (s *server) resolveImages(ctx context.Context, l *leadership, shard *config.Shard, which imageSelection) error {
 	key := shardstate.ErrorKey{Kind: plan.AlertImages}
-	err := l.images.look(ctx, shard, which)
+	err := l.images.queryImages(ctx, shard, which)
 	if err != nil {
-		l.leader.World.Raise(key, err.Error())
+		l.leader.State.RaiseError(key, err.Error())
 	} else if which != newImages {
-		l.leader.World.Resolve(key)
+		l.leader.State.ResolveError(key)
 	}
 	return err
 }
@@ -128,7 +128,7 @@ func (s *server) refreshImages(ctx context.Context, l *leadership) error {
 			which = allImages
 		}
 		inTime, cancel := context.WithTimeout(ctx, shard.Server.RequestTimeout.D())
-		if err := s.lookForImages(inTime, l, shard, which); err == nil && which == allImages {
+		if err := s.resolveImages(inTime, l, shard, which); err == nil && which == allImages {
 			looked = now
 		}
 		cancel()

@@ -128,11 +128,11 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		leader: leader,
 		registration: &registerapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
-			World:       leader.World, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(),
+			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(),
 			Issuer: issuer},
 		agent: &agentapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
-			World:       leader.World, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
+			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
 			Interval: func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() }},
 		operator:  s.operatorLeader(ctx, a, leader, events, issuer),
 		generator: generator, caPEM: caPEM,
@@ -148,7 +148,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		return err
 	}
 	defer s.manager.Follow()
-	s.tellRefused(leader, s.manager.Status().Problems)
+	s.reportRefused(leader, s.manager.Status().Problems)
 	return tasks.Run(ctx,
 		// Acquiring the address takes seconds, and nothing else waits for it.
 		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
@@ -167,9 +167,9 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 	s.leading.Store(l)
 	defer s.leading.Store(nil)
 	s.served.Store(true)
-	s.log.Info("serving as leader", "term", leader.World.Term())
+	s.log.Info("serving as leader", "term", leader.State.Term())
 	env.Go("forget keys", func() { // keys of instances that ended under other leaders
-		err := s.cache.KeepKeys(ctx, func(id ident.ID) bool { _, _, lives := leader.World.Record(id); return lives })
+		err := s.cache.KeepKeys(ctx, func(id ident.ID) bool { _, _, lives := leader.State.Record(id); return lives })
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("cache not cleaned", "error", err)
 		}
@@ -234,7 +234,7 @@ func (s *server) hearConfirmations(ctx context.Context) {
 			s.log.Warn("orphans not confirmed", "reason", "this server does not lead")
 			continue
 		}
-		vms := l.leader.World.ConfirmOrphans()
+		vms := l.leader.State.ConfirmOrphans()
 		for _, vm := range vms {
 			s.log.Info("orphan confirmed", "instance", vm.Tags.Instance.String(), "tenant", vm.Tags.Tenant, "group",
 				vm.Tags.Group, "vm", vm.ProviderID)

@@ -83,9 +83,9 @@ func (s *server) configureProvider(ctx context.Context, l *leadership, shard *co
 		switch err := s.machine.verify(ctx, shard); {
 		case ctx.Err() != nil || s.manager.Shard() != shard:
 		case err != nil:
-			l.leader.World.Raise(key, err.Error())
+			l.leader.State.RaiseError(key, err.Error())
 		default:
-			l.leader.World.Resolve(key)
+			l.leader.State.ResolveError(key)
 		}
 	})
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// changeCloud changes the cloud of the rig's server.
-func (r *rig) changeCloud(change func(*infra.Cloud)) {
+// changeCloud changes the cloud of the testShard's server.
+func (r *testShard) changeCloud(change func(*infra.Cloud)) {
 	r.set = func(cfg *Config) { change(&cfg.Clouds[0]) }
 }
 
 // metric returns one line of the metrics.
 func (p *run) metric(name string) string {
-	resp, err := http.Get("http://" + p.rig.ports[0] + "/metrics")
+	resp, err := http.Get("http://" + p.testShard.ports[0] + "/metrics")
 	if err != nil {
 		return ""
 	}
@@ -70,7 +70,7 @@ func TestLeaderInterfaceMustAgree(t *testing.T) {
 
 // TestOtherLeaderInterfaceIsNotReady checks that the flag is compared before the configuration is used.
 func TestOtherLeaderInterfaceIsNotReady(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	r.set = func(cfg *Config) { cfg.Options.LeaderInterface = "eni-1" }
 	p := r.start(testKey)
@@ -92,7 +92,7 @@ func TestServerIDDefaultsToTheMachine(t *testing.T) {
 		"machine not named": {infra.Machine{ID: "boot-7"}, true, "s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestShard(t)
 			r.configure(nil)
 			r.changeCloud(func(c *infra.Cloud) {
 				c.Identity = func(context.Context, infra.Env) (infra.Machine, error) { return tc.machine, nil }
@@ -114,7 +114,7 @@ func TestServerIDDefaultsToTheMachine(t *testing.T) {
 }
 
 func TestThrottlingIsCounted(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	r.changeCloud(func(c *infra.Cloud) {
 		c.Open = func(_ context.Context, env infra.Env) (infra.Provider, error) {
@@ -146,7 +146,7 @@ func (v verifier) Configure(shard *config.Shard) {
 func (v verifier) Verify(context.Context, *config.Shard) error { return *v.trouble.Load() }
 
 func TestProviderIsConfiguredAndVerifies(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	var configured atomic.Int32
 	var trouble atomic.Pointer[error]

@@ -249,7 +249,7 @@ func (s *server) number(i int) float64 {
 	if l == nil {
 		return 0
 	}
-	groups, instances, connected, reserved, _, _ := l.leader.World.Numbers()
+	groups, instances, connected, reserved, _, _ := l.leader.State.Numbers()
 	return float64([]int{groups, instances, connected, reserved}[i])
 }
 

@@ -32,8 +32,8 @@ import (
 
 const testKey = "thisisatest32bytekey123456789012"
 
-// rig is what the servers of a test share: a bucket, a cloud, ports.
-type rig struct {
+// testShard is what the servers of a test share: a bucket, a cloud, ports.
+type testShard struct {
 	t        *testing.T
 	bucket   objstore.Store
 	provider *mock.Provider
@@ -42,9 +42,9 @@ type rig struct {
 	set func(*Config)
 }
 
-func newRig(t *testing.T) *rig {
+func newTestShard(t *testing.T) *testShard {
 	t.Helper()
-	r := &rig{t: t, bucket: mem.New(mem.Options{}), provider: mock.New(mock.Config{Now: time.Now})}
+	r := &testShard{t: t, bucket: mem.New(mem.Options{}), provider: mock.New(mock.Config{Now: time.Now})}
 	for range 5 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -56,7 +56,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) configure(change func(map[string]any)) {
+func (r *testShard) configure(change func(map[string]any)) {
 	r.t.Helper()
 	doc := map[string]any{
 		"cluster": map[string]any{"id": "test", "secrets": map[string]any{
@@ -82,7 +82,7 @@ func (r *rig) configure(change func(map[string]any)) {
 	r.put(keys.Config("a"), text)
 }
 
-func (r *rig) put(key string, body []byte) {
+func (r *testShard) put(key string, body []byte) {
 	r.t.Helper()
 	if _, err := r.bucket.Put(r.t.Context(), key, body, objstore.Always()); err != nil {
 		r.t.Fatal(err)
@@ -91,10 +91,10 @@ func (r *rig) put(key string, body []byte) {
 
 // run is one server process.
 type run struct {
-	rig  *rig
-	stop context.CancelFunc
-	done chan error
-	log  *lockedBuffer
+	testShard *testShard
+	stop      context.CancelFunc
+	done      chan error
+	log       *lockedBuffer
 	// confirm delivers a person's confirmation of orphans.
 	confirm chan os.Signal
 	server  *server
@@ -117,11 +117,11 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-func (r *rig) start(key string) *run {
+func (r *testShard) start(key string) *run {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	log := &lockedBuffer{}
-	p := &run{rig: r, stop: cancel, done: make(chan error, 1), log: log, confirm: make(chan os.Signal)}
+	p := &run{testShard: r, stop: cancel, done: make(chan error, 1), log: log, confirm: make(chan os.Signal)}
 	started := make(chan struct{})
 	dir := r.t.TempDir()
 	cfg := Config{
@@ -173,24 +173,24 @@ func (p *run) get(addr string) (int, string) {
 }
 
 func (p *run) await(what string, done func() bool) {
-	p.rig.t.Helper()
+	p.testShard.t.Helper()
 	for end := time.Now().Add(20 * time.Second); !done(); {
 		if time.Now().After(end) {
-			p.rig.t.Fatalf("waited too long for %s; log:\n%s", what, p.log)
+			p.testShard.t.Fatalf("waited too long for %s; log:\n%s", what, p.log)
 		}
 		<-time.After(5 * time.Millisecond)
 	}
 }
 
 func (p *run) awaitReason(words string) {
-	p.rig.t.Helper()
+	p.testShard.t.Helper()
 	p.await("503 with "+words, func() bool {
-		code, body := p.get(p.rig.ports[0])
+		code, body := p.get(p.testShard.ports[0])
 		return code == 503 && strings.Contains(body, words)
 	})
 }
 
-func (r *rig) running() (n int) {
+func (r *testShard) running() (n int) {
 	for _, vm := range r.provider.VMs() {
 		if vm.State.Alive() {
 			n++
@@ -200,7 +200,7 @@ func (r *rig) running() (n int) {
 }
 
 func TestLeadsAndCreates(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	p := r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })
@@ -221,7 +221,7 @@ func TestLeadsAndCreates(t *testing.T) {
 }
 
 func TestLeaderEndpointIsPublic(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	p := r.start(testKey)
 	page := func() (int, string) {
@@ -252,7 +252,7 @@ func TestLeaderEndpointIsPublic(t *testing.T) {
 }
 
 func TestConfigurationHeals(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	p := r.start(testKey)
 	p.awaitReason("object not found")
 	text, err := os.ReadFile(filepath.Join("..", "..", "contract", "testdata", "ten-mistakes.jsonc"))
@@ -266,7 +266,7 @@ func TestConfigurationHeals(t *testing.T) {
 }
 
 func TestInvalidConfigurationKeepsTheAppliedOne(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	p := r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })
@@ -280,7 +280,7 @@ func TestInvalidConfigurationKeepsTheAppliedOne(t *testing.T) {
 }
 
 func TestWrongEncryptionKeyChangesNothing(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	p := r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })
@@ -309,7 +309,7 @@ func (c careless) Put(ctx context.Context, key string, body []byte, _ objstore.C
 }
 
 func TestStoreWithoutConditionsIsRefused(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	r.bucket = careless{r.bucket}
 	p := r.start(testKey)
@@ -326,11 +326,11 @@ func TestStoreWithoutConditionsIsRefused(t *testing.T) {
 func TestTakenPort(t *testing.T) {
 	for i, name := range []string{"health", "election", "registration", "operators", "agents"} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestShard(t)
 			r.configure(nil)
 			// Another server creates the cluster's CA, so that this one opens the services' ports at its start.
 			if i > 1 {
-				free := newRig(t)
+				free := newTestShard(t)
 				free.bucket, free.provider = r.bucket, r.provider
 				free.configure(nil)
 				p := free.start(testKey)
@@ -380,7 +380,7 @@ func (h closeOnLog) Handle(ctx context.Context, r slog.Record) error {
 
 // TestLeaderWithTakenPortHandsOver checks that a new leader that cannot serve releases the lock and reports why.
 func TestLeaderWithTakenPortHandsOver(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	r.configure(nil)
 	l, err := net.Listen("tcp", r.ports[4])
 	if err != nil {
@@ -422,7 +422,7 @@ func (o outage) Put(ctx context.Context, key string, body []byte, c objstore.Con
 // TestReadySoonAfterTheStoreReturns starts a server while the store is down.
 func TestReadySoonAfterTheStoreReturns(t *testing.T) {
 	for _, down := range []time.Duration{20 * time.Second, 150 * time.Second, time.Hour} {
-		r := newRig(t)
+		r := newTestShard(t)
 		r.configure(nil)
 		began := time.Now()
 		now := began
@@ -450,7 +450,7 @@ func TestReadySoonAfterTheStoreReturns(t *testing.T) {
 }
 
 func TestManyOrphansWaitForConfirmation(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	four := func(doc map[string]any) {
 		doc["groups"] = map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": 4}}}
 	}
@@ -488,7 +488,7 @@ func TestManyOrphansWaitForConfirmation(t *testing.T) {
 }
 
 func TestImagesAreLookedUp(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	asked := make(chan infra.ImageQuery, 100)
 	made := make(chan map[string]any, 100)
 	r.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time, req infra.CreateRequest) {

@@ -36,7 +36,7 @@ func (s *deadlineStore) longestTimeout() time.Duration {
 }
 
 func TestRequestTimeoutBoundsRequestsToTheBucket(t *testing.T) {
-	r := newRig(t)
+	r := newTestShard(t)
 	store := &deadlineStore{Store: r.bucket}
 	r.bucket = store
 	r.configure(func(doc map[string]any) { doc["server"].(map[string]any)["request_timeout"] = "7m" })

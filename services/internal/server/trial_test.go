@@ -39,7 +39,7 @@ func (s *severedStore) Put(ctx context.Context, key string, body []byte, cond ob
 }
 
 // startKillable starts a server. kill ends it without a release of the lock.
-func (r *rig) startKillable(key string) (p *run, kill func()) {
+func (r *testShard) startKillable(key string) (p *run, kill func()) {
 	shared := r.bucket
 	defer func() { r.bucket = shared }()
 	own := &severedStore{Store: shared}
@@ -53,23 +53,23 @@ func (r *rig) startKillable(key string) (p *run, kill func()) {
 
 // replaceOne stops a VM and waits for its replacement.
 func (p *run) replaceOne() {
-	p.rig.t.Helper()
-	p.await("two VMs", func() bool { return p.rig.running() == 2 })
+	p.testShard.t.Helper()
+	p.await("two VMs", func() bool { return p.testShard.running() == 2 })
 	before := map[string]bool{}
 	stopped := false
-	for _, vm := range p.rig.provider.VMs() {
+	for _, vm := range p.testShard.provider.VMs() {
 		before[vm.ProviderID] = true
 		if vm.State.Alive() && !stopped {
-			if err := p.rig.provider.Terminate(vm.ProviderID); err != nil {
-				p.rig.t.Fatal(err)
+			if err := p.testShard.provider.Terminate(vm.ProviderID); err != nil {
+				p.testShard.t.Fatal(err)
 			}
 			stopped = true
 		}
 	}
 	p.await("a replacement of a VM that was lost", func() bool {
-		for _, vm := range p.rig.provider.VMs() {
+		for _, vm := range p.testShard.provider.VMs() {
 			if vm.State.Alive() && !before[vm.ProviderID] {
-				return p.rig.running() == 2
+				return p.testShard.running() == 2
 			}
 		}
 		return false
@@ -116,7 +116,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t)
+			r := newTestShard(t)
 			r.set = refuseBadArgs
 			good := func(doc object) {
 				doc["server"].(object)["garbage_collection"] = object{"interval": "100ms"}
@@ -174,7 +174,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 }
 
 // applied returns the body of the recorded applied configuration.
-func (r *rig) applied() []byte {
+func (r *testShard) applied() []byte {
 	r.t.Helper()
 	obj, err := r.bucket.Get(r.t.Context(), keys.Applied("a"))
 	if err != nil {

@@ -31,7 +31,7 @@ const (
 // call started, so questions that arrive during a list wait for the next list. That list starts at least listPause
 // after the first one ended.
 type Asker struct {
-	World    *State
+	State    *State
 	Provider infra.Provider
 	Owner    infra.Owner
 	Env      tasks.Env
@@ -56,11 +56,11 @@ func (a *Asker) Ask(ctx context.Context, id ident.ID) {
 	}
 	a.waiting[id] = struct{}{}
 	a.mu.Unlock()
-	a.kick(ctx)
+	a.startSending(ctx)
 }
 
-// kick starts the sending task if questions wait and the task does not run.
-func (a *Asker) kick(ctx context.Context) {
+// startSending starts the sending task if questions wait and the task does not run.
+func (a *Asker) startSending(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.running && len(a.waiting) > 0 {
@@ -89,8 +89,8 @@ func (a *Asker) next(ctx context.Context) time.Duration {
 	case n == 0:
 	case n <= askSingly && a.singles+n <= askAtOnce:
 		a.singles += n
-		for _, id := range a.take() {
-			a.Env.Go("ask about an instance", func() { a.ask(ctx, id) })
+		for _, id := range a.takeQueue() {
+			a.Env.Go("ask about an instance", func() { a.askOne(ctx, id) })
 		}
 		return askWindow
 	case a.listing:
@@ -98,7 +98,7 @@ func (a *Asker) next(ctx context.Context) time.Duration {
 		return pause
 	default:
 		a.listing = true
-		ids := a.take()
+		ids := a.takeQueue()
 		a.Env.Go("ask about many instances", func() { a.askMany(ctx, ids) })
 		return askWindow
 	}
@@ -106,33 +106,33 @@ func (a *Asker) next(ctx context.Context) time.Duration {
 	return 0
 }
 
-// take empties the queue and returns its IDs in order. Call with mu held.
-func (a *Asker) take() []ident.ID {
+// takeQueue empties the queue and returns its IDs in order. Call with mu held.
+func (a *Asker) takeQueue() []ident.ID {
 	ids := slices.SortedFunc(maps.Keys(a.waiting), ident.ID.Compare)
 	clear(a.waiting)
 	return ids
 }
 
-func (a *Asker) ask(ctx context.Context, id ident.ID) {
-	a.told(ctx, a.get(ctx, id), id)
+func (a *Asker) askOne(ctx context.Context, id ident.ID) {
+	a.recordAnswers(ctx, a.get(ctx, id), id)
 	a.mu.Lock()
 	a.singles--
 	a.mu.Unlock()
-	a.kick(ctx)
+	a.startSending(ctx)
 }
 
 func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
-	a.told(ctx, a.List(ctx), ids...)
+	a.recordAnswers(ctx, a.List(ctx), ids...)
 	a.mu.Lock()
 	a.listing, a.lastEnd = false, a.Env.Now()
 	a.mu.Unlock()
-	a.kick(ctx)
+	a.startSending(ctx)
 }
 
-// told records the results of questions. After an error, the planner asks again only after its backoff.
-func (a *Asker) told(ctx context.Context, err error, ids ...ident.ID) {
+// recordAnswers records the results of questions. After an error, the planner asks again only after its backoff.
+func (a *Asker) recordAnswers(ctx context.Context, err error, ids ...ident.ID) {
 	for _, id := range ids {
-		a.World.change(id, func(i *instance) {
+		a.State.change(id, func(i *instance) {
 			i.plan = plan.ApplyAskResult(i.plan, err != nil, a.Env.Now())
 		})
 	}
@@ -152,12 +152,12 @@ func (a *Asker) List(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.World.Listed(vms, asked)
+	a.State.Listed(vms, asked)
 	return nil
 }
 
 func (a *Asker) get(ctx context.Context, id ident.ID) error {
-	known, ok := a.World.VM(id)
+	known, ok := a.State.VM(id)
 	if !ok {
 		return nil
 	}
@@ -171,11 +171,11 @@ func (a *Asker) get(ctx context.Context, id ident.ID) error {
 	}
 	switch {
 	case errors.Is(err, infra.NotFound):
-		a.World.NotFound(id, asked)
+		a.State.NotFound(id, asked)
 		return nil
 	case err != nil:
 		return err
 	}
-	a.World.Answered(id, vm, asked)
+	a.State.Answered(id, vm, asked)
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 // asking is an Asker in front of a mock provider, in a synctest bubble.
 type asking struct {
 	*shardstate.Asker
-	world    *shardstate.State
+	state    *shardstate.State
 	provider *mock.Provider
 	wait     func()
 	script   func(mock.Call) mock.Outcome
@@ -38,11 +38,11 @@ func newAsking(t *testing.T) *asking {
 		Script: func(_ context.Context, call mock.Call) mock.Outcome {
 			return a.script(call)
 		}})
-	a.world = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 1, Now: time.Now,
+	a.state = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 1, Now: time.Now,
 		Wake: func() {}})
-	a.world.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: {GroupKey: workers,
+	a.state.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: {GroupKey: workers,
 		Kind: "wrk", Size: 1}})
-	a.Asker = &shardstate.Asker{World: a.world, Provider: a.provider, Owner: owner, Env: env,
+	a.Asker = &shardstate.Asker{State: a.state, Provider: a.provider, Owner: owner, Env: env,
 		Failed: func(err error) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
@@ -70,7 +70,7 @@ func (a *asking) lose(t *testing.T, n int) []ident.ID {
 		if err := a.provider.Plant(vm); err != nil {
 			t.Fatal(err)
 		}
-		a.world.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant,
+		a.state.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant,
 			Group: workers.Group, CreatedAt: time.Now(),
 			RegisteredAt: time.Now(), ProviderID: vm.ProviderID}, "t")
 		ids = append(ids, id)
@@ -82,7 +82,7 @@ func (a *asking) lose(t *testing.T, n int) []ident.ID {
 func (a *asking) askAll(t *testing.T, ids []ident.ID) {
 	t.Helper()
 	for _, id := range ids {
-		if a.world.Plan(plan.Action{Kind: plan.Ask, Instance: id}, plan.Idle) {
+		if a.state.Plan(plan.Action{Kind: plan.Ask, Instance: id}, plan.Idle) {
 			a.Ask(t.Context(), id)
 		}
 	}
@@ -91,7 +91,7 @@ func (a *asking) askAll(t *testing.T, ids []ident.ID) {
 func (a *asking) wantStopped(t *testing.T, ids []ident.ID) {
 	t.Helper()
 	for _, id := range ids {
-		if view, _ := a.world.Instance(id); view.Plan.Provider.Value != plan.ProviderStopped || view.Plan.Asking {
+		if view, _ := a.state.Instance(id); view.Plan.Provider.Value != plan.ProviderStopped || view.Plan.Asking {
 			t.Fatalf("%s: %+v", id, view.Plan)
 		}
 	}
@@ -152,7 +152,7 @@ func TestSlowAnswerDelaysNoOtherQuestion(t *testing.T) {
 		a.askAll(t, ids[1:])
 		time.Sleep(10 * time.Millisecond)
 		a.wantStopped(t, ids[1:])
-		if view, _ := a.world.Instance(ids[0]); !view.Plan.Asking {
+		if view, _ := a.state.Instance(ids[0]); !view.Plan.Asking {
 			t.Error("the slow question is taken to be answered")
 		}
 		a.wait()
@@ -171,7 +171,7 @@ func TestQuestionsDuringAListWaitForTheNext(t *testing.T) {
 		a.askAll(t, ids[50:])
 		time.Sleep(15 * time.Millisecond) // the list has ended
 		a.wantStopped(t, ids[:50])
-		if view, _ := a.world.Instance(ids[50]); !view.Plan.Asking {
+		if view, _ := a.state.Instance(ids[50]); !view.Plan.Asking {
 			t.Error("a question was answered by a list that began before it")
 		}
 		ended := time.Now()
@@ -218,7 +218,7 @@ func TestUnansweredQuestions(t *testing.T) {
 		}
 		// Only the question without an answer has a backoff.
 		for n, want := range []int{1, 0} {
-			if view, _ := a.world.Instance(ids[n]); view.Plan.Asking || view.Plan.AskFailed.Count != want {
+			if view, _ := a.state.Instance(ids[n]); view.Plan.Asking || view.Plan.AskFailed.Count != want {
 				t.Errorf("%+v", view.Plan)
 			}
 		}
@@ -238,13 +238,13 @@ func TestQuestionsWithoutProviderID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
 		id := a.lose(t, 1)[0]
-		a.world.PutRecord(record.Instance{ID: id, State: record.Deleted, Revision: 2}, "t")
-		a.world.RemoveTombstone(id)
+		a.state.PutRecord(record.Instance{ID: id, State: record.Deleted, Revision: 2}, "t")
+		a.state.RemoveTombstone(id)
 		a.Ask(t.Context(), id)
 		a.wait()
 		a.wantCalls(t, 0, 0)
 
-		a.world.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant,
+		a.state.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant,
 			Group: workers.Group, CreatedAt: time.Now(),
 			RegisteredAt: time.Now()}, "t")
 		a.askAll(t, []ident.ID{id})

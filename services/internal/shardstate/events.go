@@ -70,9 +70,9 @@ func (noEvents) Instance(InstanceEvent) {}
 func (noEvents) Group(config.GroupKey)  {}
 func (noEvents) Error(ErrorEvent)       {}
 
-// Raise publishes a standing error. Raising the same message again publishes nothing. An error about an instance or a
+// RaiseError publishes a standing error. Raising the same message again publishes nothing. An error about an instance or a
 // group ends when that instance or group ends. The caller makes sure that the instance or group still exists.
-func (w *State) Raise(key ErrorKey, message string) {
+func (w *State) RaiseError(key ErrorKey, message string) {
 	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
 	w.mu.Lock()
 	if have, ok := w.standing[key]; ok && have.Message == message {
@@ -84,8 +84,8 @@ func (w *State) Raise(key ErrorKey, message string) {
 	w.opts.Events.Error(event)
 }
 
-// Resolve ends a standing error. It does nothing if there is none.
-func (w *State) Resolve(key ErrorKey) {
+// ResolveError ends a standing error. It does nothing if there is none.
+func (w *State) ResolveError(key ErrorKey) {
 	w.mu.Lock()
 	event, ok := w.standing[key]
 	delete(w.standing, key)

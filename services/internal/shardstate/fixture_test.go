@@ -59,7 +59,7 @@ func newPicture(t *testing.T) *picture {
 // forget clears the dirty marks and the recorded events.
 func (p *picture) forget() {
 	p.TakeDirty()
-	p.SweepDue()
+	p.GarbageCollectionDue()
 	p.wakes, p.instances, p.groups, p.errors = 0, nil, nil, nil
 }
 

@@ -52,7 +52,7 @@ func (w *State) Listed(vms []infra.VM, asked time.Time) {
 			"absent from the provider's list")
 	}
 	w.listed, w.listedVMs = asked, live
-	w.sweep = true
+	w.collectionDue = true
 	w.mu.Unlock()
 	w.emit(events)
 	w.opts.Wake()
@@ -225,7 +225,7 @@ func (w *State) ConfirmOrphans() []infra.VM {
 			s.confirmed = true
 			vms = append(vms, s.vm)
 		}
-		w.sweep = true
+		w.collectionDue = true
 	}
 	w.mu.Unlock()
 	w.opts.Wake()

@@ -29,7 +29,7 @@ func TestListed(t *testing.T) {
 	}
 	p.wantDirty(t, "a list", workers)
 	p.wantEvents(t, "a list", shardstate.EventLost, shardstate.EventLost)
-	if !p.SweepDue() {
+	if !p.GarbageCollectionDue() {
 		t.Error("no garbage collection is due after a list")
 	}
 	p.Listed([]infra.VM{p.vm(running, infra.Running), p.vm(stopped, infra.Stopped)}, asked.Add(time.Second))
@@ -183,11 +183,11 @@ func TestConfirmOrphans(t *testing.T) {
 	found, later := p.vm(p.newID(t), infra.Running), p.vm(p.newID(t), infra.Running)
 	p.Listed([]infra.VM{found}, p.now)
 	p.forget()
-	if vms := p.ConfirmOrphans(); len(vms) != 0 || p.SweepDue() {
+	if vms := p.ConfirmOrphans(); len(vms) != 0 || p.GarbageCollectionDue() {
 		t.Errorf("%v are confirmed without a question", vms)
 	}
-	p.Raise(shardstate.ErrorKey{Kind: "orphans"}, "so many")
-	if vms := p.ConfirmOrphans(); len(vms) != 1 || vms[0].ProviderID != found.ProviderID || !p.SweepDue() ||
+	p.RaiseError(shardstate.ErrorKey{Kind: "orphans"}, "so many")
+	if vms := p.ConfirmOrphans(); len(vms) != 1 || vms[0].ProviderID != found.ProviderID || !p.GarbageCollectionDue() ||
 		p.wakes == 0 {
 		t.Errorf("%v are confirmed", vms)
 	}

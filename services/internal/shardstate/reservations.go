@@ -39,7 +39,7 @@ func (w *State) abandonReservations() {
 	for _, reservations := range w.reserved {
 		for _, r := range reservations {
 			w.leftovers[r.Record.ID] = r
-			w.sweep = true
+			w.collectionDue = true
 		}
 	}
 	clear(w.reserved)
@@ -114,7 +114,7 @@ func (w *State) Subnets() []string {
 func (w *State) AddLeftover(r Reservation) {
 	w.mu.Lock()
 	w.leftovers[r.Record.ID] = r
-	w.sweep = true
+	w.collectionDue = true
 	w.mu.Unlock()
 	w.opts.Wake()
 }

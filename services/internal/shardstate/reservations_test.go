@@ -15,14 +15,14 @@ import (
 func TestReservationsOfATerminatingShard(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	woken := 0
-	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+	state := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
 		return now
 	}, Wake: func() { woken++ }})
 	key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "g"}
 	groups := map[config.GroupKey]config.Group{key: {GroupKey: key, Kind: "wrk", Size: 1}}
 	configure := func(terminating bool) {
 		shard := (&config.Shard{Terminating: terminating}).WithDefaults()
-		world.Configure(shard, groups)
+		state.Configure(shard, groups)
 	}
 	pool := shardstate.Pool{Tenant: key.Tenant, Kind: "wrk"}
 	reserve := func(n byte) shardstate.Reservation {
@@ -32,30 +32,30 @@ func TestReservationsOfATerminatingShard(t *testing.T) {
 		}
 		r := shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: pool.Tenant,
 			Kind: pool.Kind}, Token: "1"}
-		world.AddReservation(r)
+		state.AddReservation(r)
 		return r
 	}
 
 	configure(false)
 	before := reserve(1)
-	if got := world.Pools(); len(got) != 1 || got[0] != pool || world.ReservationsLeft(pool) != 1 {
-		t.Fatalf("pools %v with %d reservations", got, world.ReservationsLeft(pool))
+	if got := state.Pools(); len(got) != 1 || got[0] != pool || state.ReservationsLeft(pool) != 1 {
+		t.Fatalf("pools %v with %d reservations", got, state.ReservationsLeft(pool))
 	}
-	world.SweepDue()
+	state.GarbageCollectionDue()
 	configure(true)
-	if !world.SweepDue() {
+	if !state.GarbageCollectionDue() {
 		t.Error("no garbage collection is due")
 	}
 	during := reserve(2)
-	if got := world.Pools(); len(got) != 0 || world.ReservationsLeft(pool) != 0 {
-		t.Errorf("pools %v with %d reservations, want none", got, world.ReservationsLeft(pool))
+	if got := state.Pools(); len(got) != 0 || state.ReservationsLeft(pool) != 0 {
+		t.Errorf("pools %v with %d reservations, want none", got, state.ReservationsLeft(pool))
 	}
 	for _, r := range []shardstate.Reservation{before, during} {
-		if _, ok := world.Leftover(r.Record.ID); !ok {
+		if _, ok := state.Leftover(r.Record.ID); !ok {
 			t.Errorf("%s is not left over", r.Record.ID)
 		}
 	}
-	if !world.SweepDue() || woken == 0 {
+	if !state.GarbageCollectionDue() || woken == 0 {
 		t.Error("a reservation that arrived late is not collected")
 	}
 }

@@ -115,7 +115,7 @@ func (w *State) BeginCollect(id ident.ID) bool {
 func (w *State) EndCollect(id ident.ID, ok bool) {
 	w.mu.Lock()
 	delete(w.collecting, id)
-	w.sweep = w.sweep || ok
+	w.collectionDue = w.collectionDue || ok
 	w.mu.Unlock()
 	if ok {
 		w.opts.Wake()

@@ -46,15 +46,15 @@ type State struct {
 	tombstones  map[ident.ID]tombstone
 	reserved    map[Pool][]Reservation
 	// leftovers are reservations that garbage collection has to settle: those of earlier terms and unwanted ones.
-	leftovers  map[ident.ID]Reservation
-	strays     map[string]*stray // VMs with the shard's tags but no record, by provider ID
-	collecting map[ident.ID]bool // instance IDs with a running garbage collection action
-	listedVMs  int               // VMs in the last complete list that are not deleted
-	listed     time.Time         // when the last complete provider list was asked for
-	dirty      map[config.GroupKey]struct{}
-	sweep      bool
-	standing   map[ErrorKey]ErrorEvent
-	since      time.Time // when this State was created
+	leftovers     map[ident.ID]Reservation
+	strays        map[string]*stray // VMs with the shard's tags but no record, by provider ID
+	collecting    map[ident.ID]bool // instance IDs with a running garbage collection action
+	listedVMs     int               // VMs in the last complete list that are not deleted
+	listed        time.Time         // when the last complete provider list was asked for
+	dirty         map[config.GroupKey]struct{}
+	collectionDue bool
+	standing      map[ErrorKey]ErrorEvent
+	since         time.Time // when this State was created
 }
 
 // groupDefaults apply to groups that exist only through their instances.
@@ -272,12 +272,12 @@ func (w *State) Mark(key config.GroupKey) {
 	w.mu.Unlock()
 }
 
-// SweepDue reports whether something changed that matters to garbage collection, and clears the mark.
-func (w *State) SweepDue() bool {
+// GarbageCollectionDue reports whether something changed that matters to garbage collection, and clears the mark.
+func (w *State) GarbageCollectionDue() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	due := w.sweep
-	w.sweep = false
+	due := w.collectionDue
+	w.collectionDue = false
 	return due
 }
 

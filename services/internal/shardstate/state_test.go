@@ -134,15 +134,15 @@ func TestErrorsEndWithTheirObject(t *testing.T) {
 	about := func(kind plan.AlertKind, key config.GroupKey, id ident.ID) shardstate.ErrorKey {
 		return shardstate.ErrorKey{Kind: kind, Tenant: key.Tenant, Group: key.Group, Instance: id}
 	}
-	p.Raise(about("provider", workers, id), "slow down")
-	p.Raise(about("provider", workers, id), "slow down")
-	p.Raise(about("storage", workers, id), "no")
-	p.Raise(about("backoff", workers, ident.ID{}), "no room")
-	p.Raise(shardstate.ErrorKey{Kind: "config"}, "refused")
+	p.RaiseError(about("provider", workers, id), "slow down")
+	p.RaiseError(about("provider", workers, id), "slow down")
+	p.RaiseError(about("storage", workers, id), "no")
+	p.RaiseError(about("backoff", workers, ident.ID{}), "no room")
+	p.RaiseError(shardstate.ErrorKey{Kind: "config"}, "refused")
 	if len(p.errors) != 4 || len(p.Standing("default")) != 4 || len(p.Standing("other")) != 1 {
 		t.Fatalf("events %v, standing %v", p.errors, p.Standing("default"))
 	}
-	p.Raise(about("provider", workers, id), "denied")
+	p.RaiseError(about("provider", workers, id), "denied")
 	if len(p.errors) != 5 || len(p.Standing("default")) != 4 {
 		t.Error("another message is not reported")
 	}
@@ -158,8 +158,8 @@ func TestErrorsEndWithTheirObject(t *testing.T) {
 		t.Errorf("events %v, standing %v", p.errors, p.Standing("default"))
 	}
 	p.errors = nil
-	p.Resolve(shardstate.ErrorKey{Kind: "config"})
-	p.Resolve(shardstate.ErrorKey{Kind: "config"})
+	p.ResolveError(shardstate.ErrorKey{Kind: "config"})
+	p.ResolveError(shardstate.ErrorKey{Kind: "config"})
 	if len(p.errors) != 1 || !p.errors[0].Resolved {
 		t.Errorf("told %v", p.errors)
 	}
@@ -216,7 +216,7 @@ func TestLeftovers(t *testing.T) {
 	p := newPicture(t)
 	id := p.newID(t)
 	p.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved}, Token: "t"})
-	if !p.SweepDue() || p.wakes == 0 {
+	if !p.GarbageCollectionDue() || p.wakes == 0 {
 		t.Error("no task settles a leftover")
 	}
 	if !p.BeginCollect(id) || p.BeginCollect(id) {
@@ -227,12 +227,12 @@ func TestLeftovers(t *testing.T) {
 	}
 	p.forget()
 	p.EndCollect(id, false)
-	if p.SweepDue() || p.wakes != 0 {
+	if p.GarbageCollectionDue() || p.wakes != 0 {
 		t.Error("a failure is retried immediately")
 	}
 	p.BeginCollect(id)
 	p.EndCollect(id, true)
-	if !p.SweepDue() || p.wakes == 0 {
+	if !p.GarbageCollectionDue() || p.wakes == 0 {
 		t.Error("no task settles the others")
 	}
 	p.put(id, workers, record.Created)

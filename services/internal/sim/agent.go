@@ -57,7 +57,7 @@ func (f *fleet) boot(m *machine) {
 	m.agent.public = make(ed25519.PublicKey, ed25519.PublicKeySize)
 	_, _ = m.dice.Read(m.agent.public)
 	if l := w.acting(); l != nil {
-		group, _ := l.term.leader.World.Group(m.key)
+		group, _ := l.term.leader.State.Group(m.key)
 		m.agent.hash = group.RuntimeHash
 	}
 	if f.befalls(m, agentBroken) {
@@ -86,7 +86,7 @@ func (f *fleet) hangUp(m *machine) {
 	stream, leader, id := a.stream, a.leader, m.id
 	a.stream, a.leader = 0, nil
 	f.world.sched.after(m.dice.between(time.Millisecond, 2*time.Second), func() {
-		leader.World.Disconnected(id, stream, "closed")
+		leader.State.Disconnected(id, stream, "closed")
 	})
 	f.speakAfter(m, m.dice.between(0, 3*time.Second))
 }
@@ -124,7 +124,7 @@ func (f *fleet) speak(m *machine) {
 	}
 	leader := s.term.leader
 	if a.stream == 0 {
-		stream, ok := leader.World.Connected(m.id)
+		stream, ok := leader.State.Connected(m.id)
 		if !ok {
 			f.speakAfter(m, 5*time.Second)
 			return
@@ -141,7 +141,7 @@ func (f *fleet) speak(m *machine) {
 	case a.reboot:
 		report.Stopping = plan.Reboot
 	}
-	if !leader.World.Reported(m.id, a.stream, report) {
+	if !leader.State.Reported(m.id, a.stream, report) {
 		a.stream, a.leader = 0, nil
 		f.speakAfter(m, time.Second)
 		return
@@ -200,12 +200,12 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 // that arrives. It returns the key in the record.
 func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID, public ed25519.PublicKey) ([]byte,
 	error) {
-	rec, _, ok := leader.World.Record(id)
+	rec, _, ok := leader.State.Record(id)
 	if !ok {
 		return nil, fmt.Errorf("there is no instance %s", id)
 	}
 	refuse := func(r *record.Instance) bool {
-		vm, _ := leader.World.VM(id)
+		vm, _ := leader.State.VM(id)
 		return r.State == record.Deleting || r.State == record.Deleted || r.State == record.Reserved &&
 			vm.ProviderID == ""
 	}
@@ -218,7 +218,7 @@ func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID
 			return
 		}
 		if r.State == record.Reserved {
-			vm, _ := leader.World.VM(id)
+			vm, _ := leader.State.VM(id)
 			r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 		}
 		r.State, r.PublicKey, r.RegisteredAt, r.NonceID = record.Registered, public, now, "nonce-"+id.String()
@@ -241,12 +241,12 @@ func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID
 func (t *term) Push(_ context.Context, id ident.ID) error {
 	w := t.server.world
 	m := w.fleet.byInstance[id]
-	view, ok := t.leader.World.Instance(id)
+	view, ok := t.leader.State.Instance(id)
 	if m == nil || !ok {
 		return nil
 	}
-	group, _ := t.leader.World.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group})
-	t.leader.World.FilesSent(id, group.RuntimeHash)
+	group, _ := t.leader.State.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group})
+	t.leader.State.FilesSent(id, group.RuntimeHash)
 	if m.agent.stream == 0 {
 		return nil // the stream broke while the files were in transit
 	}

@@ -114,7 +114,7 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 // a lost answer is equivalent to the first call taking effect late. If the answer to the mark for deletion was lost as
 // well, the repetition is still safe: the deletion looks up the VM.
 func (t *term) knows(id ident.ID, state record.State) bool {
-	rec, _, ok := t.leader.World.Record(id)
+	rec, _, ok := t.leader.State.Record(id)
 	return ok && rec.State == state
 }
 
@@ -242,7 +242,7 @@ func (w *World) checkRest() {
 func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 	for key, g := range t.groups {
 		if have[key] != g.Size {
-			view, _ := t.leader.World.GroupView(key)
+			view, _ := t.leader.State.GroupView(key)
 			w.fail(ruleAtRest, "group %s has %d VMs, wants %d (blocked: %q, backoff %+v):%s", key, have[key], g.Size,
 				view.Blocked, view.Backoff, w.describe(key))
 		}

@@ -66,13 +66,13 @@ func (t *term) refresh() {
 // ApplyConfig implements shardconfig.Applier.
 func (t *term) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	t.noteApplied(groups)
-	t.leader.World.Configure(shard, groups)
+	t.leader.State.Configure(shard, groups)
 }
 
 // ApplyGroups implements shardconfig.Applier.
 func (t *term) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	t.noteApplied(groups)
-	t.leader.World.ConfigureGroups(groups, changed)
+	t.leader.State.ConfigureGroups(groups, changed)
 }
 
 // noteApplied checks that the configuration in force is not older than one applied before. It remembers the groups.

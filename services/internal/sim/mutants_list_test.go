@@ -80,7 +80,7 @@ var mutants = []mutant{
 	{name: "announced before durable", quick: true, why: "the end of an instance is announced before it is durable",
 		edit: mutate.Edit{Package: "internal/execute", In: "Executor.mark",
 			Find: "marked := false",
-			Replace: "marked := false\nx.World.Publish(shardstate.InstanceEvent{Type: " +
+			Replace: "marked := false\nx.State.Publish(shardstate.InstanceEvent{Type: " +
 				"shardstate.EventPendingDeletion, Instance: action.Instance})"}},
 	{name: "drain not announced", why: "the drain of a node is not announced",
 		edit: mutate.Edit{Package: "internal/execute", In: "Executor.drain",

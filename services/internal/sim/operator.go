@@ -38,7 +38,7 @@ func (o *operator) look() {
 	}
 	o.term, o.since = s.term, now
 	for _, tenant := range []string{"default", "other"} {
-		for _, view := range s.term.leader.World.Instances(tenant, "") {
+		for _, view := range s.term.leader.State.Instances(tenant, "") {
 			p := &view.Plan
 			if p.State == record.Deleting && !p.Drained && p.TerminateRequested.IsZero() &&
 				now.Before(p.DeleteDeadline) {
@@ -77,7 +77,7 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 	}
 	w.trace("%s is drained", id)
 	w.people.drained[id] = true
-	s.term.leader.World.Drained(id)
+	s.term.leader.State.Drained(id)
 }
 
 // lesson records that a leader learned of a deletion. at is when the bucket first returned the record or acknowledged

@@ -291,10 +291,10 @@ func (p *people) confirm() {
 	if s == nil {
 		return
 	}
-	for _, e := range s.term.leader.World.Standing("") {
+	for _, e := range s.term.leader.State.Standing("") {
 		if e.Kind == "orphans" {
 			p.world.trace("a person confirms the orphans")
-			for _, vm := range s.term.leader.World.ConfirmOrphans() {
+			for _, vm := range s.term.leader.State.ConfirmOrphans() {
 				s.term.confirmed[vm.ProviderID] = true
 			}
 		}

@@ -113,7 +113,7 @@ func (w *World) checkOutage(t *term, id ident.ID, what string) {
 	a, s := &m.agent, t.server
 	undisturbed := a.registered && !a.refused && !a.broken && a.mute.Before(t.began) && a.mutedAt.Before(t.began) &&
 		a.sick.Before(t.began) && a.rebootAt.Before(t.began) && s.deaf.Before(t.began) && s.pausedAt.Before(t.began)
-	if view, ok := t.leader.World.Instance(id); ok && undisturbed && view.Plan.LastReport.IsZero() {
+	if view, ok := t.leader.State.Instance(id); ok && undisturbed && view.Plan.LastReport.IsZero() {
 		w.fail(ruleOutage, "%s is %s for its silence %v after term %d began, but its agent can reach the leader", id,
 			what,
 			w.sched.now.Sub(t.began), t.number)

@@ -46,24 +46,24 @@ func Run(ctx context.Context, d Daemon) error {
 	for {
 		select {
 		case <-ctx.Done():
-			d.tell(daemon.SdNotifyStopping)
+			d.notify(daemon.SdNotifyStopping)
 			return nil
 		case <-feed:
 			if d.Alive() {
-				d.tell(daemon.SdNotifyWatchdog)
+				d.notify(daemon.SdNotifyWatchdog)
 			} else {
 				d.Log.Error("watchdog not fed", "reason", "the daemon does not answer its health check")
 			}
 		case <-asking.C:
 			if d.Ready() {
 				asking.Stop()
-				d.tell(daemon.SdNotifyReady)
+				d.notify(daemon.SdNotifyReady)
 			}
 		}
 	}
 }
 
-func (d Daemon) tell(state string) {
+func (d Daemon) notify(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		d.Log.Warn("service manager not notified", "state", state, "error", err)
 	}

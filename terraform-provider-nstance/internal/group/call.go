@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// look returns the status of one group from the leader, or nil if the group does not exist.
-func (r *Resource) look(ctx context.Context, k key) (*nstancev1.GroupStatus, error) {
+// readGroup returns the status of one group from the leader, or nil if the group does not exist.
+func (r *Resource) readGroup(ctx context.Context, k key) (*nstancev1.GroupStatus, error) {
 	var found *nstancev1.GroupStatus
 	err := r.servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
 		answer, err := client.ListGroups(ctx, &nstancev1.ListGroupsRequest{})

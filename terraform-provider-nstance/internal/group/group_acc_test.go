@@ -24,22 +24,22 @@ func TestMain(m *testing.M) { acctest.Main(m) }
 
 const address = "nstance_group.test"
 
-// world is a bucket with a server and an operator of the tenant default.
-type world struct {
+// testShard is a bucket with a server and an operator of the tenant default.
+type testShard struct {
 	acctest.Bucket
 	server   *acctest.Server
 	operator string // the provider's operator block in HCL
 }
 
-func newWorld(t *testing.T) world {
+func newTestShard(t *testing.T) testShard {
 	t.Helper()
 	b := acctest.File(t)
-	w := world{Bucket: b, server: acctest.Serve(t, b)}
+	w := testShard{Bucket: b, server: acctest.Serve(t, b)}
 	w.operator = fmt.Sprintf("operator = { identity_dir = %q }", b.Operator(t, "default"))
 	return w
 }
 
-func (w world) group(attributes string) string {
+func (w testShard) group(attributes string) string {
 	return w.Provider(w.operator) + "resource \"nstance_group\" \"test\" {\n  shard = \"dev-1\"\n" + attributes +
 		"\n}\n"
 }
@@ -61,7 +61,7 @@ const (
 )
 
 // spec returns the group's spec in the bucket, or nil if the group does not exist.
-func (w world) spec(t *testing.T, tenant, name string) *config.GroupSpec {
+func (w testShard) spec(t *testing.T, tenant, name string) *config.GroupSpec {
 	t.Helper()
 	groups, _, _, err := w.State(t).ReadGroups(context.Background())
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
@@ -73,7 +73,7 @@ func (w world) spec(t *testing.T, tenant, name string) *config.GroupSpec {
 	return nil
 }
 
-func (w world) says(t *testing.T, want config.GroupSpec) resource.TestCheckFunc {
+func (w testShard) says(t *testing.T, want config.GroupSpec) resource.TestCheckFunc {
 	return func(*terraform.State) error {
 		got := w.spec(t, "default", "fleet")
 		if got == nil {
@@ -90,7 +90,7 @@ func ptr[T any](v T) *T { return &v }
 
 func TestAccGroup(t *testing.T) {
 	acctest.Acceptance(t)
-	w := newWorld(t)
+	w := newTestShard(t)
 	drain := config.Duration(90e9)
 	all := config.GroupSpec{
 		Template: "worker", Size: ptr(0), InstanceType: "large", InstanceTypes: []string{"huge", "larger"},
@@ -167,7 +167,7 @@ func TestAccGroup(t *testing.T) {
 }
 
 // edit changes the group through the operator API, outside Terraform. A nil change deletes the group.
-func (w world) edit(t *testing.T, change func(*config.GroupSpec)) {
+func (w testShard) edit(t *testing.T, change func(*config.GroupSpec)) {
 	t.Helper()
 	if err := w.call(t, change); err != nil {
 		t.Fatal(err)
@@ -176,7 +176,7 @@ func (w world) edit(t *testing.T, change func(*config.GroupSpec)) {
 
 func TestAccGroupRefusals(t *testing.T) {
 	acctest.Acceptance(t)
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.edit(t, func(s *config.GroupSpec) { *s = config.GroupSpec{Template: "worker"} })
 	steps := []resource.TestStep{}
 	for attributes, want := range map[string]string{
@@ -201,7 +201,7 @@ func TestAccGroupRefusals(t *testing.T) {
 }
 
 // names returns the names of the dynamic groups in the bucket.
-func (w world) names(t *testing.T) []string {
+func (w testShard) names(t *testing.T) []string {
 	t.Helper()
 	groups, _, _, err := w.State(t).ReadGroups(t.Context())
 	if err != nil {

@@ -21,7 +21,7 @@ func squeeze(s string) string {
 // replaced, and a destroy waits until they are deleted.
 func TestAccGroupOfVMs(t *testing.T) {
 	acctest.Acceptance(t)
-	w := newWorld(t)
+	w := newTestShard(t)
 	cli := acctest.NewCLI(t, w.group(small+"\n size = 1\n wait_for_instances = true"))
 	cli.Run(t, "apply", "-auto-approve")
 	instances := func() []*nstancev1.InstanceStatus {
@@ -82,7 +82,7 @@ func TestAccGroupOfVMs(t *testing.T) {
 // TestAccGroupWithoutServer checks that plans succeed while the shard is scaled to zero.
 func TestAccGroupWithoutServer(t *testing.T) {
 	acctest.Acceptance(t)
-	w := newWorld(t)
+	w := newTestShard(t)
 	cli := acctest.NewCLI(t, w.group(small))
 	cli.Run(t, "apply", "-auto-approve")
 	w.server.Stop()
@@ -101,7 +101,7 @@ func TestAccGroupWithoutServer(t *testing.T) {
 // TestAccGroupUnknownAtPlan checks a group with a shard and an operator that become known during the apply.
 func TestAccGroupUnknownAtPlan(t *testing.T) {
 	acctest.Acceptance(t)
-	w := newWorld(t)
+	w := newTestShard(t)
 	text := strings.NewReplacer(regexp.MustCompile(`identity_dir = "[^"]*"`).FindString(w.operator),
 		"identity_dir = terraform_data.later.output.dir",
 		`shard = "dev-1"`, "shard = terraform_data.later.output.shard", "size = 0",
@@ -121,7 +121,7 @@ func TestAccGroupUnknownAtPlan(t *testing.T) {
 // TestAccGroupNoOperator checks the advice in errors about a missing or unusable operator identity.
 func TestAccGroupNoOperator(t *testing.T) {
 	acctest.Acceptance(t)
-	w := newWorld(t)
+	w := newTestShard(t)
 	for operator, want := range map[string]string{
 		"": "Set operator in the provider's configuration: identity_dir",
 		`operator = { identity_dir = "/dev/null/nowhere" }`: "Correct the identity in the provider's operator block",
@@ -147,7 +147,7 @@ func TestAccGroupNoOperator(t *testing.T) {
 // has no operator block.
 func TestAccGroupOperatorFromEnvironment(t *testing.T) {
 	acctest.Acceptance(t)
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.operator = ""
 	cli := acctest.NewCLI(t, w.group(small))
 	cli.Setenv("NSTANCE_ADMIN_IDENTITY_DIR", w.Operator(t, "default"))

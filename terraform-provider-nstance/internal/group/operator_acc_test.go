@@ -14,7 +14,7 @@ import (
 )
 
 // call changes the group as another client does, such as the operator. A nil change deletes the group.
-func (w world) call(t *testing.T, change func(*config.GroupSpec)) error {
+func (w testShard) call(t *testing.T, change func(*config.GroupSpec)) error {
 	t.Helper()
 	return w.server.Client(t, "default").Call(context.Background(), "dev-1",
 		func(ctx context.Context, c servers.Client) error {

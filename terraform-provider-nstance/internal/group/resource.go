@@ -137,7 +137,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 
 // exists returns the diagnostic for a create call that failed because the group exists.
 func (r *Resource) exists(ctx context.Context, k key, err error) diag.Diagnostic {
-	group, lerr := r.look(ctx, k)
+	group, lerr := r.readGroup(ctx, k)
 	if lerr == nil && group.GetIsStatic() {
 		return diagnostic.Failure{
 			What: "Group " + k.name + " is static", Where: "shard " + k.shard,
@@ -166,7 +166,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		resp.Diagnostics.Append(diagnose)
 		return
 	}
-	group, err := r.look(ctx, k)
+	group, err := r.readGroup(ctx, k)
 	if err == nil && group == nil {
 		err = errors.New("the group was deleted after the plan was made: plan again")
 	}
@@ -215,7 +215,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(diagnose)
 		return
 	}
-	group, err := r.look(ctx, k)
+	group, err := r.readGroup(ctx, k)
 	switch {
 	case errors.Is(err, servers.ErrNoAddress) && errors.Is(err, objstore.ErrNotFound):
 		resp.State.RemoveResource(ctx) // the shard never had a leader, or it was destroyed
@@ -265,7 +265,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(diagnose)
 		return
 	}
-	group, err := r.look(ctx, k)
+	group, err := r.readGroup(ctx, k)
 	switch {
 	case errors.Is(err, servers.ErrNoAddress) && errors.Is(err, objstore.ErrNotFound):
 		return

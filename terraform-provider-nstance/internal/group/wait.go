@@ -96,7 +96,7 @@ func (r *Resource) fleet(ctx context.Context, k key) (fleet, error) {
 	if err != nil {
 		return fleet{}, err
 	}
-	out.group, err = r.look(ctx, k)
+	out.group, err = r.readGroup(ctx, k)
 	return out, err
 }
 
@@ -128,7 +128,7 @@ func (r *Resource) awaitGone(ctx context.Context, get getter, k key) diag.Diagno
 	defer cancel()
 	left := 0
 	err := poll.Until(ctx, func(ctx context.Context) (bool, error) {
-		group, err := r.look(ctx, k)
+		group, err := r.readGroup(ctx, k)
 		if err != nil {
 			return false, err
 		}

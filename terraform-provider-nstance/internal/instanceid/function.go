@@ -53,7 +53,7 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	if resp.Error = req.Arguments.Get(ctx, &text); resp.Error != nil {
 		return
 	}
-	p, err := take(text)
+	p, err := splitID(text)
 	if err != nil {
 		resp.Error = function.NewArgumentFuncError(0, err.Error())
 		return
@@ -61,8 +61,8 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	resp.Error = resp.Result.Set(ctx, p)
 }
 
-// take splits an instance ID into its parts.
-func take(text string) (parts, error) {
+// splitID splits an instance ID into its parts.
+func splitID(text string) (parts, error) {
 	id, err := ident.ParseID(text)
 	if err != nil {
 		return parts{}, err

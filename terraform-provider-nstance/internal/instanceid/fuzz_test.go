@@ -21,7 +21,7 @@ func FuzzTake(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		p, err := take(text)
+		p, err := splitID(text)
 		if err != nil {
 			if p != (parts{}) {
 				t.Errorf("%q: %+v beside %v", text, p, err)

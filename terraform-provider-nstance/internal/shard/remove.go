@@ -55,13 +55,13 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	shard := contents{state: state, gone: map[ident.ID]bool{}}
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	said := ""
+	reported := ""
 	err = poll.Until(waiting, func(ctx context.Context) (bool, error) {
-		if err := errors.Join(leader.look(ctx), shard.look(ctx)); err != nil {
+		if err := errors.Join(leader.readLock(ctx), shard.readContents(ctx)); err != nil {
 			return false, err
 		}
-		if now := fmt.Sprintf("%s; %s", &shard, &leader); now != said {
-			said = now
+		if now := fmt.Sprintf("%s; %s", &shard, &leader); now != reported {
+			reported = now
 			tflog.Info(ctx, "waiting until the shard is empty", map[string]any{"shard": name, "left": len(shard.left),
 				"state": now})
 		}
@@ -138,7 +138,7 @@ type contents struct {
 	left  []record.Instance
 }
 
-func (c *contents) look(ctx context.Context) error {
+func (c *contents) readContents(ctx context.Context) error {
 	names, err := c.state.ListInstances(ctx)
 	if err != nil {
 		return err

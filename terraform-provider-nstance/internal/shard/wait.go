@@ -45,7 +45,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	defer cancel()
 	watch := leaderWatch{state: state, shard: name}
 	err = poll.Until(ctx, func(ctx context.Context) (bool, error) {
-		if err := watch.look(ctx); err != nil {
+		if err := watch.readLock(ctx); err != nil {
 			return false, err
 		}
 		tflog.Info(ctx, "waiting for the leader to apply the configuration",
@@ -78,7 +78,7 @@ type leaderWatch struct {
 	since time.Time // when this process first read the current version of the lock
 }
 
-func (w *leaderWatch) look(ctx context.Context) error {
+func (w *leaderWatch) readLock(ctx context.Context) error {
 	lock, _, err := w.state.ReadLock(ctx, w.shard)
 	if errors.Is(err, objstore.ErrNotFound) {
 		w.lock, w.there = record.Lock{}, false

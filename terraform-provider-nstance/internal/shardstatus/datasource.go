@@ -133,7 +133,7 @@ func (d *DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp 
 	if resp.Diagnostics.Append(req.Config.Get(ctx, &m)...); resp.Diagnostics.HasError() {
 		return
 	}
-	if err := m.look(ctx, d.bucket); err != nil {
+	if err := m.readStatus(ctx, d.bucket); err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What:  "Cannot read the status of shard " + m.Shard.ValueString(),
 			Where: d.bucket.Place(keys.Config(m.Shard.ValueString())), Why: err, Do: advice(err),

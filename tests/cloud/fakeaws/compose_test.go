@@ -51,7 +51,7 @@ func until(t *testing.T, what string, reached func() bool) {
 }
 
 // profile makes an instance profile for a role that allow made. Both have the same name.
-func (w *world) profile(t *testing.T, role string) {
+func (w *testCloud) profile(t *testing.T, role string) {
 	t.Helper()
 	client := iam.NewFromConfig(w.root())
 	must(client.CreateInstanceProfile(t.Context(), &iam.CreateInstanceProfileInput{InstanceProfileName: &role}))(t)
@@ -60,7 +60,7 @@ func (w *world) profile(t *testing.T, role string) {
 }
 
 // subnet makes a VPC and a subnet in it.
-func (w *world) subnet(t *testing.T) (vpc, subnet string) {
+func (w *testCloud) subnet(t *testing.T) (vpc, subnet string) {
 	t.Helper()
 	client := ec2.NewFromConfig(w.root())
 	vpc = *must(client.CreateVpc(t.Context(), &ec2.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16")}))(t).Vpc.VpcId
@@ -70,7 +70,7 @@ func (w *world) subnet(t *testing.T) (vpc, subnet string) {
 }
 
 func TestInstanceProfile(t *testing.T) {
-	w := newWorld(t)
+	w := newTestCloud(t)
 	// The role may tag only its own instance.
 	w.allow(t, "server",
 		`{"Effect":"Allow","Action":"ec2:CreateTags","Resource":"*","Condition":{"ArnEquals":{"ec2:SourceInstanceARN":"arn:aws:ec2:us-west-2:123456789012:instance/*"}}}`,
@@ -124,7 +124,7 @@ func TestInstanceProfile(t *testing.T) {
 
 // TestScalingBehindBalancer checks that a load balancer finds an instance that Auto Scaling launched.
 func TestScalingBehindBalancer(t *testing.T) {
-	w := newWorld(t)
+	w := newTestCloud(t)
 	vpc, subnet := w.subnet(t)
 	image := w.EC2().AddImage(fakeec2.AMI{Name: "server"})
 	c := w.root()
@@ -182,7 +182,7 @@ func TestBucket(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stop() })
-	w := newWorld(t, func(c *fakeaws.Config) { c.S3 = &backend })
+	w := newTestCloud(t, func(c *fakeaws.Config) { c.S3 = &backend })
 	pathStyle := func(o *s3.Options) { o.UsePathStyle = true }
 	root := s3.NewFromConfig(w.root(), pathStyle)
 	must(root.CreateBucket(t.Context(), &s3.CreateBucketInput{

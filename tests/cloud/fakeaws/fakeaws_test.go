@@ -25,16 +25,16 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
-// world is a cloud behind a listener.
-type world struct {
+// testCloud is a cloud behind a listener.
+type testCloud struct {
 	*fakeaws.Cloud
 	url   string
 	clock atomic.Int64 // added to the time of day
 }
 
-func newWorld(t *testing.T, options ...func(*fakeaws.Config)) *world {
+func newTestCloud(t *testing.T, options ...func(*fakeaws.Config)) *testCloud {
 	t.Helper()
-	w := &world{}
+	w := &testCloud{}
 	cfg := fakeaws.Config{Now: func() time.Time {
 		return time.Now().Add(time.Duration(w.clock.Load()))
 	}, ScalingEvery: 20 * time.Millisecond}
@@ -56,7 +56,7 @@ func newWorld(t *testing.T, options ...func(*fakeaws.Config)) *world {
 	return w
 }
 
-func (w *world) config(access, secret, token string) aws.Config {
+func (w *testCloud) config(access, secret, token string) aws.Config {
 	return aws.Config{
 		Region: w.Region(), BaseEndpoint: aws.String(w.url), RetryMaxAttempts: 1,
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, token),
@@ -66,19 +66,19 @@ func (w *world) config(access, secret, token string) aws.Config {
 }
 
 // root returns a client configuration for the account, as Terraform uses it. role returns one for a session of a role.
-func (w *world) root() aws.Config {
+func (w *testCloud) root() aws.Config {
 	access, secret := w.Credentials()
 	return w.config(access, secret, "")
 }
 
-func (w *world) role(name, session string) aws.Config {
+func (w *testCloud) role(name, session string) aws.Config {
 	return w.config(w.RoleCredentials(name, session))
 }
 
 const trustEC2 = `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}]}`
 
 // allow makes a role with one inline policy of the statements.
-func (w *world) allow(t *testing.T, role string, statements ...string) {
+func (w *testCloud) allow(t *testing.T, role string, statements ...string) {
 	t.Helper()
 	client := iam.NewFromConfig(w.root())
 	_, err := client.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: &role,
@@ -103,7 +103,7 @@ func wantCode(t *testing.T, err error, code string) {
 }
 
 func TestPrincipals(t *testing.T) {
-	w := newWorld(t)
+	w := newTestCloud(t)
 	who := func(c aws.Config) string {
 		t.Helper()
 		out, err := sts.NewFromConfig(c).GetCallerIdentity(t.Context(), nil)
@@ -157,7 +157,7 @@ func TestPrincipals(t *testing.T) {
 }
 
 func TestPermissions(t *testing.T) {
-	w := newWorld(t)
+	w := newTestCloud(t)
 	w.allow(t, "reader", `{"Effect":"Allow","Action":"iam:GetRole","Resource":"arn:aws:iam::123456789012:role/reader"}`)
 	w.allow(t, "other", `{"Effect":"Allow","Action":"s3:GetObject","Resource":"*"}`)
 	reader := iam.NewFromConfig(w.role("reader", "me"))
@@ -195,7 +195,7 @@ func TestPermissions(t *testing.T) {
 }
 
 func TestFaults(t *testing.T) {
-	w := newWorld(t)
+	w := newTestCloud(t)
 	w.allow(t, "server", `{"Effect":"Allow","Action":"iam:*","Resource":"*"}`)
 	server, root := iam.NewFromConfig(w.role("server", "s1")), iam.NewFromConfig(w.root())
 	get := &iam.GetRoleInput{RoleName: aws.String("server")}
@@ -246,7 +246,7 @@ func TestFaults(t *testing.T) {
 }
 
 func TestSecretsAndParameters(t *testing.T) {
-	w := newWorld(t)
+	w := newTestCloud(t)
 	root := w.root()
 	secrets, parameters := secretsmanager.NewFromConfig(root), ssm.NewFromConfig(root)
 	var arn string
@@ -293,7 +293,7 @@ func TestSecretsAndParameters(t *testing.T) {
 }
 
 func TestOtherRegion(t *testing.T) {
-	w := newWorld(t)
+	w := newTestCloud(t)
 	c := w.root()
 	c.Region = "eu-north-1"
 	if _, err := sts.NewFromConfig(c).GetCallerIdentity(t.Context(), nil); err != nil {

@@ -93,7 +93,7 @@ func New(t *testing.T) *Lab {
 		if err := l.Cloud.Close(); err != nil {
 			t.Error(err)
 		}
-		l.tell(t, filepath.Join(dir, "logs"))
+		l.logOutput(t, filepath.Join(dir, "logs"))
 		if err := l.Machines.Close(); err != nil {
 			t.Error(err)
 		}
@@ -153,8 +153,8 @@ func (l *Lab) Key(t *testing.T, provider, id string) string {
 	return awssdk.ToString(out.SecretString)
 }
 
-// tell logs the output of the machines, if the test has failed.
-func (l *Lab) tell(t *testing.T, logs string) {
+// logOutput logs the output of the machines, if the test has failed.
+func (l *Lab) logOutput(t *testing.T, logs string) {
 	if !t.Failed() {
 		return
 	}

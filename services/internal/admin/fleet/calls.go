@@ -304,13 +304,13 @@ func (f *Fleet) Instance(ctx context.Context, shards []string, id ident.ID) []In
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
 			r, err := c.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
-			into.take(r.GetInstance(), err)
+			into.setInstance(r.GetInstance(), err)
 			return err
 		})
 	})
 }
 
-func (a *InstanceAnswer) take(i *nstancev1.InstanceStatus, err error) {
+func (a *InstanceAnswer) setInstance(i *nstancev1.InstanceStatus, err error) {
 	if err == nil {
 		view := viewInstance(i)
 		a.Instance = &view
@@ -336,7 +336,7 @@ func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group strin
 		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
 			r, err := c.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: group, InstanceId: id.String(),
 				InstanceType: instanceType, Vars: vars})
-			into.take(r.GetInstance(), err)
+			into.setInstance(r.GetInstance(), err)
 			return err
 		})
 		if err != nil {
@@ -357,7 +357,7 @@ func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
 			r, err := c.DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: reason})
-			into.take(r.GetInstance(), err)
+			into.setInstance(r.GetInstance(), err)
 			return err
 		})
 	})

@@ -395,7 +395,7 @@ func TestFollow(t *testing.T) {
 	seen := make(chan string, 100)
 	go func() {
 		defer close(seen)
-		failed := f.Follow(t.Context(), []string{"a"}, fleet.Watcher{
+		failed := f.FollowShards(t.Context(), []string{"a"}, fleet.Watcher{
 			Event: func(e fleet.Event) { seen <- fmt.Sprintf("%s %s %s %v", e.Stream, e.Type, e.Group, e.Snapshot) },
 			Lost:  func(err *fleet.Error, _ time.Duration) { seen <- "lost " + err.Code.String() },
 			Found: func(shard string) { seen <- "found " + shard },
@@ -445,7 +445,7 @@ func TestFollowEndsWithContext(t *testing.T) {
 	addr, _ := c.Serve(t, "a", api)
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
 	ctx, cancel := context.WithCancel(t.Context())
-	failed := f.Follow(ctx, []string{"a"}, fleet.Watcher{Event: func(e fleet.Event) {
+	failed := f.FollowShards(ctx, []string{"a"}, fleet.Watcher{Event: func(e fleet.Event) {
 		if e.Type != "resolved" || e.Kind != "capacity" {
 			t.Errorf("%+v", e)
 		}

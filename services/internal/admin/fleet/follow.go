@@ -27,9 +27,9 @@ type Watcher struct {
 	Found func(shard string)
 }
 
-// Follow watches shards until ctx ends. It reconnects after every lost connection. A shard with a permanent error is
+// FollowShards watches shards until ctx ends. It reconnects after every lost connection. A shard with a permanent error is
 // not retried. Follow returns these errors when ctx has ended or no other shard is left.
-func (f *Fleet) Follow(ctx context.Context, shards []string, watcher Watcher) []*Error {
+func (f *Fleet) FollowShards(ctx context.Context, shards []string, watcher Watcher) []*Error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	errs := make([]*Error, len(shards))

@@ -19,21 +19,21 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
 )
 
-type world struct {
+type agentDir struct {
 	ca  authority.CA
 	id  ident.ID
 	dir *folder.Memory
 	now time.Time
 }
 
-func newWorld(t *testing.T) *world {
+func newAgentDir(t *testing.T) *agentDir {
 	t.Helper()
 	now := time.Now()
 	id, err := ident.NewID("knc", now, rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{ca: newCA(t, now), id: id, dir: &folder.Memory{}, now: now}
+	w := &agentDir{ca: newCA(t, now), id: id, dir: &folder.Memory{}, now: now}
 	w.write(t, identity.CAFile, authority.EncodeBundle(w.ca.Certificate()))
 	w.write(t, identity.NonceFile, []byte("a.b.c\n"))
 	return w
@@ -48,16 +48,16 @@ func newCA(t *testing.T, now time.Time) authority.CA {
 	return ca
 }
 
-func (w *world) write(t *testing.T, name string, content []byte) {
+func (w *agentDir) write(t *testing.T, name string, content []byte) {
 	t.Helper()
 	if err := w.dir.Write(name, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (w *world) store() *identity.Store { return identity.NewStore(w.dir, w.id, 0o600) }
+func (w *agentDir) store() *identity.Store { return identity.NewStore(w.dir, w.id, 0o600) }
 
-func (w *world) issue(t *testing.T, ca authority.CA, who authority.Identity, key ed25519.PrivateKey) []byte {
+func (w *agentDir) issue(t *testing.T, ca authority.CA, who authority.Identity, key ed25519.PrivateKey) []byte {
 	t.Helper()
 	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: key.Public().(ed25519.PublicKey)},
 		rand.Reader, w.now)
@@ -67,12 +67,12 @@ func (w *world) issue(t *testing.T, ca authority.CA, who authority.Identity, key
 	return authority.EncodeCertificate(cert)
 }
 
-func (w *world) agent() authority.Identity {
+func (w *agentDir) agent() authority.Identity {
 	return authority.Identity{Role: authority.RoleAgent, Cluster: "example", Tenant: "default", ID: w.id}
 }
 
 func TestLife(t *testing.T) {
-	w := newWorld(t)
+	w := newAgentDir(t)
 	key, err := w.store().Key()
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestLife(t *testing.T) {
 }
 
 func TestAcceptRefuses(t *testing.T) {
-	w := newWorld(t)
+	w := newAgentDir(t)
 	key, err := w.store().Key()
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +158,7 @@ func TestAcceptRefuses(t *testing.T) {
 }
 
 func TestDamagedFiles(t *testing.T) {
-	w := newWorld(t)
+	w := newAgentDir(t)
 	key, err := w.store().Key()
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +190,7 @@ func TestDamagedFiles(t *testing.T) {
 }
 
 func TestVerifyServer(t *testing.T) {
-	w := newWorld(t)
+	w := newAgentDir(t)
 	public, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)

@@ -168,7 +168,7 @@ func (s *Store) States() []*nstancev1.KeyState {
 	for _, private := range names {
 		if stem, ok := strings.CutSuffix(private, privateExt); ok {
 			name := stem + publicExt
-			states[name] = s.look(name, private)
+			states[name] = s.readState(name, private)
 		}
 	}
 	maps.DeleteFunc(s.pairs, func(name string, _ pair) bool { return states[name] == nil })
@@ -181,8 +181,8 @@ func (s *Store) States() []*nstancev1.KeyState {
 	return sorted[:min(len(sorted), maxKeys)]
 }
 
-// look returns the state of one pair. It reads the key only if its file has changed.
-func (s *Store) look(name, private string) *nstancev1.KeyState {
+// readState returns the state of one pair. It reads the key only if its file has changed.
+func (s *Store) readState(name, private string) *nstancev1.KeyState {
 	state := &nstancev1.KeyState{Name: name}
 	stamp, err := s.dir.Stat(private)
 	if err != nil {

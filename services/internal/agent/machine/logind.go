@@ -61,7 +61,7 @@ func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Con
 			}
 			if announced {
 				log.Info("The shutdown was called off")
-				tell(ctx, announce, unspecified, log)
+				announceShutdown(ctx, announce, unspecified, log)
 				announced = false
 			}
 		case announced:
@@ -71,7 +71,7 @@ func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Con
 			lock = nil
 		default:
 			log.Info("The machine goes down", "reason", shutdown.Action)
-			tell(ctx, announce, reason, log)
+			announceShutdown(ctx, announce, reason, log)
 			announced = true
 			release(lock)
 			lock = nil
@@ -79,7 +79,7 @@ func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Con
 	}
 }
 
-func tell(ctx context.Context, announce func(context.Context, nstancev1.StoppingReason) error,
+func announceShutdown(ctx context.Context, announce func(context.Context, nstancev1.StoppingReason) error,
 	reason nstancev1.StoppingReason, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, holdUp)
 	defer cancel()

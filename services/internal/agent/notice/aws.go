@@ -40,7 +40,7 @@ const (
 func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
 	w := &watcher{Options: a.options, tell: notice}
 	for {
-		found, err := a.look(ctx)
+		found, err := a.readNotice(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -51,9 +51,9 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// look returns the current notice. An interruption, which has a time, takes precedence over a recommendation, which has
+// readNotice returns the current notice. An interruption, which has a time, takes precedence over a recommendation, which has
 // no time.
-func (a *AWS) look(ctx context.Context) (*nstancev1.TerminationNotice, error) {
+func (a *AWS) readNotice(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	body, err := a.get(ctx, actionPath)
 	switch {
 	case err == nil:

@@ -41,7 +41,7 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	etag := ""
 	var standing *nstancev1.TerminationNotice
 	for {
-		preempted, next, err := g.look(ctx, etag)
+		preempted, next, err := g.readPreempted(ctx, etag)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -63,8 +63,8 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// look returns the current value. If etag is not empty, it waits for a newer value, for at most hanging.
-func (g *GCP) look(ctx context.Context, etag string) (preempted bool, next string, err error) {
+// readPreempted returns the current value. If etag is not empty, it waits for a newer value, for at most hanging.
+func (g *GCP) readPreempted(ctx context.Context, etag string) (preempted bool, next string, err error) {
 	path := preemptedPath
 	if etag != "" {
 		path += "?" + url.Values{"wait_for_change": {"true"}, "last_etag": {etag},

@@ -170,12 +170,12 @@ func TestAWSOddToken(t *testing.T) {
 	a := NewAWS(options(server.URL))
 	for _, token := range []string{"a\x00b", "a\nb", "", "é"} {
 		s.set(http.StatusOK, token, `{"action":"stop"}`, "", "")
-		if notice, err := a.look(t.Context()); err == nil {
+		if notice, err := a.readNotice(t.Context()); err == nil {
 			t.Errorf("%q: %v", token, notice)
 		}
 	}
 	s.set(http.StatusOK, goodToken, `{"action":"stop"}`, "", "")
-	if notice, err := a.look(t.Context()); err != nil || notice.GetKind() != "spot-stop" {
+	if notice, err := a.readNotice(t.Context()); err != nil || notice.GetKind() != "spot-stop" {
 		t.Errorf("with a good token: %v, %v", notice, err)
 	}
 }

@@ -56,23 +56,23 @@ func FuzzService(f *testing.F) {
 		a, g := NewAWS(o), NewGCP(o)
 		s.set(status, token, body, etag, flavor)
 		ctx := context.Background()
-		if notice, err := a.look(ctx); err == nil && status == http.StatusOK && notice == nil {
+		if notice, err := a.readNotice(ctx); err == nil && status == http.StatusOK && notice == nil {
 			t.Errorf("%q is no notice and no error", body)
 		} else if err != nil && len(err.Error()) > 4<<10 {
 			t.Errorf("an error of %d bytes", len(err.Error()))
 		}
-		preempted, next, err := g.look(ctx, "")
+		preempted, next, err := g.readPreempted(ctx, "")
 		if text := strings.TrimSpace(body); err == nil && (status != http.StatusOK || flavor != "Google" ||
 			preempted != (text == "TRUE") || text != "TRUE" && text != "FALSE") {
 			t.Errorf("%d %q of %q: %t", status, body, flavor, preempted)
 		}
 
 		s.set(http.StatusOK, goodToken, `{"action":"stop"}`, "2", "Google")
-		if notice, err := a.look(ctx); err != nil || notice.GetKind() != "spot-stop" {
+		if notice, err := a.readNotice(ctx); err != nil || notice.GetKind() != "spot-stop" {
 			t.Errorf("after the token %q: %v, %v", token, notice, err)
 		}
 		s.set(http.StatusOK, goodToken, "TRUE", "2", "Google")
-		if preempted, _, err := g.look(ctx, next); err != nil || !preempted {
+		if preempted, _, err := g.readPreempted(ctx, next); err != nil || !preempted {
 			t.Errorf("after the version %q: %t, %v", next, preempted, err)
 		}
 	})

@@ -67,7 +67,7 @@ func (s *store) begin() error {
 		return err
 	}
 	for _, name := range s.scan(".") {
-		s.look(name, false)
+		s.readChangedFile(name, false)
 	}
 	for _, namespace := range []string{"default", "kube-system"} {
 		o := map[string]any{"metadata": map[string]any{"name": namespace}, "status": map[string]any{"phase": "Active"}}
@@ -177,9 +177,9 @@ func (s *store) directories(from string) (names []string) {
 	return names
 }
 
-// look updates one object from its file if a user has changed the file. It reports whether the file is missing. The
+// readChangedFile updates one object from its file if a user has changed the file. It reports whether the file is missing. The
 // object is deleted only if settled is true, because some editors remove a file for a moment.
-func (s *store) look(name string, settled bool) (missing bool) {
+func (s *store) readChangedFile(name string, settled bool) (missing bool) {
 	c, k, ok := s.locate(name)
 	if !ok {
 		return false
@@ -214,7 +214,7 @@ func (s *store) refresh(c *collection, k key) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, exists := c.objects[k]; exists {
-			return busy(s.shown(name), "it has been removed") // look decides soon whether the removal was intended
+			return busy(s.shown(name), "it has been removed") // readChangedFile decides soon whether the removal was intended
 		}
 		return nil
 	case err != nil:

@@ -194,13 +194,13 @@ func TestRequestDoesNotOverwriteAnEditedFile(t *testing.T) {
 	if _, err := os.Stat(file); !os.IsNotExist(err) {
 		t.Error("a file that a person removed is back")
 	}
-	if missing := s.look("machinepools/default/a.json", false); !missing {
+	if missing := s.readChangedFile("machinepools/default/a.json", false); !missing {
 		t.Error("it is not missed")
 	}
 	if _, ok := s.get(pools, k); !ok {
 		t.Error("it was deleted at the first look")
 	}
-	s.look("machinepools/default/a.json", true)
+	s.readChangedFile("machinepools/default/a.json", true)
 	if _, ok := s.get(pools, k); ok {
 		t.Error("it was not deleted")
 	}

@@ -72,7 +72,7 @@ func (f *follower) run(ctx context.Context) error {
 			f.store.log.Warn("watch directory of objects: everything is read again", "error", err)
 			f.enter(".")
 		case <-timer.C:
-			f.tend(time.Now())
+			f.checkDueFiles(time.Now())
 		}
 		timer.Reset(f.wait(time.Now()))
 	}
@@ -109,14 +109,14 @@ func (f *follower) enter(name string) {
 	}
 }
 
-// tend checks the files that are due.
-func (f *follower) tend(now time.Time) {
+// checkDueFiles checks the files that are due.
+func (f *follower) checkDueFiles(now time.Time) {
 	for name, d := range f.due {
 		if d.at.After(now) {
 			continue
 		}
 		delete(f.due, name)
-		if f.store.look(name, d.missing) && !d.missing {
+		if f.store.readChangedFile(name, d.missing) && !d.missing {
 			f.due[name] = deadline{at: now.Add(absenceTime), missing: true}
 		}
 	}

@@ -116,7 +116,7 @@ func FuzzFile(f *testing.F) {
 		defer func() { _ = s.close() }()
 		path := filepath.Join(dir, "machinepools", "default", "a.json")
 		put(t, string(file), path)
-		s.look("machinepools/default/a.json", false)
+		s.readChangedFile("machinepools/default/a.json", false)
 		after, err := os.ReadFile(path)
 		o, ok := s.get(pools, key{"default", "a"})
 		switch {
@@ -133,7 +133,7 @@ func FuzzFile(f *testing.F) {
 		}
 		again := must(openStore(dir, time.Now, discard))(t)
 		defer func() { _ = again.close() }()
-		again.look("machinepools/default/a.json", false)
+		again.readChangedFile("machinepools/default/a.json", false)
 		if back, ok := again.get(pools, key{"default", "a"}); !ok || !same(o, back) {
 			t.Fatalf("%q is %v, and after a restart %v", file, o, back)
 		}

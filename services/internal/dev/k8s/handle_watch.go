@@ -91,7 +91,7 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 			return nil
 		}
 		for _, c := range changes {
-			if !s.tell(selected, c) {
+			if !s.sendChange(selected, c) {
 				return nil
 			}
 		}
@@ -127,8 +127,8 @@ type stream struct {
 	rows     bool // the first table was sent, which has the columns
 }
 
-// tell sends a change. For the client's selector, the change may be an addition or a deletion.
-func (s *stream) tell(selected selector, c change) bool {
+// sendChange sends a change. For the client's selector, the change may be an addition or a deletion.
+func (s *stream) sendChange(selected selector, c change) bool {
 	before, after := c.before != nil && selected.matches(c.before), c.after != nil && selected.matches(c.after)
 	switch {
 	case before && after:

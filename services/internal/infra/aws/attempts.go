@@ -21,8 +21,8 @@ type attempts struct {
 
 type attemptsKey struct{}
 
-// follow returns a context that records the attempts of a call in the returned attempts.
-func follow(ctx context.Context) (context.Context, *attempts) {
+// withAttempts returns a context that records the attempts of a call in the returned attempts.
+func withAttempts(ctx context.Context) (context.Context, *attempts) {
 	a := &attempts{}
 	return context.WithValue(ctx, attemptsKey{}, a), a
 }

@@ -24,7 +24,7 @@ func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 		return infra.Errorf(infra.NotFound, what, "the VM is not known yet")
 	}
 	return each(arns, func(arn string) error {
-		ctx, tries := follow(ctx)
+		ctx, tries := withAttempts(ctx)
 		_, err := p.cfg.ELB.RegisterTargets(ctx, &elbv2.RegisterTargetsInput{TargetGroupArn: &arn,
 			Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
 		return classify(what+" at "+arn, "RegisterTargets", tries, err)
@@ -39,7 +39,7 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 		return nil
 	}
 	return each(arns, func(arn string) error {
-		ctx, tries := follow(ctx)
+		ctx, tries := withAttempts(ctx)
 		_, err := p.cfg.ELB.DeregisterTargets(ctx, &elbv2.DeregisterTargetsInput{TargetGroupArn: &arn,
 			Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
 		if code := codeOf(err); code == "TargetGroupNotFound" || code == "InvalidTarget" {

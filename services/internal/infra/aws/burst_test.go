@@ -23,7 +23,7 @@ func BenchmarkBurst(b *testing.B) {
 
 func benchmarkBurst(b *testing.B, atOnce int) {
 	const burst, timeout = 1000, 30 * time.Second
-	r := newRig(b)
+	r := newTestCloud(b)
 	p := r.open(nil)
 	for b.Loop() {
 		requests := make([]infra.CreateRequest, burst)

@@ -77,7 +77,7 @@ func (p *Provider) checkSubnets(ctx context.Context, subnets []string) error {
 
 // describeSubnets describes subnets and caches the result. It leaves out subnets that do not exist.
 func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []string) (map[string]subnet, error) {
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	known := make(map[string]subnet, len(subnets))
 	for ids := range slices.Chunk(subnets, filterValues) {
 		// Use a filter: if subnets are requested by ID and one does not exist, EC2 returns none of them.

@@ -35,8 +35,8 @@ const (
 	shard   = "s1"
 )
 
-// rig is a cloud with a network and a role. The role may make only the calls that the provider lists.
-type rig struct {
+// testCloud is a cloud with a network and a role. The role may make only the calls that the provider lists.
+type testCloud struct {
 	t     testing.TB
 	cloud *fakeaws.Cloud
 	url   string
@@ -49,9 +49,9 @@ type rig struct {
 	throttled sync.Map // names of throttled calls
 }
 
-func newRig(t testing.TB) *rig {
+func newTestCloud(t testing.TB) *testCloud {
 	t.Helper()
-	r := &rig{t: t}
+	r := &testCloud{t: t}
 	var err error
 	if r.cloud, err = fakeaws.New(fakeaws.Config{Now: r.now}); err != nil {
 		t.Fatal(err)
@@ -81,9 +81,9 @@ func newRig(t testing.TB) *rig {
 	return r
 }
 
-func (r *rig) now() time.Time { return time.Now().Add(time.Duration(r.clock.Load())) }
+func (r *testCloud) now() time.Time { return time.Now().Add(time.Duration(r.clock.Load())) }
 
-func (r *rig) subnet(zone, block string) string {
+func (r *testCloud) subnet(zone, block string) string {
 	r.t.Helper()
 	out, err := r.root.CreateSubnet(r.t.Context(), &ec2.CreateSubnetInput{VpcId: &r.vpc, CidrBlock: &block,
 		AvailabilityZone: &zone})
@@ -94,7 +94,7 @@ func (r *rig) subnet(zone, block string) string {
 }
 
 // allow creates the server's role, with the permissions listed in Calls.
-func (r *rig) allow(cfg sdk.Config) {
+func (r *testCloud) allow(cfg sdk.Config) {
 	r.t.Helper()
 	var actions []string
 	for _, call := range aws.Calls {
@@ -115,7 +115,7 @@ func (r *rig) allow(cfg sdk.Config) {
 }
 
 // sdk returns the configuration of the server's clients.
-func (r *rig) sdk() sdk.Config {
+func (r *testCloud) sdk() sdk.Config {
 	r.t.Helper()
 	cfg, err := aws.SDK(r.t.Context(), config.Provider{Region: region}, func(call string) {
 		n, _ := r.throttled.LoadOrStore(call, new(atomic.Int32))
@@ -130,7 +130,7 @@ func (r *rig) sdk() sdk.Config {
 	return cfg
 }
 
-func (r *rig) throttles(call string) int32 {
+func (r *testCloud) throttles(call string) int32 {
 	n, ok := r.throttled.Load(call)
 	if !ok {
 		return 0
@@ -139,7 +139,7 @@ func (r *rig) throttles(call string) int32 {
 }
 
 // open makes a provider. change may modify its configuration.
-func (r *rig) open(change func(cfg *aws.Config)) *aws.Provider {
+func (r *testCloud) open(change func(cfg *aws.Config)) *aws.Provider {
 	r.t.Helper()
 	clients := r.sdk()
 	cfg := aws.Config{Zone: zone, EC2: aws.NewEC2(clients), ELB: elbv2.NewFromConfig(clients), Now: r.now}
@@ -154,7 +154,7 @@ func (r *rig) open(change func(cfg *aws.Config)) *aws.Provider {
 }
 
 // request makes a request for a new instance.
-func (r *rig) request() infra.CreateRequest {
+func (r *testCloud) request() infra.CreateRequest {
 	r.t.Helper()
 	id, err := ident.NewID("tst", time.Now(), strings.NewReader(newRandom()))
 	if err != nil {
@@ -174,7 +174,7 @@ var sequence atomic.Int64
 // newRandom returns eight bytes that differ from those of all other calls.
 func newRandom() string { return fmt.Sprintf("%08d", sequence.Add(1)) }
 
-func (r *rig) create(p infra.Provider) infra.VM {
+func (r *testCloud) create(p infra.Provider) infra.VM {
 	r.t.Helper()
 	vm, err := p.Create(r.t.Context(), r.request())
 	if err != nil {
@@ -184,7 +184,7 @@ func (r *rig) create(p infra.Provider) infra.VM {
 }
 
 // instance describes an instance with the account's own permissions.
-func (r *rig) instance(id string) types.Instance {
+func (r *testCloud) instance(id string) types.Instance {
 	r.t.Helper()
 	out, err := r.root.DescribeInstances(r.t.Context(), &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
 	if err != nil {
@@ -194,7 +194,7 @@ func (r *rig) instance(id string) types.Instance {
 }
 
 // calls returns the number of calls of an action by the role.
-func (r *rig) calls(action string) (n int) {
+func (r *testCloud) calls(action string) (n int) {
 	for _, call := range r.cloud.Calls() {
 		if call.Principal.Role == role && call.Action == action {
 			n++
@@ -217,7 +217,7 @@ func wantClass(t *testing.T, what string, err error, class infra.Class, words ..
 }
 
 // here reports whether an address belongs to this machine, which is the case while the interface is attached to it.
-func (r *rig) here(eni, machine string) func(context.Context, netip.Addr) error {
+func (r *testCloud) here(eni, machine string) func(context.Context, netip.Addr) error {
 	return func(ctx context.Context, addr netip.Addr) error {
 		out, err := r.root.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{
 			NetworkInterfaceIds: []string{eni}})

@@ -45,7 +45,7 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, err
 	default:
 		return "", refused(what, "images cannot be sorted by %q", q.Sort)
 	}
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	var images []types.Image
 	for pages := ec2.NewDescribeImagesPaginator(p.cfg.EC2, in); pages.HasMorePages(); {
 		page, err := pages.NextPage(ctx)

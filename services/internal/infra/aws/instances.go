@@ -27,7 +27,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if p.foreign(req.Subnet) {
 		return infra.VM{}, refused(what, "subnet %s is not in zone %s", req.Subnet, p.cfg.Zone)
 	}
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	out, err := p.cfg.EC2.RunInstances(ctx, in)
 	if err != nil {
 		err = classify(what, "RunInstances", tries, err)
@@ -67,7 +67,7 @@ func reclass(err error, class infra.Class) error {
 // Delete implements infra.Provider with TerminateInstances.
 func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	what := "delete " + providerID
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	_, err := p.cfg.EC2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
 	switch err = classify(what, "TerminateInstances", tries, err); infra.ClassOf(err) {
 	case infra.NotFound:
@@ -96,7 +96,7 @@ func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error)
 
 // instance describes one instance by its ID.
 func (p *Provider) instance(ctx context.Context, what, id string) (types.Instance, error) {
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	out, err := p.cfg.EC2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
 	if err != nil {
 		return types.Instance{}, classify(what, "DescribeInstances", tries, err)
@@ -145,7 +145,7 @@ func rank(vm infra.VM) int {
 
 // list describes all matching instances, sorted by ID. The list is complete, or list returns an error.
 func (p *Provider) list(ctx context.Context, what string, filters ...types.Filter) ([]infra.VM, error) {
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	pages := ec2.NewDescribeInstancesPaginator(p.cfg.EC2, &ec2.DescribeInstancesInput{Filters: filters,
 		MaxResults: sdk.Int32(p.cfg.PageSize)})
 	found := map[string]infra.VM{} // an instance can appear on two pages while others start or end

@@ -125,7 +125,7 @@ func (t *takeover) attach(ctx context.Context) error {
 		return err
 	}
 	index := freeIndex(self.NetworkInterfaces)
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	_, err = t.p.cfg.EC2.AttachNetworkInterface(ctx, &ec2.AttachNetworkInterfaceInput{
 		NetworkInterfaceId: sdk.String(t.p.cfg.Network.Interface), InstanceId: sdk.String(t.machine),
 		DeviceIndex: sdk.Int32(index)})
@@ -175,7 +175,7 @@ func (p *Provider) checkNetwork(machineID string) error {
 }
 
 func (p *Provider) detach(ctx context.Context, what, attachment string, force bool) error {
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	_, err := p.cfg.EC2.DetachNetworkInterface(ctx, &ec2.DetachNetworkInterfaceInput{AttachmentId: &attachment,
 		Force: &force})
 	return classify(what, "DetachNetworkInterface", tries, err)
@@ -184,7 +184,7 @@ func (p *Provider) detach(ctx context.Context, what, attachment string, force bo
 // networkInterface describes the leader's network interface and checks its zone and addresses against the
 // configuration.
 func (p *Provider) networkInterface(ctx context.Context, what string) (types.NetworkInterface, error) {
-	ctx, tries := follow(ctx)
+	ctx, tries := withAttempts(ctx)
 	id := p.cfg.Network.Interface
 	out, err := p.cfg.EC2.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{
 		NetworkInterfaceIds: []string{id}})

@@ -42,7 +42,7 @@ func (p translated) Create(ctx context.Context, req infra.CreateRequest) (infra.
 
 func TestConformance(t *testing.T) {
 	infratest.Run(t, func(t *testing.T) infratest.Harness {
-		r := newRig(t)
+		r := newTestCloud(t)
 		names := map[string]string{"small": "t3.small", "large": "t3.large", "subnet-a": r.a, "subnet-b": r.b}
 		open := func() infra.Provider { return translated{r.open(nil), names} }
 		return infratest.Harness{
@@ -61,7 +61,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestUntaggableIsRefused(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	req := r.request()
 	req.Tags.Group = "line\nbreak"
 	_, err := r.open(nil).Create(t.Context(), req)
@@ -72,7 +72,7 @@ func TestUntaggableIsRefused(t *testing.T) {
 }
 
 func TestInstanceIsAsAskedFor(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	req := r.request()
 	req.Args["BlockDeviceMappings"] = []any{map[string]any{"DeviceName": "/dev/xvda",
 		"Ebs": map[string]any{"VolumeSize": "20", "VolumeType": "gp3"}}}
@@ -113,7 +113,7 @@ func TestInstanceIsAsAskedFor(t *testing.T) {
 }
 
 func TestInterfacesOfArgs(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	req := r.request()
 	req.Args["NetworkInterfaces"] = []any{map[string]any{"DeviceIndex": float64(0), "DeleteOnTermination": true}}
 	vm, err := r.open(nil).Create(t.Context(), req)
@@ -126,7 +126,7 @@ func TestInterfacesOfArgs(t *testing.T) {
 }
 
 func TestWrongArgsMakeNoCall(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	req := r.request()
 	req.Args["SecurityGroupIDs"] = []any{"sg-1"}
 	_, err := r.open(nil).Create(t.Context(), req)
@@ -141,7 +141,7 @@ func TestWrongArgsMakeNoCall(t *testing.T) {
 }
 
 func TestSpot(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	req := r.request()
 	req.Args["InstanceMarketOptions"] = map[string]any{"MarketType": "spot"}
@@ -165,7 +165,7 @@ func TestSpot(t *testing.T) {
 }
 
 func TestListReadsEveryPage(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(func(cfg *aws.Config) { cfg.PageSize = 5 })
 	want := map[string]bool{}
 	for range 12 {
@@ -195,7 +195,7 @@ func TestListReadsEveryPage(t *testing.T) {
 
 // TestCapacity checks that missing capacity is reported after a single attempt, so that another type can be tried.
 func TestCapacity(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	for _, code := range []string{"InsufficientInstanceCapacity", "MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow",
 		"InstanceLimitExceeded", "VcpuLimitExceeded", "Unsupported"} {
@@ -221,7 +221,7 @@ func TestCapacity(t *testing.T) {
 }
 
 func TestLostAnswersMakeNoSecondInstance(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	lost := fault.Match{Service: "ec2", Action: "RunInstances"}
 	r.cloud.Faults().LoseAnswer(lost, 1)
@@ -249,7 +249,7 @@ func TestLostAnswersMakeNoSecondInstance(t *testing.T) {
 }
 
 func TestThrottlingIsCounted(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	r.cloud.Faults().Throttle(fault.Match{Service: "ec2", Action: "RunInstances"}, 1)
 	r.create(p)
@@ -267,7 +267,7 @@ func TestThrottlingIsCounted(t *testing.T) {
 }
 
 func TestNotAllowed(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	vm := r.create(p)
 	r.cloud.ExpireSessions(role)
@@ -282,7 +282,7 @@ func TestNotAllowed(t *testing.T) {
 // TestDeleteOfAGoneInstanceWithTagPolicy deletes an instance that is gone, with a role that may terminate only by tag.
 // EC2 then answers "not allowed".
 func TestDeleteOfAGoneInstanceWithTagPolicy(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	gone, there := r.create(p), r.create(p)
 	r.cloud.EC2().Kill(gone.ProviderID)
@@ -298,7 +298,7 @@ func TestDeleteOfAGoneInstanceWithTagPolicy(t *testing.T) {
 }
 
 func TestSubnets(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	small := r.subnet(zone, "10.0.48.0/28") // 16 addresses, of which AWS reserves 5
 	subnets := []string{r.a, small, r.foreign, "subnet-0123456789abcdef0"}
@@ -352,7 +352,7 @@ func TestSubnets(t *testing.T) {
 }
 
 func TestLoadBalancers(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	access, secret := r.cloud.Credentials()
 	client := elbv2.NewFromConfig(sdk.Config{Region: region, BaseEndpoint: &r.url,
@@ -429,7 +429,7 @@ func TestLoadBalancers(t *testing.T) {
 }
 
 func TestImages(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(func(cfg *aws.Config) { cfg.PageSize = 5 })
 	at := func(day int) time.Time { return time.Date(2029, 1, day, 0, 0, 0, 0, time.UTC) }
 	ids := map[string]string{}
@@ -484,7 +484,7 @@ func TestImages(t *testing.T) {
 }
 
 // machines starts instances that act as servers, and makes an interface for the leader.
-func (r *rig) machines(n int) (ids []string, eni string, addr netip.Addr) {
+func (r *testCloud) machines(n int) (ids []string, eni string, addr netip.Addr) {
 	r.t.Helper()
 	for range n {
 		out, err := r.root.RunInstances(r.t.Context(), &ec2.RunInstancesInput{ImageId: &r.image,
@@ -503,7 +503,7 @@ func (r *rig) machines(n int) (ids []string, eni string, addr netip.Addr) {
 }
 
 func TestLeaderAddressMovesOn(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	ids, eni, addr := r.machines(3)
 	r.cloud.EC2().SetAttaching(50 * time.Millisecond)
 	provider := func(machine string) *aws.Provider {
@@ -577,7 +577,7 @@ func TestLeaderAddressMovesOn(t *testing.T) {
 
 // TestBurst checks that many concurrent creates need at most one connection each, and make one instance each.
 func TestBurst(t *testing.T) {
-	r := newRig(t)
+	r := newTestCloud(t)
 	p := r.open(nil)
 	const n = 40
 	var failed atomic.Int32

@@ -33,15 +33,15 @@ import (
 
 const namespace = "nstance-system"
 
-// world is a reconciler over a Kubernetes in memory. Tokens are numbered and are valid for the requested time.
-type world struct {
+// testReconciler is a reconciler over a Kubernetes in memory. Tokens are numbered and are valid for the requested time.
+type testReconciler struct {
 	*reconciler
 	shards   *shardstest.Set
 	recorder *events.FakeRecorder
 	tokens   int
 }
 
-func newWorld(t *testing.T, objects ...client.Object) *world {
+func newTestReconciler(t *testing.T, objects ...client.Object) *testReconciler {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme,
@@ -50,7 +50,7 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 			t.Fatal(err)
 		}
 	}
-	w := &world{shards: shardstest.New("west", "east"), recorder: events.NewFakeRecorder(100)}
+	w := &testReconciler{shards: shardstest.New("west", "east"), recorder: events.NewFakeRecorder(100)}
 	kube := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(
 		&v1beta1.NstanceCluster{}, &clusterv1.Cluster{}).
 		WithInterceptorFuncs(interceptor.Funcs{SubResourceCreate: func(ctx context.Context, c client.Client, sub string,
@@ -75,14 +75,14 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 	return w
 }
 
-func (w *world) reconcile(t *testing.T) {
+func (w *testReconciler) reconcile(t *testing.T) {
 	t.Helper()
 	if _, err := w.Reconcile(t.Context(), reconcile.Request{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (w *world) read(t *testing.T) (*v1beta1.NstanceCluster, *clusterv1.Cluster) {
+func (w *testReconciler) read(t *testing.T) (*v1beta1.NstanceCluster, *clusterv1.Cluster) {
 	t.Helper()
 	var infra v1beta1.NstanceCluster
 	var cluster clusterv1.Cluster
@@ -98,7 +98,7 @@ func serviceAccount() *corev1.ServiceAccount {
 }
 
 func TestClusterIsCreated(t *testing.T) {
-	w := newWorld(t)
+	w := newTestReconciler(t)
 	w.shards.Of("west").SetState(func(s *shards.State) { s.Zone, s.Region = "west-1", "us" })
 	w.shards.Of("east").SetState(func(s *shards.State) { s.Zone, s.Region = "", "" })
 	w.reconcile(t)
@@ -153,7 +153,7 @@ func TestClusterIsCreated(t *testing.T) {
 func TestUserFieldsAreKept(t *testing.T) {
 	name := metav1.ObjectMeta{Namespace: namespace, Name: "demo--default"}
 	theirs := clusterv1.APIEndpoint{Host: "api.example.com", Port: 6443}
-	w := newWorld(t, &v1beta1.NstanceCluster{ObjectMeta: name},
+	w := newTestReconciler(t, &v1beta1.NstanceCluster{ObjectMeta: name},
 		&clusterv1.Cluster{ObjectMeta: name, Spec: clusterv1.ClusterSpec{ControlPlaneEndpoint: theirs,
 			ControlPlaneRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: "controlplane.cluster.x-k8s.io", Kind: "Some", Name: "theirs"}}})
@@ -174,7 +174,7 @@ func TestPaused(t *testing.T) {
 			i.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
 		},
 	} {
-		w := newWorld(t)
+		w := newTestReconciler(t)
 		w.reconcile(t)
 		infra, cluster := w.read(t)
 		change(infra, cluster)
@@ -192,7 +192,7 @@ func TestPaused(t *testing.T) {
 }
 
 func TestBeingDeleted(t *testing.T) {
-	w := newWorld(t)
+	w := newTestReconciler(t)
 	w.reconcile(t)
 	_, cluster := w.read(t)
 	cluster.Finalizers = []string{"example.com/hold"}
@@ -206,7 +206,7 @@ func TestBeingDeleted(t *testing.T) {
 	}
 }
 
-func (w *world) secret(t *testing.T) *corev1.Secret {
+func (w *testReconciler) secret(t *testing.T) *corev1.Secret {
 	t.Helper()
 	var s corev1.Secret
 	if err := w.Client.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"},
@@ -216,7 +216,7 @@ func (w *world) secret(t *testing.T) *corev1.Secret {
 	return &s
 }
 
-func (w *world) token(t *testing.T) string {
+func (w *testReconciler) token(t *testing.T) string {
 	t.Helper()
 	config, err := parseKubeconfig(w.secret(t).Data["value"])
 	if err != nil {
@@ -232,7 +232,7 @@ func (w *world) token(t *testing.T) string {
 // and that a deleted Secret is created again.
 func TestKubeconfig(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTestReconciler(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		told := 0
@@ -287,7 +287,7 @@ func TestKubeconfig(t *testing.T) {
 }
 
 func TestKubeconfigOfAnExternalCluster(t *testing.T) {
-	w := newWorld(t)
+	w := newTestReconciler(t)
 	o := w.Options
 	o.External = &clusterv1.APIEndpoint{Host: "api", Port: 6443}
 	if problem := newKubeconfigKeeper(o).problem(); problem != "" {
@@ -367,7 +367,7 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 	first, second := kubeconfigOf("", "token: first"), kubeconfigOf("", "token: second")
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name},
 		Data: map[string][]byte{"value": first}}
-	w := newWorld(t, secret)
+	w := newTestReconciler(t, secret)
 	var log strings.Builder
 	ticks, done := make(chan time.Time), make(chan error, 1)
 	go func() {

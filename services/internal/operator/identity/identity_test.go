@@ -65,8 +65,8 @@ func (f *front) RegisterOperator(ctx context.Context, r *nstancev1.RegisterOpera
 	return answer, err
 }
 
-// world is shard "a" of cluster "example", and a Kubernetes with the admin's objects for tenant "prod".
-type world struct {
+// testShard is shard "a" of cluster "example", and a Kubernetes with the admin's objects for tenant "prod".
+type testShard struct {
 	*leadertest.Leader
 	front *front
 	addr  string
@@ -75,13 +75,13 @@ type world struct {
 	nonce string
 }
 
-func newWorld(t *testing.T) *world {
+func newTestShard(t *testing.T) *testShard {
 	t.Helper()
 	l := leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1})
 	leader := &registerapi.Leader{Context: l.Context, Cluster: l.Name, Shard: "a", Term: l.Term(),
-		Incarnation: leadertest.Incarnation, World: l.World,
-		Records: l.Executor, Store: l.State, NonceKey: l.NonceKey.Public(), Issuer: l.Issuer()}
-	w := &world{Leader: l, log: new(bytes.Buffer), front: &front{Service: registerapi.Service{Now: l.Clock.Now,
+		Incarnation: leadertest.Incarnation, State: l.State,
+		Records: l.Executor, Store: l.Bucket, NonceKey: l.NonceKey.Public(), Issuer: l.Issuer()}
+	w := &testShard{Leader: l, log: new(bytes.Buffer), front: &front{Service: registerapi.Service{Now: l.Clock.Now,
 		Log:    l.Log,
 		Leader: func() (*registerapi.Leader, error) { return leader, nil }}}}
 	w.addr = l.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, w.front) })
@@ -104,19 +104,19 @@ func meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: identitytest.Namespace, Name: name}
 }
 
-func (w *world) keeper(c client.Client) *identity.Keeper {
+func (w *testShard) keeper(c client.Client) *identity.Keeper {
 	o := identitytest.Options(c, w.Name, "prod", w.Clock.Now)
 	o.Rand = rand.Reader
 	o.Log = slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	return identity.New(o)
 }
 
-func (w *world) ensure(ctx context.Context) (*identity.Keeper, error) {
+func (w *testShard) ensure(ctx context.Context) (*identity.Keeper, error) {
 	k := w.keeper(w.kube)
 	return k, k.Ensure(ctx, map[string]string{"a": w.addr})
 }
 
-func (w *world) secret(t *testing.T, name string) *corev1.Secret {
+func (w *testShard) secret(t *testing.T, name string) *corev1.Secret {
 	t.Helper()
 	var s corev1.Secret
 	if err := w.kube.Get(t.Context(), types.NamespacedName{Namespace: identitytest.Namespace, Name: name},
@@ -126,14 +126,14 @@ func (w *world) secret(t *testing.T, name string) *corev1.Secret {
 	return &s
 }
 
-func (w *world) remove(t *testing.T, name string) {
+func (w *testShard) remove(t *testing.T, name string) {
 	t.Helper()
 	if err := w.kube.Delete(t.Context(), w.secret(t, name)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (w *world) edit(t *testing.T, name string, change func(*corev1.Secret)) {
+func (w *testShard) edit(t *testing.T, name string, change func(*corev1.Secret)) {
 	t.Helper()
 	s := w.secret(t, name)
 	change(s)
@@ -143,9 +143,9 @@ func (w *world) edit(t *testing.T, name string, change func(*corev1.Secret)) {
 }
 
 // consistent checks that exactly one operator is registered, and that both Secrets belong to its key.
-func (w *world) consistent(t *testing.T) *x509.Certificate {
+func (w *testShard) consistent(t *testing.T) *x509.Certificate {
 	t.Helper()
-	all, err := w.State.ListOperators(t.Context(), "prod")
+	all, err := w.Bucket.ListOperators(t.Context(), "prod")
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%d operators are registered (%v)", len(all), err)
 	}
@@ -173,7 +173,7 @@ func (w *world) consistent(t *testing.T) *x509.Certificate {
 }
 
 // silent checks that no secret is in the log or in the given errors.
-func (w *world) silent(t *testing.T, told ...error) {
+func (w *testShard) silent(t *testing.T, told ...error) {
 	t.Helper()
 	text := w.log.String() + fmt.Sprint(told)
 	for name, secret := range map[string]string{"the nonce": w.nonce, "a private key": "PRIVATE KEY"} {
@@ -184,7 +184,7 @@ func (w *world) silent(t *testing.T, told ...error) {
 }
 
 func TestRegistersOnceAndReuses(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	k, err := w.ensure(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -272,14 +272,14 @@ func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client
 // TestKilledAnywhere kills the first start at every request. The next start must end with exactly one operator.
 func TestKilledAnywhere(t *testing.T) {
 	total := 0
-	w := newWorld(t)
+	w := newTestShard(t)
 	if err := w.keeper(killed(w.kube, 0, false, &total)).Ensure(t.Context(),
 		map[string]string{"a": w.addr}); err != nil || total < 6 {
 		t.Fatalf("%d requests: %v", total, err)
 	}
 	for n := 1; n <= total; n++ {
 		for _, after := range []bool{false, true} {
-			w := newWorld(t)
+			w := newTestShard(t)
 			asked := 0
 			if err := w.keeper(killed(w.kube, n, after, &asked)).Ensure(t.Context(),
 				map[string]string{"a": w.addr}); !errors.Is(err, errKilled) {
@@ -298,7 +298,7 @@ func TestKilledAnywhere(t *testing.T) {
 }
 
 func TestLostAnswer(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	w.front.lose = func(call int) bool { return call == 1 }
 	_, err := w.ensure(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "no shard has registered the operator") {
@@ -312,7 +312,7 @@ func TestLostAnswer(t *testing.T) {
 }
 
 func TestRegistersWithAnyShard(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	k := w.keeper(w.kube)
 	// Shard "0" is tried first and has no listener. Shard "b" leads to a server with the certificate of another shard.
 	err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "b": w.addr})
@@ -325,7 +325,7 @@ func TestRegistersWithAnyShard(t *testing.T) {
 	}
 	w.consistent(t)
 
-	w = newWorld(t)
+	w = newTestShard(t)
 	standby := &front{to: w.addr}
 	addr := w.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, standby) })
 	if err := w.keeper(w.kube).Ensure(t.Context(), map[string]string{"a": addr}); err != nil || standby.calls != 1 {
@@ -336,28 +336,28 @@ func TestRegistersWithAnyShard(t *testing.T) {
 
 func TestErrorsNameWhatIsMissing(t *testing.T) {
 	for name, test := range map[string]struct {
-		prepare func(*testing.T, *world)
+		prepare func(*testing.T, *testShard)
 		want    string
 	}{
-		"no nonce": {func(t *testing.T, w *world) { w.remove(t, "nstance-operator-nonce") },
+		"no nonce": {func(t *testing.T, w *testShard) { w.remove(t, "nstance-operator-nonce") },
 			"must register (there is no certificate yet), but Secret nstance-system/nstance-operator-nonce with a " +
 				"registration nonce is missing"},
-		"no key in the nonce's Secret": {func(t *testing.T, w *world) {
+		"no key in the nonce's Secret": {func(t *testing.T, w *testShard) {
 			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) {
 				s.Data = map[string][]byte{"nonce": []byte("x")}
 			})
 		}, "has no key nonce.jwt"},
-		"refused nonce": {func(t *testing.T, w *world) {
+		"refused nonce": {func(t *testing.T, w *testShard) {
 			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) { s.Data[identity.NonceKey] = []byte("a.b.c") })
 		}, "shard a: rpc error: code = InvalidArgument"},
-		"expired": {func(t *testing.T, w *world) {
+		"expired": {func(t *testing.T, w *testShard) {
 			if _, err := w.ensure(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			w.remove(t, "nstance-operator-nonce")
 			w.Clock.Advance(authority.OperatorTTL + time.Hour)
 		}, "must register (the certificate expired at"},
-		"another cluster's certificate": {func(t *testing.T, w *world) {
+		"another cluster's certificate": {func(t *testing.T, w *testShard) {
 			if _, err := w.ensure(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -373,7 +373,7 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 				_, s.Data[identity.PrivateKey] = identitytest.Key(t)
 			})
 		}, "the certificate is for cluster example, tenant other"},
-		"broken key": {func(t *testing.T, w *world) {
+		"broken key": {func(t *testing.T, w *testShard) {
 			s := &corev1.Secret{ObjectMeta: meta("nstance-operator-key"),
 				Data: map[string][]byte{
 					identity.PrivateKey: []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")}}
@@ -381,7 +381,7 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "not a PKCS #8 private key; delete the Secret to register again"},
-		"no CA": {func(t *testing.T, w *world) {
+		"no CA": {func(t *testing.T, w *testShard) {
 			if err := w.kube.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: meta(
 				"nstance-cluster-ca")}); err != nil {
 				t.Fatal(err)
@@ -389,7 +389,7 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 		}, `configmaps "nstance-cluster-ca" not found`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestShard(t)
 			test.prepare(t, w)
 			k, err := w.ensure(t.Context())
 			if err == nil || !strings.Contains(err.Error(), test.want) || k.Current() != nil {
@@ -402,7 +402,7 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 
 // TestNonceIsNotSentToOtherServers checks that a server without the cluster's certificate gets no nonce.
 func TestNonceIsNotSentToOtherServers(t *testing.T) {
-	w, other := newWorld(t), newWorld(t)
+	w, other := newTestShard(t), newTestShard(t)
 	err := w.keeper(w.kube).Ensure(t.Context(), map[string]string{"a": other.addr})
 	if err == nil || !strings.Contains(err.Error(), "certificate") || other.front.calls != 0 {
 		t.Errorf("%d calls: %v", other.front.calls, err)
@@ -410,14 +410,14 @@ func TestNonceIsNotSentToOtherServers(t *testing.T) {
 }
 
 func TestRenews(t *testing.T) {
-	w := newWorld(t)
+	w := newTestShard(t)
 	k, err := w.ensure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := k.Current()
 	renew := func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
-		all, err := w.State.ListOperators(t.Context(), "prod")
+		all, err := w.Bucket.ListOperators(t.Context(), "prod")
 		if err != nil {
 			return nil, err
 		}

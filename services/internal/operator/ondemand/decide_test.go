@@ -39,8 +39,8 @@ func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {
 
 func goes(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }
 
-// worldOf returns a snapshot with the given pods, the group "gpu" on shard a, and the group's pool.
-func worldOf(pods ...*corev1.Pod) snapshot {
+// snapshotOf returns a snapshot with the given pods, the group "gpu" on shard a, and the group's pool.
+func snapshotOf(pods ...*corev1.Pod) snapshot {
 	w := snapshot{cluster: clusterName, namespace: "nstance-system", pods: pods, alive: map[types.UID]bool{},
 		machines: map[string]*clusterv1.Machine{},
 		infra:    map[string]*v1beta1.NstanceMachine{},
@@ -69,87 +69,87 @@ func (w snapshot) change(fn func(*snapshot)) snapshot { fn(&w); return w }
 func TestDecide(t *testing.T) {
 	name := machineName("gpu", "1")
 	for title, c := range map[string]struct {
-		world snapshot
+		state snapshot
 		want  string // "+name" to create, "~name" to complete, "-name" to delete, "!reason" to warn, "?" when it waits
 	}{
-		"nothing":                   {worldOf(), ""},
-		"a pod":                     {worldOf(podOf("1")), "+" + name},
-		"without a phase yet":       {worldOf(podOf("1", inPhase(""))), "+" + name},
-		"running without a machine": {worldOf(podOf("1", inPhase(corev1.PodRunning))), ""},
-		"finished":                  {worldOf(podOf("1", inPhase(corev1.PodSucceeded))), ""},
-		"on its way out":            {worldOf(podOf("1", goes)), ""},
-		"has its machine":           {worldOf(podOf("1", inPhase(corev1.PodRunning))).with("1", true), ""},
-		"pending, has its machine":  {worldOf(podOf("1")).with("1", true), ""},
-		"half made":                 {worldOf(podOf("1")).with("1", false), "~" + name},
-		"half made, pod runs":       {worldOf(podOf("1", inPhase(corev1.PodRunning))).with("1", false), "~" + name},
-		"half made, pool gone": {worldOf(podOf("1")).with("1", false).change(func(w *snapshot) {
+		"nothing":                   {snapshotOf(), ""},
+		"a pod":                     {snapshotOf(podOf("1")), "+" + name},
+		"without a phase yet":       {snapshotOf(podOf("1", inPhase(""))), "+" + name},
+		"running without a machine": {snapshotOf(podOf("1", inPhase(corev1.PodRunning))), ""},
+		"finished":                  {snapshotOf(podOf("1", inPhase(corev1.PodSucceeded))), ""},
+		"on its way out":            {snapshotOf(podOf("1", goes)), ""},
+		"has its machine":           {snapshotOf(podOf("1", inPhase(corev1.PodRunning))).with("1", true), ""},
+		"pending, has its machine":  {snapshotOf(podOf("1")).with("1", true), ""},
+		"half made":                 {snapshotOf(podOf("1")).with("1", false), "~" + name},
+		"half made, pod runs":       {snapshotOf(podOf("1", inPhase(corev1.PodRunning))).with("1", false), "~" + name},
+		"half made, pool gone": {snapshotOf(podOf("1")).with("1", false).change(func(w *snapshot) {
 			clear(w.pools)
 		}), "?"},
-		"on its way out with a machine": {worldOf(podOf("1", goes)).with("1", true), ""},
-		"failed with a machine":         {worldOf(podOf("1", inPhase(corev1.PodFailed))).with("1", true), "-" + name},
-		"pod gone":                      {worldOf().with("1", true), "-" + name},
-		"pod gone, half made":           {worldOf().with("1", false), "-" + name},
-		"machine already goes": {worldOf().with("1", true).change(func(w *snapshot) {
+		"on its way out with a machine": {snapshotOf(podOf("1", goes)).with("1", true), ""},
+		"failed with a machine":         {snapshotOf(podOf("1", inPhase(corev1.PodFailed))).with("1", true), "-" + name},
+		"pod gone":                      {snapshotOf().with("1", true), "-" + name},
+		"pod gone, half made":           {snapshotOf().with("1", false), "-" + name},
+		"machine already goes": {snapshotOf().with("1", true).change(func(w *snapshot) {
 			w.machines[name].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 		}),
 			""},
-		"re-created under another UID": {worldOf(podOf("2")).with("1", true), "+" + machineName("gpu", "2") + " -" +
+		"re-created under another UID": {snapshotOf(podOf("2")).with("1", true), "+" + machineName("gpu", "2") + " -" +
 			name},
-		"annotation taken off": {worldOf().with("1", true).change(func(w *snapshot) {
+		"annotation taken off": {snapshotOf().with("1", true).change(func(w *snapshot) {
 			w.alive["1"] = true
 		}), ""},
-		"annotation taken off, half made": {worldOf().with("1", false).change(func(w *snapshot) {
+		"annotation taken off, half made": {snapshotOf().with("1", false).change(func(w *snapshot) {
 			w.alive["1"] = true
 		}), "-" + name},
-		"rest of the one before": {worldOf(podOf("1")).with("1", true).change(func(w *snapshot) {
+		"rest of the one before": {snapshotOf(podOf("1")).with("1", true).change(func(w *snapshot) {
 			delete(w.machines, name)
 		}),
 			""},
-		"name is taken": {worldOf(podOf("1")).with("1", true).change(func(w *snapshot) {
+		"name is taken": {snapshotOf(podOf("1")).with("1", true).change(func(w *snapshot) {
 			w.machines[name].Labels[v1beta1.PodUIDLabel] = "9"
 			w.alive["9"] = true
 		}),
 			"!Refused ?"},
-		"group unknown": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))),
+		"group unknown": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))),
 			"!Refused ?"},
-		"group being deleted": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "gone"))),
+		"group being deleted": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "gone"))),
 			"!Refused ?"},
-		"group is no name": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "a--b"))),
+		"group is no name": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "a--b"))),
 			"!Refused ?"},
-		"group is empty": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, ""))),
+		"group is empty": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, ""))),
 			"!Refused ?"},
-		"shard": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "a"))), "+" +
+		"shard": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "a"))), "+" +
 			name},
-		"shard unknown": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "x"))),
+		"shard unknown": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "x"))),
 			"!UnknownShard ?"},
-		"shard is no name": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "X"))),
+		"shard is no name": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "X"))),
 			"!UnknownShard ?"},
-		"shard without the group": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))),
+		"shard without the group": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))),
 			"!Refused ?"},
-		"shard silent": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *snapshot) {
+		"shard silent": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *snapshot) {
 			w.shards[1].usable = false
 		}), "+" + name},
-		"group may be on a silent": {worldOf(podOf("1")).change(func(w *snapshot) {
+		"group may be on a silent": {snapshotOf(podOf("1")).change(func(w *snapshot) {
 			w.shards = w.shards[1:]
 			w.shards[0].usable = false
 		}), "+" + name},
-		"unknown, one shard silent": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))).change(
+		"unknown, one shard silent": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))).change(
 			func(w *snapshot) {
 				w.shards[1].usable = false
 			}), "?"},
-		"no pool yet": {worldOf(podOf("1")).change(func(w *snapshot) { clear(w.pools) }), "?"},
-		"pool goes": {worldOf(podOf("1")).change(func(w *snapshot) {
+		"no pool yet": {snapshotOf(podOf("1")).change(func(w *snapshot) { clear(w.pools) }), "?"},
+		"pool goes": {snapshotOf(podOf("1")).change(func(w *snapshot) {
 			w.pools["gpu"].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 		}), "?"},
-		"instance type is none": {worldOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
+		"instance type is none": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
 			"m5 large"))), "!Refused ?"},
-		"instance type is too long": {worldOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
+		"instance type is too long": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
 			strings.Repeat("m", 129)))), "!Refused ?"},
-		"one bad pod among good ones": {worldOf(podOf("1"), podOf("2",
+		"one bad pod among good ones": {snapshotOf(podOf("1"), podOf("2",
 			annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))), "+" + name + " !Refused ?"},
 	} {
 		t.Run(title, func(t *testing.T) {
-			d := decideSweep(c.world)
+			d := decideSweep(c.state)
 			var got []string
 			for _, one := range d.create {
 				got = append(got, map[bool]string{true: "~", false: "+"}[one.machine != nil]+one.name)
@@ -173,7 +173,7 @@ func TestDecide(t *testing.T) {
 func TestObjects(t *testing.T) {
 	pod := podOf("0e7f6d2c-9a3b-4d1e-8f70-1b2c3d4e5f60", annotated(v1beta1.OnDemandShardAnnotation, "a"),
 		annotated(v1beta1.OnDemandInstanceTypeAnnotation, "p5.48xlarge"))
-	w := worldOf(pod)
+	w := snapshotOf(pod)
 	d := decideSweep(w)
 	m, infra := w.newObjects(d.create[0])
 	if m.Name != infra.Name || m.Spec.InfrastructureRef.Name != infra.Name || m.Spec.ClusterName != clusterName ||
@@ -223,7 +223,7 @@ func FuzzAnnotations(f *testing.F) {
 	f.Add("a--b", "A", "m5 large")
 	f.Add("", "x", "\x00")
 	f.Fuzz(func(t *testing.T, group, shard, instanceType string) {
-		w := worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, group),
+		w := snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, group),
 			annotated(v1beta1.OnDemandShardAnnotation, shard),
 			annotated(v1beta1.OnDemandInstanceTypeAnnotation, instanceType)))
 		d := decideSweep(w)

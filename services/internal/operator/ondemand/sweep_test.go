@@ -205,7 +205,7 @@ func TestPodGetsAMachine(t *testing.T) {
 	c.sweep()
 	c.sweep()
 	if c.writes != writes {
-		t.Errorf("%d writes in a settled world", c.writes-writes)
+		t.Errorf("%d writes in a converged cluster", c.writes-writes)
 	}
 
 	// A pod with the same name and another UID is another pod.

@@ -32,8 +32,8 @@ const Incarnation = "incarnation-1"
 type Leader struct {
 	*transporttest.Cluster
 	Store    *mem.Store
-	State    *clusterstate.State
-	World    *shardstate.State
+	Bucket   *clusterstate.State
+	State    *shardstate.State
 	Executor *execute.Executor
 	// Context ends with the leadership. Lose ends the leadership.
 	Context context.Context
@@ -62,17 +62,17 @@ func New(t testing.TB, group config.Group) *Leader {
 		}
 		return l.fault(r)
 	}})
-	l.State = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a",
+	l.Bucket = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a",
 		Now: l.Clock.Now})
-	l.World = shardstate.New(shardstate.Options{Cluster: l.Name, Shard: "a", Term: l.Term(), Now: l.Clock.Now,
+	l.State = shardstate.New(shardstate.Options{Cluster: l.Name, Shard: "a", Term: l.Term(), Now: l.Clock.Now,
 		Wake: func() {}, Events: sink{l}, Log: l.Log})
 	group.GroupKey = Group
 	shard := (&config.Shard{}).WithDefaults()
-	l.World.Configure(shard, map[config.GroupKey]config.Group{Group: group})
+	l.State.Configure(shard, map[config.GroupKey]config.Group{Group: group})
 	env, wait := tasks.Real()
 	t.Cleanup(wait)
 	env.Now = l.Clock.Now
-	l.Executor = &execute.Executor{World: l.World, Store: l.State, Authority: l, Env: env, Log: l.Log,
+	l.Executor = &execute.Executor{State: l.State, Store: l.Bucket, Authority: l, Env: env, Log: l.Log,
 		Owner: infra.Owner{Cluster: l.Name, Shard: "a"}, Incarnation: Incarnation}
 	return l
 }
@@ -80,7 +80,7 @@ func New(t testing.TB, group config.Group) *Leader {
 // Configure activates another configuration of the group.
 func (l *Leader) Configure(group config.Group) {
 	group.GroupKey = Group
-	l.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{Group: group})
+	l.State.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{Group: group})
 }
 
 // Fault sets the function that injects faults into requests to the store. A nil function injects none.
@@ -158,35 +158,35 @@ func (l *Leader) reserved(t testing.TB) record.Instance {
 		Cluster: l.Name, Shard: "a", Tenant: Group.Tenant, Kind: "knd", CreatedAt: l.Clock.Now()}
 }
 
-// Put writes a record like a leader of this term, and adds it to World.
+// Put writes a record like a leader of this term, and adds it to State.
 func (l *Leader) Put(t testing.TB, rec record.Instance, token objstore.Token) {
 	t.Helper()
-	token, err := l.State.PutInstance(context.Background(), rec, token)
+	token, err := l.Bucket.PutInstance(context.Background(), rec, token)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.World.PutRecord(rec, token)
+	l.State.PutRecord(rec, token)
 }
 
 // Reserved creates an instance that is being created: its record is reserved, and the provider has not answered. If
-// leftover is set, World does not know the instance.
+// leftover is set, State does not know the instance.
 func (l *Leader) Reserved(t testing.TB, leftover bool) ident.ID {
 	t.Helper()
 	rec := l.reserved(t)
-	token, err := l.State.PutInstance(context.Background(), rec, "")
+	token, err := l.Bucket.PutInstance(context.Background(), rec, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !leftover {
 		rec.Group, rec.Template, rec.InstanceType, rec.InfraHash = Group.Group, "worker", "small", "i1"
-		l.World.Use(rec, token)
+		l.State.Use(rec, token)
 	}
 	return rec.ID
 }
 
 // Answer makes the provider report that an instance's VM is running.
 func (l *Leader) Answer(id ident.ID) {
-	l.World.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: infra.Running, IPv4: "10.1.2.3",
+	l.State.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: infra.Running, IPv4: "10.1.2.3",
 		LaunchedAt: l.Clock.Now()}, l.Clock.Now())
 }
 
@@ -226,7 +226,7 @@ func (l *Leader) Delete(t testing.TB, id ident.ID, dead bool) {
 // Stored returns an instance's record from the bucket.
 func (l *Leader) Stored(t testing.TB, id ident.ID) record.Instance {
 	t.Helper()
-	rec, _, err := l.State.GetInstance(context.Background(), Group.Tenant, id)
+	rec, _, err := l.Bucket.GetInstance(context.Background(), Group.Tenant, id)
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		t.Fatal(err)
 	}

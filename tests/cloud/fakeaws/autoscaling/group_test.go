@@ -15,7 +15,7 @@ import (
 )
 
 func TestCapacity(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) {
 		in.Tags = []types.Tag{
 			{Key: aws.String("Name"), Value: aws.String("server"), PropagateAtLaunch: aws.Bool(true),
@@ -65,7 +65,7 @@ func TestCapacity(t *testing.T) {
 }
 
 func TestReplacement(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) {
 		in.DesiredCapacity, in.HealthCheckType, in.HealthCheckGracePeriod = aws.Int32(2), aws.String("ELB"),
 			aws.Int32(60)
@@ -114,7 +114,7 @@ func TestReplacement(t *testing.T) {
 }
 
 func TestLaunchFailure(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	w.faults.NoCapacity("", "us-west-2a", "", "InsufficientInstanceCapacity")
 	w.create(nil)
 	if zone := *w.group().Instances[0].AvailabilityZone; zone != "us-west-2b" {
@@ -140,7 +140,7 @@ func TestLaunchFailure(t *testing.T) {
 }
 
 func TestUpdateAndDelete(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) { in.DesiredCapacity = aws.Int32(3) })
 	update := func(in *sdk.UpdateAutoScalingGroupInput) error {
 		in.AutoScalingGroupName = aws.String("servers")
@@ -188,7 +188,7 @@ func TestUpdateAndDelete(t *testing.T) {
 }
 
 func TestCreateRefusals(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	for name, change := range map[string]func(in *sdk.CreateAutoScalingGroupInput){
 		"no such subnet": func(in *sdk.CreateAutoScalingGroupInput) {
 			in.VPCZoneIdentifier = aws.String("subnet-00000000000000000")
@@ -223,7 +223,7 @@ func TestCreateRefusals(t *testing.T) {
 
 // TestPermissions checks that the creator of a group needs permission to launch its instances.
 func TestPermissions(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	in := w.input(func(in *sdk.CreateAutoScalingGroupInput) {
 		in.Tags = []types.Tag{{Key: aws.String("cluster"), Value: aws.String("c"), PropagateAtLaunch: aws.Bool(true)}}
 	})
@@ -291,7 +291,7 @@ func TestPermissions(t *testing.T) {
 }
 
 func TestTerminationPolicy(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) { in.VPCZoneIdentifier = &w.subnets[0] })
 	first := w.inService()[0]
 	w.sleep(time.Minute)
@@ -303,7 +303,7 @@ func TestTerminationPolicy(t *testing.T) {
 }
 
 func TestLifecycleHooks(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) { in.DesiredCapacity = aws.Int32(0) })
 	name := aws.String("servers")
 	must(w.client.PutLifecycleHook(t.Context(), &sdk.PutLifecycleHookInput{AutoScalingGroupName: name,
@@ -359,7 +359,7 @@ func TestLifecycleHooks(t *testing.T) {
 func TestInstanceRefresh(t *testing.T) {
 	for name, lowest := range map[string]int32{"one after the other": 50, "replacements first": 100} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestAccount(t)
 			w.create(func(in *sdk.CreateAutoScalingGroupInput) { in.DesiredCapacity = aws.Int32(2) })
 			old := w.inService()
 			servers := aws.String("servers")
@@ -427,7 +427,7 @@ func TestInstanceRefresh(t *testing.T) {
 }
 
 func TestPages(t *testing.T) {
-	w := newWorld(t)
+	w := newTestAccount(t)
 	for _, name := range []string{"a", "b", "c"} {
 		w.create(func(in *sdk.CreateAutoScalingGroupInput) {
 			in.AutoScalingGroupName, in.DesiredCapacity = &name, aws.Int32(0)

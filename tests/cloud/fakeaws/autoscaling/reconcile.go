@@ -41,13 +41,13 @@ func (s *Service) observe(g *group) {
 			}
 		case m.state == terminating:
 		default:
-			s.look(g, m, view)
+			s.updateMember(g, m, view)
 		}
 	}
 }
 
-// look updates a member that is not being terminated.
-func (s *Service) look(g *group, m *member, view ec2.InstanceView) {
+// updateMember updates a member that is not being terminated.
+func (s *Service) updateMember(g *group, m *member, view ec2.InstanceView) {
 	if m.state == pending && view.State == "running" {
 		if h := g.hookFor(launching); h != nil && m.hook == nil {
 			m.state, m.hook, m.wait = pendingWait, h, s.now().Add(h.timeout())

@@ -14,14 +14,14 @@ const (
 	ec2Service = "com.amazonaws.us-west-2.ec2"
 )
 
-func (w *vmWorld) endpoint(id string) types.VpcEndpoint {
+func (w *testRegion) endpoint(id string) types.VpcEndpoint {
 	w.Helper()
 	return must(w.client.DescribeVpcEndpoints(w.Context(), &sdk.DescribeVpcEndpointsInput{
 		VpcEndpointIds: []string{id}}))(w.T).VpcEndpoints[0]
 }
 
 func TestGatewayEndpoint(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	one := w.addTable()
 	create := func(change func(in *sdk.CreateVpcEndpointInput)) (*types.VpcEndpoint, error) {
@@ -89,7 +89,7 @@ func TestGatewayEndpoint(t *testing.T) {
 }
 
 func TestInterfaceEndpoint(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	create := func(change func(in *sdk.CreateVpcEndpointInput)) (*types.VpcEndpoint, error) {
 		in := &sdk.CreateVpcEndpointInput{

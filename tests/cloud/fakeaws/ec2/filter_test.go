@@ -61,7 +61,7 @@ func FuzzWildcard(f *testing.F) {
 }
 
 func TestDescribe(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	for _, zone := range []string{"us-west-2a", "us-west-2b", "us-west-2c"} {
 		for _, third := range []string{"10", "11", "20"} {
@@ -121,7 +121,7 @@ func TestDescribe(t *testing.T) {
 }
 
 func TestEventualConsistency(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	w.faults.SetLag(5 * time.Second)
 	w.sleep(time.Minute)
 	id := w.addSubnet("10.0.9.0/24", "us-west-2a")

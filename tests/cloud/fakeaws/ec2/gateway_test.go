@@ -9,20 +9,20 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-func (w *vmWorld) addAddress() string {
+func (w *testRegion) addAddress() string {
 	w.Helper()
 	return *must(w.client.AllocateAddress(w.Context(), &sdk.AllocateAddressInput{Domain: types.DomainTypeVpc}))(
 		w.T).AllocationId
 }
 
-func (w *vmWorld) address(id string) types.Address {
+func (w *testRegion) address(id string) types.Address {
 	w.Helper()
 	return must(w.client.DescribeAddresses(w.Context(), &sdk.DescribeAddressesInput{AllocationIds: []string{id}}))(
 		w.T).Addresses[0]
 }
 
 func TestInternetGateway(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	id := w.addGateway()
 	got := must(w.client.DescribeInternetGateways(ctx, &sdk.DescribeInternetGatewaysInput{
@@ -57,7 +57,7 @@ func TestInternetGateway(t *testing.T) {
 
 // TestEgressGateway also checks an unknown gateway: describing it gives an empty answer, deleting it gives an error.
 func TestEgressGateway(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	id := must(w.client.CreateEgressOnlyInternetGateway(ctx, &sdk.CreateEgressOnlyInternetGatewayInput{VpcId: &w.vpc}))(
 		t).EgressOnlyInternetGateway.EgressOnlyInternetGatewayId
@@ -81,7 +81,7 @@ func TestEgressGateway(t *testing.T) {
 }
 
 func TestNATGateway(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	address := w.addAddress()
 	in := &sdk.CreateNatGatewayInput{SubnetId: &w.subnetA, AllocationId: &address, ClientToken: aws.String("once")}
@@ -154,7 +154,7 @@ func TestNATGateway(t *testing.T) {
 }
 
 func TestAddresses(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	w.addGateway()
 	ids := make([]string, defaultAddressLimit)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestDescribeImages(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	now := w.clock()
 	amazon := w.service.AddImage(AMI{Name: "al2023-ami-2023.9-kernel-6.12-arm64", Owner: "amazon", Arch: "arm64",
 		Created: now.Add(-time.Hour)})

@@ -30,7 +30,7 @@ func (identity) RoleCredentials(role, session string) Credentials {
 }
 
 func TestLaunchPermissions(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	w.service.SetIdentity(identity{})
 	in := w.input()
 	in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String("agent")}
@@ -119,7 +119,7 @@ func TestLaunchPermissions(t *testing.T) {
 }
 
 func TestTemplatePermissions(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	id := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String(
 		"web"), LaunchTemplateData: &types.RequestLaunchTemplateData{
 		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro,
@@ -150,7 +150,7 @@ func TestTemplatePermissions(t *testing.T) {
 
 // TestEveryOperationIsAuthorized checks that every operation on the resources in machinery asks for permission.
 func TestEveryOperationIsAuthorized(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	id := w.run(nil).InstanceId
 	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
 		LaunchTemplateName: aws.String("one"), LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}}))(

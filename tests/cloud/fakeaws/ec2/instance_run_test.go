@@ -13,7 +13,7 @@ import (
 )
 
 func TestRunInstances(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	got := w.run(func(in *sdk.RunInstancesInput) {
 		in.ClientToken = aws.String("token-1")
 		in.UserData = encode("#!/bin/sh\n")
@@ -72,7 +72,7 @@ func TestRunInstances(t *testing.T) {
 }
 
 func TestRunInstancesRefusals(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	small := w.addSubnet("10.0.3.0/28", "us-west-2a")
 	elsewhere := must(w.client.CreateVpc(t.Context(), &sdk.CreateVpcInput{CidrBlock: aws.String("10.9.0.0/16")}))(t)
 	foreign := must(w.client.CreateSecurityGroup(t.Context(), &sdk.CreateSecurityGroupInput{GroupName: aws.String("x"),
@@ -179,7 +179,7 @@ func TestRunInstancesRefusals(t *testing.T) {
 }
 
 func TestClientTokens(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	with := func(change func(in *sdk.RunInstancesInput)) (*sdk.RunInstancesOutput, error) {
 		in := w.input()
 		in.ClientToken = aws.String("token")
@@ -233,7 +233,7 @@ func TestClientTokens(t *testing.T) {
 }
 
 func TestCapacity(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	w.faults.NoCapacity("t3.micro", "us-west-2a", "", "InsufficientInstanceCapacity")
 	if _, err := w.client.RunInstances(t.Context(), w.input()); code(t, err) != "InsufficientInstanceCapacity" {
 		t.Errorf("without capacity: %v", err)
@@ -261,7 +261,7 @@ func TestCapacity(t *testing.T) {
 }
 
 func TestRunSeveral(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	small := w.addSubnet("10.0.3.0/28", "us-west-2a")
 	in := w.input()
 	in.SubnetId, in.MinCount, in.MaxCount = &small, aws.Int32(3), aws.Int32(20)
@@ -301,7 +301,7 @@ func TestRunSeveral(t *testing.T) {
 }
 
 func TestNetworkInterfaces(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	eni := must(w.client.CreateNetworkInterface(t.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA,
 		PrivateIpAddress: aws.String("10.0.1.200")}))(t)
 	got := w.run(func(in *sdk.RunInstancesInput) {

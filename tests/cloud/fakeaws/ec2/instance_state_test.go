@@ -14,14 +14,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func (w *vmWorld) terminate(ids ...string) []types.InstanceStateChange {
+func (w *testRegion) terminate(ids ...string) []types.InstanceStateChange {
 	w.Helper()
 	return must(w.client.TerminateInstances(w.Context(), &sdk.TerminateInstancesInput{InstanceIds: ids}))(
 		w.T).TerminatingInstances
 }
 
 func TestStates(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	w.service.SetTimes(time.Second, time.Second)
 	id := *w.run(nil).InstanceId
 	if got := w.describe(id).State.Name; got != types.InstanceStateNamePending {
@@ -54,7 +54,7 @@ func TestStates(t *testing.T) {
 }
 
 func TestTerminateSeveral(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	a := *w.run(nil).InstanceId
 	protected := *w.run(func(in *sdk.RunInstancesInput) { in.DisableApiTermination = aws.Bool(true) }).InstanceId
 	_, err := w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{a,
@@ -79,7 +79,7 @@ func TestTerminateSeveral(t *testing.T) {
 }
 
 func TestFilters(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	tagged := func(key, value string) func(in *sdk.RunInstancesInput) {
 		return func(in *sdk.RunInstancesInput) {
 			in.ClientToken = aws.String(key + value)
@@ -139,7 +139,7 @@ func TestFilters(t *testing.T) {
 }
 
 func TestSpot(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	spot := func(in *sdk.RunInstancesInput) {
 		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeSpot}
 		in.TagSpecifications = []types.TagSpecification{{ResourceType: types.ResourceTypeSpotInstancesRequest,
@@ -229,7 +229,7 @@ func (m *machine) Unplug(mac string) error {
 }
 
 // eventually waits for a state, because machines stop in the background.
-func (w *vmWorld) eventually(id string, want types.InstanceStateName) types.Instance {
+func (w *testRegion) eventually(id string, want types.InstanceStateName) types.Instance {
 	w.Helper()
 	deadline := time.After(10 * time.Second)
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -249,7 +249,7 @@ func (w *vmWorld) eventually(id string, want types.InstanceStateName) types.Inst
 
 func TestMachines(t *testing.T) {
 	real := &machines{}
-	w := newVMWorld(t, real)
+	w := newTestRegion(t, real)
 	id := *w.run(func(in *sdk.RunInstancesInput) {
 		in.UserData = encode("#!/bin/sh\necho hello\n")
 		in.MetadataOptions = &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired,
@@ -307,7 +307,7 @@ func (m *machines) count() []*machine {
 
 func TestPowerOff(t *testing.T) {
 	real := &machines{}
-	w := newVMWorld(t, real)
+	w := newTestRegion(t, real)
 	stops := *w.run(nil).InstanceId
 	ends := *w.run(func(in *sdk.RunInstancesInput) {
 		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
@@ -330,7 +330,7 @@ func TestPowerOff(t *testing.T) {
 }
 
 func TestMachineThatDoesNotStart(t *testing.T) {
-	w := newVMWorld(t, &machines{fail: errors.New("no namespaces")})
+	w := newTestRegion(t, &machines{fail: errors.New("no namespaces")})
 	id := *w.run(nil).InstanceId
 	if got := w.eventually(id, types.InstanceStateNameTerminated); *got.StateReason.Code != "Server.InternalError" {
 		t.Errorf("the reason: %s", *got.StateReason.Code)

@@ -10,20 +10,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func (w *vmWorld) eni(id string) types.NetworkInterface {
+func (w *testRegion) eni(id string) types.NetworkInterface {
 	w.Helper()
 	out := must(w.client.DescribeNetworkInterfaces(w.Context(), &sdk.DescribeNetworkInterfacesInput{
 		NetworkInterfaceIds: []string{id}}))(w.T)
 	return out.NetworkInterfaces[0]
 }
 
-func (w *vmWorld) addInterface(subnet string) types.NetworkInterface {
+func (w *testRegion) addInterface(subnet string) types.NetworkInterface {
 	w.Helper()
 	return *must(w.client.CreateNetworkInterface(w.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &subnet,
 		Groups: []string{w.group}}))(w.T).NetworkInterface
 }
 
-func (w *vmWorld) attach(eni, instance string, index int32) (string, error) {
+func (w *testRegion) attach(eni, instance string, index int32) (string, error) {
 	out, err := w.client.AttachNetworkInterface(w.Context(), &sdk.AttachNetworkInterfaceInput{NetworkInterfaceId: &eni,
 		InstanceId: &instance, DeviceIndex: &index})
 	if err != nil {
@@ -32,14 +32,14 @@ func (w *vmWorld) attach(eni, instance string, index int32) (string, error) {
 	return *out.AttachmentId, nil
 }
 
-func (w *vmWorld) detach(attachment string, force bool) error {
+func (w *testRegion) detach(attachment string, force bool) error {
 	_, err := w.client.DetachNetworkInterface(w.Context(), &sdk.DetachNetworkInterfaceInput{AttachmentId: &attachment,
 		Force: &force})
 	return err
 }
 
 func TestCreateInterface(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	got := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA,
 		Description: aws.String("d")}))(t).NetworkInterface
@@ -85,7 +85,7 @@ func TestCreateInterface(t *testing.T) {
 }
 
 func TestAttach(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	a, b := *w.run(nil).InstanceId, *w.run(nil).InstanceId
 	w.describe(a) // this call makes it running
 	eni := *w.addInterface(w.subnetA).NetworkInterfaceId
@@ -143,7 +143,7 @@ func TestAttach(t *testing.T) {
 }
 
 func TestAttachingTakesTime(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	id := *w.run(nil).InstanceId
 	w.describe(id)
 	w.service.SetAttaching(2 * time.Second)
@@ -178,7 +178,7 @@ func TestAttachingTakesTime(t *testing.T) {
 // TestAttachAsks checks that AttachNetworkInterface needs permission on both resources. The tags of each resource are
 // conditions only for that resource.
 func TestAttachAsks(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	id := *w.run(nil).InstanceId
 	w.describe(id)
 	eni := *w.addInterface(w.subnetA).NetworkInterfaceId
@@ -220,7 +220,7 @@ func TestAttachAsks(t *testing.T) {
 
 // TestServiceInterface checks that an interface of a service is in use, and that callers cannot change it.
 func TestServiceInterface(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	w.lock.Lock()
 	made, err := w.service.CreateInterface(InterfaceSpec{Subnet: w.subnetA, Type: "network_load_balancer",
 		Requester: "amazon-elb", Description: "ELB net/x/1"})

@@ -8,14 +8,14 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-func (w *vmWorld) addTable() string {
+func (w *testRegion) addTable() string {
 	w.Helper()
 	return *must(w.client.CreateRouteTable(w.Context(), &sdk.CreateRouteTableInput{VpcId: &w.vpc}))(
 		w.T).RouteTable.RouteTableId
 }
 
 // addGateway attaches an internet gateway to the VPC.
-func (w *vmWorld) addGateway() string {
+func (w *testRegion) addGateway() string {
 	w.Helper()
 	id := must(w.client.CreateInternetGateway(w.Context(), &sdk.CreateInternetGatewayInput{}))(
 		w.T).InternetGateway.InternetGatewayId
@@ -25,7 +25,7 @@ func (w *vmWorld) addGateway() string {
 }
 
 // route returns a table's route to a destination, nil for none.
-func (w *vmWorld) route(table, destination string) *types.Route {
+func (w *testRegion) route(table, destination string) *types.Route {
 	w.Helper()
 	out := must(w.client.DescribeRouteTables(w.Context(), &sdk.DescribeRouteTablesInput{
 		RouteTableIds: []string{table}}))(w.T)
@@ -39,7 +39,7 @@ func (w *vmWorld) route(table, destination string) *types.Route {
 }
 
 func TestRoutes(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	table, gateway := w.addTable(), w.addGateway()
 	egress := must(w.client.CreateEgressOnlyInternetGateway(ctx, &sdk.CreateEgressOnlyInternetGatewayInput{
@@ -130,7 +130,7 @@ func TestRoutes(t *testing.T) {
 }
 
 func TestRouteTableAssociations(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	one, two := w.addTable(), w.addTable()
 	associate := func(table, subnet string) (*sdk.AssociateRouteTableOutput, error) {
@@ -164,7 +164,7 @@ func TestRouteTableAssociations(t *testing.T) {
 }
 
 func TestNetworkACL(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	found := must(w.client.DescribeNetworkAcls(t.Context(), &sdk.DescribeNetworkAclsInput{
 		Filters: append(by("vpc-id", w.vpc), by("default", "true")...)}))(t).NetworkAcls
 	if len(found) != 1 || len(found[0].Entries) != 8 || len(found[0].Associations) != 2 {

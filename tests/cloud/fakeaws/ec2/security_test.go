@@ -16,26 +16,26 @@ func tcp(port int32, block string) types.IpPermission {
 		IpRanges: []types.IpRange{{CidrIp: &block}}}
 }
 
-func (w *vmWorld) authorize(permissions ...types.IpPermission) error {
+func (w *testRegion) authorize(permissions ...types.IpPermission) error {
 	_, err := w.client.AuthorizeSecurityGroupIngress(w.Context(), &sdk.AuthorizeSecurityGroupIngressInput{
 		GroupId: &w.group, IpPermissions: permissions})
 	return err
 }
 
-func (w *vmWorld) revoke(permissions ...types.IpPermission) error {
+func (w *testRegion) revoke(permissions ...types.IpPermission) error {
 	_, err := w.client.RevokeSecurityGroupIngress(w.Context(), &sdk.RevokeSecurityGroupIngressInput{GroupId: &w.group,
 		IpPermissions: permissions})
 	return err
 }
 
-func (w *vmWorld) rules(group string) []types.SecurityGroupRule {
+func (w *testRegion) rules(group string) []types.SecurityGroupRule {
 	w.Helper()
 	return must(w.client.DescribeSecurityGroupRules(w.Context(), &sdk.DescribeSecurityGroupRulesInput{
 		Filters: by("group-id", group)}))(w.T).SecurityGroupRules
 }
 
 func TestGroups(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	create := func(name, description, vpc string) error {
 		in := &sdk.CreateSecurityGroupInput{GroupName: &name, Description: &description}
@@ -82,7 +82,7 @@ func TestGroups(t *testing.T) {
 }
 
 func TestRules(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	want(t, "a rule", w.authorize(tcp(443, "10.0.0.0/8")), "")
 	want(t, "the rule again", w.authorize(tcp(443, "10.0.0.0/8")), "InvalidPermission.Duplicate")
 	want(t, "twice in one request", w.authorize(tcp(1, "10.0.0.0/8"), tcp(1, "10.0.0.0/8")), "InvalidParameterValue")
@@ -148,7 +148,7 @@ func TestRules(t *testing.T) {
 
 // TestPermissions also checks that one permission of the older form holds all peers of a protocol and port range.
 func TestPermissions(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	out := must(w.client.AuthorizeSecurityGroupIngress(ctx, &sdk.AuthorizeSecurityGroupIngressInput{
 		GroupId: &w.group,

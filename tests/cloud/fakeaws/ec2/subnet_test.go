@@ -10,7 +10,7 @@ import (
 )
 
 // block6 returns the VPC's IPv6 block with another last group and length.
-func (w *vmWorld) block6(n byte, bits int) string {
+func (w *testRegion) block6(n byte, bits int) string {
 	w.Helper()
 	v := must(w.client.DescribeVpcs(w.Context(), &sdk.DescribeVpcsInput{VpcIds: []string{w.vpc}}))(w.T).Vpcs[0]
 	b := netip.MustParsePrefix(*v.Ipv6CidrBlockAssociationSet[0].Ipv6CidrBlock).Addr().As16()
@@ -18,14 +18,14 @@ func (w *vmWorld) block6(n byte, bits int) string {
 	return netip.PrefixFrom(netip.AddrFrom16(b), bits).String()
 }
 
-func (w *vmWorld) subnet(id string) types.Subnet {
+func (w *testRegion) subnet(id string) types.Subnet {
 	w.Helper()
 	return must(w.client.DescribeSubnets(w.Context(), &sdk.DescribeSubnetsInput{SubnetIds: []string{id}}))(
 		w.T).Subnets[0]
 }
 
 func TestSubnetBlocks(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.64.0/24"),
 		Ipv6CidrBlock: aws.String(w.block6(9, 64))}))(t)
@@ -71,7 +71,7 @@ func TestSubnetBlocks(t *testing.T) {
 
 // TestSubnetRoom checks that a /28 has 16 addresses, of which AWS reserves 5.
 func TestSubnetRoom(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	id := w.addSubnet("10.0.16.0/28", "us-west-2a")
 	create := func(address string, further int32) (*types.NetworkInterface, error) {
@@ -133,7 +133,7 @@ func TestSubnetRoom(t *testing.T) {
 }
 
 func TestIPv6Subnet(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	made := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc,
 		Ipv6CidrBlock: aws.String(w.block6(5, 64)), Ipv6Native: aws.Bool(true)}))(t).Subnet
@@ -173,7 +173,7 @@ func TestIPv6Subnet(t *testing.T) {
 }
 
 func TestModifySubnet(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	native := *must(w.client.CreateSubnet(t.Context(), &sdk.CreateSubnetInput{VpcId: &w.vpc,
 		Ipv6CidrBlock: aws.String(w.block6(5, 64)), Ipv6Native: aws.Bool(true)}))(t).Subnet.SubnetId
 	on, off := &types.AttributeBooleanValue{Value: aws.Bool(true)}, &types.AttributeBooleanValue{Value: aws.Bool(false)}
@@ -224,7 +224,7 @@ func TestModifySubnet(t *testing.T) {
 }
 
 func TestDeleteSubnet(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	gone := func() error {
 		_, err := w.client.DeleteSubnet(ctx, &sdk.DeleteSubnetInput{SubnetId: &w.subnetA})

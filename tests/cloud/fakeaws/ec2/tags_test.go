@@ -14,7 +14,7 @@ import (
 func tag(key, value string) types.Tag { return types.Tag{Key: &key, Value: &value} }
 
 func TestTags(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	made := must(w.client.CreateInternetGateway(ctx,
 		&sdk.CreateInternetGatewayInput{TagSpecifications: []types.TagSpecification{
@@ -105,7 +105,7 @@ func TestTags(t *testing.T) {
 
 // TestTagOnCreateAsks checks that creation with tags also needs ec2:CreateTags, with the operation in ec2:CreateAction.
 func TestTagOnCreateAsks(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	in := &sdk.CreateVpcInput{CidrBlock: aws.String("10.9.0.0/16"), TagSpecifications: []types.TagSpecification{
 		{ResourceType: types.ResourceTypeVpc, Tags: []types.Tag{tag("Name", "x"), tag("own", "y")}},
 	}}

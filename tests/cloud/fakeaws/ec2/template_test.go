@@ -109,7 +109,7 @@ func fullTemplate() *types.RequestLaunchTemplateData {
 
 // TestTemplateDescribesItsData checks that a template's description repeats its data, field by field.
 func TestTemplateDescribesItsData(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	request := fullTemplate()
 	created := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
 		LaunchTemplateName: aws.String("full"), LaunchTemplateData: request,
@@ -172,7 +172,7 @@ func plainly(v reflect.Value) any {
 }
 
 func TestTemplateVersions(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	id := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
 		LaunchTemplateName: aws.String("web"), LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd,
 			InstanceType: types.InstanceTypeT3Micro},
@@ -245,7 +245,7 @@ func failure[V any](_ V, err error) error { return err }
 
 // TestRequestOverTemplate checks that a request takes precedence over its template, structure by structure.
 func TestRequestOverTemplate(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	id := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String(
 		"web"), LaunchTemplateData: &types.RequestLaunchTemplateData{
 		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, UserData: encode("of the template"),
@@ -307,7 +307,7 @@ func TestRequestOverTemplate(t *testing.T) {
 }
 
 func TestMetadataTree(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	w.service.SetIdentity(identity{})
 	id := *w.run(func(in *sdk.RunInstancesInput) {
 		in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String("agent")}

@@ -32,7 +32,7 @@ func want(t *testing.T, what string, err error, wanted string) {
 // TestNetworkAsks checks that every network operation asks for permission before it returns any other error, whatever
 // its parameters are.
 func TestNetworkAsks(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	gateway := must(w.client.CreateInternetGateway(t.Context(), &sdk.CreateInternetGatewayInput{}))(
 		t).InternetGateway.InternetGatewayId
 	table := must(w.client.CreateRouteTable(t.Context(), &sdk.CreateRouteTableInput{VpcId: &w.vpc}))(
@@ -72,7 +72,7 @@ func TestNetworkAsks(t *testing.T) {
 }
 
 func TestVPC(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	v := must(w.client.CreateVpc(ctx, &sdk.CreateVpcInput{CidrBlock: aws.String("10.5.1.1/16"),
 		AmazonProvidedIpv6CidrBlock: aws.Bool(true)}))(t).Vpc
@@ -131,7 +131,7 @@ func TestVPC(t *testing.T) {
 
 // TestDeleteVPC checks that only an empty VPC can be deleted, and that its default resources are deleted with it.
 func TestDeleteVPC(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	v := must(w.client.CreateVpc(ctx, &sdk.CreateVpcInput{CidrBlock: aws.String("10.7.0.0/16")}))(t).Vpc.VpcId
 	gone := func() error {
@@ -234,7 +234,7 @@ func TestDeleteVPC(t *testing.T) {
 }
 
 func TestZones(t *testing.T) {
-	w := newVMWorld(t, nil)
+	w := newTestRegion(t, nil)
 	all := must(w.client.DescribeAvailabilityZones(t.Context(), &sdk.DescribeAvailabilityZonesInput{
 		Filters: by("zone-type", "availability-zone")}))(t).AvailabilityZones
 	got := each(all, func(z types.AvailabilityZone) string { return *z.ZoneName + " " + *z.ZoneId })

@@ -12,7 +12,7 @@ import (
 )
 
 func TestLoadBalancer(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx := t.Context()
 	lb := w.lb()
 	if !strings.HasPrefix(*lb.LoadBalancerArn,
@@ -81,7 +81,7 @@ func TestLoadBalancer(t *testing.T) {
 }
 
 func TestLoadBalancerIsRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	network := types.LoadBalancerTypeEnumNetwork
 	w.network.full = "subnet-b"
 	for name, test := range map[string]struct {
@@ -117,7 +117,7 @@ func TestLoadBalancerIsRefused(t *testing.T) {
 }
 
 func TestSecurityGroupsAndAddresses(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx := t.Context()
 	lb := must(w.CreateLoadBalancer(ctx, &elb.CreateLoadBalancerInput{
 		Name: aws.String("dual"), Type: types.LoadBalancerTypeEnumNetwork, Subnets: []string{"subnet-a", "subnet-b"},
@@ -144,7 +144,7 @@ func TestSecurityGroupsAndAddresses(t *testing.T) {
 }
 
 func TestAttributes(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, lb, tg := t.Context(), w.lb(), w.tg("g")
 	l := w.listener(lb, tg, 6443)
 	has := map[string]string{}

@@ -15,7 +15,7 @@ import (
 )
 
 func TestTargetGroupDefaults(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	for _, test := range []struct {
 		protocol, check                       types.ProtocolEnum
 		want                                  types.ProtocolEnum
@@ -47,7 +47,7 @@ func TestTargetGroupDefaults(t *testing.T) {
 }
 
 func TestTargetGroup(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, g := t.Context(), w.tg("g")
 	if again := w.tg("g"); *again.TargetGroupArn != *g.TargetGroupArn {
 		t.Error("the same call made another")
@@ -87,7 +87,7 @@ func TestTargetGroup(t *testing.T) {
 }
 
 func TestTargets(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, lb, g := t.Context(), w.lb(), w.tg("g")
 	want := func(what string, states ...string) {
 		t.Helper()
@@ -120,7 +120,7 @@ func TestTargets(t *testing.T) {
 }
 
 func TestDraining(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, g := t.Context(), w.tg("g")
 	w.listener(w.lb(), g, 443)
 	w.register(g, "i-1")
@@ -159,7 +159,7 @@ func TestDraining(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, g := t.Context(), w.tg("g")
 	w.listener(w.lb(), g, 443)
 	works := true
@@ -209,7 +209,7 @@ func TestProbe(t *testing.T) {
 }
 
 func TestRunEnds(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	g := w.tg("g")
 	w.listener(w.lb(), g, 443)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -233,7 +233,7 @@ func TestRunEnds(t *testing.T) {
 }
 
 func TestGoLevel(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	g := w.tg("g")
 	w.listener(w.lb(), g, 443)
 	w.at(func() {

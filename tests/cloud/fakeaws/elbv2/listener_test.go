@@ -11,7 +11,7 @@ import (
 )
 
 func TestListener(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, lb, g := t.Context(), w.lb(), w.tg("g")
 	l := w.listener(lb, g, 443)
 	if !strings.HasPrefix(*l.ListenerArn, strings.Replace(*lb.LoadBalancerArn, ":loadbalancer/", ":listener/", 1)+"/") {
@@ -56,7 +56,7 @@ func TestListener(t *testing.T) {
 }
 
 func TestTLS(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, lb, g := t.Context(), w.lb(), w.tg("g")
 	certificates := []types.Certificate{
 		{CertificateArn: aws.String("arn:aws:acm:us-west-2:123456789012:certificate/1")}}
@@ -75,7 +75,7 @@ func TestTLS(t *testing.T) {
 }
 
 func TestTags(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, lb, g := t.Context(), w.lb(), w.tg("g")
 	arns := []string{*lb.LoadBalancerArn, *g.TargetGroupArn}
 	var has []string
@@ -93,7 +93,7 @@ func TestTags(t *testing.T) {
 
 // TestPermissions checks which permissions the service requests, and that a denied call changes nothing.
 func TestPermissions(t *testing.T) {
-	w := newWorld(t)
+	w := newTestService(t)
 	ctx, g := t.Context(), w.tg("g")
 	w.register(g, "i-1")
 	last := w.asked[len(w.asked)-1]

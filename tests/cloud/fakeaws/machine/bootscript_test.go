@@ -32,7 +32,7 @@ func TestExampleBootScripts(t *testing.T) {
 	unit := must(os.ReadFile(filepath.Join(repository, "images/packer/files/nstance-agent.service")))
 	for _, path := range []string{"examples/userdata-tmux.sh.tmpl", "examples/local/userdata.sh.tmpl"} {
 		t.Run(path, func(t *testing.T) {
-			w := newWorld(t, map[string]string{"etc/systemd/system/nstance-agent.service": string(unit)})
+			w := newTestRunner(t, map[string]string{"etc/systemd/system/nstance-agent.service": string(unit)})
 			w.with("nstance-agent")
 			data := render.Sample()
 			data.Instance.ID, data.Instance.Kind = "wrk06a1cw4xn2jw7c9z2h4q8k0r", "wrk"

@@ -141,7 +141,7 @@ func TestKilledRunnerLeavesNothing(t *testing.T) {
 }
 
 func TestExited(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newTestRunner(t, nil)
 	exited := make(chan string, 10)
 	notify := func(name string) func(*ec2.MachineSpec) {
 		return func(s *ec2.MachineSpec) { s.Exited = func() { exited <- name } }
@@ -192,7 +192,7 @@ func TestExited(t *testing.T) {
 }
 
 func TestUserdata(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newTestRunner(t, nil)
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	_, _ = z.Write([]byte("#!/bin/sh\necho unpacked >/run/result\n"))
@@ -218,7 +218,7 @@ func TestUserdata(t *testing.T) {
 }
 
 func TestBuild(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newTestRunner(t, nil)
 	before := string(must(os.ReadFile("/etc/passwd")))
 	script := "#!/bin/sh\nset -eux\nuseradd --system --create-home --home-dir /opt/thing --user-group thing\nrm " +
 		"/etc/hosts.base\n" +
@@ -273,7 +273,7 @@ func TestBuild(t *testing.T) {
 // TestProvision runs the images' own provisioning script and units, with another program in place of the server.
 func TestProvision(t *testing.T) {
 	images := "../../../../images/packer"
-	w := newWorld(t,
+	w := newTestRunner(t,
 		map[string]string{
 			"srv/nstance/nstance-server": "#!/bin/sh\n[ \"$1\" != --version ] || exit 0\nexec /usr/local/bin/daemon " +
 				"\"$@\"\n"}).with("daemon")

@@ -53,16 +53,16 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// world is a runner and the image tree of its machines.
-type world struct {
+// testRunner is a runner and the image tree of its machines.
+type testRunner struct {
 	*machine.Runner
 	t    *testing.T
 	tree string
 }
 
-// newWorld returns a runner with an image that consists of the given files, as path to content. It closes the runner
+// newTestRunner returns a runner with an image that consists of the given files, as path to content. It closes the runner
 // when the test ends. If the test has failed, it logs the output of the machines.
-func newWorld(t *testing.T, files map[string]string) *world {
+func newTestRunner(t *testing.T, files map[string]string) *testRunner {
 	t.Helper()
 	tree := t.TempDir()
 	for path, content := range files {
@@ -91,11 +91,11 @@ func newWorld(t *testing.T, files map[string]string) *world {
 			t.Error(err)
 		}
 	})
-	return &world{r, t, tree}
+	return &testRunner{r, t, tree}
 }
 
 // with installs the test program in the image under the given names. Each name selects another behavior.
-func (w *world) with(names ...string) *world {
+func (w *testRunner) with(names ...string) *testRunner {
 	w.t.Helper()
 	text := must(os.ReadFile(must(os.Executable())))
 	for _, name := range names {
@@ -111,7 +111,7 @@ func (w *world) with(names ...string) *world {
 }
 
 // start boots machine number n of a VPC.
-func (w *world) start(vpc string, n int, userdata string, change ...func(*ec2.MachineSpec)) string {
+func (w *testRunner) start(vpc string, n int, userdata string, change ...func(*ec2.MachineSpec)) string {
 	w.t.Helper()
 	id := fmt.Sprintf("i-%s%d", vpc, n)
 	spec := ec2.MachineSpec{ID: id, Userdata: []byte(userdata), Image: "ami-1", Primary: nic(vpc, n, 0)}
@@ -138,7 +138,7 @@ func nic(vpc string, n, index int) ec2.NIC {
 }
 
 // run runs a shell command inside a machine and returns its output. The test fails if the command fails.
-func (w *world) run(id, command string) string {
+func (w *testRunner) run(id, command string) string {
 	w.t.Helper()
 	out, err := w.Exec(id, "sh", "-c", command)
 	if err != nil {
@@ -148,7 +148,7 @@ func (w *world) run(id, command string) string {
 }
 
 // fails runs a shell command inside a machine. The test fails if the command succeeds.
-func (w *world) fails(id, command string) {
+func (w *testRunner) fails(id, command string) {
 	w.t.Helper()
 	if out, err := w.Exec(id, "sh", "-c", command); err == nil {
 		w.t.Errorf("%s did not fail: %s", command, out)
@@ -156,7 +156,7 @@ func (w *world) fails(id, command string) {
 }
 
 // eventually waits up to 10 s until the output of a command is the wanted one.
-func (w *world) eventually(id, command, want string) {
+func (w *testRunner) eventually(id, command, want string) {
 	w.t.Helper()
 	var out string
 	if !poll(10*time.Second, func() bool {
@@ -179,7 +179,7 @@ func poll(d time.Duration, holds func() bool) bool {
 const booted = "test -e /var/lib/cloud/instance/boot-finished && echo yes"
 
 func TestBoot(t *testing.T) {
-	w := newWorld(t, map[string]string{"usr/local/bin/hello": "#!/bin/sh\necho hello from the image\n"})
+	w := newTestRunner(t, map[string]string{"usr/local/bin/hello": "#!/bin/sh\necho hello from the image\n"})
 	begun := time.Now()
 	id := w.start("vpc-a", 5,
 		"#!/bin/sh\nset -eu\nid -u\npwd\necho \"$FLAVOUR, $AWS_ENDPOINT_URL\"\nhello\nhostname\necho to the console "+

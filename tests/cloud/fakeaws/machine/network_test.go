@@ -35,13 +35,13 @@ func who(dial func(ctx context.Context, network, address string) (net.Conn, erro
 
 type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
 
-func (w *world) from(id string) dialer {
+func (w *testRunner) from(id string) dialer {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		return w.Dial(ctx, id, network, address)
 	}
 }
 
-func (w *world) fromVPC(vpc string) dialer {
+func (w *testRunner) fromVPC(vpc string) dialer {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		return w.DialVPC(ctx, vpc, network, address)
 	}
@@ -49,7 +49,7 @@ func (w *world) fromVPC(vpc string) dialer {
 
 // reaches asserts which machine answers at an address; "" means none. An answer may take a few seconds: a lost IPv6
 // neighbor solicitation is repeated after a second (RFC 4861, section 10, RETRANS_TIMER).
-func (w *world) reaches(what string, dial dialer, address, want string) {
+func (w *testRunner) reaches(what string, dial dialer, address, want string) {
 	w.t.Helper()
 	patience := 5 * time.Second
 	if want == "" {
@@ -62,7 +62,7 @@ func (w *world) reaches(what string, dial dialer, address, want string) {
 }
 
 func TestNetwork(t *testing.T) {
-	w := newWorld(t, nil).with("answerer")
+	w := newTestRunner(t, nil).with("answerer")
 	one, two := w.start("vpc-a", 11, answerer), w.start("vpc-a", 12, answerer)
 	other := w.start("vpc-b", 13, answerer)
 	for _, id := range []string{one, two, other} {
@@ -98,7 +98,7 @@ func TestNetwork(t *testing.T) {
 }
 
 func TestMoveAddress(t *testing.T) {
-	w := newWorld(t, nil).with("answerer")
+	w := newTestRunner(t, nil).with("answerer")
 	one, two, three := w.start("vpc-a", 11, answerer), w.start("vpc-a", 12, answerer), w.start("vpc-a", 13, "")
 	for _, id := range []string{one, two} {
 		w.eventually(id, "ls /run/listening", "/run/listening")
@@ -155,7 +155,7 @@ func TestMoveAddress(t *testing.T) {
 }
 
 func TestMetadata(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newTestRunner(t, nil)
 	tree := map[string]string{"": "iam/\ninstance-id", "instance-id": "i-1", "iam/security-credentials/": "agent",
 		"iam/security-credentials/agent": "{}"}
 	userdata := "#!/bin/sh\n# \x01 raw\n"

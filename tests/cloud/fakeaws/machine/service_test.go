@@ -39,7 +39,7 @@ WantedBy=multi-user.target
 `
 
 // service boots a machine for the tests of units, with users as on Debian.
-func (w *world) service(units map[string]string) string {
+func (w *testRunner) service(units map[string]string) string {
 	w.t.Helper()
 	w.with("daemon")
 	var script strings.Builder
@@ -55,13 +55,13 @@ func (w *world) service(units map[string]string) string {
 }
 
 // property returns properties of a unit from systemctl show.
-func (w *world) property(id, unit, name string) string {
+func (w *testRunner) property(id, unit, name string) string {
 	w.t.Helper()
 	return w.run(id, "systemctl show -p "+name+" --value "+unit)
 }
 
 func TestService(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newTestRunner(t, nil)
 	id := w.service(map[string]string{"daemon.service": hardened})
 	if got := w.run(id, "systemctl is-active daemon || systemctl enable daemon"); got != "inactive" {
 		t.Errorf("before it was started: %s", got)
@@ -128,7 +128,7 @@ func TestService(t *testing.T) {
 }
 
 func TestServiceKinds(t *testing.T) {
-	w := newWorld(t, map[string]string{
+	w := newTestRunner(t, map[string]string{
 		"usr/local/bin/family": "#!/bin/sh\nsetsid sleep 1000 &\nsleep 1000 &\nexec sleep 1000\n",
 		// The process that leaves the service keeps its output open.
 		"usr/local/bin/leaver": "#!/bin/sh\nenv -i setsid sleep 1000 &\nexec sleep 1000\n",
@@ -170,7 +170,7 @@ func TestServiceKinds(t *testing.T) {
 }
 
 func TestPowerOff(t *testing.T) {
-	w := newWorld(t, map[string]string{
+	w := newTestRunner(t, map[string]string{
 		"usr/local/bin/doomed": "#!/bin/sh\ntest -e /run/doom || exec sleep 1000\nexit 1\n",
 		"usr/local/bin/witness": "#!/bin/sh\ntrap 'systemctl is-system-running; systemctl list-jobs --no-legend " +
 			"--plain | grep poweroff; exit 0' TERM\nwhile :; do sleep 0.05; done\n",

@@ -28,7 +28,7 @@ func clientTo(server string) *http.Client {
 }
 
 func TestBuckets(t *testing.T) {
-	w := newWorld(t)
+	w := newTestFront(t)
 	ctx := t.Context()
 	create := func(name string, where types.BucketLocationConstraint) error {
 		in := &sdk.CreateBucketInput{Bucket: &name}
@@ -75,7 +75,7 @@ func TestBuckets(t *testing.T) {
 
 // TestConfigurations checks the defaults of a new bucket, each setting, and the answers after a setting is deleted.
 func TestConfigurations(t *testing.T) {
-	w := newWorld(t)
+	w := newTestFront(t)
 	ctx := t.Context()
 	w.bucket("b-1")
 	b := ptr("b-1")
@@ -204,7 +204,7 @@ func TestConfigurations(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 func TestBucketPolicies(t *testing.T) {
-	w := newWorld(t)
+	w := newTestFront(t)
 	ctx := t.Context()
 	w.bucket("b-1")
 	put := func(statement string) error {

@@ -62,7 +62,7 @@ func parts() []part {
 				return new(lifecycle)
 			},
 			deletable: true, absent: absent("NoSuchLifecycleConfiguration",
-				"The lifecycle configuration does not exist"), store: storeLifecycle, alongside: tellTransition},
+				"The lifecycle configuration does not exist"), store: storeLifecycle, alongside: writeTransition},
 		{name: "logging", noun: "Logging", get: "GetBucketLogging", other: func() any { return new(logging) }},
 		{name: "cors", noun: "Cors", get: "GetBucketCORS",
 			absent: absent("NoSuchCORSConfiguration", "The CORS configuration does not exist")},
@@ -199,7 +199,7 @@ func storeLifecycle(q *request, _ checked) error {
 	return nil
 }
 
-func tellTransition(q *request) {
+func writeTransition(q *request) {
 	q.s.mu.Lock()
 	defer q.s.mu.Unlock()
 	q.w.Header().Set(transitionHeader, q.config.transition)

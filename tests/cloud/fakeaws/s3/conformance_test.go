@@ -31,7 +31,7 @@ func hermetic(t *testing.T) {
 // is a role with exactly a store's permissions.
 func TestConformance(t *testing.T) {
 	hermetic(t)
-	w := newWorld(t)
+	w := newTestFront(t)
 	w.bucket("plain")
 	w.bucket("versioned")
 	must(w.PutBucketVersioning(t.Context(), &sdk.PutBucketVersioningInput{

@@ -70,7 +70,7 @@ func read(q *request) error {
 		return denied()
 	}
 	if answer.StatusCode < http.StatusBadRequest {
-		q.s.tellEncryption(answer.Header, q.bucket, q.key, answer.Header.Get("X-Amz-Version-Id"))
+		q.s.setEncryptionHeaders(answer.Header, q.bucket, q.key, answer.Header.Get("X-Amz-Version-Id"))
 	}
 	return q.reply(answer)
 }
@@ -293,8 +293,8 @@ func (b *bucket) keep(k encryptionKey, e encryption) {
 	b.kept[k] = e
 }
 
-// tellEncryption sets an object's reported encryption in an answer.
-func (s *Service) tellEncryption(answer http.Header, bucket, key, version string) {
+// setEncryptionHeaders sets an object's reported encryption in an answer.
+func (s *Service) setEncryptionHeaders(answer http.Header, bucket, key, version string) {
 	e := encryption{algorithm: "AES256"}
 	s.mu.Lock()
 	if b := s.buckets[bucket]; b != nil {

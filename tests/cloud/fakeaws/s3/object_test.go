@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func (w *world) get(client *sdk.Client, bucket, key string) (string, *sdk.GetObjectOutput, error) {
+func (w *testFront) get(client *sdk.Client, bucket, key string) (string, *sdk.GetObjectOutput, error) {
 	out, err := client.GetObject(w.t.Context(), &sdk.GetObjectInput{Bucket: &bucket, Key: &key})
 	if err != nil {
 		return "", nil, err
@@ -27,7 +27,7 @@ func (w *world) get(client *sdk.Client, bucket, key string) (string, *sdk.GetObj
 }
 
 func TestObjects(t *testing.T) {
-	w := newWorld(t)
+	w := newTestFront(t)
 	ctx := t.Context()
 	w.bucket("b-1")
 	for _, key := range []string{"a b/c+d/ü%2F.json", "x", "p/q?r=s&t", "p/;,:@=$!*'()~"} {
@@ -90,7 +90,7 @@ func TestObjects(t *testing.T) {
 }
 
 func TestPermissions(t *testing.T) {
-	w := newWorld(t)
+	w := newTestFront(t)
 	ctx := t.Context()
 	w.bucket("b-1")
 	w.put("b-1", "shard/a/x", "1")
@@ -143,7 +143,7 @@ func TestPermissions(t *testing.T) {
 }
 
 func TestVersions(t *testing.T) {
-	w := newWorld(t)
+	w := newTestFront(t)
 	ctx := t.Context()
 	w.bucket("b-1")
 	w.put("b-1", "k", "before")
@@ -296,7 +296,7 @@ func TestVersions(t *testing.T) {
 }
 
 func TestVersionPermissions(t *testing.T) {
-	w := newWorld(t)
+	w := newTestFront(t)
 	ctx := t.Context()
 	w.bucket("b-1")
 	w.put("b-1", "k", "1")
@@ -318,7 +318,7 @@ func TestVersionPermissions(t *testing.T) {
 // TestOtherRequestForms checks the other forms of requests: buckets as host names, presigned URLs, chunks with
 // trailers, and no signature.
 func TestOtherRequestForms(t *testing.T) {
-	w := newWorld(t)
+	w := newTestFront(t)
 	ctx := t.Context()
 	w.bucket("b-1")
 	host := strings.Replace(w.url, "127.0.0.1", "localhost", 1)

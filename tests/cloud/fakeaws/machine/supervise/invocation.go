@@ -36,20 +36,20 @@ func (i *invocation) execute() string {
 	s := i.service
 	s.set(activating, "start")
 	if err := i.prepare(); err != nil {
-		i.journal().say("%s: %v", s.name, err)
+		i.journal().logf("%s: %v", s.name, err)
 		return resource
 	}
 	if i.mailbox != nil {
 		defer i.mailbox.close()
 	}
 	if err := i.spawn(); err != nil {
-		i.journal().say("%s: %v", s.name, err)
+		i.journal().logf("%s: %v", s.name, err)
 		if i.main == nil {
 			return resource
 		}
 	}
 	if !i.def.Notify || i.awaitReady() {
-		i.journal().say("Started %s.", s.name)
+		i.journal().logf("Started %s.", s.name)
 		s.set(active, "running")
 		i.run.decide(nil)
 		i.watch()
@@ -104,7 +104,7 @@ func (i *invocation) awaitReady() bool {
 		case <-i.run.stop:
 			return false
 		case <-deadline:
-			i.journal().say("%s: start operation timed out. Terminating.", i.service.name)
+			i.journal().logf("%s: start operation timed out. Terminating.", i.service.name)
 			i.fail(timedOut)
 			return false
 		}
@@ -129,7 +129,7 @@ func (i *invocation) watch() {
 				i.service.set(deactivating, "stop-sigterm")
 			}
 		case <-deadline:
-			i.journal().say("%s: Watchdog timed out (limit %s)!", i.service.name, i.def.Watchdog)
+			i.journal().logf("%s: Watchdog timed out (limit %s)!", i.service.name, i.def.Watchdog)
 			i.fail(watchdog)
 			return
 		case <-i.main.done:
@@ -151,13 +151,13 @@ func (i *invocation) mail() <-chan datagram {
 // NotifyAccess=main.
 func (i *invocation) receive(d datagram) message {
 	if d.pid != i.main.pid {
-		i.journal().say("%s: Got notification message from PID %d, but reception is not permitted", i.service.name,
+		i.journal().logf("%s: Got notification message from PID %d, but reception is not permitted", i.service.name,
 			d.pid)
 		return message{}
 	}
 	m, err := parseMessage(d.text)
 	if err != nil {
-		i.journal().say("%s: notification from PID %d: %v", i.service.name, d.pid, err)
+		i.journal().logf("%s: notification from PID %d: %v", i.service.name, d.pid, err)
 	}
 	return m
 }
@@ -174,7 +174,7 @@ func (i *invocation) kill() {
 		signalProcess(pid, syscall.SIGCONT)
 	}
 	if !i.awaitEnd(after(i.def.TimeoutStop)) {
-		i.journal().say("%s: State 'stop-%s' timed out. Killing.", i.service.name, signalName(sig))
+		i.journal().logf("%s: State 'stop-%s' timed out. Killing.", i.service.name, signalName(sig))
 		i.fail(timedOut)
 		for _, pid := range i.processes() {
 			signalProcess(pid, syscall.SIGKILL)
@@ -219,10 +219,10 @@ func (i *invocation) mainResult() string {
 	case status == 0:
 		return success
 	case status.Exited():
-		i.journal().say("%s: Main process exited, code=exited, status=%d", i.service.name, status.ExitStatus())
+		i.journal().logf("%s: Main process exited, code=exited, status=%d", i.service.name, status.ExitStatus())
 		return "exit-code"
 	}
-	i.journal().say("%s: Main process exited, code=killed, status=%s", i.service.name, signalName(status.Signal()))
+	i.journal().logf("%s: Main process exited, code=killed, status=%s", i.service.name, signalName(status.Signal()))
 	if slices.Contains([]syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE},
 		status.Signal()) {
 		return success

@@ -42,8 +42,8 @@ func (j *journal) write(source string, pid int, text string) {
 	fmt.Fprintln(j.out, l.String())
 }
 
-// say logs a message of init itself.
-func (j *journal) say(format string, args ...any) {
+// logf logs a message of init itself.
+func (j *journal) logf(format string, args ...any) {
 	j.write("systemd", 1, fmt.Sprintf(format, args...))
 }
 
@@ -63,13 +63,13 @@ func (j *journal) pipe(source string, pid func() int, also io.Writer) (w *os.Fil
 		if also != nil {
 			in = io.TeeReader(r, also)
 		}
-		j.follow(source, pid, in)
+		j.logLines(source, pid, in)
 	}()
 	return w, done, nil
 }
 
-// follow logs lines from in until it ends. A line of more than 48 KiB is split.
-func (j *journal) follow(source string, pid func() int, in io.Reader) {
+// logLines logs lines from in until it ends. A line of more than 48 KiB is split.
+func (j *journal) logLines(source string, pid func() int, in io.Reader) {
 	lines := bufio.NewReaderSize(in, 48<<10) // The default of systemd's LineMax=.
 	for {
 		text, err := lines.ReadSlice('\n')

@@ -79,14 +79,14 @@ func Run(o Options) (int, error) {
 	if o.Build {
 		return m.build()
 	}
-	m.journal.say("Machine %s is up as %s.", o.InstanceID, o.Hostname)
+	m.journal.logf("Machine %s is up as %s.", o.InstanceID, o.Hostname)
 	first := true
 	for {
 		go m.boot(first)
 		action := <-m.down
 		m.shutdown(action)
 		if !strings.HasPrefix(action, "reboot") {
-			m.journal.say("Powering off.")
+			m.journal.logf("Powering off.")
 			return 0, nil
 		}
 		first = false
@@ -101,13 +101,13 @@ func Run(o Options) (int, error) {
 func (m *Manager) listen() {
 	console, err := os.OpenFile("/dev/console", os.O_RDWR, 0) // A named pipe.
 	if err != nil {
-		m.journal.say("No console: %v", err)
+		m.journal.logf("No console: %v", err)
 	} else {
-		go m.journal.follow("console", func() int { return 0 }, console)
+		go m.journal.logLines("console", func() int { return 0 }, console)
 	}
 	syslog, err := openMailbox("/dev/log")
 	if err != nil {
-		m.journal.say("No syslog: %v", err)
+		m.journal.logf("No syslog: %v", err)
 		return
 	}
 	go func() {
@@ -239,7 +239,7 @@ func (m *Manager) start(ctx context.Context, name string) (*run, error) {
 		s := m.service(name)
 		m.mu.Unlock()
 		if _, err := m.definition(s); err != nil {
-			m.journal.say("%v", err)
+			m.journal.logf("%v", err)
 			return nil, err
 		}
 		m.mu.Lock()
@@ -252,7 +252,7 @@ func (m *Manager) start(ctx context.Context, name string) (*run, error) {
 			r = newRun()
 			s.run, s.state, s.sub, s.restarts = r, activating, "start", 0
 			m.mu.Unlock()
-			m.journal.say("Starting %s...", name)
+			m.journal.logf("Starting %s...", name)
 			go s.loop(r)
 			return r, nil
 		}
@@ -307,7 +307,7 @@ const grace = 2 * time.Second
 
 // shutdown ends all services as their units define, and then all other processes.
 func (m *Manager) shutdown(action string) {
-	m.journal.say("The system will %s now!", action)
+	m.journal.logf("The system will %s now!", action)
 	if !strings.HasSuffix(action, "-force") {
 		m.mu.Lock()
 		names := slices.Collect(maps.Keys(m.services))
@@ -358,7 +358,7 @@ func (m *Manager) renew() error {
 func (m *Manager) boot(first bool) {
 	links, err := filepath.Glob("/etc/systemd/system/multi-user.target.wants/*.service")
 	if err != nil {
-		m.journal.say("%v", err)
+		m.journal.logf("%v", err)
 	}
 	for _, link := range links {
 		_, _ = m.start(context.Background(), filepath.Base(link)) // Errors are in the journal.

@@ -99,16 +99,16 @@ func (s *service) loop(r *run) {
 			return
 		}
 		if !s.mayStart(def) {
-			s.m.journal.say("%s: Start request repeated too quickly.", s.name)
+			s.m.journal.logf("%s: Start request repeated too quickly.", s.name)
 			s.end(r, limitHit, errors.New("start request repeated too quickly"))
 			if def.PowerOff {
-				s.m.journal.say("poweroff: %s was started too often", s.name)
+				s.m.journal.logf("poweroff: %s was started too often", s.name)
 				s.m.goDown("poweroff")
 			}
 			return
 		}
 		if path := unmet(def); path != "" {
-			s.m.journal.say("%s was skipped because of an unmet condition check (ConditionPathExists=%s).", s.name,
+			s.m.journal.logf("%s was skipped because of an unmet condition check (ConditionPathExists=%s).", s.name,
 				path)
 			s.set(inactive, "dead")
 			s.m.finish(s, r)
@@ -118,7 +118,7 @@ func (s *service) loop(r *run) {
 		i := &invocation{service: s, def: def, run: r}
 		result := i.execute()
 		if result != success {
-			s.m.journal.say("%s: Failed with result '%s'.", s.name, result)
+			s.m.journal.logf("%s: Failed with result '%s'.", s.name, result)
 		}
 		r.decide(fmt.Errorf("the service ended with result '%s'", result)) // Without effect if it was up before.
 		if r.stopping() || !def.Restart {
@@ -136,7 +136,7 @@ func (s *service) loop(r *run) {
 			return
 		case <-after(def.RestartAfter):
 		}
-		s.m.journal.say("%s: Scheduled restart job, restart counter is at %d.", s.name, n)
+		s.m.journal.logf("%s: Scheduled restart job, restart counter is at %d.", s.name, n)
 	}
 }
 
@@ -159,9 +159,9 @@ func (s *service) end(r *run, result string, err error) {
 	}
 	s.m.mu.Unlock()
 	if err != nil {
-		s.m.journal.say("Failed to start %s: %v", s.name, err)
+		s.m.journal.logf("Failed to start %s: %v", s.name, err)
 	} else {
-		s.m.journal.say("Stopped %s.", s.name)
+		s.m.journal.logf("Stopped %s.", s.name)
 	}
 	s.m.finish(s, r)
 	r.decide(err)

@@ -22,9 +22,9 @@ func advice(err error) string {
 	return bucket.Advice(err)
 }
 
-// look fills in the computed attributes from the bucket. It returns objstore.ErrNotFound if the shard has no
+// readStatus fills in the computed attributes from the bucket. It returns objstore.ErrNotFound if the shard has no
 // configuration.
-func (m *model) look(ctx context.Context, b *bucket.Connection) error {
+func (m *model) readStatus(ctx context.Context, b *bucket.Connection) error {
 	name := m.Shard.ValueString()
 	reader, err := b.Shard(ctx, "", name)
 	if err != nil {

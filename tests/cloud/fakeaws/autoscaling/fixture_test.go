@@ -46,8 +46,8 @@ type asked struct {
 	context          policy.Context
 }
 
-// world is EC2 and Auto Scaling with a common test clock, behind the real SDK.
-type world struct {
+// testAccount is EC2 and Auto Scaling with a common test clock, behind the real SDK.
+type testAccount struct {
 	*testing.T
 	ec2     *ec2.Service
 	service *Service
@@ -68,9 +68,9 @@ type world struct {
 
 const targetGroup = "arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/t/1"
 
-func newWorld(t *testing.T) *world {
+func newTestAccount(t *testing.T) *testAccount {
 	t.Helper()
-	w := &world{T: t, faults: &fault.Set{}, now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC),
+	w := &testAccount{T: t, faults: &fault.Set{}, now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC),
 		targets: &targets{groups: map[string]map[string]string{targetGroup: {}}}}
 	zones := []string{"us-west-2a", "us-west-2b"}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -107,14 +107,14 @@ func newWorld(t *testing.T) *world {
 }
 
 // clock never returns the same time twice, like real clocks.
-func (w *world) clock() time.Time {
+func (w *testAccount) clock() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.now = w.now.Add(time.Microsecond)
 	return w.now
 }
 
-func (w *world) sleep(d time.Duration) {
+func (w *testAccount) sleep(d time.Duration) {
 	w.mu.Lock()
 	w.now = w.now.Add(d)
 	w.mu.Unlock()
@@ -122,7 +122,7 @@ func (w *world) sleep(d time.Duration) {
 }
 
 // ServeHTTP does the cloud's part around its services. The test decides which permissions are denied.
-func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+func (w *testAccount) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	service, operations := "autoscaling", w.service.Operations()
 	if r.URL.Path[:4] == "/ec2" {
 		service, operations = "ec2", w.ec2.Operations()
@@ -135,7 +135,7 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	wire.Write(rw, c, answer)
 }
 
-func (w *world) call(rw http.ResponseWriter, r *http.Request, service string,
+func (w *testAccount) call(rw http.ResponseWriter, r *http.Request, service string,
 	operations map[string]wire.Handler) ([]byte, *wire.Call, error) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {
@@ -192,12 +192,12 @@ func code(t *testing.T, err error) string {
 }
 
 // create makes the group "servers".
-func (w *world) create(change func(in *sdk.CreateAutoScalingGroupInput)) {
+func (w *testAccount) create(change func(in *sdk.CreateAutoScalingGroupInput)) {
 	w.Helper()
 	must(w.client.CreateAutoScalingGroup(w.Context(), w.input(change)))(w.T)
 }
 
-func (w *world) input(change func(in *sdk.CreateAutoScalingGroupInput)) *sdk.CreateAutoScalingGroupInput {
+func (w *testAccount) input(change func(in *sdk.CreateAutoScalingGroupInput)) *sdk.CreateAutoScalingGroupInput {
 	in := &sdk.CreateAutoScalingGroupInput{
 		AutoScalingGroupName: aws.String("servers"), MinSize: aws.Int32(0), MaxSize: aws.Int32(4),
 		DesiredCapacity:   aws.Int32(1),
@@ -210,7 +210,7 @@ func (w *world) input(change func(in *sdk.CreateAutoScalingGroupInput)) *sdk.Cre
 	return in
 }
 
-func (w *world) group() types.AutoScalingGroup {
+func (w *testAccount) group() types.AutoScalingGroup {
 	w.Helper()
 	out := must(w.client.DescribeAutoScalingGroups(w.Context(), &sdk.DescribeAutoScalingGroupsInput{
 		AutoScalingGroupNames: []string{"servers"}}))(w.T)
@@ -221,7 +221,7 @@ func (w *world) group() types.AutoScalingGroup {
 }
 
 // inService returns the IDs of the group's instances that are in service, sorted.
-func (w *world) inService() []string {
+func (w *testAccount) inService() []string {
 	w.Helper()
 	var out []string
 	for _, i := range w.group().Instances {
@@ -233,19 +233,19 @@ func (w *world) inService() []string {
 	return out
 }
 
-func (w *world) resize(n int32) {
+func (w *testAccount) resize(n int32) {
 	w.Helper()
 	must(w.client.UpdateAutoScalingGroup(w.Context(), &sdk.UpdateAutoScalingGroupInput{
 		AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &n}))(w.T)
 }
 
-func (w *world) instance(id string) ec2types.Instance {
+func (w *testAccount) instance(id string) ec2types.Instance {
 	w.Helper()
 	return must(w.vms.DescribeInstances(w.Context(), &sdkec2.DescribeInstancesInput{InstanceIds: []string{id}}))(
 		w.T).Reservations[0].Instances[0]
 }
 
-func (w *world) activities() []types.Activity {
+func (w *testAccount) activities() []types.Activity {
 	w.Helper()
 	return must(w.client.DescribeScalingActivities(w.Context(), &sdk.DescribeScalingActivitiesInput{
 		AutoScalingGroupName: aws.String("servers")}))(w.T).Activities

@@ -42,8 +42,8 @@ var binary = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), err
 })
 
-// world is a front with a real server, and two callers: the account, and a role with a policy.
-type world struct {
+// testFront is a front with a real server, and two callers: the account, and a role with a policy.
+type testFront struct {
 	*sdk.Client // the account's
 	t           *testing.T
 	service     *s3.Service
@@ -54,7 +54,7 @@ type world struct {
 	asked  []string         // "s3:GetObject arn:… allowed"
 }
 
-func newWorld(t *testing.T) *world {
+func newTestFront(t *testing.T) *testFront {
 	t.Helper()
 	path, err := binary()
 	if err != nil {
@@ -69,7 +69,7 @@ func newWorld(t *testing.T) *world {
 			t.Logf("output of versitygw:\n%s", said)
 		}
 	})
-	w := &world{t: t}
+	w := &testFront{t: t}
 	if w.service, err = s3.New(s3.Config{Region: region, Account: account, Backend: backend}); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // as returns a client with the keys of the account or the role.
-func (w *world) as(who string) *sdk.Client {
+func (w *testFront) as(who string) *sdk.Client {
 	return sdk.New(sdk.Options{
 		Region: region, BaseEndpoint: aws.String(w.url), UsePathStyle: true, RetryMaxAttempts: 1,
 		Credentials: credentials.NewStaticCredentialsProvider(who, "secret-of-the-test", ""),
@@ -92,7 +92,7 @@ func (w *world) as(who string) *sdk.Client {
 }
 
 // may gives the role a policy with these statements.
-func (w *world) may(statements ...string) {
+func (w *testFront) may(statements ...string) {
 	w.t.Helper()
 	doc, err := policy.Parse(policy.Identity, `{"Version":"2012-10-17","Statement":[`+strings.Join(statements, ",")+
 		`]}`)
@@ -109,7 +109,7 @@ func allow(resource string, actions ...string) string {
 }
 
 // ServeHTTP does the cloud's part: it authenticates the caller and authorizes the call.
-func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+func (w *testFront) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	c := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r, Now: time.Now()}
 	signature, err := auth.Read(r)
 	if err == nil && signature == nil {
@@ -150,7 +150,7 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (w *world) bucket(name string) {
+func (w *testFront) bucket(name string) {
 	w.t.Helper()
 	_, err := w.CreateBucket(w.t.Context(), &sdk.CreateBucketInput{
 		Bucket: &name, CreateBucketConfiguration: &types.CreateBucketConfiguration{LocationConstraint: region},
@@ -160,7 +160,7 @@ func (w *world) bucket(name string) {
 	}
 }
 
-func (w *world) put(bucket, key, body string) *sdk.PutObjectOutput {
+func (w *testFront) put(bucket, key, body string) *sdk.PutObjectOutput {
 	w.t.Helper()
 	out, err := w.PutObject(w.t.Context(), &sdk.PutObjectInput{Bucket: &bucket, Key: &key,
 		Body: strings.NewReader(body)})

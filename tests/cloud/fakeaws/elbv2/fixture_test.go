@@ -64,8 +64,8 @@ type asked struct {
 	conditions       policy.Context
 }
 
-// world is the service behind its HTTP API, with its own clock. It records the permissions that the service requests.
-type world struct {
+// testService is the service behind its HTTP API, with its own clock. It records the permissions that the service requests.
+type testService struct {
 	*elb.Client
 	t       *testing.T
 	service *elbv2.Service
@@ -76,9 +76,9 @@ type world struct {
 	deny    string // A denied action.
 }
 
-func newWorld(t *testing.T) *world {
+func newTestService(t *testing.T) *testService {
 	t.Helper()
-	w := &world{t: t, lock: new(sync.Mutex), now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), network: &network{
+	w := &testService{t: t, lock: new(sync.Mutex), now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), network: &network{
 		subnets: map[string]elbv2.Subnet{
 			"subnet-a":  {VPC: "vpc-1", Zone: "us-west-2a", IPv6: true},
 			"subnet-b":  {VPC: "vpc-1", Zone: "us-west-2b", IPv6: true},
@@ -108,7 +108,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) serve(rw http.ResponseWriter, r *http.Request) {
+func (w *testService) serve(rw http.ResponseWriter, r *http.Request) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {
 		wire.WriteError(rw, w.service.Name(), "", err)
@@ -150,7 +150,7 @@ func (w *world) serve(rw http.ResponseWriter, r *http.Request) {
 	wire.Write(rw, c, body)
 }
 
-func (w *world) at(change func()) {
+func (w *testService) at(change func()) {
 	w.lock.Lock()
 	defer w.lock.Unlock()
 	change()
@@ -175,7 +175,7 @@ func wantCode(t *testing.T, what string, err error, code string) {
 }
 
 // lb creates a network load balancer in two zones.
-func (w *world) lb() types.LoadBalancer {
+func (w *testService) lb() types.LoadBalancer {
 	w.t.Helper()
 	return must(w.CreateLoadBalancer(w.t.Context(), &elb.CreateLoadBalancerInput{
 		Name: aws.String("lb"), Type: types.LoadBalancerTypeEnumNetwork, Scheme: types.LoadBalancerSchemeEnumInternal,
@@ -184,7 +184,7 @@ func (w *world) lb() types.LoadBalancer {
 }
 
 // tg creates a target group with default settings.
-func (w *world) tg(name string) types.TargetGroup {
+func (w *testService) tg(name string) types.TargetGroup {
 	w.t.Helper()
 	return must(w.CreateTargetGroup(w.t.Context(), &elb.CreateTargetGroupInput{
 		Name: aws.String(name), Protocol: types.ProtocolEnumTcp, Port: aws.Int32(6443), VpcId: aws.String("vpc-1"),
@@ -192,7 +192,7 @@ func (w *world) tg(name string) types.TargetGroup {
 	}))(w.t).TargetGroups[0]
 }
 
-func (w *world) listener(lb types.LoadBalancer, tg types.TargetGroup, port int32) types.Listener {
+func (w *testService) listener(lb types.LoadBalancer, tg types.TargetGroup, port int32) types.Listener {
 	w.t.Helper()
 	return must(w.CreateListener(w.t.Context(), &elb.CreateListenerInput{
 		LoadBalancerArn: lb.LoadBalancerArn, Protocol: types.ProtocolEnumTcp, Port: aws.Int32(port),
@@ -221,7 +221,7 @@ func targets(ids ...string) []types.TargetDescription {
 }
 
 // states returns the states of all targets of a group, such as "i-1:6443 unused Target.NotInUse".
-func (w *world) states(tg types.TargetGroup, ask ...types.TargetDescription) []string {
+func (w *testService) states(tg types.TargetGroup, ask ...types.TargetDescription) []string {
 	w.t.Helper()
 	out := must(w.DescribeTargetHealth(w.t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: tg.TargetGroupArn,
 		Targets: ask}))(w.t)
@@ -239,7 +239,7 @@ func (w *world) states(tg types.TargetGroup, ask ...types.TargetDescription) []s
 	return all
 }
 
-func (w *world) register(tg types.TargetGroup, ids ...string) {
+func (w *testService) register(tg types.TargetGroup, ids ...string) {
 	w.t.Helper()
 	must(w.RegisterTargets(w.t.Context(), &elb.RegisterTargetsInput{TargetGroupArn: tg.TargetGroupArn,
 		Targets: targets(ids...)}))(w.t)

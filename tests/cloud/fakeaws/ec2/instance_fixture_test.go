@@ -27,8 +27,8 @@ type asked struct {
 	context          policy.Context
 }
 
-// vmWorld is a region with a network, images and a test clock, behind a real SDK client.
-type vmWorld struct {
+// testRegion is a region with a network, images and a test clock, behind a real SDK client.
+type testRegion struct {
 	*testing.T
 	service *Service
 	client  *sdk.Client
@@ -44,9 +44,9 @@ type vmWorld struct {
 	amd, arm                     string
 }
 
-func newVMWorld(t *testing.T, machines Machines) *vmWorld {
+func newTestRegion(t *testing.T, machines Machines) *testRegion {
 	t.Helper()
-	w := &vmWorld{T: t, faults: &fault.Set{}, now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)}
+	w := &testRegion{T: t, faults: &fault.Set{}, now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)}
 	w.service = New(Config{
 		Region: "us-west-2", Account: "123456789012", Zones: []string{"us-west-2a", "us-west-2b", "us-west-2c"},
 		Now: w.clock, Machines: machines, Lock: &w.lock, Faults: w.faults,
@@ -73,26 +73,26 @@ func newVMWorld(t *testing.T, machines Machines) *vmWorld {
 	return w
 }
 
-func (w *vmWorld) addSubnet(block, zone string) string {
+func (w *testRegion) addSubnet(block, zone string) string {
 	w.Helper()
 	return *must(w.client.CreateSubnet(w.Context(), &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: &block,
 		AvailabilityZone: &zone}))(w.T).Subnet.SubnetId
 }
 
-func (w *vmWorld) clock() time.Time {
+func (w *testRegion) clock() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.now
 }
 
-func (w *vmWorld) sleep(d time.Duration) {
+func (w *testRegion) sleep(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.now = w.now.Add(d)
 }
 
 // serve does the cloud's part around a service. The test decides which permissions are denied.
-func (w *vmWorld) serve(rw http.ResponseWriter, r *http.Request) {
+func (w *testRegion) serve(rw http.ResponseWriter, r *http.Request) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {
 		wire.WriteError(rw, "ec2", "request", err)
@@ -158,7 +158,7 @@ func code(t *testing.T, err error) string {
 }
 
 // input returns a valid launch request.
-func (w *vmWorld) input() *sdk.RunInstancesInput {
+func (w *testRegion) input() *sdk.RunInstancesInput {
 	return &sdk.RunInstancesInput{
 		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, SubnetId: &w.subnetA, MinCount: aws.Int32(1),
 		MaxCount:         aws.Int32(1),
@@ -166,7 +166,7 @@ func (w *vmWorld) input() *sdk.RunInstancesInput {
 	}
 }
 
-func (w *vmWorld) run(change func(in *sdk.RunInstancesInput)) types.Instance {
+func (w *testRegion) run(change func(in *sdk.RunInstancesInput)) types.Instance {
 	w.Helper()
 	in := w.input()
 	if change != nil {
@@ -175,7 +175,7 @@ func (w *vmWorld) run(change func(in *sdk.RunInstancesInput)) types.Instance {
 	return must(w.client.RunInstances(w.Context(), in))(w.T).Instances[0]
 }
 
-func (w *vmWorld) describe(id string) types.Instance {
+func (w *testRegion) describe(id string) types.Instance {
 	w.Helper()
 	out := must(w.client.DescribeInstances(w.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{id}}))(w.T)
 	return out.Reservations[0].Instances[0]

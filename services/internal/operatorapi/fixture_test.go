@@ -59,9 +59,9 @@ func document(more string) string {
 }`, more)
 }
 
-// world is a leader of shard "a" in term 3 with everything behind the API except agents, and an operator of the tenant
+// testShard is a leader of shard "a" in term 3 with everything behind the API except agents, and an operator of the tenant
 // prod.
-type world struct {
+type testShard struct {
 	*transporttest.Cluster
 	nstancev1.OperatorServiceClient
 	store    *mem.Store
@@ -131,9 +131,9 @@ type noFiles struct{}
 
 func (noFiles) Push(context.Context, ident.ID) error { return nil }
 
-func newWorld(t testing.TB) *world {
+func newTestShard(t testing.TB) *testShard {
 	t.Helper()
-	w := &world{Cluster: transporttest.New(t), cut: make(chan struct{})}
+	w := &testShard{Cluster: transporttest.New(t), cut: make(chan struct{})}
 	w.store = mem.New(mem.Options{Now: w.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -171,7 +171,7 @@ func newWorld(t testing.TB) *world {
 			default:
 			}
 		}})
-	if err := w.manager.Lead(ctx, 3, applier{w.leader.World}); err != nil {
+	if err := w.manager.Lead(ctx, 3, applier{w.leader.State}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.leader.TakeOver(ctx); err != nil {
@@ -207,7 +207,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// operatorRole avoids a conflict with the variable authority in newWorld.
+// operatorRole avoids a conflict with the variable authority in newTestShard.
 const operatorRole = authority.RoleOperator
 
 func notLeader() error {
@@ -216,7 +216,7 @@ func notLeader() error {
 }
 
 // serve serves the API on a port of the given role.
-func (w *world) serve(t testing.TB, role authority.Role, more ...grpc.ServerOption) *bufconn.Listener {
+func (w *testShard) serve(t testing.TB, role authority.Role, more ...grpc.ServerOption) *bufconn.Listener {
 	listener := bufconn.Listen(64 << 10)
 	server := grpc.NewServer(append(transport.ServerOptions(w.Source, role, w.Log), more...)...)
 	nstancev1.RegisterOperatorServiceServer(server, w.service)
@@ -232,7 +232,7 @@ func (w *world) serve(t testing.TB, role authority.Role, more ...grpc.ServerOpti
 }
 
 // operator registers an operator and returns its certificate.
-func (w *world) operator(t testing.TB, tenant string, id ident.ID, key ed25519.PrivateKey) *tls.Certificate {
+func (w *testShard) operator(t testing.TB, tenant string, id ident.ID, key ed25519.PrivateKey) *tls.Certificate {
 	t.Helper()
 	cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: tenant, ID: id},
 		key)
@@ -246,12 +246,12 @@ func (w *world) operator(t testing.TB, tenant string, id ident.ID, key ed25519.P
 	return cert
 }
 
-func (w *world) dial(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
+func (w *testShard) dial(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
 	t.Helper()
 	return w.dialTo(t, w.listener, cert)
 }
 
-func (w *world) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certificate,
+func (w *testShard) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certificate,
 	options ...grpc.DialOption) nstancev1.OperatorServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///bufconn", append(options,
@@ -267,13 +267,13 @@ func (w *world) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certi
 }
 
 // rival returns a client of the other tenant's operator.
-func (w *world) rival(t testing.TB) nstancev1.OperatorServiceClient {
+func (w *testShard) rival(t testing.TB) nstancev1.OperatorServiceClient {
 	t.Helper()
 	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))
 }
 
 // configure writes the configuration like Terraform.
-func (w *world) configure(t testing.TB, text string) {
+func (w *testShard) configure(t testing.TB, text string) {
 	t.Helper()
 	if _, err := w.store.Put(t.Context(), keys.Config("a"), []byte(text), objstore.Always()); err != nil {
 		t.Fatal(err)
@@ -281,7 +281,7 @@ func (w *world) configure(t testing.TB, text string) {
 }
 
 // breakStore sets the faults of requests to the store.
-func (w *world) breakStore(fault func(mem.Request) mem.Fault) {
+func (w *testShard) breakStore(fault func(mem.Request) mem.Fault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.fault = fault
@@ -290,14 +290,14 @@ func (w *world) breakStore(fault func(mem.Request) mem.Fault) {
 func outOfOrder(mem.Request) mem.Fault { return mem.Fault{Err: errors.New("out of order")} }
 
 // provide sets the script of the provider.
-func (w *world) provide(script func(context.Context, mock.Call) mock.Outcome) {
+func (w *testShard) provide(script func(context.Context, mock.Call) mock.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.script = script
 }
 
 // end ends the leadership. The service then answers like a standby.
-func (w *world) end() {
+func (w *testShard) end() {
 	close(w.cut)
 	w.lose()
 }
@@ -394,7 +394,7 @@ func live(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*instanc
 }
 
 // scale creates or changes a dynamic group of the template worker.
-func (w *world) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
+func (w *testShard) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
 	t.Helper()
 	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "worker",
 		Size: &size})
@@ -405,7 +405,7 @@ func (w *world) scale(t testing.TB, group string, size uint32) *nstancev1.GroupS
 }
 
 // grow creates a group and waits for its instances, which are not registered yet.
-func (w *world) grow(t testing.TB, group string, size int) []ident.ID {
+func (w *testShard) grow(t testing.TB, group string, size int) []ident.ID {
 	t.Helper()
 	s := live(t, w)
 	defer s.stop()
@@ -428,7 +428,7 @@ func parse(t testing.TB, text string) ident.ID {
 }
 
 // register acts like an instance's agent: it registers, connects, and reports.
-func (w *world) register(t testing.TB, id ident.ID, report shardstate.Report) {
+func (w *testShard) register(t testing.TB, id ident.ID, report shardstate.Report) {
 	t.Helper()
 	rec, err := w.leader.Executor.Update(t.Context(), id, func(r *record.Instance) {
 		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(),
@@ -440,16 +440,16 @@ func (w *world) register(t testing.TB, id ident.ID, report shardstate.Report) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
+	w.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
 		Group: rec.Group, Instance: id})
-	stream, ok := w.leader.World.Connected(id)
-	if !ok || !w.leader.World.Reported(id, stream, report) {
+	stream, ok := w.leader.State.Connected(id)
+	if !ok || !w.leader.State.Reported(id, stream, report) {
 		t.Fatalf("%s cannot report", id)
 	}
 }
 
 // list merges the provider's list of all VMs into the state.
-func (w *world) list(t testing.TB) {
+func (w *testShard) list(t testing.TB) {
 	t.Helper()
 	if err := w.leader.Asker.List(t.Context()); err != nil {
 		t.Fatal(err)
@@ -457,7 +457,7 @@ func (w *world) list(t testing.TB) {
 }
 
 // awaitListing lists the provider's VMs repeatedly until an event matches.
-func (w *world) awaitListing(s *stream[*instanceEvent], what string, match func(*instanceEvent) bool) *instanceEvent {
+func (w *testShard) awaitListing(s *stream[*instanceEvent], what string, match func(*instanceEvent) bool) *instanceEvent {
 	s.t.Helper()
 	for {
 		select {
