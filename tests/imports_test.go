@@ -9,14 +9,20 @@ import (
 	"fmt"
 	"go/ast"
 	"go/parser"
+	"go/scanner"
 	"go/token"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud/all"
 )
 
 const module = "github.com/nstance-kit/nstance/"
@@ -26,10 +32,10 @@ const module = "github.com/nstance-kit/nstance/"
 var layers = [][]string{
 	{"services/contract/ident", "services/contract/reconnect", "services/contract/suggest"},
 	{"services/contract/cloud"},
-	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/bootscript",
-		"services/contract/endpoints"},
+	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/endpoints"},
 	{"services/contract/config"},
-	{"services/contract/envelope", "services/contract/keyring", "services/contract/authority"},
+	{"services/contract/bootscript", "services/contract/envelope", "services/contract/keyring",
+		"services/contract/authority"},
 	{"services/contract/objstore"},
 	{"services/contract/secretstore", "services/contract/clusterstate"},
 	{"services/api"},
@@ -316,6 +322,147 @@ func TestRulesDetectViolations(t *testing.T) {
 	if got := direction(pkg{ImportPath: "services/internal/misc"}); len(got) == 0 {
 		t.Error("direction: no complaint about a package without a place")
 	}
+}
+
+// cloudWords returns the words that name a cloud: the names of clouds and of their object stores, and names of their
+// services.
+func cloudWords() []string {
+	words := []string{"amazon", "ec2", "elbv2", "gce", "google", "imds", "libvirt", "parameterstore", "secretsmanager",
+		"ssm"}
+	for _, block := range all.Blocks() {
+		words = append(words, block.Name)
+		for _, store := range block.ObjectStores {
+			words = append(words, store.Name)
+		}
+	}
+	return words
+}
+
+// cloudPlaces returns the folders and files of product code that may name a cloud. A folder ends in a slash.
+func cloudPlaces() []string {
+	places := []string{
+		// Each of these lists the clouds, or the kinds of a cloud's stores, that programs link.
+		"services/contract/cloud/all/", "services/contract/keyring/all/", "services/contract/objstore/open/",
+		"services/contract/secretstore/open/", "services/internal/agent/notice/clouds.go",
+		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",
+		// A kind of secrets store.
+		"services/contract/secretstore/parameterstore/", "services/contract/secretstore/secretsmanager/",
+	}
+	for _, block := range all.Blocks() {
+		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/infra/"+block.Name+"/",
+			"services/contract/keyring/"+block.Name+"/", "services/internal/agent/notice/"+block.Name+".go",
+			"services/internal/operator/capacity/"+block.Name+".go")
+		for _, store := range block.ObjectStores {
+			places = append(places, "services/contract/objstore/"+store.Name+"/")
+		}
+	}
+	return places
+}
+
+// cloudExceptions are other folders and files that name clouds, with the reason.
+var cloudExceptions = map[string]string{
+	"services/api/nstance/v1/":                               "generated code uses the package google.protobuf",
+	"services/dev/":                                          "the development cluster is a tmux session and an S3 server",
+	"services/internal/dev/":                                 "the development cluster is a tmux session and an S3 server",
+	"services/cmd/dev-s3/":                                   "an S3 server for development",
+	"services/internal/sim/":                                 "test code: the simulator replaces the cloud",
+	"services/internal/proof/doc.go":                         "test code: the store is an S3 server",
+	"services/internal/infra/infratest/":                     "test code: the conformance suite",
+	"services/contract/objstore/objstoretest/":               "test code: the conformance suite",
+	"terraform-provider-nstance/internal/acctest/":           "test code: a server with a real store and real VMs",
+	"services/contract/config/types.go":                      "S3 is also the protocol of other stores",
+	"terraform-provider-nstance/internal/provider/schema.go": "S3 is also the protocol of other stores",
+}
+
+// TestCloudsInTheirPlaces checks that product code names a cloud only in the cloud's folders and where it is listed.
+// docs/contributing/adding-a-cloud.md describes these places.
+func TestCloudsInTheirPlaces(t *testing.T) {
+	used := map[string]bool{}
+	words, places := cloudWords(), cloudPlaces()
+	inside := func(path string) func(string) bool {
+		return func(place string) bool {
+			return path == place || strings.HasSuffix(place, "/") && strings.HasPrefix(path, place)
+		}
+	}
+	files := 0
+	for _, root := range []string{"services", "terraform-provider-nstance"} {
+		err := filepath.WalkDir(filepath.Join("..", root), func(file string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return err
+			}
+			files++
+			path := strings.TrimPrefix(filepath.ToSlash(file), "../")
+			if slices.ContainsFunc(places, inside(path)) {
+				return nil
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			found := cloudNames(path, text, words)
+			for place := range cloudExceptions {
+				if inside(path)(place) {
+					used[place] = used[place] || len(found) > 0
+					return nil
+				}
+			}
+			for _, complaint := range found {
+				t.Error(complaint)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if files < 300 {
+		t.Errorf("only %d files were checked", files)
+	}
+	for place := range cloudExceptions {
+		if !used[place] {
+			t.Errorf("%s names no cloud: delete the exception", place)
+		}
+	}
+}
+
+// cloudNames returns a complaint for each identifier, literal and comment of a file that has one of the words. URLs in
+// comments are references, which do not count.
+func cloudNames(path string, text []byte, words []string) (complaints []string) {
+	files := token.NewFileSet()
+	var s scanner.Scanner
+	s.Init(files.AddFile(path, -1, len(text)), text, nil, scanner.ScanComments)
+	for {
+		pos, kind, literal := s.Scan()
+		switch kind {
+		case token.EOF:
+			return complaints
+		case token.COMMENT:
+			literal = commentURL.ReplaceAllString(literal, "")
+		case token.STRING:
+			literal = neutralImport.ReplaceAllString(literal, "")
+		}
+		for _, word := range wordsOf(literal) {
+			if slices.Contains(words, word) {
+				complaints = append(complaints, fmt.Sprintf("%s: %s names a cloud: %q",
+					files.Position(pos), kind, word))
+				break
+			}
+		}
+	}
+}
+
+var (
+	commentURL = regexp.MustCompile(`https?://\S+`)
+	// neutralImport matches modules of a cloud's owner that have nothing to do with the cloud.
+	neutralImport = regexp.MustCompile(`^"(github\.com/google|google\.golang\.org/(grpc|protobuf|genproto))\b`)
+	// capital matches the boundary before a word that starts with a capital letter.
+	capital = regexp.MustCompile(`([A-Z0-9])([A-Z][a-z])|([a-z0-9])([A-Z])`)
+)
+
+// wordsOf returns the words of a text in lower case. An identifier has several words: newS3Store has new, s3 and store.
+func wordsOf(text string) []string {
+	text = strings.ToLower(capital.ReplaceAllString(text, "$1$3 $2$4"))
+	return strings.FieldsFunc(text, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 }
 
 // list asks the go command for every package of the module.

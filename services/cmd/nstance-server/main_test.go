@@ -21,7 +21,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/server"
@@ -119,7 +118,7 @@ func lead(t *testing.T, bucket objstore.Store, client *ec2.Client, want int) ([]
 	go func() {
 		done <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "host", HostID: true, Shard: "a", CacheDir: t.TempDir(),
-				HealthAddr: "127.0.0.1:0", Location: open.Location{Provider: "mem"}},
+				HealthAddr: "127.0.0.1:0", Location: objstore.Location{Provider: "mem"}},
 			Log: slog.New(slog.NewJSONHandler(log, nil)), Bucket: bucket, Clouds: clouds()})
 	}()
 	end := func() { stop(); <-done }

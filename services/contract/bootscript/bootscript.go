@@ -17,12 +17,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// MaxSize is the maximum size of a script in bytes. EC2 accepts 16 KiB of userdata, and the agent's script grows by the
-// CA certificate and the nonce when the server renders it.
+// MaxSize is the maximum size of a script in bytes. The smallest limit of a cloud is 16 KiB of userdata, and the
+// agent's script grows by the CA certificate and the nonce when the server renders it.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 const MaxSize = 12 << 10
 
@@ -47,7 +48,7 @@ type Common struct {
 type Server struct {
 	Common
 	Shard   string
-	Storage string // "s3", "gcs" or "file"
+	Storage string // one of [config.ObjectStoreNames]
 	Bucket  string
 	Prefix  string // or ""
 	// Region is the region of the machine and its bucket. If it is "", the machine detects it.
@@ -78,8 +79,8 @@ func (e *FieldError) Unwrap() error { return e.Err }
 func (s Server) Script() (string, error) {
 	var errs problems
 	errs.add("shard", ident.ValidateName(s.Shard))
-	if !slices.Contains([]string{"s3", "gcs", "file"}, s.Storage) {
-		errs.add("storage", fmt.Errorf("%q is none of s3, gcs, file", s.Storage))
+	if kinds := config.ObjectStoreNames(); !slices.Contains(kinds, s.Storage) {
+		errs.add("storage", fmt.Errorf("%q is none of %s", s.Storage, strings.Join(kinds, ", ")))
 	}
 	args := []string{"--shard", s.Shard, "--storage", s.Storage, "--bucket", s.Bucket}
 	errs.argument("bucket", s.Bucket)
@@ -107,8 +108,8 @@ func (s Server) Script() (string, error) {
 		if !regionPattern.MatchString(s.Region) {
 			errs.add("region", fmt.Errorf("%q is not the name of a region, such as us-west-2", s.Region))
 		}
-		if s.Storage == "s3" {
-			environment["AWS_REGION"] = s.Region
+		if name := config.RegionVariable(s.Storage); name != "" {
+			environment[name] = s.Region
 		}
 	}
 	environment["NSTANCE_SERVER_ARGS"] = strings.Join(args, " ")

@@ -106,6 +106,28 @@ func secretsStoreOf(name string) cloud.SecretsStore {
 	return cloud.SecretsStore{}
 }
 
+// SecretsStoresWithProject returns the kinds of secrets store that accept a project_id.
+func SecretsStoresWithProject() []string {
+	var out []string
+	for _, store := range secretsStores() {
+		if store.TakesProject {
+			out = append(out, store.Name)
+		}
+	}
+	return out
+}
+
+// RegionVariable returns the environment variable from which the SDK of a kind of object store takes its region, or ""
+// if there is none.
+func RegionVariable(storeName string) string {
+	for _, store := range objectStores() {
+		if store.Name == storeName {
+			return store.RegionVariable
+		}
+	}
+	return ""
+}
+
 // storesWithEndpoint returns the kinds of object store that accept an endpoint URL.
 func storesWithEndpoint() []string {
 	var out []string

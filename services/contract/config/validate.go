@@ -104,14 +104,8 @@ func (c *checker) project(project, provider, path string) {
 	if project == "" || secretsStoreOf(provider).TakesProject {
 		return
 	}
-	var names []string
-	for _, store := range secretsStores() {
-		if store.TakesProject {
-			names = append(names, store.Name)
-		}
-	}
-	c.add(path+".project_id", "is for provider %s only", strings.Join(names, ", ")).depends = []string{
-		path + ".provider"}
+	names := strings.Join(SecretsStoresWithProject(), ", ")
+	c.add(path+".project_id", "is for provider %s only", names).depends = []string{path + ".provider"}
 }
 
 func (c *checker) server() {

@@ -34,19 +34,32 @@ func (r Ring) Keys() []envelope.Key {
 	return append([]envelope.Key{r.Current}, r.Old...)
 }
 
-// Source reads the bytes of a key from a [config.KeySource]. Its errors must not quote those bytes.
-type Source func(ctx context.Context, source config.KeySource) ([]byte, error)
+// Source is a kind of place that holds keys.
+type Source struct {
+	// Name is the value of provider in a [config.KeySource].
+	Name string
+	// Read reads the bytes of a key. Its errors must not quote those bytes.
+	Read func(ctx context.Context, source config.KeySource) ([]byte, error)
+}
 
-// Sources returns the sources that need no SDK: "env" and "file". Each main package adds the sources of the clouds that
-// it links.
-func Sources() map[string]Source {
-	return map[string]Source{"env": readEnv, "file": readFile}
+// Sources returns the sources that need no SDK. Package all adds those of the clouds.
+func Sources() []Source {
+	return []Source{{Name: config.EnvKeySource, Read: readEnv}, {Name: config.FileKeySource, Read: readFile}}
+}
+
+// Names returns the names of sources.
+func Names(sources []Source) []string {
+	var names []string
+	for _, source := range sources {
+		names = append(names, source.Name)
+	}
+	return names
 }
 
 // Load reads the current key and the old keys. Without an encryption_key it returns a Ring without a current key, which
 // cannot seal. Every source that cannot be read is an error, because without an old key, secrets would seem to be lost.
 // The error reports all failed sources.
-func Load(ctx context.Context, secrets config.Secrets, sources map[string]Source) (Ring, error) {
+func Load(ctx context.Context, secrets config.Secrets, sources []Source) (Ring, error) {
 	var ring Ring
 	var errs []error
 	if secrets.EncryptionKey != nil {
@@ -72,13 +85,13 @@ func Load(ctx context.Context, secrets config.Secrets, sources map[string]Source
 	return ring, nil
 }
 
-func read(ctx context.Context, source config.KeySource, sources map[string]Source) (envelope.Key, error) {
+func read(ctx context.Context, source config.KeySource, sources []Source) (envelope.Key, error) {
 	from := describe(source)
-	get, ok := sources[source.Provider]
-	if !ok {
+	i := slices.IndexFunc(sources, func(s Source) bool { return s.Name == source.Provider })
+	if i < 0 {
 		return envelope.Key{}, fmt.Errorf("read key from %s: this program has no such provider", from)
 	}
-	data, err := get(ctx, source)
+	data, err := sources[i].Read(ctx, source)
 	if err != nil {
 		return envelope.Key{}, fmt.Errorf("read key from %s: %w", from, err)
 	}
@@ -91,7 +104,7 @@ func read(ctx context.Context, source config.KeySource, sources map[string]Sourc
 
 func describe(source config.KeySource) string {
 	name := source.Source
-	if name == "" && source.Provider == "env" {
+	if name == "" && source.Provider == config.EnvKeySource {
 		name = config.DefaultKeyVariable
 	}
 	return fmt.Sprintf("%s %q", source.Provider, name)

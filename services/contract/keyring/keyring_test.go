@@ -79,13 +79,13 @@ func TestLoad(t *testing.T) {
 	}
 	t.Setenv(config.DefaultKeyVariable, text)
 	t.Setenv("OTHER", strings.Repeat("o", 32))
-	sources := keyring.Sources()
-	sources["vault"] = func(_ context.Context, source config.KeySource) ([]byte, error) {
-		if source.Source != "arn" {
-			return nil, errors.New("denied")
-		}
-		return []byte(strings.Repeat("v", 32)), nil
-	}
+	sources := append(keyring.Sources(), keyring.Source{Name: "vault",
+		Read: func(_ context.Context, source config.KeySource) ([]byte, error) {
+			if source.Source != "arn" {
+				return nil, errors.New("denied")
+			}
+			return []byte(strings.Repeat("v", 32)), nil
+		}})
 	ring, err := keyring.Load(t.Context(), config.Secrets{
 		EncryptionKey: &config.KeySource{Provider: "env"},
 		OldEncryptionKeys: []config.KeySource{

@@ -8,7 +8,7 @@
 //   - The Put did not take effect and never will (ErrConflict and every other definite error).
 //   - The result is not known yet (ErrIndeterminate). Settle turns it into one of the other two.
 //
-// Back ends are sub-packages (mem, file, s3), so that importing this package links no SDK. Package open selects a back
+// Back ends are sub-packages, so that importing this package links no SDK. Package open selects a back
 // end by name. All back ends run the conformance suite in objstoretest.
 package objstore
 
@@ -22,8 +22,8 @@ import (
 )
 
 // Token is the opaque version of an object: an ETag or a generation. Tokens may only be compared for equality, and only
-// with tokens of the same key in the same store. A token may be a content hash (S3 ETags are MD5 sums), so that the
-// same bytes may get the same token again. Every object that is compared and swapped must therefore contain a counter.
+// with tokens of the same key in the same store. A token may be a content hash, so that the same bytes may get the same
+// token again. Every object that is compared and swapped must therefore contain a counter.
 type Token string
 
 // Object is one object as read from the store. The caller owns Body.
@@ -140,11 +140,11 @@ func (c Condition) String() string {
 	return "invalid condition"
 }
 
-// maxKey is the maximum size of a key in bytes. S3 and GCS have the same limit.
+// maxKey is the maximum size of a key in bytes. It is the smallest limit of the back ends.
 const maxKey = 1024
 
-// ValidateKey returns an error that wraps ErrInvalid if a key is not valid for all back ends. S3 and a directory of
-// files accept the same keys. A key is 1 to 1024 bytes of UTF-8 without control characters or backslashes. Its segments
+// ValidateKey returns an error that wraps ErrInvalid if a key is not valid. All back ends accept the same
+// keys. A key is 1 to 1024 bytes of UTF-8 without control characters or backslashes. Its segments
 // between slashes are 1 to 200 bytes, and no segment is "." or "..".
 func ValidateKey(key string) error {
 	switch {

@@ -72,8 +72,8 @@ func refused(ctx context.Context, store Store, key string, body []byte, cond Con
 }
 
 func unconditional(complaint string, cause error) error {
-	const advice = "two servers could lead at once on it; use a store with conditional writes (AWS S3, Google Cloud " +
-		"Storage, a current MinIO or versitygw) or a newer version of this one"
+	const advice = "two servers could lead at once on it; use a store with conditional writes or a newer version of " +
+		"this one"
 	if cause != nil {
 		return fmt.Errorf("probe: %w: %s; %s: %w", ErrUnconditional, complaint, advice, cause)
 	}

@@ -92,7 +92,7 @@ func Sample() Data {
 			Shard: "sample", RegistrationAddr: "192.0.2.1:8992", AgentAddr: "192.0.2.1:8994",
 			OperatorAddr: "192.0.2.1:8993",
 		},
-		Provider: Provider{Kind: "mock", Region: "sample", Zone: "sample-a"},
+		Provider: Provider{Kind: "sample", Region: "sample", Zone: "sample-a"},
 		Vars:     map[string]string{},
 		Image:    map[string]string{},
 	}

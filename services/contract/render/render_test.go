@@ -36,7 +36,7 @@ func TestText(t *testing.T) {
 		{"{{ .Cluster.ID }}{{ .Cluster.CACert }}", "sample" + d.Cluster.CACert},
 		{"{{ .Server.Shard }} {{ .Server.RegistrationAddr }} {{ .Server.AgentAddr }} {{ .Server.OperatorAddr }}",
 			"sample 192.0.2.1:8992 192.0.2.1:8994 192.0.2.1:8993"},
-		{"{{ .Provider.Kind }} {{ .Provider.Region }} {{ .Provider.Zone }}", "mock sample sample-a"},
+		{"{{ .Provider.Kind }} {{ .Provider.Region }} {{ .Provider.Zone }}", "sample sample sample-a"},
 		{"{{ .Vars.role }} {{ $.Vars.role }} {{ .Image.debian_13 }}", "worker worker ami-1"},
 		{`{{ index .Vars "absent" }}`, ""},
 		{`{{ if eq .Vars.role "worker" }}yes{{ else }}no{{ end }}`, "yes"},

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 )
 
 //go:generate go test -run ^TestGenerated$ . -update
@@ -78,14 +80,15 @@ func newApp(version string, env Environment) *app {
 	return &app{Environment: env, version: version, style: newStyle(env)}
 }
 
+// about is the help text of the program. Its verb receives the environment of the object stores.
 const about = `nstance-admin looks after Nstance clusters: their keys and registrations, their
 configuration, groups and instances.
 
 Commands under "cluster", and "config push", work on the bucket: they need access to
-it (AWS credentials, AWS_REGION, AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE) and mostly
-the cluster's encryption key (NSTANCE_ENCRYPTION_KEY unless --key-provider and
---key-source say otherwise).
+it and mostly the cluster's encryption key (NSTANCE_ENCRYPTION_KEY unless
+--key-provider and --key-source say otherwise). Access comes from the environment:
 
+%s
 All other commands talk to the leaders of shards over mutual TLS. Tell them where:
 
   export NSTANCE_ADMIN_SERVERS=us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993
@@ -103,7 +106,7 @@ func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "nstance-admin",
 		Short:         "Operate Nstance clusters",
-		Long:          about,
+		Long:          fmt.Sprintf(about, open.Environment("  %[2]s: %[1]s\n")),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Version:       a.version,

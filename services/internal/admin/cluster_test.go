@@ -39,7 +39,7 @@ const encryptionKey = "thisisatest32bytekey123456789012"
 // bucket is a bucket for command lines, which tests can also access directly.
 type bucket struct {
 	terminalless
-	location open.Location
+	location objstore.Location
 	flags    []string
 	store    objstore.Store
 }
@@ -48,7 +48,7 @@ type bucket struct {
 func newBucket(t *testing.T, provider string) *bucket {
 	t.Helper()
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", encryptionKey)
-	b := &bucket{location: open.Location{Provider: provider, Bucket: filepath.Join(t.TempDir(), "bucket"),
+	b := &bucket{location: objstore.Location{Provider: provider, Bucket: filepath.Join(t.TempDir(), "bucket"),
 		Prefix: "some/where"}}
 	if provider == "s3" {
 		b.location.Bucket = "dev"

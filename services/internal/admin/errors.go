@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -117,12 +117,6 @@ func hintOf(err error) string {
 		return "it is unknown whether it was written; check, and run the command again"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "is the bucket reachable from here? A longer --timeout waits longer"
-	case strings.Contains(err.Error(), "request send failed"):
-		return "the object store cannot be reached: check AWS_ENDPOINT_URL and AWS_REGION, and whether it is running"
-	case strings.Contains(err.Error(), "NoSuchBucket"):
-		return "check --storage-bucket, AWS_REGION and AWS_ENDPOINT_URL"
-	case strings.Contains(err.Error(), "AccessDenied"), strings.Contains(err.Error(), "credentials"):
-		return "check the AWS credentials and what they may do with the bucket"
 	}
-	return ""
+	return open.Hint(err)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
+	keysources "github.com/nstance-kit/nstance/services/contract/keyring/all"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
@@ -26,7 +27,7 @@ import (
 
 // bucketFlags hold the location of a bucket.
 type bucketFlags struct {
-	location open.Location
+	location objstore.Location
 	timeout  time.Duration
 }
 
@@ -35,7 +36,8 @@ func (b *bucketFlags) add(cmd *cobra.Command) {
 	if cmd.HasSubCommands() {
 		flags = cmd.PersistentFlags()
 	}
-	flags.StringVar(&b.location.Provider, "storage-provider", "s3", "where the bucket is: s3, or file for a directory")
+	flags.StringVar(&b.location.Provider, "storage-provider", open.Names()[0],
+		"kind of object store: "+strings.Join(open.Names(), " or "))
 	flags.StringVar(&b.location.Bucket, "storage-bucket", "", "the bucket; for file, the directory (required)")
 	flags.StringVar(&b.location.Prefix, "storage-prefix", "", "what all keys in the bucket begin with")
 	flags.DurationVar(&b.timeout, "storage-timeout", storageTime, "how long the command may take with the bucket")
@@ -60,8 +62,8 @@ func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, co
 	if err != nil {
 		return nil, nil, nil,
 			withHint(err,
-				"--storage-provider and --storage-bucket say where the bucket is, AWS_REGION, AWS_ENDPOINT_URL and "+
-					"AWS_S3_USE_PATH_STYLE how to get there")
+				"check --storage-provider, --storage-bucket and the environment; nstance-admin --help lists "+
+					"its variables")
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	return objstore.WithProbe(store, probeKey()), ctx, cancel, nil
@@ -83,12 +85,13 @@ func (s *secretFlags) add(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&s.cluster, "cluster-id", "", "the cluster; taken from cluster/ca.crt in the bucket if not given")
 	s.bucketFlags.add(cmd)
-	flags.StringVar(&s.provider, "secrets-provider", "object-storage",
-		"where secrets are kept: object-storage, aws-secrets-manager or aws-parameter-store")
+	flags.StringVar(&s.provider, "secrets-provider", config.ObjectStorage,
+		"where secrets are kept: "+strings.Join(secrets.Names(), ", "))
 	flags.StringVar(&s.prefix, "secrets-prefix", "", "what the names of secrets begin with, where a service keeps them")
-	flags.StringVar(&s.project, "secrets-project", "", "Google Cloud project of the secrets")
-	flags.StringVar(&s.keyProvider, "key-provider", "env",
-		"where the encryption key is: env, file, aws-secrets-manager or aws-parameter-store")
+	flags.StringVar(&s.project, "secrets-project", "", "project of the secrets, for "+
+		strings.Join(config.SecretsStoresWithProject(), ", "))
+	flags.StringVar(&s.keyProvider, "key-provider", config.EnvKeySource,
+		"where the encryption key is: "+strings.Join(keyring.Names(keysources.Sources()), ", "))
 	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+
 		") path of the file, or name or ARN of the secret or parameter")
 }
@@ -111,7 +114,7 @@ type need struct {
 // withCluster opens the cluster that the flags name and calls do with it.
 func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 	do func(ctx context.Context, c *cluster) error) error {
-	if s.provider == secrets.ObjectStorage && s.prefix != "" {
+	if s.provider == config.ObjectStorage && s.prefix != "" {
 		return usagef(
 			"--secrets-prefix %q: secrets in object storage have no prefix but the bucket's: --storage-prefix",
 			s.prefix)
@@ -123,7 +126,7 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 	} else if needs.id {
 		return usagef("--cluster-id is missing")
 	}
-	ring, err := s.ring(ctx, needs.key && s.provider == secrets.ObjectStorage)
+	ring, err := s.ring(ctx, needs.key && s.provider == config.ObjectStorage)
 	if err != nil {
 		return err
 	}
@@ -143,9 +146,9 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 			}
 		}
 		c := &cluster{id: options.ClusterID, bucket: bucket, ring: ring}
-		if c.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: config.Secrets{Provider: s.provider,
-			Prefix: s.prefix, ProjectID: s.project},
-			Bucket: bucket, Cluster: c.id, Ring: ring, Rand: a.Rand}); err != nil {
+		settings := config.Secrets{Provider: s.provider, Prefix: s.prefix, ProjectID: s.project}
+		if c.secrets, err = secrets.Open(ctx, settings, secretstore.Options{Bucket: bucket, Cluster: c.id, Ring: ring,
+			Rand: a.Rand}); err != nil {
 			return usagef("--secrets-provider: %w", err)
 		}
 		options.Secrets = c.secrets
@@ -164,11 +167,11 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 		provider, source, ok := strings.Cut(text, ":")
 		if !ok || source == "" {
 			return keyring.Ring{},
-				usagef("--old-key: want PROVIDER:SOURCE, such as env:VARIABLE, file:PATH or aws-secrets-manager:ARN")
+				usagef("--old-key: want PROVIDER:SOURCE, such as env:VARIABLE or file:PATH")
 		}
 		from.OldEncryptionKeys = append(from.OldEncryptionKeys, config.KeySource{Provider: provider, Source: source})
 	}
-	ring, err := keyring.Load(ctx, from, secrets.KeySources())
+	ring, err := keyring.Load(ctx, from, keysources.Sources())
 	if err != nil {
 		return keyring.Ring{},
 			withHint(err,

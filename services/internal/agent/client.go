@@ -46,13 +46,6 @@ type Facts struct {
 	IPv4, IPv6, Hostname string
 }
 
-// NoticeSource watches for the cloud's announcement that it will take the VM away.
-type NoticeSource interface {
-	// Watch calls notice at every change. The argument is nil when the cloud withdraws a notice. Watch returns when ctx
-	// ends, or with an error if there is no source to watch.
-	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
-}
-
 // Options configure a [Client]. Every field is required unless its comment says otherwise.
 type Options struct {
 	ID ident.ID

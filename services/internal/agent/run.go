@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -58,7 +57,7 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 			return true
 		}, Log: log})
 	})
-	group.Go(func() error { return noticeSource(s, log).Watch(ctx, client.Notice) })
+	group.Go(func() error { return watchNotices(ctx, s, client, log) })
 	group.Go(func() error {
 		select {
 		case <-ctx.Done():
@@ -133,34 +132,14 @@ func (m thisMachine) Facts() Facts {
 	return Facts{IPv4: ipv4, IPv6: ipv6, Hostname: m.Name()}
 }
 
-// noNotices is the [NoticeSource] of machines whose provider gives no notices.
-type noNotices struct{}
-
-func (noNotices) Watch(ctx context.Context, _ func(*nstancev1.TerminationNotice)) error {
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-// noticeSource returns the source of the provider's notices. The environment variables that override the address of a
-// metadata service are those of the clouds' own libraries.
-func noticeSource(s Settings, log *slog.Logger) NoticeSource {
-	provider := s.Provider
-	if provider == "" {
-		provider = machine.Provider(os.DirFS("/sys/class/dmi/id"))
+// watchNotices watches for the notices of the machine's cloud until ctx ends.
+func watchNotices(ctx context.Context, s Settings, client *Client, log *slog.Logger) error {
+	cloud := notice.Find(s.Provider, notice.Firmware{FS: os.DirFS("/sys/class/dmi/id")})
+	if cloud.NewSource == nil {
+		log.Debug("No termination notices are watched", "provider", cloud.Name)
+		return nil
 	}
-	options := notice.Options{Interval: s.SpotPollInterval, Log: log}
-	switch provider {
-	case "aws":
-		options.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
-		return notice.NewAWS(options)
-	case "gcp":
-		if host := os.Getenv("GCE_METADATA_HOST"); host != "" {
-			options.Base = "http://" + host
-		}
-		return notice.NewGCP(options)
-	}
-	log.Debug("No termination notices are watched", "provider", provider)
-	return noNotices{}
+	return cloud.NewSource(notice.Options{Interval: s.SpotPollInterval, Log: log}).Watch(ctx, client.Notice)
 }
 
 // watchShutdown holds a shutdown inhibitor lock of logind and reconnects when logind is not available.

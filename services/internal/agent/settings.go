@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 )
 
 // Prefix starts the names of all environment variables of the agent.
@@ -91,8 +92,8 @@ func variables() []variable {
 			func(s *Settings, v string) error { s.Hook = v; return nil }},
 		{"HOOK_TIMEOUT", false, "1m", "after which the hook is killed",
 			func(s *Settings, v string) (err error) { s.HookTimeout, err = parseDuration(v); return err }},
-		{"PROVIDER", false, "", "aws, gcp, proxmox or none: where to look for notices; detected",
-			func(s *Settings, v string) error { s.Provider = v; return oneOf(v, "aws", "gcp", "proxmox", "none") }},
+		{"PROVIDER", false, "", "the machine's cloud: " + strings.Join(notice.Names(), ", ") + "; detected",
+			func(s *Settings, v string) error { s.Provider = v; return oneOf(v, notice.Names()...) }},
 		{"SPOT_POLL_INTERVAL", false, "2s", "how often to look for notices",
 			func(s *Settings, v string) (err error) { s.SpotPollInterval, err = parseDuration(v); return err }},
 		{"METRICS_INTERFACE", false, "",

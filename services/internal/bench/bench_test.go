@@ -19,7 +19,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/memory"
@@ -176,11 +175,10 @@ func (s *stack) start() {
 	go func() {
 		s.stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: s.ports[0],
-				Location: open.Location{Provider: "mem"}},
+				Location: objstore.Location{Provider: "mem"}},
 			Log: logger(), Bucket: s.counted,
-			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
-				return []byte(encryptionKey), nil
-			}},
+			KeySources: []keyring.Source{{Name: config.EnvKeySource,
+				Read: func(context.Context, config.KeySource) ([]byte, error) { return []byte(encryptionKey), nil }}},
 			Clouds: []infra.Cloud{mock.Cloud(s.provider, "bench")},
 		})
 	}()

@@ -25,7 +25,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
@@ -142,11 +141,12 @@ func (c *coldShard) start() (stop func(), m *moments) {
 	go func() {
 		stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: "127.0.0.1:0",
-				Location: open.Location{Provider: "mem"}},
+				Location: objstore.Location{Provider: "mem"}},
 			Log: log, Bucket: c.counted, Started: func(addr net.Addr) { go c.probe(ctx, addr, m) },
-			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
-				return []byte("thisisatest32bytekey123456789012"), nil
-			}},
+			KeySources: []keyring.Source{{Name: config.EnvKeySource,
+				Read: func(context.Context, config.KeySource) ([]byte, error) {
+					return []byte("thisisatest32bytekey123456789012"), nil
+				}}},
 			Clouds: []infra.Cloud{mock.Cloud(c.provider, "bench")},
 		})
 	}()

@@ -23,7 +23,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/memory"
@@ -116,11 +115,10 @@ func runServer(in io.Reader, out io.Writer) error {
 	go func() {
 		stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: at.Dir, HealthAddr: at.Health,
-				Location: open.Location{Provider: "s3", Bucket: bucketName, Endpoint: at.Edges, PathStyle: true}},
+				Location: objstore.Location{Provider: "s3", Bucket: bucketName, Endpoint: at.Edges, PathStyle: true}},
 			Log: logger(),
-			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
-				return []byte(encryptionKey), nil
-			}},
+			KeySources: []keyring.Source{{Name: config.EnvKeySource,
+				Read: func(context.Context, config.KeySource) ([]byte, error) { return []byte(encryptionKey), nil }}},
 			Clouds: []infra.Cloud{mock.Cloud(distant{at.Edges, &http.Client{
 				Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}, "bench")},
 		})

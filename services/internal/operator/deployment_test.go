@@ -31,7 +31,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
@@ -256,11 +255,10 @@ func (deployment *testDeployment) startServer(id string, groups map[string]int) 
 		done <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "server-" + id, Shard: id, CacheDir: deployment.t.TempDir(),
 				HealthAddr: ports[0],
-				Location:   open.Location{Provider: "mem"}},
+				Location:   objstore.Location{Provider: "mem"}},
 			Log: slog.New(slog.DiscardHandler), Bucket: deployment.bucket,
-			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
-				return []byte(sealKey), nil
-			}},
+			KeySources: []keyring.Source{{Name: config.EnvKeySource,
+				Read: func(context.Context, config.KeySource) ([]byte, error) { return []byte(sealKey), nil }}},
 			Clouds: []infra.Cloud{mock.Cloud(deployment.cloud, "machine-"+id)},
 		})
 	}()

@@ -10,8 +10,8 @@ import (
 
 const (
 	// absenceGrace is how long after its creation a VM may be missing from a complete list, or be unknown to the
-	// provider, without being gone: clouds only promise that a new VM is listed eventually (EC2 API reference,
-	// "Eventual consistency").
+	// provider, without being gone: clouds promise only that a new VM is listed eventually
+	// (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
 	absenceGrace = time.Minute
 	// lateDrain is the most drain time that a leader grants a deletion of which it learns late.
 	lateDrain = 30 * time.Second

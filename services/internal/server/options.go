@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 )
@@ -24,7 +26,7 @@ type Options struct {
 	// HostID is true if no ID was given. The ID is then the host name until the provider supplies a better one.
 	HostID          bool
 	Shard           string
-	Location        open.Location
+	Location        objstore.Location
 	CacheDir        string
 	LeaderInterface string
 	AdvertiseHost   string
@@ -44,9 +46,9 @@ type Options struct {
 const usage = `nstance-server keeps the VMs of one zone shard alive.
 
 Usage:
-  nstance-server --id ID --shard SHARD --storage s3|file --bucket BUCKET [flags]
+  nstance-server --id ID --shard SHARD --storage %s --bucket BUCKET [flags]
   nstance-server --validate=FILE        check a shard configuration and exit
-  nstance-server --validate --shard SHARD --storage s3 --bucket BUCKET
+  nstance-server --validate --shard SHARD --bucket BUCKET
                                         check the one in the bucket and exit
 
 The server reads config/{shard}.jsonc from the bucket (written by the Terraform provider or "nstance-admin config
@@ -59,8 +61,7 @@ Flags:
 
 const environment = `
 Environment:
-  AWS_REGION, AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE and the usual AWS credentials, for --storage s3
-  NSTANCE_ENCRYPTION_KEY   the key that seals the cluster's secrets, where the configuration says "provider": "env"
+%s  NSTANCE_ENCRYPTION_KEY   the key that seals the cluster's secrets, where the configuration says "provider": "env"
 
 Signals: SIGTERM and SIGINT stop the server and hand over. SIGUSR1 tells the leader that it may delete the orphans which
 stopped the garbage collection.
@@ -77,7 +78,8 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 	flags.StringVar(&o.ID, "id", "",
 		"this server's ID, unique in the shard (default: the machine's provider instance ID, else its host name)")
 	flags.StringVar(&o.Shard, "shard", "", "shard to serve")
-	flags.StringVar(&o.Location.Provider, "storage", "s3", "object storage: s3 or file")
+	flags.StringVar(&o.Location.Provider, "storage", open.Names()[0],
+		"object storage: "+strings.Join(open.Names(), " or "))
 	flags.StringVar(&o.Location.Bucket, "bucket", "", "bucket (for file: a directory)")
 	flags.StringVar(&o.Location.Prefix, "prefix", "", "prefix of all keys in the bucket")
 	flags.StringVar(&o.CacheDir, "cachedir", "./cache", "directory of the cache, which can be deleted at any time")
@@ -97,7 +99,11 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 	flags.BoolVar(&o.Debug, "debug", false, "log more; serve gRPC health and reflection")
 	verbose := flags.BoolP("verbose", "v", false, "the same as --debug")
 	flags.BoolVar(&o.Version, "version", false, "print the version and exit")
-	flags.Usage = func() { fmt.Fprint(out, usage, flags.FlagUsages(), environment) }
+	flags.Usage = func() {
+		fmt.Fprintf(out, usage, strings.Join(open.Names(), "|"))
+		fmt.Fprint(out, flags.FlagUsages())
+		fmt.Fprintf(out, environment, open.Environment("  %s, for --storage %s\n"))
+	}
 	if err := flags.Parse(args); err != nil {
 		return Options{}, err
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -189,7 +190,8 @@ func refuseBadArgs(cfg *Config) {
 		provider, err := open(ctx, env)
 		return refusingProvider{provider}, err
 	}
-	cfg.KeySources["file"] = func(context.Context, config.KeySource) ([]byte, error) {
-		return []byte("other is a key of 32 bytes too.."), nil
-	}
+	cfg.KeySources = append(cfg.KeySources, keyring.Source{Name: config.FileKeySource,
+		Read: func(context.Context, config.KeySource) ([]byte, error) {
+			return []byte("other is a key of 32 bytes too.."), nil
+		}})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
+	keysources "github.com/nstance-kit/nstance/services/contract/keyring/all"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
@@ -106,8 +107,7 @@ func (s *server) checkFlags(shard *config.Shard) error {
 	return nil
 }
 
-// interfaceID returns the ID of a network interface. text is the ID itself or its ARN,
-// arn:aws:ec2:{region}:{account}:network-interface/{ID}.
+// interfaceID returns the ID of a network interface. text is the ID itself or its ARN, arn:…:network-interface/{ID}.
 func interfaceID(text string) string {
 	if !strings.HasPrefix(text, "arn:") {
 		return text
@@ -121,7 +121,7 @@ func interfaceID(text string) string {
 func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resources) error {
 	cluster := s.documents
 	if at := shard.Cluster.Storage; at != nil {
-		store, err := open.Open(ctx, open.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region,
+		store, err := open.Open(ctx, objstore.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region,
 			Prefix: at.Prefix, Endpoint: at.Endpoint})
 		if err != nil {
 			return fmt.Errorf("cluster.storage: %w", err)
@@ -134,13 +134,13 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	}
 	sources := s.cfg.KeySources
 	if sources == nil {
-		sources = secrets.KeySources()
+		sources = keysources.Sources()
 	}
 	ring, err := keyring.Load(ctx, shard.Cluster.Secrets, sources)
 	if err != nil {
 		return fmt.Errorf("cluster.secrets: %w", err)
 	}
-	if r.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: shard.Cluster.Secrets, Bucket: cluster,
+	if r.secrets, err = secrets.Open(ctx, shard.Cluster.Secrets, secretstore.Options{Bucket: cluster,
 		Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader}); err != nil {
 		return fmt.Errorf("cluster.secrets.provider: %w", err)
 	}

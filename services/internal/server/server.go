@@ -48,7 +48,7 @@ type Config struct {
 	// Clouds are the clouds that this binary supports.
 	Clouds []infra.Cloud
 	// KeySources are the possible sources of encryption keys. nil means all that exist.
-	KeySources map[string]keyring.Source
+	KeySources []keyring.Source
 	// Bucket, if set, replaces the bucket that the options name.
 	Bucket objstore.Store
 	// Supervised means that a supervisor restarts this server when it fails.

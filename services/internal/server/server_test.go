@@ -24,7 +24,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
@@ -126,14 +125,13 @@ func (r *testShard) start(key string) *run {
 	dir := r.t.TempDir()
 	cfg := Config{
 		Options: Options{ID: "s", Shard: "a", CacheDir: dir, HealthAddr: r.ports[0],
-			Location: open.Location{Provider: "mem"}},
+			Location: objstore.Location{Provider: "mem"}},
 		Log: slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, ConfirmOrphans: p.confirm,
 		Started: func(net.Addr) {
 			close(started)
 		},
-		KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
-			return []byte(key), nil
-		}},
+		KeySources: []keyring.Source{{Name: config.EnvKeySource,
+			Read: func(context.Context, config.KeySource) ([]byte, error) { return []byte(key), nil }}},
 		Clouds: []infra.Cloud{mock.Cloud(r.provider, "machine")},
 	}
 	if r.set != nil {
@@ -428,11 +426,10 @@ func TestReadySoonAfterTheStoreReturns(t *testing.T) {
 		now := began
 		store := outage{r.bucket, &now, began.Add(down)}
 		s := newServer(Config{
-			Options: Options{ID: "s", Shard: "a", CacheDir: t.TempDir(), Location: open.Location{Provider: "mem"}},
+			Options: Options{ID: "s", Shard: "a", CacheDir: t.TempDir(), Location: objstore.Location{Provider: "mem"}},
 			Log:     slog.New(slog.DiscardHandler), Bucket: store,
-			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
-				return []byte(testKey), nil
-			}},
+			KeySources: []keyring.Source{{Name: config.EnvKeySource,
+				Read: func(context.Context, config.KeySource) ([]byte, error) { return []byte(testKey), nil }}},
 			Clouds: []infra.Cloud{mock.Cloud(r.provider, "machine")},
 		})
 		s.env.Sleep = func(_ context.Context, d time.Duration) error {

@@ -51,14 +51,14 @@ func Factories() map[string]func() (tfprotov6.ProviderServer, error) {
 // Bucket is an empty bucket with a store through which the test reads and writes it.
 type Bucket struct {
 	objstore.Store
-	Location open.Location
+	Location objstore.Location
 	Key      string // base64
 }
 
 // File returns a bucket in a temporary directory.
 func File(t *testing.T) Bucket {
 	t.Helper()
-	return newBucket(t, open.Location{Provider: "file", Bucket: filepath.Join(t.TempDir(), "bucket")})
+	return newBucket(t, objstore.Location{Provider: "file", Bucket: filepath.Join(t.TempDir(), "bucket")})
 }
 
 // S3 returns a bucket in an S3 server in this process.
@@ -71,7 +71,7 @@ func S3(t *testing.T) Bucket {
 	server := httptest.NewServer(gofakes3.New(backend).Server())
 	t.Cleanup(server.Close)
 	hermetic(t)
-	return newBucket(t, open.Location{Provider: "s3", Bucket: bucketName, Prefix: "some/where", Region: "us-east-1",
+	return newBucket(t, objstore.Location{Provider: "s3", Bucket: bucketName, Prefix: "some/where", Region: "us-east-1",
 		Endpoint: server.URL, PathStyle: true})
 }
 
@@ -119,7 +119,7 @@ func Versitygw(t *testing.T) Bucket {
 		}
 		return resp.Body.Close() == nil
 	})
-	return newBucket(t, open.Location{Provider: "s3", Bucket: bucketName, Region: "us-east-1", Endpoint: endpoint,
+	return newBucket(t, objstore.Location{Provider: "s3", Bucket: bucketName, Region: "us-east-1", Endpoint: endpoint,
 		PathStyle: true})
 }
 
@@ -138,7 +138,7 @@ func hermetic(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-test")
 }
 
-func newBucket(t *testing.T, at open.Location) Bucket {
+func newBucket(t *testing.T, at objstore.Location) Bucket {
 	t.Helper()
 	store, err := open.Open(t.Context(), at)
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -21,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
-	keyringaws "github.com/nstance-kit/nstance/services/contract/keyring/aws"
+	keysources "github.com/nstance-kit/nstance/services/contract/keyring/all"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
@@ -46,7 +45,7 @@ var ErrKey = errors.New("there is no usable encryption key")
 // Settings holds the bucket and key settings of the provider.
 type Settings struct {
 	// Storage is the location of the bucket, or nil if it is not set.
-	Storage        *open.Location
+	Storage        *objstore.Location
 	StorageUnknown bool
 	// Keys names the encryption keys and their sources.
 	Keys        config.Secrets
@@ -124,18 +123,11 @@ func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	if c.settings.KeysUnknown {
 		return keyring.Ring{}, ErrUnknown
 	}
-	ring, err := keyring.Load(ctx, c.settings.Keys, sources())
+	ring, err := keyring.Load(ctx, c.settings.Keys, keysources.Sources())
 	if err != nil {
 		return keyring.Ring{}, fmt.Errorf("%w: %w", ErrKey, err)
 	}
 	return ring, nil
-}
-
-// sources returns all sources that an encryption key can be read from. A source of another cloud is added here.
-func sources() map[string]keyring.Source {
-	all := keyring.Sources()
-	maps.Copy(all, keyringaws.Sources())
-	return all
 }
 
 // Secrets returns the sealed secrets of a cluster.
@@ -189,8 +181,8 @@ func Advice(err error) string {
 		return "First apply the resources that the provider's storage and encryption_key depend on, for example with " +
 			"-target, or name them in depends_on."
 	case errors.Is(err, ErrNotSet):
-		return `Set storage in the provider's configuration, such as ` +
-			`storage = { provider = "s3", bucket = "my-bucket", region = "eu-central-1" }.`
+		return fmt.Sprintf("Set storage in the provider's configuration, such as "+
+			`storage = { provider = %q, bucket = "my-bucket" }.`, open.Names()[0])
 	case errors.Is(err, ErrKey):
 		return "Set the variable, write the file, or make the secret or parameter that the provider's " +
 			"encryption_key names, and check that you may read it. It holds the key " +

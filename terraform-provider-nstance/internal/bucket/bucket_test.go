@@ -14,7 +14,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
 
@@ -74,7 +73,7 @@ func TestUnconditionalStoreIsRefused(t *testing.T) {
 	defer endpoint.Close()
 	t.Setenv("AWS_ACCESS_KEY_ID", "access")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	connection := bucket.New(bucket.Settings{Storage: &open.Location{Provider: "s3", Bucket: "b", Region: "r",
+	connection := bucket.New(bucket.Settings{Storage: &objstore.Location{Provider: "s3", Bucket: "b", Region: "r",
 		Endpoint: endpoint.URL, PathStyle: true}})
 	store, err := connection.Store(t.Context())
 	if err != nil {

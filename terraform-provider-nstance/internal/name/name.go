@@ -1,13 +1,17 @@
-// Package name validates attributes that hold a name, with the rules of package ident.
+// Package name validates attributes that hold a name, with the rules of package ident, and lists names in documents.
 package name
 
 import (
 	"context"
+	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
+
+// List returns names as code for a document, separated by commas.
+func List(names []string) string { return "`" + strings.Join(names, "`, `") + "`" }
 
 // Valid returns a validator that accepts the names that check accepts. what is the kind of object for messages, such as
 // "shard".

@@ -13,7 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
@@ -71,7 +71,7 @@ func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest,
 	if !m.Storage.IsNull() && !settings.StorageUnknown {
 		var s storageModel
 		resp.Diagnostics.Append(m.Storage.As(ctx, &s, basetypes.ObjectAsOptions{})...)
-		settings.Storage = &open.Location{
+		settings.Storage = &objstore.Location{
 			Provider: s.Provider.ValueString(), Bucket: s.Bucket.ValueString(), Prefix: s.Prefix.ValueString(),
 			Region: s.Region.ValueString(), Endpoint: s.Endpoint.ValueString(), PathStyle: s.PathStyle.ValueBool(),
 		}

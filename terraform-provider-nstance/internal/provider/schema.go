@@ -14,6 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
 
@@ -21,11 +22,9 @@ import (
 func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *provider.SchemaResponse) {
 	key := map[string]schema.Attribute{
 		"provider": schema.StringAttribute{
-			MarkdownDescription: "What holds the key: `env`, `file`, `aws-secrets-manager`, `aws-parameter-store` " +
-				"or `google-secret-manager`.",
-			Required: true,
-			Validators: []validator.String{stringvalidator.OneOf("env", "file", "aws-secrets-manager",
-				"aws-parameter-store", "google-secret-manager")},
+			MarkdownDescription: "What holds the key: " + name.List(config.KeySourceNames()) + ".",
+			Required:            true,
+			Validators:          []validator.String{stringvalidator.OneOf(config.KeySourceNames()...)},
 		},
 		"source": schema.StringAttribute{
 			MarkdownDescription: "Name of the environment variable (default `" + config.DefaultKeyVariable +
@@ -33,8 +32,9 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 			Optional: true,
 		},
 		"project_id": schema.StringAttribute{
-			MarkdownDescription: "Google Cloud project of the secret, where the source does not name it.",
-			Optional:            true,
+			MarkdownDescription: "Project of the secret, where the source does not name it. For " +
+				name.List(config.SecretsStoresWithProject()) + ".",
+			Optional: true,
 		},
 	}
 	resp.Schema = schema.Schema{
@@ -49,9 +49,9 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": schema.StringAttribute{
-						MarkdownDescription: "Kind of object store: `s3` or `file`.",
+						MarkdownDescription: "Kind of object store: " + name.List(open.Names()) + ".",
 						Required:            true,
-						Validators:          []validator.String{stringvalidator.OneOf("s3", "file")},
+						Validators:          []validator.String{stringvalidator.OneOf(open.Names()...)},
 					},
 					"bucket": schema.StringAttribute{
 						MarkdownDescription: "Name of the bucket; for `file`, a directory.",
@@ -62,7 +62,7 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						MarkdownDescription: "Prefix of all keys in the bucket.", Optional: true},
 					"region": schema.StringAttribute{MarkdownDescription: "Region of the bucket.", Optional: true},
 					"endpoint": schema.StringAttribute{
-						MarkdownDescription: "URL of an S3-compatible store that is not AWS's own.", Optional: true},
+						MarkdownDescription: "URL of an S3-compatible store.", Optional: true},
 					"path_style": schema.BoolAttribute{
 						MarkdownDescription: "Name the bucket in the path of the URL and not in the host, as most " +
 							"S3-compatible stores want it.", Optional: true},

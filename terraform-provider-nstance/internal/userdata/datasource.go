@@ -19,7 +19,9 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/nstance-kit/nstance/services/contract/bootscript"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
 
 // DataSource implements the data source nstance_userdata.
@@ -70,6 +72,7 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 	texts := func(doc string) schema.ListAttribute {
 		return schema.ListAttribute{MarkdownDescription: doc, Optional: true, ElementType: types.StringType}
 	}
+	kinds := config.ObjectStoreNames()
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "The script that a machine boots with (userdata): for a server of a shard, or, as a " +
 			"template that the server renders, for the shard's instances. It writes " +
@@ -84,11 +87,12 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 				Required:   true,
 				Validators: []validator.String{stringvalidator.OneOf(roleServer, roleAgent)},
 			},
-			"shard":   optional("Servers: the shard to serve. Required."),
-			"storage": optional("Servers: kind of object store, `s3`, `gcs` or `file`. Default: `s3`."),
-			"bucket":  optional("Servers: name of the bucket. Required."),
-			"prefix":  optional("Servers: prefix of all keys in the bucket."),
-			"region":  optional("Servers: region of the bucket, set as `AWS_REGION` for the AWS SDK."),
+			"shard": optional("Servers: the shard to serve. Required."),
+			"storage": optional("Servers: kind of object store: " + name.List(kinds) + ". Default: `" + kinds[0] +
+				"`."),
+			"bucket": optional("Servers: name of the bucket. Required."),
+			"prefix": optional("Servers: prefix of all keys in the bucket."),
+			"region": optional("Servers: region of the bucket, for the SDK of the object store."),
 			"leader_interface": optional(
 				"Servers: ID of the network interface that the leader takes. It has to be that of the shard's " +
 					"configuration."),
@@ -114,7 +118,7 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 					"template: `{{ quote .Vars.name }}`."),
 			"content": schema.StringAttribute{MarkdownDescription: "The script.", Computed: true},
 			"content_base64": schema.StringAttribute{
-				MarkdownDescription: "The script in base64, as `user_data` of an `aws_launch_template` wants it.",
+				MarkdownDescription: "The script in base64, as launch templates want it.",
 				Computed:            true},
 		},
 	}
@@ -172,7 +176,7 @@ func (m model) script(ctx context.Context) (string, diag.Diagnostics) {
 	}
 	storage := m.Storage.ValueString()
 	if m.Storage.IsNull() {
-		storage = "s3"
+		storage = config.ObjectStoreNames()[0]
 	}
 	return report(&diags)(bootscript.Server{
 		Common: common, Shard: m.Shard.ValueString(), Storage: storage, Bucket: m.Bucket.ValueString(),

@@ -20,8 +20,9 @@ import (
 
 // Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". A source is given by its name or its
 // ARN. An ARN also determines the region. All other settings come from the SDK's default configuration.
-func Sources() map[string]keyring.Source {
-	return map[string]keyring.Source{"aws-secrets-manager": readSecret, "aws-parameter-store": readParameter}
+func Sources() []keyring.Source {
+	return []keyring.Source{{Name: "aws-secrets-manager", Read: readSecret},
+		{Name: "aws-parameter-store", Read: readParameter}}
 }
 
 func readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {

@@ -45,6 +45,10 @@ type Store struct {
 	turn chan struct{} // serializes the callers of this process
 }
 
+// Backend describes this kind of object store.
+var Backend = objstore.Backend{Name: "file",
+	Open: func(_ context.Context, at objstore.Location) (objstore.Store, error) { return Open(at.Bucket) }}
+
 // Open opens the bucket in dir, and creates the directory if it does not exist. Close releases the open directory and
 // the lock file.
 func Open(dir string) (*Store, error) {
@@ -123,9 +127,8 @@ func (s *Store) get(ctx context.Context, key string) (objstore.Object, time.Time
 	return objstore.Object{Key: key, Body: body, Token: tokenOf(body)}, info.ModTime(), nil
 }
 
-// tokenOf returns the ETag that S3 assigns to an object put in one piece, so that dev-s3 can serve it. It protects
-// against accidents and races of Nstance's own programs, but not against an attacker with write access to the
-// directory.
+// tokenOf returns the MD5 sum, because the development object store serves tokens as ETags. The sum protects against
+// accidents and races of Nstance's own programs, but not against an attacker with write access to the directory.
 func tokenOf(body []byte) objstore.Token {
 	sum := md5.Sum(body)
 	return objstore.Token(hex.EncodeToString(sum[:]))

@@ -2,8 +2,7 @@
 // of each request.
 //
 // Invariant: the same requests and the same faults in the same order give the same answers. The package starts no
-// goroutines and does not sleep by itself. Tokens are content hashes, as in S3, which is the strictest choice for
-// callers.
+// goroutines and does not sleep by itself. Tokens are content hashes, which is the strictest choice for callers.
 package mem
 
 import (

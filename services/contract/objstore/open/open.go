@@ -1,49 +1,64 @@
-// Package open opens an object store by the name of its back end. It is separate from objstore because it links every
-// SDK.
+// Package open lists the back ends of object storage and opens a bucket by the name of its back end. It is separate
+// from objstore because it links every SDK. To add a back end, add it to [Backends].
 package open
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"os"
+	"slices"
+	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 )
 
-// Location is the location of a bucket: the "storage" of a configuration, or the flags of a program.
-type Location struct {
-	Provider string // "s3" or "file"
-	Bucket   string // for file, the directory
-	Prefix   string // of all keys; may be empty
-	// Region, Endpoint and PathStyle are for s3. Unset values come from the environment: AWS_REGION, AWS_ENDPOINT_URL,
-	// AWS_S3_USE_PATH_STYLE.
-	Region    string
-	Endpoint  string
-	PathStyle bool
+// Backends returns all back ends. The first one is the default of the programs.
+func Backends() []objstore.Backend { return []objstore.Backend{s3.Backend, file.Backend} }
+
+// Names returns the names of all back ends.
+func Names() []string {
+	var names []string
+	for _, backend := range Backends() {
+		names = append(names, backend.Name)
+	}
+	return names
 }
 
-// Open opens the store at the location. It does not connect to the store.
-func Open(ctx context.Context, at Location) (objstore.Store, error) {
-	store, err := backend(ctx, at)
+// Open opens the bucket at the location. It does not connect to the store.
+func Open(ctx context.Context, at objstore.Location) (objstore.Store, error) {
+	backends := Backends()
+	i := slices.IndexFunc(backends, func(b objstore.Backend) bool { return b.Name == at.Provider })
+	if i < 0 {
+		return nil, fmt.Errorf("storage provider %q is none of %s", at.Provider, strings.Join(Names(), ", "))
+	}
+	store, err := backends[i].Open(ctx, at)
 	if err != nil {
 		return nil, err
 	}
 	return objstore.WithPrefix(store, at.Prefix), nil
 }
 
-func backend(ctx context.Context, at Location) (objstore.Store, error) {
-	switch at.Provider {
-	case "s3":
-		options := s3.Options{Bucket: at.Bucket, Region: at.Region, Endpoint: at.Endpoint, PathStyle: at.PathStyle}
-		options, err := options.WithEnv(os.Getenv)
-		if err != nil {
-			return nil, err
+// Hint returns what a person should do about an error of any store, or "" if that is unknown.
+func Hint(err error) string {
+	hint := ""
+	for _, backend := range Backends() {
+		if backend.Hint != nil {
+			hint = cmp.Or(hint, backend.Hint(err))
 		}
-		return s3.New(ctx, options)
-	case "file":
-		return file.Open(at.Bucket)
 	}
-	return nil, fmt.Errorf("storage provider %q is none of s3, file", at.Provider)
+	return hint
+}
+
+// Environment returns one line of help for each back end that reads the environment. format receives the environment
+// and the name of the back end.
+func Environment(format string) string {
+	var text strings.Builder
+	for _, backend := range Backends() {
+		if backend.Environment != "" {
+			fmt.Fprintf(&text, format, backend.Environment, backend.Name)
+		}
+	}
+	return text.String()
 }

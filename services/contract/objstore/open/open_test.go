@@ -5,16 +5,18 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 )
 
 func TestFile(t *testing.T) {
 	dir := t.TempDir()
-	store, err := open.Open(t.Context(), open.Location{Provider: "file", Bucket: dir, Prefix: "team/"})
+	store, err := open.Open(t.Context(), objstore.Location{Provider: "file", Bucket: dir, Prefix: "team/"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +42,7 @@ func TestS3FromEnvironment(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "dev")
 	t.Setenv("AWS_ENDPOINT_URL", strings.Replace(server.URL, "127.0.0.1", "localhost", 1))
 	t.Setenv("AWS_S3_USE_PATH_STYLE", "true")
-	store, err := open.Open(t.Context(), open.Location{Provider: "s3", Bucket: "dev", Prefix: "team"})
+	store, err := open.Open(t.Context(), objstore.Location{Provider: "s3", Bucket: "dev", Prefix: "team"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +54,18 @@ func TestS3FromEnvironment(t *testing.T) {
 	}
 }
 
+// TestNames checks that the programs and the configuration use the same names.
+func TestNames(t *testing.T) {
+	for _, name := range open.Names() {
+		if !slices.Contains(config.ObjectStoreNames(), name) {
+			t.Errorf("the configuration does not know %q", name)
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	t.Setenv("AWS_S3_USE_PATH_STYLE", "perhaps")
-	for _, at := range []open.Location{{}, {Provider: "ftp", Bucket: "b"}, {Provider: "file"},
+	for _, at := range []objstore.Location{{}, {Provider: "ftp", Bucket: "b"}, {Provider: "file"},
 		{Provider: "s3", Bucket: "b"}} {
 		if store, err := open.Open(t.Context(), at); err == nil {
 			t.Errorf("%+v opened %v", at, store)

@@ -1,55 +1,40 @@
-// Package open opens a secrets store by the name of its back end, and knows every source of encryption keys. It is
-// separate from secretstore and keyring because it links every SDK.
+// Package open lists the back ends of secrets stores and opens a store by the name of its back end. It is separate from
+// secretstore because it links every SDK. To add a back end, add it to [Backends].
 package open
 
 import (
 	"context"
 	"fmt"
-	"io"
-	"maps"
+	"slices"
+	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
-	"github.com/nstance-kit/nstance/services/contract/keyring/aws"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/contract/secretstore/parameterstore"
 	"github.com/nstance-kit/nstance/services/contract/secretstore/secretsmanager"
 )
 
-// ObjectStorage is the back end that seals secrets into the cluster's bucket.
-const ObjectStorage = "object-storage"
-
-// KeySources returns all sources of encryption keys.
-func KeySources() map[string]keyring.Source {
-	sources := keyring.Sources()
-	maps.Copy(sources, aws.Sources())
-	return sources
+// Backends returns all back ends. The first one is the default of the programs.
+func Backends() []secretstore.Backend {
+	return []secretstore.Backend{secretstore.ObjectStorage, secretsmanager.Backend, parameterstore.Backend}
 }
 
-// Options selects the store to open.
-type Options struct {
-	Secrets config.Secrets
-	// Bucket, Cluster, Ring and Rand are for [ObjectStorage].
-	Bucket  objstore.Store
-	Cluster string
-	Ring    keyring.Ring
-	Rand    io.Reader
-}
-
-// Open opens the store. It does not connect to the store.
-func Open(ctx context.Context, o Options) (secretstore.Store, error) {
-	switch o.Secrets.Provider {
-	case ObjectStorage:
-		return secretstore.NewObjects(secretstore.Options{Bucket: o.Bucket, Cluster: o.Cluster, Ring: o.Ring,
-			Rand: o.Rand}), nil
-	case "aws-secrets-manager":
-		return secretsmanager.Open(ctx, o.Secrets.Prefix)
-	case "aws-parameter-store":
-		return parameterstore.Open(ctx, o.Secrets.Prefix)
+// Names returns the names of all back ends.
+func Names() []string {
+	var names []string
+	for _, backend := range Backends() {
+		names = append(names, backend.Name)
 	}
-	return nil,
-		fmt.Errorf(
-			"there is no secrets store %q; there are object-storage, aws-secrets-manager and aws-parameter-store",
-			o.Secrets.Provider)
+	return names
+}
+
+// Open opens the store that the settings name. It does not connect to the store.
+func Open(ctx context.Context, settings config.Secrets, options secretstore.Options) (secretstore.Store, error) {
+	backends := Backends()
+	i := slices.IndexFunc(backends, func(b secretstore.Backend) bool { return b.Name == settings.Provider })
+	if i < 0 {
+		return nil, fmt.Errorf("there is no secrets store %q; there are %s", settings.Provider,
+			strings.Join(Names(), ", "))
+	}
+	return backends[i].Open(ctx, settings, options)
 }

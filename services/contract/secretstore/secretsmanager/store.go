@@ -17,6 +17,7 @@ import (
 	sm "github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager/types"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
@@ -47,6 +48,12 @@ type Store struct {
 
 // New returns a store that uses client.
 func New(client Client, prefix string) *Store { return &Store{client, prefix} }
+
+// Backend describes this kind of secrets store.
+var Backend = secretstore.Backend{Name: "aws-secrets-manager",
+	Open: func(ctx context.Context, settings config.Secrets, _ secretstore.Options) (secretstore.Store, error) {
+		return Open(ctx, settings.Prefix)
+	}}
 
 // Open makes a client with the SDK's default configuration: environment, profiles, the machine's role.
 func Open(ctx context.Context, prefix string) (*Store, error) {

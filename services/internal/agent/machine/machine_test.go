@@ -82,24 +82,6 @@ func TestReasonOnThisMachine(t *testing.T) {
 	}
 }
 
-func TestProvider(t *testing.T) {
-	for want, dmi := range map[string]fstest.MapFS{
-		"aws": {"sys_vendor": {Data: []byte("Amazon EC2\n")}},
-		"gcp": {"sys_vendor": {Data: []byte("Google\n")}, "product_name": {
-			Data: []byte("Google Compute Engine\n")}},
-		"proxmox": {"sys_vendor": {Data: []byte("QEMU\n")}, "bios_vendor": {
-			Data: []byte("Proxmox distribution of EDK II\n")}},
-		"none": {"sys_vendor": {Data: []byte("QEMU\n")}, "bios_vendor": {Data: []byte("SeaBIOS\n")}},
-	} {
-		if got := machine.Provider(dmi); got != want {
-			t.Errorf("Provider = %s, want %s", got, want)
-		}
-	}
-	if got := machine.Provider(fstest.MapFS{}); got != "none" {
-		t.Errorf("Provider of no machine = %s", got)
-	}
-}
-
 func TestHost(t *testing.T) {
 	listener, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {

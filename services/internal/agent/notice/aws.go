@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,17 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
+
+// aws is the cloud of EC2 instances. The environment variable is that of the SDK.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
+var aws = Cloud{
+	Name:   "aws",
+	Detect: func(f Firmware) bool { return f.Value("sys_vendor") == "Amazon EC2" },
+	NewSource: func(o Options) Source {
+		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
+		return NewAWS(o)
+	},
+}
 
 // AWS watches for a spot instance's interruption notice and rebalance recommendation through IMDSv2.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -13,6 +14,20 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
+
+// gcp is the cloud of Compute Engine. The environment variable is that of the client libraries.
+var gcp = Cloud{
+	Name: "gcp",
+	Detect: func(f Firmware) bool {
+		return f.Value("sys_vendor") == "Google" || strings.HasPrefix(f.Value("product_name"), "Google Compute Engine")
+	},
+	NewSource: func(o Options) Source {
+		if host := os.Getenv("GCE_METADATA_HOST"); host != "" {
+			o.Base = "http://" + host
+		}
+		return NewGCP(o)
+	},
+}
 
 // GCP watches for the preemption of a spot VM. Its requests hang until the answer changes.
 // https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_an_instance_was_preempted

@@ -6,8 +6,8 @@ import (
 )
 
 // The data of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/, from the columns vCPUs and memory of
-// each type. The pages are general purpose, compute optimized, memory optimized, storage optimized, and accelerated
-// computing.
+// each type. Names of types contain a dot. The pages are general purpose, compute optimized, memory optimized, storage
+// optimized, and accelerated computing.
 
 // ratios maps each family with the same memory per vCPU in all sizes to that memory in MiB.
 var ratios = func() map[string]int64 {

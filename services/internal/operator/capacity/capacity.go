@@ -18,21 +18,18 @@ type machine struct {
 	mib  int64
 }
 
-// Of returns the CPUs and the memory of an instance type of AWS or GCP, or nil if the type is unknown. Names of AWS
-// types contain a dot and names of GCP types do not, so each name has one meaning. The memory is the whole memory of
-// the machine, including the part that kernel and firmware reserve.
+// Of returns the CPUs and the memory of an instance type of any cloud, or nil if the type is unknown. The memory is the
+// whole memory of the machine, including the part that kernel and firmware reserve.
 func Of(instanceType string) corev1.ResourceList {
-	m, ok := aws(instanceType)
-	if !ok {
-		m, ok = gcp(instanceType)
+	for _, sizeOf := range clouds {
+		if m, ok := sizeOf(instanceType); ok {
+			return corev1.ResourceList{
+				corev1.ResourceCPU:    *resource.NewQuantity(m.cpus, resource.DecimalSI),
+				corev1.ResourceMemory: *resource.NewQuantity(m.mib<<20, resource.BinarySI),
+			}
+		}
 	}
-	if !ok {
-		return nil
-	}
-	return corev1.ResourceList{
-		corev1.ResourceCPU:    *resource.NewQuantity(m.cpus, resource.DecimalSI),
-		corev1.ResourceMemory: *resource.NewQuantity(m.mib<<20, resource.BinarySI),
-	}
+	return nil
 }
 
 // digits matches a number in a type name. Its length limit prevents an integer overflow.

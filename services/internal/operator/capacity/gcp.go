@@ -6,8 +6,8 @@ import (
 )
 
 // The data of GCP is from https://cloud.google.com/compute/docs/general-purpose-machines, …/compute-optimized-machines,
-// …/memory-optimized-machines and …/accelerator-optimized-machines, from the columns vCPUs and memory of each type. The
-// unit GB on these pages means GiB.
+// …/memory-optimized-machines and …/accelerator-optimized-machines, from the columns vCPUs and memory of each type.
+// Names of types contain no dot. The unit GB on these pages means GiB.
 
 // predefined holds the series with types named `{series}-{vCPUs}`: the memory per vCPU in KiB, and the existing numbers
 // of vCPUs. If a type's memory is not a whole number of MiB, it is rounded to the nearest one (n1). The memory of c4 is

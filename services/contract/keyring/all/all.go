@@ -1,0 +1,13 @@
+// Package all lists the sources of encryption keys. It is separate from keyring because it links the SDKs. To add the
+// sources of a cloud, add them to [Sources].
+package all
+
+import (
+	"slices"
+
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keyring/aws"
+)
+
+// Sources returns all sources in the order in which help texts list them.
+func Sources() []keyring.Source { return slices.Concat(keyring.Sources(), aws.Sources()) }

@@ -1,0 +1,19 @@
+package all_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keyring/all"
+)
+
+// TestNames checks that the programs and the configuration use the same names.
+func TestNames(t *testing.T) {
+	for _, name := range keyring.Names(all.Sources()) {
+		if !slices.Contains(config.KeySourceNames(), name) {
+			t.Errorf("the configuration does not know %q", name)
+		}
+	}
+}

@@ -1,0 +1,29 @@
+package objstore
+
+import "context"
+
+// Location is the location of a bucket: the "storage" of a configuration, or the flags of a program.
+type Location struct {
+	// Provider is the name of the back end.
+	Provider string
+	// Bucket is the name of the bucket, or the directory of the back end file.
+	Bucket string
+	// Prefix starts all keys. It may be empty.
+	Prefix string
+	// Region, Endpoint and PathStyle are for back ends in a cloud. Unset values come from the environment.
+	Region    string
+	Endpoint  string
+	PathStyle bool
+}
+
+// Backend describes a kind of object store. Each sub-package of a kind has one, and package open lists them.
+type Backend struct {
+	// Name is the value of cluster.storage.provider and of the programs' flags.
+	Name string
+	// Environment lists the environment variables and credentials that the back end reads, for help texts. Optional.
+	Environment string
+	// Open opens a bucket without its prefix. It does not connect to the store.
+	Open func(ctx context.Context, at Location) (Store, error)
+	// Hint returns what a person should do about an error of the store, or "" if that is unknown. Optional.
+	Hint func(err error) string
+}

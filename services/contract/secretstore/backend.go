@@ -1,0 +1,21 @@
+package secretstore
+
+import (
+	"context"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// Backend describes a kind of secrets store. Each sub-package of a kind has one, and package open lists them.
+type Backend struct {
+	// Name is the value of cluster.secrets.provider and of the programs' flags.
+	Name string
+	// Open opens a store. It does not connect to the store. Only [ObjectStorage] uses the options.
+	Open func(ctx context.Context, settings config.Secrets, options Options) (Store, error)
+}
+
+// ObjectStorage describes the back end that seals secrets into the cluster's bucket.
+var ObjectStorage = Backend{Name: config.ObjectStorage,
+	Open: func(_ context.Context, _ config.Secrets, options Options) (Store, error) {
+		return NewObjects(options), nil
+	}}

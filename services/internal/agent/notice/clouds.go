@@ -1,0 +1,64 @@
+package notice
+
+import (
+	"context"
+	"io/fs"
+	"strings"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// NoCloud is the name for machines of other kinds than those of [Clouds].
+const NoCloud = "none"
+
+// Clouds returns the clouds that the agent recognizes, in the order of their detection. To add a cloud, add it here.
+func Clouds() []Cloud { return []Cloud{aws, gcp, proxmox} }
+
+// Cloud describes the VMs of a cloud to the agent.
+type Cloud struct {
+	// Name is the name in the shard configuration.
+	Name string
+	// Detect reports whether this machine is a VM of the cloud.
+	Detect func(Firmware) bool
+	// NewSource returns the source of the cloud's notices. It is nil if the cloud gives no notices.
+	NewSource func(Options) Source
+}
+
+// Source watches for the cloud's announcement that it will take the VM away.
+type Source interface {
+	// Watch calls notice at every change. The argument is nil when the cloud withdraws a notice. Watch returns when ctx
+	// ends, or with an error if there is no source to watch. Watch must not run concurrently with itself.
+	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
+}
+
+// Firmware reads the tables of a machine's firmware from /sys/class/dmi/id.
+type Firmware struct{ fs.FS }
+
+// Value returns the value with the given name, or "" if this kind of machine does not have it.
+func (f Firmware) Value(name string) string {
+	text, err := fs.ReadFile(f, name)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// Names returns the names of the clouds and [NoCloud].
+func Names() []string {
+	var names []string
+	for _, cloud := range Clouds() {
+		names = append(names, cloud.Name)
+	}
+	return append(names, NoCloud)
+}
+
+// Find returns the cloud with the given name, or the detected cloud if name is empty. If there is no such cloud, it
+// returns one with the name [NoCloud].
+func Find(name string, firmware Firmware) Cloud {
+	for _, cloud := range Clouds() {
+		if cloud.Name == name || name == "" && cloud.Detect(firmware) {
+			return cloud
+		}
+	}
+	return Cloud{Name: NoCloud}
+}
