@@ -148,6 +148,16 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.joined(t, doomed.ID)
 	f.settled(t, 2, []string{doomed.ID})
 
+	// Another service for the encryption key is a rotation: the cluster's secrets are sealed under a new key before the
+	// old one is destroyed. The server that starts below can open them only with the new key.
+	vars["key_provider"] = "aws-parameter-store"
+	oldKey := f.key
+	stack.Apply(t)
+	if f.open(t, stack); f.key == oldKey {
+		t.Error("the key in the other service is the old key")
+	}
+	f.healthy(t)
+
 	// Scaled to zero, the Auto Scaling group has no server and the VMs continue to run. Scaled up again, the server
 	// replaces the VMs that were lost in between.
 	vars["server_count"] = 0

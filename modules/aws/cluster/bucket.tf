@@ -1,6 +1,10 @@
 # The bucket holds the only durable state of the cluster.
 
 resource "aws_s3_bucket" "this" {
+  # Destroy deletes the bucket first: while anything is left in it, the key is not scheduled for deletion. A parameter
+  # cannot be ordered in this way, because its value comes from the provider nstance, which needs the bucket.
+  depends_on = [aws_secretsmanager_secret.key]
+
   bucket        = local.bucket_name
   force_destroy = var.force_destroy
   tags          = local.tags

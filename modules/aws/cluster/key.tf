@@ -1,6 +1,10 @@
-# The encryption key is created here and written to the secrets service. It is then read back to encrypt the cluster's
-# first secrets. After an apply that failed halfway, the next apply therefore uses the stored key instead of a new one.
-# The key is not in the plan or the state.
+# The encryption key is created here and written to the secrets service. The provider nstance reads it from there. After
+# an apply that failed halfway, the next apply therefore uses the stored key instead of a new one. The key is not in the
+# plan or the state.
+#
+# Each version of the key, in each service, is a secret with a name that was not used before. Another version or service
+# therefore makes a second secret, nstance_cluster opens the cluster's secrets with the first key and seals them with the
+# second, and the first secret is destroyed last (create_before_destroy).
 
 ephemeral "nstance_encryption_key" "this" {}
 
@@ -15,48 +19,50 @@ locals {
 }
 
 resource "aws_secretsmanager_secret" "key" {
-  count                   = local.in_secrets_manager ? 1 : 0
-  name                    = "nstance/${var.cluster_id}/encryption-key"
+  count = local.in_secrets_manager ? 1 : 0
+  # The provider appends a unique suffix. The name of a destroyed secret stays in use for 30 days.
+  name_prefix             = "nstance/${var.cluster_id}/encryption-key-${var.encryption_key.version}-"
   description             = "Seals the secrets of the Nstance cluster ${var.cluster_id}."
   kms_key_id              = var.kms_key_arn
   recovery_window_in_days = var.force_destroy ? 0 : 30
   tags                    = local.tags
+
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 resource "aws_secretsmanager_secret_version" "key" {
   count                    = local.in_secrets_manager ? 1 : 0
   secret_id                = aws_secretsmanager_secret.key[0].id
   secret_string_wo         = ephemeral.nstance_encryption_key.this.key_base64
-  secret_string_wo_version = var.encryption_key.version
-}
+  secret_string_wo_version = 1
 
-ephemeral "aws_secretsmanager_secret_version" "key" {
-  count      = local.in_secrets_manager ? 1 : 0
-  secret_id  = aws_secretsmanager_secret_version.key[0].secret_id
-  version_id = aws_secretsmanager_secret_version.key[0].version_id
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 resource "aws_ssm_parameter" "key" {
   count            = local.in_parameter_store ? 1 : 0
-  name             = "/nstance/${var.cluster_id}/encryption-key"
+  name             = "/nstance/${var.cluster_id}/encryption-key-${var.encryption_key.version}"
   description      = "Seals the secrets of the Nstance cluster ${var.cluster_id}."
   type             = "SecureString"
   key_id           = var.kms_key_arn
   value_wo         = ephemeral.nstance_encryption_key.this.key_base64
-  value_wo_version = var.encryption_key.version
+  value_wo_version = 1
   tags             = local.tags
-}
 
-ephemeral "aws_ssm_parameter" "key" {
-  count           = local.in_parameter_store ? 1 : 0
-  arn             = aws_ssm_parameter.key[0].arn
-  with_decryption = true
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 locals {
+  # The ARN of a secret is known to users only when the secret has its value.
   encryption_key = one(concat(
-    [for key in aws_secretsmanager_secret.key : { provider = "aws-secrets-manager", source = key.arn, arn = key.arn }],
-    [for key in aws_ssm_parameter.key : { provider = "aws-parameter-store", source = key.name, arn = key.arn }],
+    [for key in aws_secretsmanager_secret_version.key : { provider = "aws-secrets-manager", source = key.secret_id, arn = key.secret_id }],
+    [for key in aws_ssm_parameter.key : { provider = "aws-parameter-store", source = key.arn, arn = key.arn }],
   ))
 }
 
@@ -74,10 +80,9 @@ resource "nstance_cluster" "this" {
   ]
 
   id = var.cluster_id
-  encryption_key_wo = (local.in_secrets_manager
-    ? one(ephemeral.aws_secretsmanager_secret_version.key[*].secret_string)
-    : one(ephemeral.aws_ssm_parameter.key[*].value)
-  )
-  encryption_key_wo_version = var.encryption_key.version
-  force_destroy             = var.force_destroy
+  encryption_key = {
+    provider = local.encryption_key.provider
+    source   = local.encryption_key.source
+  }
+  force_destroy = var.force_destroy
 }

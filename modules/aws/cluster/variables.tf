@@ -67,7 +67,9 @@ variable "encryption_key" {
     The key that seals the cluster's secrets in the bucket. It is made at random and is in no plan and no state.
 
     * `provider`: what holds it, `aws-secrets-manager` or `aws-parameter-store` (which costs nothing).
-    * `version`: a new number makes a new key. See "Changing the encryption key" above before you do.
+    * `version`: part of the secret's name. A new number makes a new key.
+
+    A change of either is a change of the key. See "Changing the encryption key" above.
   TEXT
   type = object({
     provider = optional(string, "aws-secrets-manager")

@@ -130,6 +130,15 @@ func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	return ring, nil
 }
 
+// Key reads the encryption key from one source. It returns [ErrKey] if the key cannot be read.
+func (c *Connection) Key(ctx context.Context, source config.KeySource) (envelope.Key, error) {
+	ring, err := keyring.Load(ctx, config.Secrets{EncryptionKey: &source}, keysources.Sources())
+	if err != nil {
+		return envelope.Key{}, fmt.Errorf("%w: %w", ErrKey, err)
+	}
+	return ring.Current, nil
+}
+
 // Secrets returns the sealed secrets of a cluster.
 func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.Ring) (*secretstore.Objects, error) {
 	store, err := c.Store(ctx)

@@ -337,8 +337,36 @@ func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
 	return out
 }
 
-// TestAccNewEncryptionKey checks that a new key version seals all secrets again, and that an update without the old key
-// loses nothing.
+// sealedWith returns a check that the bucket has the given number of secrets, all sealed with one key.
+func sealedWith(t *testing.T, b acctest.Bucket, want string, secrets int) func(*terraform.State) error {
+	return func(s *terraform.State) error {
+		parsed, err := keyring.Parse([]byte(want))
+		if err != nil {
+			return err
+		}
+		names := 0
+		for _, key := range b.Keys(t) {
+			if !strings.HasPrefix(key, keys.SecretPrefix()) {
+				continue
+			}
+			names++
+			object, err := b.Get(context.Background(), key)
+			if err != nil {
+				return err
+			}
+			if id, err := envelope.KeyID(object.Body); err != nil || id != parsed.ID() {
+				return fmt.Errorf("%s is sealed with %s, %w", key, id, err)
+			}
+		}
+		if names != secrets {
+			return fmt.Errorf("%d secrets", names)
+		}
+		return resource.TestCheckResourceAttr(address, "encryption_key_id", parsed.ID().String())(s)
+	}
+}
+
+// TestAccNewEncryptionKey checks that a new key version seals all secrets again, and that a new version without the old
+// key is refused by plan.
 func TestAccNewEncryptionKey(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)
@@ -354,43 +382,63 @@ resource "nstance_secret" "test" {
 	with := func(key string, version int) string {
 		return cluster(b, fmt.Sprintf("encryption_key_wo = %q\n encryption_key_wo_version = %d", key, version)) + secret
 	}
-	sealedWith := func(key string) func(*terraform.State) error {
-		return func(s *terraform.State) error {
-			parsed, err := keyring.Parse([]byte(key))
-			if err != nil {
-				return err
-			}
-			names := 0
-			for _, key := range b.Keys(t) {
-				if !strings.HasPrefix(key, keys.SecretPrefix()) {
-					continue
-				}
-				names++
-				object, err := b.Get(context.Background(), key)
-				if err != nil {
-					return err
-				}
-				if id, err := envelope.KeyID(object.Body); err != nil || id != parsed.ID() {
-					return fmt.Errorf("%s is sealed with %s, %w", key, id, err)
-				}
-			}
-			if names != 3 {
-				return fmt.Errorf("%d secrets", names)
-			}
-			return resource.TestCheckResourceAttr(address, "encryption_key_id", parsed.ID().String())(s)
-		}
-	}
+	refused := regexp.MustCompile(`(?s)Cannot change the encryption key of cluster example.*old_encryption_keys`)
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
 		CheckDestroy:             destroyed(t, b),
 		Steps: []resource.TestStep{
-			{Config: cluster(b, "") + secret, Check: sealedWith(b.Key)},
-			{Config: with(newKey, 1), Check: sealedWith(newKey)},
+			{Config: cluster(b, "") + secret, Check: sealedWith(t, b, b.Key, 3)},
+			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
 			{Config: with(newKey, 1), PlanOnly: true},
-			{Config: with(acctest.NewKey(), 2), ExpectError: regexp.MustCompile(
-				`(?s)sealed with another encryption key.*old_encryption_keys`)},
+			{Config: with(acctest.NewKey(), 2), PlanOnly: true, ExpectError: refused},
+			// The key that is read while planning may be overwritten by the apply that raises the version.
+			{Config: with(newKey, 2), PlanOnly: true, ExpectError: refused},
 			{Config: with("too short", 2), ExpectError: regexp.MustCompile(`Invalid encryption key`)},
-			{Config: with(newKey, 1), Check: sealedWith(newKey)},
+			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
+		},
+	})
+}
+
+// TestAccEncryptionKeySource checks that another source of the key is a rotation: the resource opens the secrets with
+// the key in the source before, and seals them under the new key. If the source before cannot be read, plan refuses.
+func TestAccEncryptionKeySource(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.S3(t)
+	dir, made := t.TempDir(), map[string]string{}
+	for _, name := range []string{"first", "second", "third"} {
+		made[name] = acctest.NewKey()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(made[name]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	with := func(name string) string {
+		return cluster(b, fmt.Sprintf("encryption_key = { provider = \"file\", source = %q }",
+			filepath.Join(dir, name)))
+	}
+	move := func(from, to string) func() {
+		return func() {
+			if err := os.Rename(filepath.Join(dir, from), filepath.Join(dir, to)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	old := strings.Replace(with("third"), "\n  encryption_key = {", fmt.Sprintf(
+		"\n  old_encryption_keys = [{ provider = \"file\", source = %q }]\n  encryption_key = {",
+		filepath.Join(dir, "old")), 1)
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy:             destroyed(t, b),
+		Steps: []resource.TestStep{
+			{Config: cluster(b, `encryption_key = { provider = "file", source = "x" }
+  encryption_key_wo = "x"`), ExpectError: regexp.MustCompile(`encryption_key_wo`)},
+			{Config: with("first"), Check: sealedWith(t, b, made["first"], 2)},
+			{Config: with("first"), PlanOnly: true},
+			{Config: with("second"), Check: sealedWith(t, b, made["second"], 2)},
+			{PreConfig: move("second", "old"), Config: with("third"), PlanOnly: true, ExpectError: regexp.MustCompile(
+				`(?s)Cannot change the encryption key of cluster example.*no such file.*old_encryption_keys`)},
+			{Config: old, Check: sealedWith(t, b, made["third"], 2)},
+			{Config: with("third"), PlanOnly: true},
+			{Config: with("third") + "\n", Check: sealedWith(t, b, made["third"], 2)},
 		},
 	})
 }

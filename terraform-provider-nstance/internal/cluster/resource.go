@@ -36,6 +36,7 @@ func New() resource.Resource { return &Resource{} }
 var (
 	_ resource.ResourceWithConfigure      = (*Resource)(nil)
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
 	_ resource.ResourceWithImportState    = (*Resource)(nil)
 )
 
@@ -89,21 +90,6 @@ func badKey(err error) diag.Diagnostic {
 		What: "Invalid encryption key", Why: err,
 		Do: "Give 32 random bytes in base64, such as the ephemeral resource nstance_encryption_key makes.",
 	}.At(path.Root("encryption_key_wo"))
-}
-
-// ring returns the encryption keys of the provider's settings. The key of the resource, if it is set, becomes the
-// current key.
-func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error) {
-	ring, err := r.bucket.Ring(ctx)
-	if err != nil || config.EncryptionKeyWO.IsNull() {
-		return ring, err
-	}
-	key, err := keyring.Parse([]byte(config.EncryptionKeyWO.ValueString()))
-	if err != nil {
-		return keyring.Ring{}, fmt.Errorf("encryption_key_wo: %w", err)
-	}
-	old := slices.DeleteFunc(slices.Clone(ring.Keys()), key.Equal)
-	return keyring.Ring{Current: key, Old: old}, nil
 }
 
 // Create implements resource.Resource.
@@ -236,8 +222,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 }
 
-// Update implements resource.Resource. If the version of the encryption key changed, it seals all secrets under the new
-// key.
+// Update implements resource.Resource. If the encryption key changed, it seals all secrets under the new key.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
 	var plan, config, before model
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
@@ -247,8 +232,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		return
 	}
 	what := "Cannot update cluster " + plan.ID.ValueString()
-	if !plan.EncryptionKeyWOVersion.Equal(before.EncryptionKeyWOVersion) && !plan.EncryptionKeyWOVersion.IsNull() {
-		if err := r.reseal(ctx, config); err != nil {
+	if keyChanges(before, plan) {
+		if err := r.reseal(ctx, before, config); err != nil {
 			resp.Diagnostics.Append(r.failure("Cannot seal all secrets of cluster "+plan.ID.ValueString()+
 				" under the new key", keys.SecretPrefix(), err))
 			return
@@ -263,31 +248,6 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	if !resp.Diagnostics.HasError() {
 		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 	}
-}
-
-func (r *Resource) reseal(ctx context.Context, config model) error {
-	ring, err := r.ring(ctx, config)
-	if err != nil {
-		return err
-	}
-	if ring.Current.IsZero() {
-		return secretstore.ErrNoKey
-	}
-	secrets, err := r.bucket.Secrets(ctx, config.ID.ValueString(), ring)
-	if err != nil {
-		return err
-	}
-	names, err := secrets.List(ctx)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, name := range names {
-		if _, err := secrets.Reseal(ctx, name); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // Delete implements resource.Resource.

@@ -10,6 +10,7 @@ import (
 	"context"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/objectvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
@@ -19,6 +20,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
@@ -28,6 +30,7 @@ type model struct {
 	ID                     types.String `tfsdk:"id"`
 	CACertificatePEM       types.String `tfsdk:"ca_certificate_pem"`
 	CAPrivateKeyPEMWO      types.String `tfsdk:"ca_private_key_pem_wo"`
+	EncryptionKey          types.Object `tfsdk:"encryption_key"`
 	EncryptionKeyWO        types.String `tfsdk:"encryption_key_wo"`
 	EncryptionKeyWOVersion types.Int64  `tfsdk:"encryption_key_wo_version"`
 	ForceDestroy           types.Bool   `tfsdk:"force_destroy"`
@@ -74,6 +77,27 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				Validators: []validator.String{stringvalidator.AlsoRequires(
 					path.MatchRoot("ca_certificate_pem"))},
 			},
+			"encryption_key": schema.SingleNestedAttribute{
+				MarkdownDescription: "Where the key is that seals the cluster's secrets, instead of the provider's " +
+					"`encryption_key`. The servers need the same key. A change of the source is a change of the " +
+					"key: all secrets are sealed again under the key in the new source. The old source must stay " +
+					"readable until then; otherwise `old_encryption_keys` of the provider must name the old key.",
+				Optional: true,
+				Attributes: map[string]schema.Attribute{
+					"provider": schema.StringAttribute{
+						MarkdownDescription: "What holds the key.",
+						Required:            true,
+						Validators:          []validator.String{stringvalidator.OneOf(config.KeySourceNames()...)},
+					},
+					"source": schema.StringAttribute{
+						MarkdownDescription: "Name of the environment variable, path of the file, or name or ARN " +
+							"of the secret or parameter.",
+						Required: true,
+					},
+				},
+				Validators: []validator.Object{objectvalidator.ConflictsWith(
+					path.MatchRoot("encryption_key_wo"), path.MatchRoot("encryption_key_wo_version"))},
+			},
 			"encryption_key_wo": schema.StringAttribute{
 				MarkdownDescription: "The key that seals the cluster's secrets, 32 bytes in base64, instead of the " +
 					"provider's `encryption_key`. The servers need the same key. When it is " +
@@ -84,7 +108,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			},
 			"encryption_key_wo_version": schema.Int64Attribute{
 				MarkdownDescription: "A new version seals all secrets again under the current key: " +
-					"`encryption_key_wo`, or else the provider's `encryption_key`.",
+					"`encryption_key_wo`, or else the provider's `encryption_key`. The plan is refused if the key " +
+					"before it is not available.",
 				Optional:   true,
 				Validators: []validator.Int64{int64validator.AtLeast(0)},
 			},

@@ -44,11 +44,11 @@ run "defaults" {
     error_message = "earlier versions are not kept for the given days"
   }
   assert {
-    condition     = aws_secretsmanager_secret.key[0].name == "nstance/example/encryption-key" && aws_secretsmanager_secret.key[0].recovery_window_in_days == 30 && length(aws_ssm_parameter.key) == 0
+    condition     = aws_secretsmanager_secret.key[0].name_prefix == "nstance/example/encryption-key-1-" && aws_secretsmanager_secret.key[0].recovery_window_in_days == 30 && length(aws_ssm_parameter.key) == 0
     error_message = "the key is not in Secrets Manager"
   }
   assert {
-    condition     = aws_secretsmanager_secret_version.key[0].secret_string == null && aws_secretsmanager_secret_version.key[0].secret_string_wo == null && nstance_cluster.this[0].encryption_key_wo == null
+    condition     = aws_secretsmanager_secret_version.key[0].secret_string == null && aws_secretsmanager_secret_version.key[0].secret_string_wo == null && nstance_cluster.this[0].encryption_key.provider == "aws-secrets-manager"
     error_message = "the key is in the plan"
   }
 }
@@ -79,7 +79,7 @@ run "choices" {
     error_message = "the KMS key is not used"
   }
   assert {
-    condition     = aws_ssm_parameter.key[0].type == "SecureString" && aws_ssm_parameter.key[0].value_wo_version == 3 && aws_ssm_parameter.key[0].value_wo == null && nstance_cluster.this[0].encryption_key_wo_version == 3
+    condition     = aws_ssm_parameter.key[0].type == "SecureString" && aws_ssm_parameter.key[0].name == "/nstance/example/encryption-key-3" && aws_ssm_parameter.key[0].value_wo == null && nstance_cluster.this[0].encryption_key.provider == "aws-parameter-store"
     error_message = "the key is not in Parameter Store, in version 3"
   }
   assert {

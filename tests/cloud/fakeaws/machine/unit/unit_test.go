@@ -132,7 +132,8 @@ func TestRefusals(t *testing.T) {
 		start + "Environment=\"A=b c\"\n", start + "[Unit]\nRequires=a.target\n", start + "[Unit]\nWants=a.service\n",
 		start + "[Unit]\nConditionPathExists=!/x\n", start + "[Unit]\nStartLimitAction=reboot\n",
 		start + "[Timer]\nOnBootSec=1\n", start + "User=%i\n",
-		"[Service]\nExecStart=/bin/x \\\n  y\n", "[Service]\nExecStart=-/bin/x\n", "[Service]\nExecStart=/bin/x 'a b'\n",
+		"[Service]\nExecStart=/bin/x \\\n  y\n", "[Service]\nExecStart=-/bin/x\n",
+		"[Service]\nExecStart=/bin/x 'a b'\n",
 		"[Service]\nExecStart=/bin/x ${A}\n", "[Service]\nExecStart=/bin/x a$A\n", "[Service]\nExecStart=x\n",
 	} {
 		if s, err := load(text); err == nil {
