@@ -36,7 +36,8 @@
 //	                      max_surge replacements are under way (replace.go, size.go).
 //	20 rotate             One drifted or aged instance at a time is replaced first, while the group is steady
 //	                      (rollout.go).
-//	21 deadline           A deletion gets the group's drain time-out, or the cloud's own deadline (replace.go).
+//	21 deadline           A deletion gets the group's drain time-out, or the deadline of a notice if that is earlier
+//	                      (replace.go).
 //	22 scale down         A surplus of available instances is deleted: silent ones first, then those that would be
 //	                      replaced anyway, then the oldest (size.go).
 //	23 surplus unready    A surplus of unready instances is deleted beyond what replacements may add (size.go).

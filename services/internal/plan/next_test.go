@@ -225,9 +225,17 @@ func TestRules(t *testing.T) {
 		{name: "gone in a group that is too large anyway", snapshot: snapshot(1, gone(), well()),
 			want: []string{"mark_deleting i1 gone"}},
 		{name: "a spot notice", snapshot: snapshot(1, with(func(i *plan.Instance) {
-			i.Notice, i.NoticeDeadline = true, now.Add(2*time.Minute)
+			i.Notice, i.NoticeDeadline = true, now.Add(40*time.Second)
 		})),
-			want: []string{"create for i1", "mark_deleting i1 notice +2m0s"}},
+			want: []string{"create for i1", "mark_deleting i1 notice +40s"}},
+		{name: "a spot notice for the year 9999 lengthens no drain", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.Notice, i.NoticeDeadline = true, time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+		})),
+			want: []string{"create for i1", "mark_deleting i1 notice +1m0s"}},
+		{name: "a spot notice for 1960 means now", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.Notice, i.NoticeDeadline = true, time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC)
+		})),
+			want: []string{"create for i1", "mark_deleting i1 notice +0s"}},
 		{name: "a spot notice without deadline", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.Notice = true
 		})),

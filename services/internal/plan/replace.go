@@ -117,13 +117,14 @@ func (g *group) planDeletion(i *Instance, cause Cause, reason string) step {
 }
 
 // drainDeadline is rule 21: the deadline of a drain that is decided now. A VM that does not run, or a group without
-// drain time-out, has none. An announced notice deadline goes before the group's drain time-out.
+// drain time-out, has none. The deadline of a notice may shorten the drain. It comes from the agent, so it cannot
+// lengthen it, and a deadline that has passed means now.
 func (g *group) drainDeadline(i *Instance) time.Time {
 	switch drain := g.Group.DrainTimeout.D(); {
 	case drain == 0 || !i.runs():
 		return time.Time{}
-	case i.Notice && !i.NoticeDeadline.IsZero():
-		return i.NoticeDeadline
+	case i.Notice && !i.NoticeDeadline.IsZero() && i.NoticeDeadline.Before(g.Now.Add(drain)):
+		return latest(i.NoticeDeadline, g.Now)
 	default:
 		return g.Now.Add(drain)
 	}
