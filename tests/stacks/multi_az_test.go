@@ -22,8 +22,8 @@ func multiAZ(t *testing.T, calls *ledger) {
 			"garbage_collection": map[string]any{"interval": "5s"}},
 	})
 	stack.Apply(t)
-	if code, said := stack.Plan(t); code != 0 {
-		t.Errorf("a plan right after apply finds changes (exit code %d):\n%s", code, said)
+	if code, output := stack.Plan(t); code != 0 {
+		t.Errorf("a plan right after apply finds changes (exit code %d):\n%s", code, output)
 	}
 	var shards map[string]shard
 	stack.Output(t, "shards", &shards)

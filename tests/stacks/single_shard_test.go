@@ -98,8 +98,8 @@ func singleShard(t *testing.T, calls *ledger) {
 	// apply has waited for the leader, which has its address by then.
 	f.healthy(t)
 	f.settled(t, 2, nil)
-	if code, said := stack.Plan(t); code != 0 {
-		t.Fatalf("a plan right after apply finds changes (exit code %d):\n%s", code, said)
+	if code, output := stack.Plan(t); code != 0 {
+		t.Fatalf("a plan right after apply finds changes (exit code %d):\n%s", code, output)
 	}
 	noSecrets(t, f, stack)
 	f.refresh(t)
@@ -120,17 +120,17 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.settled(t, 2, []string{victim.ID})
 
 	// plan reports a mistake in the configuration.
-	code, said := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}}).Plan(t)
-	if code != 1 || !strings.Contains(said, "health_check_interval") {
-		t.Errorf("a configuration with a wrong duration: exit code %d, want 1 and its name:\n%s", code, said)
+	code, output := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}}).Plan(t)
+	if code != 1 || !strings.Contains(output, "health_check_interval") {
+		t.Errorf("a configuration with a wrong duration: exit code %d, want 1 and its name:\n%s", code, output)
 	}
 
 	// The group's arguments change. plan names the group that rolls, and apply rolls it.
 	old := ids(f.workers())
 	vars["worker_args"] = `{"Monitoring": {"Enabled": true}}`
-	code, said = stack.Plan(t)
-	if code != 2 || !strings.Contains(said, "default/workers") {
-		t.Errorf("other arguments: exit code %d, want 2 and the name of the group that rolls:\n%s", code, said)
+	code, output = stack.Plan(t)
+	if code != 2 || !strings.Contains(output, "default/workers") {
+		t.Errorf("other arguments: exit code %d, want 2 and the name of the group that rolls:\n%s", code, output)
 	}
 	stack.Apply(t)
 	f.settled(t, 2, old)

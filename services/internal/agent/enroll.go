@@ -27,7 +27,7 @@ var errRefused = errors.New("refused for good")
 func (c *Client) enroll(ctx context.Context) error {
 	servers := addresses{configured: c.RegistrationAddrs}
 	delays := newDelays()
-	said := ""
+	lastError := ""
 	for {
 		cert, nonce, err := c.tryEnroll(ctx, &servers)
 		if cert != nil {
@@ -53,8 +53,8 @@ func (c *Client) enroll(ctx context.Context) error {
 			}
 			delays.Reset()
 			continue
-		case err.Error() != said: // log at warning level only if the error is a new one
-			said = err.Error()
+		case err.Error() != lastError: // log at warning level only if the error is a new one
+			lastError = err.Error()
 			c.Log.Warn("Not registered yet; trying again", "error", err)
 		default:
 			c.Log.Debug("Not registered yet; trying again", "error", err)

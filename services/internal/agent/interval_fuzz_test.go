@@ -28,7 +28,7 @@ func FuzzInterval(f *testing.F) {
 	}
 	f.Add("nonsense", "1s")
 	f.Fuzz(func(t *testing.T, text, second string) {
-		heard := func(values ...string) time.Duration {
+		intervalOf := func(values ...string) time.Duration {
 			t.Helper()
 			intervals, answer := make(chan time.Duration, 1), make(chan error, 1)
 			listen(headed{header: metadata.MD{intervalHeader: values}}, intervals, answer)
@@ -37,7 +37,7 @@ func FuzzInterval(f *testing.F) {
 			}
 			return <-intervals
 		}
-		got := heard(text, second)
+		got := intervalOf(text, second)
 		switch want, err := time.ParseDuration(text); {
 		case got < minInterval || got > maxInterval:
 			t.Errorf("%q: every %s", text, got)
@@ -46,7 +46,7 @@ func FuzzInterval(f *testing.F) {
 		case err == nil && want >= minInterval && want <= maxInterval && got != want:
 			t.Errorf("%q: every %s", text, got)
 		}
-		if again := heard(got.String()); again != got {
+		if again := intervalOf(got.String()); again != got {
 			t.Errorf("%s is read as %s", got, again)
 		}
 	})

@@ -27,9 +27,9 @@ const (
 // announcement is a stop that the server must learn of. It ends when the server confirms it or another announcement
 // replaces it.
 type announcement struct {
-	reason nstancev1.StoppingReason
-	done   chan struct{}
-	heard  bool // confirmed or replaced; guarded by Client.mu, like the closing of done
+	reason   nstancev1.StoppingReason
+	done     chan struct{}
+	finished bool // confirmed or replaced; guarded by Client.mu, like the closing of done
 }
 
 // Notice reports a termination notice immediately, and again at the start of every stream. A nil notice withdraws it.
@@ -60,8 +60,8 @@ func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) 
 
 // finish ends an announcement. The caller must hold Client.mu.
 func (a *announcement) finish() {
-	if a != nil && !a.heard {
-		a.heard = true
+	if a != nil && !a.finished {
+		a.finished = true
 		close(a.done)
 	}
 }
@@ -239,7 +239,7 @@ func (r *reporter) next(ctx context.Context, sequence uint64, look bool) (*nstan
 		return report, nil
 	}
 	report.Stopping = stop.reason
-	if stop.heard {
+	if stop.finished {
 		return report, nil
 	}
 	return report, stop

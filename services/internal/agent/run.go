@@ -145,7 +145,7 @@ func watchNotices(ctx context.Context, s Settings, client *Client, log *slog.Log
 // watchShutdown holds a shutdown inhibitor lock of logind and reconnects when logind is not available.
 func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error {
 	delays := newDelays()
-	for said := false; ; said = true {
+	for logged := false; ; logged = true {
 		err := func() error {
 			logind, err := machine.ConnectLogind(ctx, dbus.ConnectSystemBus)
 			if err != nil {
@@ -156,7 +156,7 @@ func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error 
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if !said {
+		if !logged {
 			log.Info("Without logind; a shutdown is noticed at SIGTERM", "error", err)
 		}
 		if err := client.pause(ctx, delays.NextBackOff(), nil); err != nil {

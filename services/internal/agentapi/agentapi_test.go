@@ -367,7 +367,7 @@ func TestAgentActsOnlyForItsInstance(t *testing.T) {
 			wants(t, rpc, err, codes.PermissionDenied, "instance_id: is not the one")
 		}
 	}
-	if _, heard := w.State.LastReport(other.id); heard {
+	if _, reported := w.State.LastReport(other.id); reported {
 		t.Error("the report of another instance was accepted")
 	}
 }

@@ -33,21 +33,21 @@ import (
 
 // moments records when a server first logged each message.
 type moments struct {
-	mu   sync.Mutex
-	said map[string]time.Time
+	mu     sync.Mutex
+	logged map[string]time.Time
 }
 
 func (m *moments) at(message string) (time.Time, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	at, ok := m.said[message]
+	at, ok := m.logged[message]
 	return at, ok
 }
 
 // logger returns a logger that records moments and discards its output. With BENCH_LOG the output goes to standard
 // error.
 func (m *moments) logger() *slog.Logger {
-	m.said = map[string]time.Time{}
+	m.logged = map[string]time.Time{}
 	return slog.New(noting{m, slog.NewTextHandler(os.Stderr, nil)})
 }
 
@@ -58,8 +58,8 @@ type noting struct {
 
 func (n noting) Handle(ctx context.Context, r slog.Record) error {
 	n.mu.Lock()
-	if _, again := n.said[r.Message]; !again {
-		n.said[r.Message] = r.Time
+	if _, again := n.logged[r.Message]; !again {
+		n.logged[r.Message] = r.Time
 	}
 	n.mu.Unlock()
 	if os.Getenv("BENCH_LOG") == "" {
@@ -175,7 +175,7 @@ func (c *coldShard) probe(ctx context.Context, addr net.Addr, m *moments) {
 		_ = resp.Body.Close()
 		if resp.StatusCode == http.StatusOK {
 			m.mu.Lock()
-			m.said[healthy] = time.Now()
+			m.logged[healthy] = time.Now()
 			m.mu.Unlock()
 			return
 		}

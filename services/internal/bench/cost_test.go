@@ -176,11 +176,11 @@ type registered struct {
 func runRegistrants(in io.Reader, out io.Writer) error {
 	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
 	for {
-		var told registrants
-		if err := decoder.Decode(&told); err != nil {
+		var request registrants
+		if err := decoder.Decode(&request); err != nil {
 			return nil //nolint:nilerr // the end
 		}
-		did, err := told.register()
+		did, err := request.register()
 		if err != nil {
 			did.Failed = err.Error()
 		}
@@ -265,9 +265,9 @@ func startRegistrants(b testing.TB) *registrantsProcess {
 	return &registrantsProcess{json.NewEncoder(in), json.NewDecoder(out)}
 }
 
-func (r *registrantsProcess) run(b testing.TB, told registrants) (did registered) {
+func (r *registrantsProcess) run(b testing.TB, request registrants) (did registered) {
 	b.Helper()
-	if err := r.encoder.Encode(told); err != nil {
+	if err := r.encoder.Encode(request); err != nil {
 		b.Fatal(err)
 	}
 	if err := r.decoder.Decode(&did); err != nil {

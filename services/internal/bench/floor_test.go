@@ -113,7 +113,7 @@ func swallow(listener net.Listener) {
 			return
 		}
 		go func() {
-			for said := make([]byte, 512); err == nil; _, err = conn.Read(said) {
+			for buffer := make([]byte, 512); err == nil; _, err = conn.Read(buffer) {
 			}
 		}()
 	}
@@ -205,9 +205,9 @@ func (f *floor) connect(b *testing.B) func(*nstancev1.ReportHealthRequest) error
 		conn = secured
 	}
 	return func(m *nstancev1.ReportHealthRequest) error {
-		said, err := proto.Marshal(m)
+		buffer, err := proto.Marshal(m)
 		if err == nil {
-			_, err = conn.Write(append(make([]byte, 9+5), said...)) // with the headers of the frame and the message
+			_, err = conn.Write(append(make([]byte, 9+5), buffer...)) // with the headers of the frame and the message
 		}
 		return err
 	}

@@ -155,7 +155,7 @@ func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 // prey is a stack with some extra instances for the attackers and the visitors.
 type prey struct {
 	*stack
-	told     target
+	targets  target
 	visitors []visitor
 }
 
@@ -180,7 +180,7 @@ func newPrey(b testing.TB, agents int) *prey {
 	hostile := spare[0].req
 	// These belong to the attackers, too: an instance may have only one connection.
 	reporter, caller := spare[1].req, spare[2].req
-	p.told = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
+	p.targets = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
 		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},
 		Ports: map[string]string{registrationPort: p.ports[2], agentPort: p.ports[4], operatorPort: p.ports[3],
 			electionPort: p.ports[1], healthPort: p.ports[0]}}
@@ -190,7 +190,7 @@ func newPrey(b testing.TB, agents int) *prey {
 	}
 	p.forge(hostile.Tags.Instance, caller.Tags.Instance)
 	for name, req := range map[string]infra.CreateRequest{"agent": hostile, "reporter": reporter, "caller": caller} {
-		p.told.Papers[name] = paperOf(b, p.register(string(req.Userdata)))
+		p.targets.Papers[name] = paperOf(b, p.register(string(req.Userdata)))
 	}
 	return p
 }
@@ -272,7 +272,7 @@ func (p *prey) forge(id, caller ident.ID) {
 	stranger.ID, rival.Tenant, elsewhere.Cluster = newID(ident.OperatorPrefix), "rival", "elsewhere"
 	gone, other := agent, agent
 	gone.ID, other.ID = p.delete(), caller
-	p.told.Papers = map[string]paper{
+	p.targets.Papers = map[string]paper{
 		"operator": issue(ca, operator, 0), "expired agent": issue(ca, other, time.Second),
 		"expired operator": issue(ca, operator, time.Second),
 		"deleted":          issue(ca, gone, 0), "another tenant": issue(ca, rival, 0),
@@ -280,7 +280,7 @@ func (p *prey) forge(id, caller ident.ID) {
 		"unknown operator": issue(ca, stranger, 0),
 		"another cluster":  issue(ca, elsewhere, 0), "another authority": issue(foreignCA, agent, 0),
 	}
-	leaf, err := x509.ParseCertificate(p.told.Papers["operator"].Cert)
+	leaf, err := x509.ParseCertificate(p.targets.Papers["operator"].Cert)
 	must(err)
 	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: operator.ID,
 		Cluster: "bench", Tenant: "rival", Writer: "bench",
@@ -295,7 +295,7 @@ func (p *prey) forge(id, caller ident.ID) {
 		change(&spec)
 		made, _, err := authority.MintNonce(key, spec, rand.Reader, now)
 		must(err)
-		p.told.Nonces[kind] = made.Reveal()
+		p.targets.Nonces[kind] = made.Reveal()
 	}
 	fresh := newID("bnc")
 	nonce("expired", nonceKey, func(s *authority.NonceSpec) { s.ID, s.TTL = fresh, time.Second })
@@ -336,9 +336,9 @@ func (p *prey) delete() ident.ID {
 func (p *prey) attack(silent, slow int, kinds ...string) (stop func() map[string]map[string]int) {
 	p.b.Helper()
 	in, out, wait := startSelf(p.b, attackersEnv)
-	told := p.told
-	told.Silent, told.Slow, told.Kinds = silent, slow, kinds
-	if err := json.NewEncoder(in).Encode(told); err != nil {
+	targets := p.targets
+	targets.Silent, targets.Slow, targets.Kinds = silent, slow, kinds
+	if err := json.NewEncoder(in).Encode(targets); err != nil {
 		p.b.Fatal(err)
 	}
 	decoder := json.NewDecoder(out)
@@ -407,7 +407,7 @@ func TestHostileClients(t *testing.T) {
 	p := newPrey(t, 50)
 	// Use several addresses, so that attacks do not exhaust a common limit. Continue until each was tried ten times: of
 	// a few attempts, all may be cut off.
-	p.told.Addresses, p.told.Least = 16, 10
+	p.targets.Addresses, p.targets.Least = 16, 10
 	stop := p.attack(1000, 100)
 	p.both(4)
 	judge(t, stop(), slices.Collect(maps.Keys(mayEnd)))
@@ -455,9 +455,9 @@ func BenchmarkHostile(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				stop := func() map[string]map[string]int { return nil }
-				p.told.Addresses = 0
+				p.targets.Addresses = 0
 				if name == "everywhere" {
-					p.told.Addresses = 16
+					p.targets.Addresses = 16
 				}
 				if kinds != nil || silent > 0 {
 					stop = p.attack(silent, slow, kinds...)

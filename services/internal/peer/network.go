@@ -186,8 +186,8 @@ func (n *Network) removeLink(l *link) {
 // process as its destination.
 func (n *Network) deliver(l *link, message any) bool {
 	var leader, follower election.Peer
-	said, ok := message.(election.Message)
-	switch m := said.(type) {
+	received, ok := message.(election.Message)
+	switch m := received.(type) {
 	case election.Heartbeat:
 		leader, follower, ok = m.Leader, m.Standby, ok && !l.incoming
 	case election.Handover:
@@ -207,7 +207,7 @@ func (n *Network) deliver(l *link, message any) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.inbox != nil && n.links[l.end] == l {
-		n.inbox.put(said)
+		n.inbox.put(received)
 	}
 	return true
 }

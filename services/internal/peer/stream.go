@@ -126,16 +126,16 @@ func (n *Network) accept(s grpc.ServerStream) error {
 	l := newLink(from, true)
 	n.add(l)
 	defer n.remove(l)
-	heard := make(chan error, 1)
+	ended := make(chan error, 1)
 	go func() {
-		heard <- n.listen(l, s) // ends with the stream, which ends when accept returns
+		ended <- n.listen(l, s) // ends with the stream, which ends when accept returns
 		l.close()
 	}()
 	if err := l.pump(func(frame []byte) error { return send(s, frame) }); err != nil {
 		return err
 	}
 	select {
-	case err := <-heard:
+	case err := <-ended:
 		return status.Error(codes.Aborted, err.Error())
 	default:
 		return status.Error(codes.Aborted, "replaced by a newer connection")
@@ -251,9 +251,9 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 			l.close()
 		}
 	}()
-	heard := make(chan error, 1)
+	ended := make(chan error, 1)
 	go func() {
-		heard <- n.listen(l, s)
+		ended <- n.listen(l, s)
 		l.close()
 	}()
 	if err := l.pump(func(frame []byte) error { return send(s, frame) }); err != nil {
@@ -262,5 +262,5 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	_ = s.CloseSend()
 	last := time.AfterFunc(flushTime, func() { cancel(nil) })
 	defer last.Stop()
-	return <-heard // the server closes its side in response
+	return <-ended // the server closes its side in response
 }

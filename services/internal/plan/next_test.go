@@ -49,7 +49,7 @@ func id(n int) ident.ID {
 func with(change func(*plan.Instance)) plan.Instance {
 	i := plan.Instance{State: record.Registered, CreatedAt: ago(time.Hour), LaunchedAt: ago(time.Hour),
 		RegisteredAt: ago(59 * time.Minute),
-		InfraHash:    "v1", RuntimeHash: "r1", ProviderID: "vm", Provider: said(plan.ProviderRunning), Healthy: true,
+		InfraHash:    "v1", RuntimeHash: "r1", ProviderID: "vm", Provider: observed(plan.ProviderRunning), Healthy: true,
 		EverHealthy: true,
 		LastReport:  ago(10 * time.Second), Connected: true}
 	if change != nil {
@@ -58,7 +58,7 @@ func with(change func(*plan.Instance)) plan.Instance {
 	return i
 }
 
-func said(state plan.ProviderState) plan.Observed[plan.ProviderState] {
+func observed(state plan.ProviderState) plan.Observed[plan.ProviderState] {
 	return plan.Observed[plan.ProviderState]{Value: state, Complete: true, At: ago(time.Second)}
 }
 
@@ -79,7 +79,7 @@ func drifted() plan.Instance { return with(func(i *plan.Instance) { i.InfraHash 
 func booting() plan.Instance {
 	return plan.Instance{State: record.Created, CreatedAt: ago(time.Minute), LaunchedAt: ago(time.Minute),
 		InfraHash: "v1", ProviderID: "vm",
-		Provider: said(plan.ProviderRunning)}
+		Provider: observed(plan.ProviderRunning)}
 }
 
 func creating() plan.Instance {
@@ -87,7 +87,7 @@ func creating() plan.Instance {
 }
 
 func gone() plan.Instance {
-	return with(func(i *plan.Instance) { i.Provider = said(plan.ProviderGone); i.Connected = false })
+	return with(func(i *plan.Instance) { i.Provider = observed(plan.ProviderGone); i.Connected = false })
 }
 
 func deleting(change func(*plan.Instance)) plan.Instance {
@@ -214,10 +214,10 @@ func TestRules(t *testing.T) {
 			i.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderGone, At: now}
 		}))},
 		{name: "stopped", snapshot: snapshot(1, with(func(i *plan.Instance) {
-			i.Provider = said(plan.ProviderStopped)
+			i.Provider = observed(plan.ProviderStopped)
 		})),
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
-		{name: "going", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Provider = said(plan.ProviderGoing) })),
+		{name: "going", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Provider = observed(plan.ProviderGoing) })),
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
 		{name: "all together, no surge", snapshot: snapshot(3, gone(), gone(), gone()),
 			want: []string{"create for i1", "create for i2", "create for i3",
@@ -256,7 +256,7 @@ func TestRules(t *testing.T) {
 			wake:     8 * time.Second, change: graceOf(30 * time.Second)},
 		{name: "power off, within the grace: stopping", snapshot: snapshot(1, func() plan.Instance {
 			i := poweringOff(10 * time.Second)
-			i.Provider = said(plan.ProviderGoing)
+			i.Provider = observed(plan.ProviderGoing)
 			return i
 		}()), want: []string{"create for i1", "mark_deleting i1 power_off"}, change: graceOf(30 * time.Second)},
 		{name: "power off, the grace is over", snapshot: snapshot(1, poweringOff(30*time.Second)),
@@ -332,7 +332,7 @@ func TestRules(t *testing.T) {
 			want: []string{"mark_deleting i2 scale_down +1m0s"}},
 		{name: "silent, but the provider says gone: no surge", snapshot: snapshot(2, with(func(i *plan.Instance) {
 			*i = silent()
-			i.Provider = said(plan.ProviderGone)
+			i.Provider = observed(plan.ProviderGone)
 		}), well()), want: []string{"create for i1", "mark_deleting i1 gone"}},
 
 		// The guard.
@@ -399,7 +399,7 @@ func TestRules(t *testing.T) {
 		{name: "the VM ended before it registered: not replaced in a hot loop",
 			snapshot: snapshot(1, with(func(i *plan.Instance) {
 				*i = booting()
-				i.Provider = said(plan.ProviderGone)
+				i.Provider = observed(plan.ProviderGone)
 			})), want: []string{"mark_deleting i1 unregistered"}},
 		{name: "the registration's time begins with silence's", snapshot: snapshot(1, unregistered()),
 			wake:   2 * time.Minute,
@@ -481,13 +481,13 @@ func TestRules(t *testing.T) {
 			i.DeleteDeadline = time.Time{}
 		})), want: []string{"terminate i1"}},
 		{name: "stopping: no drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
-			i.Provider = said(plan.ProviderGoing)
+			i.Provider = observed(plan.ProviderGoing)
 		})), want: []string{"terminate i1"}},
 		{name: "stopped: no drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
-			i.Provider = said(plan.ProviderStopped)
+			i.Provider = observed(plan.ProviderStopped)
 		})), want: []string{"terminate i1"}},
 		{name: "gone: forgotten", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
-			i.Provider = said(plan.ProviderGone)
+			i.Provider = observed(plan.ProviderGone)
 		})), want: []string{"forget i1"}},
 		{name: "terminated a moment ago", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 			i.TerminateRequested = now
@@ -505,7 +505,7 @@ func TestRules(t *testing.T) {
 				i.TerminateRequested, i.Provider.At = ago(62*time.Second), ago(30*time.Second)
 			})), wake: 2 * time.Second},
 		{name: "terminated, and it is going", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
-			i.TerminateRequested, i.Provider = ago(62*time.Second), said(plan.ProviderGoing)
+			i.TerminateRequested, i.Provider = ago(62*time.Second), observed(plan.ProviderGoing)
 		}))},
 		{name: "its stream is lost in the drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 			i.Announced, i.Connected, i.LostAt = true, false, now

@@ -32,8 +32,8 @@ func (g *group) planQuestion(i *Instance) step {
 	}
 	// The schedule already contains the next report of an instance that reports in time.
 	inTime := i.reportsInTime(&g.Settings, g.Now)
-	if heard, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (!inTime || !quiet.IsZero()) {
-		consider(latest(overdueAfter(heard, g.Settings.HealthInterval), quiet), "it missed a report")
+	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (!inTime || !quiet.IsZero()) {
+		consider(latest(overdueAfter(lastReport, g.Settings.HealthInterval), quiet), "it missed a report")
 	}
 	if !i.PowerOffAt.IsZero() && g.Settings.ShutdownGrace > 0 && !deleting {
 		consider(nextQuestion(i.PowerOffAt, i.Provider.At, 0), "its agent says that the machine powers off")

@@ -273,7 +273,7 @@ func TestIsDraining(t *testing.T) {
 		{"acknowledged", deleting(func(i *plan.Instance) { i.Drained = true }), false},
 		{"past its deadline", deleting(func(i *plan.Instance) { i.DeleteDeadline = now }), false},
 		{"terminating", deleting(func(i *plan.Instance) { i.TerminateRequested = now }), false},
-		{"its VM is gone", deleting(func(i *plan.Instance) { i.Provider = said(plan.ProviderGone) }), false},
+		{"its VM is gone", deleting(func(i *plan.Instance) { i.Provider = observed(plan.ProviderGone) }), false},
 		{"absent from an incomplete list", deleting(func(i *plan.Instance) {
 			i.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderGone, At: now}
 		}), true},

@@ -70,8 +70,8 @@ func backend(t *testing.T) fakes3.Backend {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if said := stop(); t.Failed() {
-			t.Logf("versitygw: %s", said)
+		if output := stop(); t.Failed() {
+			t.Logf("versitygw: %s", output)
 		}
 	})
 	// The posix backend treats every directory as a bucket.

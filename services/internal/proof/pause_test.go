@@ -69,13 +69,13 @@ func child(text string) error {
 		HighestTerm: func(context.Context) (uint64, error) { return 0, nil },
 		Lead: func(ctx context.Context, a *lease.Authority) error {
 			now := reign{Process: s.Name, Term: a.Term()}
-			var told election.Instant
+			var reported election.Instant
 			act(ctx, clock, a, func(at election.Instant) {
 				if now.From == 0 {
 					now.From = at
 				}
-				if now.Last = at; at.Sub(told) > 5*time.Millisecond {
-					told = at
+				if now.Last = at; at.Sub(reported) > 5*time.Millisecond {
+					reported = at
 					_ = out.Encode(now) // if the parent is gone, this process ends, too
 				}
 			})
@@ -90,7 +90,7 @@ type process struct {
 	done chan struct{}
 }
 
-func startChild(t *testing.T, s settings, heard func(reign)) *process {
+func startChild(t *testing.T, s settings, onReign func(reign)) *process {
 	t.Helper()
 	raw, err := json.Marshal(s)
 	if err != nil {
@@ -115,7 +115,7 @@ func startChild(t *testing.T, s settings, heard func(reign)) *process {
 			if err := json.Unmarshal(lines.Bytes(), &r); err != nil { // truncated, because the child was killed
 				break
 			}
-			heard(r)
+			onReign(r)
 		}
 		_ = cmd.Wait() // the error says that it was killed
 	}()
@@ -141,7 +141,7 @@ func TestPause(t *testing.T) {
 	var mu sync.Mutex
 	extend := map[string]func(election.Instant){}
 	var leader reign
-	heard := func(r reign) {
+	onReign := func(r reign) {
 		mu.Lock()
 		defer mu.Unlock()
 		id := fmt.Sprint(r.Process, r.Term)
@@ -164,7 +164,7 @@ func TestPause(t *testing.T) {
 		name := fmt.Sprintf("server-%d", i)
 		p := newProxy(t, strings.TrimPrefix(b.URL, "unix://"), seed+uint64(i), options.Lease)
 		p.set(map[fault]int{none: 20, slow: 2, lost: 1, cut: 1})
-		children[name] = startChild(t, settings{Name: name, URL: p.url, Access: b.Access, Secret: b.Secret}, heard)
+		children[name] = startChild(t, settings{Name: name, URL: p.url, Access: b.Access, Secret: b.Secret}, onReign)
 	}
 	clock := lease.SystemClock()
 	overtaken := 0

@@ -44,7 +44,7 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 	// of a load balancer, takes precedence over it. A bind address does not.
 	reach := func(advertise *string, configured, bind string) {
 		addr := *advertise
-		said := addr != "" && addr != configured
+		isSet := addr != "" && addr != configured
 		if addr == "" {
 			addr = bind
 		} else {
@@ -56,7 +56,7 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 			return
 		}
 		switch {
-		case said && !wildcard(host):
+		case isSet && !wildcard(host):
 		case o.AdvertiseHost != "":
 			host = o.AdvertiseHost
 		case wildcard(host):

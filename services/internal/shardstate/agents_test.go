@@ -94,7 +94,7 @@ func TestRepeatedReports(t *testing.T) {
 		Files: []shardstate.FileState{{Name: "a"}}, Keys: []shardstate.KeyState{{Name: "k"}}})
 	p.forget()
 	p.now = p.now.Add(time.Second)
-	before, said := p.planned(t, id), p.now
+	before, reportedAt := p.planned(t, id), p.now
 	for name, report := range map[string]shardstate.Report{
 		"unhealthy":             {RuntimeHash: "r1"},
 		"another configuration": {Healthy: true, RuntimeHash: "r2"},
@@ -118,7 +118,7 @@ func TestRepeatedReports(t *testing.T) {
 	if !p.Repeated(id, stream, &same) {
 		t.Error("a repeated report was not taken")
 	}
-	before.LastReport = said
+	before.LastReport = reportedAt
 	if got := p.planned(t, id); got != before {
 		t.Errorf("%+v, want %+v", got, before)
 	}

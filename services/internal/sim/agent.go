@@ -129,7 +129,7 @@ func (f *fleet) speak(m *machine) {
 			f.speakAfter(m, 5*time.Second)
 			return
 		}
-		a.stream, a.leader, s.term.heard, a.tries = stream, leader, true, 0
+		a.stream, a.leader, s.term.reported, a.tries = stream, leader, true, 0
 	}
 	report := shardstate.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash}
 	if a.notice {

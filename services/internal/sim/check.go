@@ -313,7 +313,7 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		m := w.fleet.byInstance[d.ID]
 		if m == nil || m.state != infra.Running {
 			w.fail(ruleAtRest, "the record of %s is registered, its VM is gone", d.ID)
-		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.heard {
+		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.reported {
 			// The planner does not act on the silence of an on-demand instance. A leader counts silence only after an
 			// agent has connected to it, so it keeps a lone instance with a stolen nonce.
 			w.fail(ruleOneKey, "the record of %s holds a key that is not its agent's", d.ID)

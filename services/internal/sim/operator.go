@@ -17,12 +17,12 @@ type operator struct {
 	since     time.Time // start of the current watch
 	cutUntil  time.Time // the watch is cut until then
 	idleUntil time.Time // it drains nothing until then
-	told      map[ident.ID]bool
+	announced map[ident.ID]bool
 }
 
 // run checks the stream every three seconds.
 func (o *operator) run() {
-	o.told = map[ident.ID]bool{}
+	o.announced = map[ident.ID]bool{}
 	o.world.every(3*time.Second, o.look)
 }
 
@@ -57,7 +57,7 @@ func (o *operator) hear(t *term, id ident.ID) {
 
 // drain drains a node. The drain may exceed its deadline, or never end.
 func (o *operator) drain(id ident.ID) {
-	o.told[id] = true
+	o.announced[id] = true
 	w := o.world
 	d := w.dice("drain", hashText(id.String()))
 	if d.IntN(3) == 0 || w.sched.now.Before(o.idleUntil) {
@@ -121,7 +121,7 @@ const announceable = 2*wallSkew + time.Second
 // have had too little time. An instance that never registered has no node, and its create call may have taken all of
 // the time.
 func (o *operator) unaware(t *term, d *document) bool {
-	if o.term != t || t == nil || o.told[d.ID] || len(d.PublicKey) == 0 {
+	if o.term != t || t == nil || o.announced[d.ID] || len(d.PublicKey) == 0 {
 		return false
 	}
 	l, ok := t.learnt[d.ID]

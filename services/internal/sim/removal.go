@@ -58,8 +58,8 @@ func whyOf(reason string) why {
 	return unknown
 }
 
-// heardWithin returns the time after which a leader notices silence: one missed report.
-func (w *World) heardWithin() time.Duration { return w.reportInterval + w.reportInterval/3 }
+// silenceNoticedAfter returns the time after which a leader notices silence: one missed report.
+func (w *World) silenceNoticedAfter() time.Duration { return w.reportInterval + w.reportInterval/3 }
 
 // rebootTime is how long an announced reboot excuses silence.
 const rebootTime = 5 * minute
@@ -191,7 +191,7 @@ func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 // silent counts the running VMs of the group, and those with silent agents. A VM that was removed for silence counts
 // too.
 func (w *World) silent(t *term, of func(*machine, *document) bool) (running, silent int) {
-	late := w.sched.now.Add(-w.heardWithin())
+	late := w.sched.now.Add(-w.silenceNoticedAfter())
 	for _, m := range w.fleet.order {
 		d := w.bucket.byID[m.id]
 		if !m.alive() || m.doomed() || d == nil || d.removed || t.unseen(d) || !of(m, d) {

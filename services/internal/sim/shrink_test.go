@@ -20,11 +20,11 @@ func TestShrink(t *testing.T) {
 		if n := len(shrunk.Faults); n < 2 || n > 5 { // a fault may need another one to occur
 			t.Errorf("%d of %d faults are left: %v", len(shrunk.Faults), shrunk.Of, shrunk.Faults)
 		}
-		told := shrunk.String()
+		log := shrunk.String()
 		for _, want := range []string{string(resize), string(lostVM), "fell into the trap", "SIM_ONLY=",
 			fmt.Sprintf("make sim SEED=%d", seed)} {
-			if !strings.Contains(told, want) {
-				t.Errorf("the story lacks %q:\n%s", want, told)
+			if !strings.Contains(log, want) {
+				t.Errorf("the story lacks %q:\n%s", want, log)
 			}
 		}
 		return
@@ -43,7 +43,7 @@ func TestScheduleCanBeThinned(t *testing.T) {
 		result, _ := New(opts).Run()
 		return result, lines
 	}
-	all, told := story(nil)
+	all, log := story(nil)
 	if again, _ := story(ids(all.Injected)); again.Steps != all.Steps || len(again.Injected) != len(all.Injected) {
 		t.Errorf("the whole schedule makes %d steps and %d faults of %d and %d", again.Steps, len(again.Injected),
 			all.Steps, len(all.Injected))
@@ -51,17 +51,17 @@ func TestScheduleCanBeThinned(t *testing.T) {
 	out := all.Injected[len(all.Injected)/2]
 	only := ids(all.Injected)
 	delete(only, out.ID)
-	thinned, toldThen := story(only)
+	thinned, logThen := story(only)
 	for _, f := range thinned.Injected {
 		if f.ID == out.ID {
 			t.Fatal("a fault that was left out came about")
 		}
 	}
 	same := 0
-	for n := 0; n < min(len(told), len(toldThen)) && told[n] == toldThen[n]; n++ {
+	for n := 0; n < min(len(log), len(logThen)) && log[n] == logThen[n]; n++ {
 		same = n + 1
 	}
-	at, err := time.ParseDuration(strings.Fields(told[min(same, len(told)-1)])[0])
+	at, err := time.ParseDuration(strings.Fields(log[min(same, len(log)-1)])[0])
 	if err != nil || at < out.At {
 		t.Errorf("the stories part at %v (%v), the fault was at %v", at, err, out.At)
 	}

@@ -37,13 +37,13 @@ func TestSwarm(t *testing.T) {
 	began := time.Now()
 	s := swarm{first: first, worlds: worlds, broken: map[string][]uint64{}}
 	stop := make(chan struct{})
-	var told sync.WaitGroup
+	var reports sync.WaitGroup
 	if many {
-		told.Go(func() { s.tell(stop, began) })
+		reports.Go(func() { s.tell(stop, began) })
 	}
 	s.play()
 	close(stop)
-	told.Wait()
+	reports.Wait()
 	took := time.Since(began)
 	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d "+
 		"create calls, %d delete calls, %d replacements, %d faults, %d steps",

@@ -46,7 +46,7 @@ type term struct {
 	deleting  map[ident.ID]int    // number of unanswered delete requests for each instance
 	learnt    map[ident.ID]lesson // deletions that the bucket has shown it
 	deafSince time.Time
-	heard     bool              // an agent has connected to it
+	reported  bool              // an agent has connected to it
 	provedAt  time.Time         // when it asked for its latest proof of leadership
 	confirmed map[string]bool   // orphans that a person has confirmed for deletion
 	called    map[ident.ID]bool // instances with a create call that it has sent

@@ -97,8 +97,8 @@ func Versitygw(t *testing.T) Bucket {
 	// Without --disableotmp, versitygw 1.8.0 lists its own temporary files.
 	server := exec.Command(binary, "--quiet", "--port", "127.0.0.1:"+port, "--access", "access", "--secret",
 		"secret-of-the-test", "posix", "--disableotmp", data)
-	var said bytes.Buffer
-	server.Stdout, server.Stderr = &said, &said
+	var output bytes.Buffer
+	server.Stdout, server.Stderr = &output, &output
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func Versitygw(t *testing.T) Bucket {
 		_ = server.Process.Kill()
 		_ = server.Wait()
 		if t.Failed() {
-			t.Logf("versitygw: %s", said.String())
+			t.Logf("versitygw: %s", output.String())
 		}
 	})
 	endpoint := "http://127.0.0.1:" + port

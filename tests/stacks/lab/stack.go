@@ -54,7 +54,7 @@ func (s *Stack) Apply(t *testing.T) string {
 
 // Plan runs plan and returns its exit code and output. The code is 0 for no changes, 1 for an error, and 2 for changes.
 // The output includes errors and warnings.
-func (s *Stack) Plan(t *testing.T) (code int, said string) {
+func (s *Stack) Plan(t *testing.T) (code int, output string) {
 	t.Helper()
 	stdout, stderr, code, err := terraform.RunTerraformCommandAndGetStdOutErrCodeContextE(t, t.Context(), s.options,
 		terraform.FormatArgs(s.options, "plan", "-input=false", "-detailed-exitcode")...)

@@ -136,8 +136,8 @@ func versitygw(t *testing.T) *line {
 	// Without --disableotmp, version 1.8.0 lists its own temporary files (".doc.sgwtmp.…") while objects are replaced.
 	server := exec.Command(binary, "--quiet", "--keep-alive", "--port", socket, "--access", "access", "--secret",
 		"secret-of-the-test", "posix", "--disableotmp", data)
-	var said bytes.Buffer
-	server.Stdout, server.Stderr = &said, &said
+	var output bytes.Buffer
+	server.Stdout, server.Stderr = &output, &output
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func versitygw(t *testing.T) *line {
 		_ = server.Process.Kill()
 		_ = server.Wait()
 		if t.Failed() {
-			t.Logf("output of versitygw:\n%s", said.String())
+			t.Logf("output of versitygw:\n%s", output.String())
 		}
 	})
 	line := startLine(t, socket)

@@ -226,8 +226,8 @@ func TestNonceIsRedacted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := fmt.Sprintf("%v %+v %#v %s %q %s %s", nonce, nonce, nonce, nonce, nonce, text, nonce.LogValue())
-	if strings.Contains(said, "hunter2") {
-		t.Error(said)
+	texts := fmt.Sprintf("%v %+v %#v %s %q %s %s", nonce, nonce, nonce, nonce, nonce, text, nonce.LogValue())
+	if strings.Contains(texts, "hunter2") {
+		t.Error(texts)
 	}
 }

@@ -91,21 +91,21 @@ type source interface {
 // watch returns the reported notices. It watches until the test ends.
 func watch(t *testing.T, s source) <-chan *nstancev1.TerminationNotice {
 	ctx, cancel := context.WithCancel(context.Background())
-	told, done := make(chan *nstancev1.TerminationNotice, 16), make(chan error, 1)
-	go func() { done <- s.Watch(ctx, func(n *nstancev1.TerminationNotice) { told <- n }) }()
+	notices, done := make(chan *nstancev1.TerminationNotice, 16), make(chan error, 1)
+	go func() { done <- s.Watch(ctx, func(n *nstancev1.TerminationNotice) { notices <- n }) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("Watch ended with %v", err)
 		}
 	})
-	return told
+	return notices
 }
 
-func wantTold(t *testing.T, told <-chan *nstancev1.TerminationNotice, want *nstancev1.TerminationNotice) {
+func wantNotice(t *testing.T, notices <-chan *nstancev1.TerminationNotice, want *nstancev1.TerminationNotice) {
 	t.Helper()
 	select {
-	case got := <-told:
+	case got := <-notices:
 		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 			t.Errorf("notices (-want +got):\n%s", diff)
 		}
@@ -120,22 +120,22 @@ func options(base string) Options {
 
 func TestAWS(t *testing.T) {
 	m, base := newIMDS(t)
-	told := watch(t, NewAWS(options(base)))
+	notices := watch(t, NewAWS(options(base)))
 	deadline := time.Date(2026, 11, 21, 8, 22, 0, 0, time.UTC)
 
 	m.change(func() { m.values[rebalancePath] = `{"noticeTime": "2026-11-21T08:00:00Z"}` })
-	wantTold(t, told, &nstancev1.TerminationNotice{Kind: "rebalance"})
+	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "rebalance"})
 	m.change(func() { m.values[actionPath] = `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}` })
-	wantTold(t, told, &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)})
+	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)})
 
 	// A notice is not withdrawn because the service is down, the answer is malformed, or the token has expired.
 	m.change(func() { m.down = true })
 	m.change(func() { m.down, m.token = false, 7 })
 	m.change(func() { m.values[actionPath] = `{"action": 7}` })
 	m.change(func() { m.values[actionPath] = `{"action": "stop", "time": "2026-11-21T08:22:00Z", "more": 1}` })
-	wantTold(t, told, &nstancev1.TerminationNotice{Kind: "spot-stop", Deadline: timestamppb.New(deadline)})
+	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "spot-stop", Deadline: timestamppb.New(deadline)})
 	m.change(func() { clear(m.values) })
-	wantTold(t, told, nil)
+	wantNotice(t, notices, nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.refused == 0 {
@@ -197,25 +197,25 @@ func TestGCP(t *testing.T) {
 	g := NewGCP(options(base))
 	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 	g.now = func() time.Time { return now }
-	told := watch(t, g)
+	notices := watch(t, g)
 	want := &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(now.Add(30 * time.Second))}
 
 	m.change(func() { m.values[preemptedPath] = "TRUE" })
-	wantTold(t, told, want)
+	wantNotice(t, notices, want)
 	m.change(func() { m.values[preemptedPath] = "PERHAPS" })
 	m.change(func() { m.down = true })
 	m.change(func() { m.down = false; m.values[preemptedPath] = "TRUE" })
 	m.change(func() { m.values[preemptedPath] = "FALSE" })
-	wantTold(t, told, nil)
+	wantNotice(t, notices, nil)
 }
 
 // TestGCPWaits checks that no further requests are sent while a request hangs.
 func TestGCPWaits(t *testing.T) {
 	m, base := newIMDS(t)
 	m.change(func() { m.values[preemptedPath] = "FALSE" })
-	told := watch(t, NewGCP(options(base)))
+	notices := watch(t, NewGCP(options(base)))
 	select {
-	case n := <-told:
+	case n := <-notices:
 		t.Errorf("told %v", n)
 	case <-time.After(100 * time.Millisecond):
 	}

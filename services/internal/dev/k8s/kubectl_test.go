@@ -111,15 +111,15 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 	kubectl("patch", "mp", "workers", "--subresource=status", "--type=merge", "-p",
 		`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`)
 	wait := command("wait", "mp/workers", "--for=condition=Ready", "--timeout=20s")
-	var said strings.Builder
-	wait.Stdout, wait.Stderr = &said, &said
+	var output strings.Builder
+	wait.Stdout, wait.Stderr = &output, &output
 	if err := wait.Start(); err != nil {
 		t.Fatal(err)
 	}
 	kubectl("patch", "mp", "workers", "--subresource=status", "--type=json", "-p",
 		`[{"op":"replace","path":"/status/conditions/0/status","value":"True"}]`)
 	if err := wait.Wait(); err != nil {
-		t.Errorf("wait: %v\n%s", err, said.String())
+		t.Errorf("wait: %v\n%s", err, output.String())
 	}
 	contains(kubectl("describe", "mp", "workers"), "Cluster Name:  edited")
 	contains(kubectl("describe", "node", "n1"), "tmux://n1", "default", "web")

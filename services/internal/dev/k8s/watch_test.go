@@ -161,8 +161,8 @@ func TestExpired(t *testing.T) {
 
 // names holds the last event of each object that an informer received.
 type names struct {
-	mu   sync.Mutex
-	told map[string]string
+	mu     sync.Mutex
+	values map[string]string
 }
 
 // TestInformer checks that a shared informer sees every change although its connection is cut and the server is
@@ -177,12 +177,12 @@ func TestInformer(t *testing.T) {
 	defer cancel()
 	factory := informers.NewSharedInformerFactory(client, 0)
 	informer := factory.Core().V1().ConfigMaps().Informer()
-	seen := names{told: map[string]string{}}
+	seen := names{values: map[string]string{}}
 	note := func(o any) {
 		m := o.(*corev1.ConfigMap)
 		seen.mu.Lock()
 		defer seen.mu.Unlock()
-		seen.told[m.Name] = m.Data["v"]
+		seen.values[m.Name] = m.Data["v"]
 	}
 	must(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: note, UpdateFunc: func(_, o any) { note(o) },
@@ -192,7 +192,7 @@ func TestInformer(t *testing.T) {
 			}
 			seen.mu.Lock()
 			defer seen.mu.Unlock()
-			delete(seen.told, o.(*corev1.ConfigMap).Name)
+			delete(seen.values, o.(*corev1.ConfigMap).Name)
 		},
 	}))(t)
 	factory.Start(ctx.Done())
@@ -213,7 +213,7 @@ func TestInformer(t *testing.T) {
 		until(t, fmt.Sprintf("the informer knows %v", want), func() bool {
 			seen.mu.Lock()
 			defer seen.mu.Unlock()
-			return cmp.Equal(seen.told, want)
+			return cmp.Equal(seen.values, want)
 		})
 	}
 	write(addr, "a", "1")

@@ -32,7 +32,7 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, err
 	for _, name := range slices.Sorted(maps.Keys(q.Filters)) {
 		in.Filters = append(in.Filters, types.Filter{Name: sdk.String(name), Values: q.Filters[name]})
 	}
-	if _, said := q.Filters["state"]; !said {
+	if _, filtered := q.Filters["state"]; !filtered {
 		in.Filters = append(in.Filters, filter("state", string(types.ImageStateAvailable)))
 	}
 	var before func(a, b types.Image) int

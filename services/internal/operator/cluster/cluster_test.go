@@ -235,8 +235,8 @@ func TestKubeconfig(t *testing.T) {
 		w := newTestReconciler(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		told := 0
-		go w.kubeconfig.notifyChanges(ctx, func() { told++ })
+		notified := 0
+		go w.kubeconfig.notifyChanges(ctx, func() { notified++ })
 		go func() { done <- w.kubeconfig.run(ctx) }()
 		wait := func(d time.Duration) { <-time.After(d); synctest.Wait() }
 
@@ -246,9 +246,9 @@ func TestKubeconfig(t *testing.T) {
 		}
 		w.reconcile(t)
 		wait(time.Minute) // without the ServiceAccount
-		if told == 0 ||
+		if notified == 0 ||
 			!strings.Contains(w.kubeconfig.problem(), "ServiceAccount nstance-system/nstance-capi-workload") {
-			t.Errorf("problem %q, told %d times", w.kubeconfig.problem(), told)
+			t.Errorf("problem %q, told %d times", w.kubeconfig.problem(), notified)
 		}
 		if event := <-w.recorder.Events; !strings.HasPrefix(event, "Warning KubeconfigFailed ") ||
 			len(w.recorder.Events) != 0 {

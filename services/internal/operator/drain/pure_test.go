@@ -36,7 +36,7 @@ func nodeOf(name, providerID, mark string, change ...func(*corev1.Node)) *corev1
 func TestPlanNodes(t *testing.T) {
 	live := map[string]key{"p:live": {"a", idA}}
 	dead := map[string]key{"p:dead": {"a", idB}, "p:dead-silent": {"b", idB}, "p:live": {"a", idB}}
-	heard := map[string]bool{"a": true, "b": false}
+	synced := map[string]bool{"a": true, "b": false}
 	for name, c := range map[string]struct {
 		node *corev1.Node
 		mark *key
@@ -59,7 +59,7 @@ func TestPlanNodes(t *testing.T) {
 		}), nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := planNodes([]*corev1.Node{c.node}, live, dead, heard)
+			p := planNodes([]*corev1.Node{c.node}, live, dead, synced)
 			wantMark, wantAsk := map[string]key{}, map[string]map[key][]*corev1.Node{}
 			if c.mark != nil {
 				wantMark["n"] = *c.mark

@@ -71,7 +71,7 @@ type nodePlan struct {
 
 // planNodes compares Nodes and instances. live are the instances of the mirrors by provider ID, dead those reported as
 // deleted, and heard the shards that are reachable and synced.
-func planNodes(nodes []*corev1.Node, live, dead map[string]key, heard map[string]bool) nodePlan {
+func planNodes(nodes []*corev1.Node, live, dead map[string]key, synced map[string]bool) nodePlan {
 	p := nodePlan{mark: map[string]key{}, ask: map[string]map[key][]*corev1.Node{}}
 	for _, node := range nodes {
 		id := node.Spec.ProviderID
@@ -89,7 +89,7 @@ func planNodes(nodes []*corev1.Node, live, dead map[string]key, heard map[string
 		if !ok {
 			k, ok = marked, isMarked
 		}
-		if !ok || !heard[k.shard] {
+		if !ok || !synced[k.shard] {
 			continue
 		}
 		if p.ask[k.shard] == nil {
@@ -123,8 +123,8 @@ func (c *coordinator) removeNodes(ctx context.Context) {
 	for i := range list.Items {
 		nodes = append(nodes, &list.Items[i])
 	}
-	live, dead, heard := c.readMirrors()
-	p := planNodes(nodes, live, dead, heard)
+	live, dead, synced := c.readMirrors()
+	p := planNodes(nodes, live, dead, synced)
 	for name, k := range p.mark {
 		c.mark(ctx, name, k)
 	}
@@ -142,15 +142,15 @@ func (c *coordinator) removeNodes(ctx context.Context) {
 }
 
 // readMirrors returns the instances of the mirrors, as planNodes needs them.
-func (c *coordinator) readMirrors() (live, dead map[string]key, heard map[string]bool) {
-	live, dead, heard = map[string]key{}, map[string]key{}, map[string]bool{}
+func (c *coordinator) readMirrors() (live, dead map[string]key, synced map[string]bool) {
+	live, dead, synced = map[string]key{}, map[string]key{}, map[string]bool{}
 	for _, id := range c.Shards.IDs() {
 		shard, ok := c.Shards.Shard(id)
 		if !ok {
 			continue
 		}
 		state := shard.State()
-		heard[id] = state.Reachable && state.Synced
+		synced[id] = state.Reachable && state.Synced
 		for _, i := range shard.Instances("") {
 			if p := i.GetProviderId(); p != "" {
 				live[p] = key{id, i.GetInstanceId()}
@@ -175,7 +175,7 @@ func (c *coordinator) readMirrors() (live, dead map[string]key, heard map[string
 			dead[p] = k
 		}
 	}
-	return live, dead, heard
+	return live, dead, synced
 }
 
 func (r *nodeRemover) startQuery(shard string) bool {

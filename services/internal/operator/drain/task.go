@@ -187,7 +187,7 @@ func (t *task) evacuate(ctx context.Context) result {
 			t.slots.release()
 		}
 	}()
-	for said := ""; ; {
+	for reported := ""; ; {
 		if err == nil {
 			// A Node that waits for its slot must not get new pods.
 			err = t.cordon(ctx, nodes)
@@ -206,11 +206,11 @@ func (t *task) evacuate(ctx context.Context) result {
 				"drained before the deletion of instance %s",
 				t.instance)
 			return drained
-		case err.Error() != said:
-			said = err.Error()
+		case err.Error() != reported:
+			reported = err.Error()
 			t.log.Warn("drain failed; trying again", "error", err)
 			t.recordEvents(nodes, corev1.EventTypeWarning, v1beta1.DrainFailedReason, "drain failed; trying again: %s",
-				truncate(said))
+				truncate(reported))
 		}
 		if sleep(ctx, retry) != nil {
 			return t.resultOfStopped(context.Cause(ctx), nodes, err)
@@ -251,7 +251,7 @@ func (t *task) resultOfStopped(why error, nodes []corev1.Node, last error) resul
 // acknowledge tells the server that the instance can be deleted, and repeats the call until it succeeds. It returns
 // false if the drain is no longer pending.
 func (t *task) acknowledge(ctx context.Context) bool {
-	for said := codes.OK; ; {
+	for reported := codes.OK; ; {
 		shard, ok := t.Shards.Shard(t.shard)
 		if !ok {
 			return false
@@ -265,8 +265,8 @@ func (t *task) acknowledge(ctx context.Context) bool {
 			t.log.Info("the server no longer waits for the drain", "answer", status.Convert(err).Message())
 			return true
 		default:
-			if code != said {
-				said = code
+			if code != reported {
+				reported = code
 				t.log.Warn("failed to acknowledge the drain; trying again", "error", err)
 			}
 		}

@@ -173,9 +173,9 @@ func (w *testShard) consistent(t *testing.T) *x509.Certificate {
 }
 
 // silent checks that no secret is in the log or in the given errors.
-func (w *testShard) silent(t *testing.T, told ...error) {
+func (w *testShard) silent(t *testing.T, errs ...error) {
 	t.Helper()
-	text := w.log.String() + fmt.Sprint(told)
+	text := w.log.String() + fmt.Sprint(errs)
 	for name, secret := range map[string]string{"the nonce": w.nonce, "a private key": "PRIVATE KEY"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%s is in the log or in an error:\n%s", name, text)

@@ -155,9 +155,9 @@ func (r *importer) createImported(ctx context.Context, one importedGroup) error 
 func (r *importer) reportRefusals(cluster string, list []refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	told := map[string]string{}
+	reasons := map[string]string{}
 	for _, one := range list {
-		told[one.group] = one.reason
+		reasons[one.group] = one.reason
 		if r.reported[one.group] == one.reason {
 			continue
 		}
@@ -168,5 +168,5 @@ func (r *importer) reportRefusals(cluster string, list []refusal) {
 		r.recordEvents(about, warningEvent(v1beta1.RefusedReason, "group %s cannot be imported: %s", one.group,
 			one.reason))
 	}
-	r.reported = told
+	r.reported = reasons
 }

@@ -180,10 +180,10 @@ func setLabel(object metav1.Object, name, value string) {
 func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	var replicas, ready int32
 	ids := []string(nil)
-	heard, all, static := false, true, false
+	reported, all, static := false, true, false
 	for _, g := range groups {
 		if g.Status.ActualSize != nil {
-			heard = true
+			reported = true
 		} else if reachable := meta.FindStatusCondition(g.Status.Conditions,
 			v1beta1.ShardReachableCondition); reachable == nil || reachable.Reason != v1beta1.UnknownShardReason {
 			all = false
@@ -201,7 +201,7 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	pool.Spec.ProviderIDList = ids[:min(len(ids), maxProviderIDs)]
-	if heard || len(groups) == 0 && pool.Status.Replicas != nil {
+	if reported || len(groups) == 0 && pool.Status.Replicas != nil {
 		pool.Status.Replicas, pool.Status.ReadyReplicas = ptr.To(replicas), ptr.To(ready)
 		pool.Status.IsStatic = static
 	}

@@ -144,10 +144,10 @@ func ownedFields(group *v1beta1.NstanceShardGroup) []string {
 func rememberOwnedFields(group *v1beta1.NstanceShardGroup) {
 	fields := ownedFields(group)
 	for _, field := range []struct {
-		name string
-		said bool
+		name  string
+		isSet bool
 	}{{instanceTypeField, group.Spec.InstanceType != ""}, {varsField, len(group.Spec.Vars) > 0}} {
-		if field.said && !slices.Contains(fields, field.name) {
+		if field.isSet && !slices.Contains(fields, field.name) {
 			fields = append(fields, field.name)
 		}
 	}

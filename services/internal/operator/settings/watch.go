@@ -22,7 +22,7 @@ func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time,
 		defer ticker.Stop()
 		ticks = ticker.C
 	}
-	said := ""
+	reported := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -34,11 +34,11 @@ func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time,
 			err = now.checkChange(next)
 		}
 		switch {
-		case err != nil && err.Error() != said:
-			said = err.Error()
+		case err != nil && err.Error() != reported:
+			reported = err.Error()
 			log.Error("the configuration file is invalid; the previous content stays in use", "error", err)
 		case err == nil:
-			said = ""
+			reported = ""
 			if !reflect.DeepEqual(now, next) {
 				now = next
 				log.Info("the configuration file changed", "shards", next.IDs())

@@ -89,7 +89,7 @@ func (s *shard) run(ctx context.Context) {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.5,
 		Multiplier: 2, MaxInterval: 5 * time.Second}
 	delays.Reset()
-	said, hint := "", ""
+	reported, hint := "", ""
 	for ctx.Err() == nil {
 		addr, followed := s.address(), hint != ""
 		if followed {
@@ -101,8 +101,8 @@ func (s *shard) run(ctx context.Context) {
 			return
 		}
 		s.setOffline(err, s.set.grace)
-		if err.Error() != said {
-			said = err.Error()
+		if err.Error() != reported {
+			reported = err.Error()
 			s.log.Warn("no session with the shard's leader; trying again", "address", addr, "error", err)
 		}
 		// A standby names the leader. The named address is tried immediately, then the configured address again.
@@ -113,7 +113,7 @@ func (s *shard) run(ctx context.Context) {
 		hint = ""
 		lasted := s.now().Sub(began) >= settled
 		if met && lasted {
-			said = ""
+			reported = ""
 			delays.Reset()
 		}
 		if met && lasted || errors.Is(err, errAddressChanged) {

@@ -143,8 +143,8 @@ func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access stri
 // payloadHash returns the body hash that the client signed. S3's clients send it in a header. For other services it is
 // computed.
 func payloadHash(r *http.Request, service string, body []byte) string {
-	if said := r.Header.Get("X-Amz-Content-Sha256"); said != "" {
-		return said
+	if hash := r.Header.Get("X-Amz-Content-Sha256"); hash != "" {
+		return hash
 	}
 	if service == "s3" {
 		return "UNSIGNED-PAYLOAD"
@@ -195,15 +195,15 @@ func (s *Signature) sign(r *http.Request, key Key, payload string) (string, erro
 
 // checkBody compares the body with its signed hash.
 func checkBody(r *http.Request, body []byte) error {
-	said := r.Header.Get("X-Amz-Content-Sha256")
-	if !hashForm.MatchString(said) {
+	hash := r.Header.Get("X-Amz-Content-Sha256")
+	if !hashForm.MatchString(hash) {
 		return nil
 	}
 	if body == nil {
-		r.Body = &hashedBody{ReadCloser: r.Body, sum: sha256.New(), want: said}
+		r.Body = &hashedBody{ReadCloser: r.Body, sum: sha256.New(), want: hash}
 		return nil
 	}
-	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != said {
+	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != hash {
 		return errBody
 	}
 	return nil

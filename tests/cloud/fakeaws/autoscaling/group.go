@@ -218,8 +218,8 @@ func (s *Service) unknown(c *wire.Call, name string, err error) error {
 }
 
 // merged returns the old settings with each setting of said that is present.
-func merged(old, said settings) settings {
-	into, from := reflect.ValueOf(&old).Elem(), reflect.ValueOf(said)
+func merged(old, changes settings) settings {
+	into, from := reflect.ValueOf(&old).Elem(), reflect.ValueOf(changes)
 	for i := range into.NumField() {
 		if !from.Field(i).IsZero() {
 			into.Field(i).Set(from.Field(i))

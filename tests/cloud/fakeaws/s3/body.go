@@ -133,13 +133,13 @@ var sums = map[string]func() hash.Hash{
 
 func checkSums(h http.Header, body []byte) error {
 	for name, algorithm := range sums {
-		said := h.Get(name)
-		if said == "" {
+		checksum := h.Get(name)
+		if checksum == "" {
 			continue
 		}
 		sum := algorithm()
 		sum.Write(body)
-		if base64.StdEncoding.EncodeToString(sum.Sum(nil)) != said {
+		if base64.StdEncoding.EncodeToString(sum.Sum(nil)) != checksum {
 			return wire.Errorf(http.StatusBadRequest, "BadDigest",
 				"The %s you specified did not match the calculated checksum.", name)
 		}

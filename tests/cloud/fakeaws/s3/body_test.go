@@ -67,9 +67,9 @@ func FuzzUnchunk(f *testing.F) {
 					fmt.Fprintf(&again, "%s: %s\r\n", name, value)
 				}
 			}
-			told, said, err := unchunk([]byte(again.String() + "\r\n"))
-			if err != nil || !bytes.Equal(told, data) || !maps.EqualFunc(said, trailer, slices.Equal) {
-				t.Errorf("in chunks of %d: %q, %v, %v; was %q, %v", size, told, said, err, data, trailer)
+			body, trailers, err := unchunk([]byte(again.String() + "\r\n"))
+			if err != nil || !bytes.Equal(body, data) || !maps.EqualFunc(trailers, trailer, slices.Equal) {
+				t.Errorf("in chunks of %d: %q, %v, %v; was %q, %v", size, body, trailers, err, data, trailer)
 			}
 		}
 	})
@@ -97,12 +97,12 @@ func FuzzDecode(f *testing.F) {
 			if decode(document, held) != nil {
 				continue
 			}
-			said, err := xml.Marshal(held)
+			encoded, err := xml.Marshal(held)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if again := p.fresh(); decode(said, again) != nil {
-				t.Errorf("%s: an accepted body is refused with its length: %s", p.name, said)
+			if again := p.fresh(); decode(encoded, again) != nil {
+				t.Errorf("%s: an accepted body is refused with its length: %s", p.name, encoded)
 			}
 		}
 	})

@@ -65,8 +65,8 @@ func newTestFront(t *testing.T) *testFront {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if said := stop(); t.Failed() {
-			t.Logf("output of versitygw:\n%s", said)
+		if output := stop(); t.Failed() {
+			t.Logf("output of versitygw:\n%s", output)
 		}
 	})
 	w := &testFront{t: t}

@@ -128,10 +128,10 @@ var headErrors = map[int]string{
 
 // serverError reads the error in the server's answer.
 func serverError(answer *http.Response) error {
-	var said struct{ Code, Message string }
-	err := xml.NewDecoder(answer.Body).Decode(&said)
-	if err == nil && said.Code != "" {
-		return wire.Errorf(answer.StatusCode, said.Code, "%s", said.Message)
+	var failure struct{ Code, Message string }
+	err := xml.NewDecoder(answer.Body).Decode(&failure)
+	if err == nil && failure.Code != "" {
+		return wire.Errorf(answer.StatusCode, failure.Code, "%s", failure.Message)
 	}
 	if code, ok := headErrors[answer.StatusCode]; ok {
 		return wire.Errorf(answer.StatusCode, code, "%s", http.StatusText(answer.StatusCode))

@@ -37,8 +37,8 @@ func Start(ctx context.Context, dir, binary string) (b Backend, stop func() stri
 		"posix", "--disableotmp", data)
 	// The credentials are passed in the environment, because ps shows arguments.
 	server.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+b.Access, "ROOT_SECRET_ACCESS_KEY="+b.Secret)
-	var said bytes.Buffer
-	server.Stdout, server.Stderr = &said, &said
+	var output bytes.Buffer
+	server.Stdout, server.Stderr = &output, &output
 	if err := server.Start(); err != nil {
 		_ = os.RemoveAll(run)
 		return Backend{}, nil, fmt.Errorf("start versitygw: %w", err)
@@ -52,7 +52,7 @@ func Start(ctx context.Context, dir, binary string) (b Backend, stop func() stri
 		_ = server.Process.Kill()
 		<-ended
 		_ = os.RemoveAll(run)
-		return said.String()
+		return output.String()
 	}
 	ready := time.NewTicker(5 * time.Millisecond)
 	defer ready.Stop()

@@ -35,12 +35,12 @@ func decode(document []byte, into any) error {
 	if err != nil {
 		return malformed()
 	}
-	said, err := elements(document)
+	found, err := elements(document)
 	if err != nil {
 		return malformed()
 	}
 	held, err := elements(again)
-	if err != nil || !slices.Equal(said, held) {
+	if err != nil || !slices.Equal(found, held) {
 		return malformed()
 	}
 	return nil

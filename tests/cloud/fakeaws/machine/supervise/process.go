@@ -108,14 +108,14 @@ func (t *processes) start(s spec, stdin, stdout, stderr *os.File) (*process, err
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
 	defer in.Close()
-	said, say, err := os.Pipe()
+	reader, writer, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
-	defer said.Close()
+	defer reader.Close()
 	t.mu.Lock()
 	pid, err := syscall.ForkExec("/proc/self/exe", []string{"(" + s.Argv[0] + ")", "become"}, &syscall.ProcAttr{
-		Dir: "/", Files: []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd(), in.Fd(), say.Fd()},
+		Dir: "/", Files: []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd(), in.Fd(), writer.Fd()},
 		Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	p := &process{pid: pid, done: make(chan struct{})}
@@ -123,11 +123,11 @@ func (t *processes) start(s spec, stdin, stdout, stderr *os.File) (*process, err
 		t.ours[pid] = p
 	}
 	t.mu.Unlock()
-	_ = say.Close() // Only the process's own copy must stay open.
+	_ = writer.Close() // Only the process's own copy must stay open.
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
-	answer, err := io.ReadAll(said)
+	answer, err := io.ReadAll(reader)
 	if err != nil || len(answer) == 0 {
 		return p, err
 	}
