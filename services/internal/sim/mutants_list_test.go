@@ -101,11 +101,11 @@ var mutants = []mutant{
 			Replace: "r := x.reservation(i, p)\nt := shardstate.Reservation{}.Token\nx.Env.Go(\"reserve\", func() { " +
 				"_, _ = x.Store.PutInstance(c, r, \"\") })"}},
 	{name: "unknown is refused", why: "a create call without an answer counts as refused",
-		edit: mutate.Edit{Package: "internal/execute", In: "Executor.ask",
+		edit: mutate.Edit{Package: "internal/execute", In: "Executor.requestVM",
 			Find:    "c == infra.Indeterminate || a",
 			Replace: "a"}},
 	{name: "refused is never made", why: "a refusal is believed although an earlier call had no answer",
-		edit: mutate.Edit{Package: "internal/execute", In: "Executor.ask",
+		edit: mutate.Edit{Package: "internal/execute", In: "Executor.requestVM",
 			Find:    "c == infra.Conflict || a",
 			Replace: "c == infra.Conflict || a && c == infra.Conflict"}},
 	{name: "registered becomes created", why: "the provider's answer undoes an earlier registration",
