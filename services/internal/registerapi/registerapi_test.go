@@ -36,6 +36,7 @@ import (
 
 type testLeader struct {
 	*leadertest.Leader
+	leader *registerapi.Leader
 	addr   string
 	client nstancev1.RegistrationServiceClient
 }
@@ -44,7 +45,7 @@ func newTestLeader(t testing.TB) *testLeader {
 	t.Helper()
 	w := &testLeader{Leader: leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1",
 		InfraHash: "i1"})}
-	leader := &registerapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
+	w.leader = &registerapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State,
 		Records: w.Executor, Store: w.Bucket, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer()}
 	service := &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
@@ -52,7 +53,7 @@ func newTestLeader(t testing.TB) *testLeader {
 			if err := w.Current(); err != nil {
 				return nil, err
 			}
-			return leader, nil
+			return w.leader, nil
 		}}
 	w.addr = w.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, service) })
 	w.client = nstancev1.NewRegistrationServiceClient(w.Dial(t, w.addr, nil))
@@ -234,6 +235,61 @@ func TestTwoRacingRegistrations(t *testing.T) {
 		if winners != 1 || w.Events(id, shardstate.EventRegistered) != 1 {
 			t.Errorf("%d winners, %d events", winners, w.Events(id, shardstate.EventRegistered))
 		}
+	}
+}
+
+// hookedStore calls a hook before it appends to the certificate log.
+type hookedStore struct {
+	registerapi.Store
+	before func()
+}
+
+func (s hookedStore) AppendCertLog(ctx context.Context, entry record.CertLog) error {
+	s.before()
+	return s.Store.AppendCertLog(ctx, entry)
+}
+
+// TestRegistrationOfAnInstanceThatChanges checks that an authorized registration is rejected if the record changes
+// before the registration is written.
+func TestRegistrationOfAnInstanceThatChanges(t *testing.T) {
+	other := transporttest.Public(transporttest.NewKey(t))
+	for name, test := range map[string]struct {
+		change  func(t *testing.T, w *testLeader, id ident.ID)
+		code    codes.Code
+		message string
+	}{
+		"registered with another key": {func(t *testing.T, w *testLeader, id ident.ID) {
+			w.Change(t, id, func(r *record.Instance) {
+				r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(), other, "other"
+				r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0a", 16), NotAfter: w.Clock.Now().Add(time.Hour)}
+			})
+		}, codes.PermissionDenied, "registered with another key or nonce"},
+		"being deleted": {func(t *testing.T, w *testLeader, id ident.ID) {
+			w.Delete(t, id, false)
+		}, codes.PermissionDenied, "is being deleted"},
+		"deleted": {func(t *testing.T, w *testLeader, id ident.ID) {
+			w.Delete(t, id, true)
+		}, codes.PermissionDenied, "is deleted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestLeader(t)
+			id := w.Created(t)
+			var changed record.Instance
+			w.leader.Store = hookedStore{w.leader.Store, func() {
+				test.change(t, w, id)
+				changed = w.Stored(t, id)
+			}}
+			_, err := w.register(w.nonce(t, id, nil), transporttest.NewKey(t))
+			wants(t, name, err, test.code, test.message)
+			if diff := cmp.Diff(changed, w.Stored(t, id), cmp.Comparer(func(a, b ident.ID) bool {
+				return a == b
+			})); diff != "" {
+				t.Errorf("the record changed: %s", diff)
+			}
+			if n := w.Events(id, shardstate.EventRegistered); n != 0 {
+				t.Errorf("%d events", n)
+			}
+		})
 	}
 }
 
