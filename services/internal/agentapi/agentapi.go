@@ -198,7 +198,7 @@ func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own s
 		if _, dead := leader.State.Tombstone(id); dead {
 			return fail(errDeleted(id))
 		}
-		return fail(status.Errorf(codes.PermissionDenied, "there is no instance %s", id))
+		return fail(status.Errorf(codes.NotFound, "there is no instance %s", id))
 	}
 	if err := speaksFor(peer, &rec); err != nil {
 		return fail(err)
@@ -234,8 +234,9 @@ func errForeign(id ident.ID) error {
 	return status.Errorf(codes.PermissionDenied, "instance_id: is not the one in the client certificate, %s", id)
 }
 
+// errDeleted is definite. The agent then waits for the longest pause between two tries.
 func errDeleted(id ident.ID) error {
-	return status.Errorf(codes.PermissionDenied, "instance %s is deleted", id)
+	return status.Errorf(codes.NotFound, "instance %s is deleted", id)
 }
 
 // errLeadershipLost is returned to calls that were in flight when leadership ended.

@@ -385,19 +385,21 @@ func TestRefusedConnections(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		c       *client
+		code    codes.Code
 		message string
 	}{
-		{"no such instance", w.connect(t, stranger, key, w.Certificate(t, w.Agent(stranger), key)),
+		{"no such instance", w.connect(t, stranger, key, w.Certificate(t, w.Agent(stranger), key)), codes.NotFound,
 			"there is no instance"},
-		{"not registered", w.connect(t, created, key, w.Certificate(t, w.Agent(created), key)), "is not registered"},
-		{"deleted", w.connect(t, deleted, deletedKey, deletedCert), "is deleted"},
+		{"not registered", w.connect(t, created, key, w.Certificate(t, w.Agent(created), key)),
+			codes.PermissionDenied, "is not registered"},
+		{"deleted", w.connect(t, deleted, deletedKey, deletedCert), codes.NotFound, "is deleted"},
 		{"another key", w.connect(t, registered, key, w.Certificate(t, w.Agent(registered), key)),
-			"registered with another key"},
+			codes.PermissionDenied, "registered with another key"},
 		{"another tenant", w.connect(t, registered, registeredKey, w.Certificate(t, foreign, registeredKey)),
-			"is not of tenant dev"},
+			codes.PermissionDenied, "is not of tenant dev"},
 	} {
 		for rpc, err := range test.c.each(t, test.c.id.String()) {
-			wants(t, test.name+": "+rpc, err, codes.PermissionDenied, test.message)
+			wants(t, test.name+": "+rpc, err, test.code, test.message)
 		}
 	}
 }
@@ -579,10 +581,10 @@ func TestDeletedInstance(t *testing.T) {
 	r.send(nil)
 	w.Delete(t, c.id, true)
 	w.service.Deleted(t.Context(), c.id)
-	wants(t, "reports", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.PermissionDenied, "is deleted")
+	wants(t, "reports", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.NotFound, "is deleted")
 	for {
 		if _, err := files.Recv(); err != nil {
-			wants(t, "files", err, codes.PermissionDenied, "is deleted")
+			wants(t, "files", err, codes.NotFound, "is deleted")
 			break
 		}
 	}
@@ -967,7 +969,7 @@ func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
 		}, codes.PermissionDenied, "registered with another key"},
 		"deleted": {func(t *testing.T, w *testLeader, id ident.ID) {
 			w.Delete(t, id, true)
-		}, codes.Unavailable, "try again"}, // the retry then fails because the instance is deleted
+		}, codes.NotFound, "is deleted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTestLeader(t)

@@ -2,6 +2,7 @@ package agentapi
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -13,6 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
@@ -183,6 +185,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	switch {
 	case refusal != nil:
 		return nil, refusal
+	case errors.Is(err, execute.ErrGone):
+		return nil, errDeleted(c.agent.id)
 	case err != nil:
 		return nil, s.errNotRecorded(ctx, c, err)
 	}

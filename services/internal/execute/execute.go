@@ -131,7 +131,7 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 	default:
 		err = fmt.Errorf("action %q is not one of a group's", action.Kind)
 	}
-	if err != nil && ctx.Err() == nil && !errors.Is(err, errGone) && !errors.Is(err, errNotYet) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrGone) && !errors.Is(err, errNotYet) {
 		x.Log.Warn("action failed", "action", string(action.Kind), "tenant", group.Tenant, "group", group.Group,
 			"instance", action.Instance.String(), "error", err)
 		if _, _, ok := x.State.Record(action.Instance); ok {
@@ -233,7 +233,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 func (x *Executor) drain(ctx context.Context, action plan.Action) error {
 	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
-		return errGone
+		return ErrGone
 	}
 	err := x.unbalance(ctx, action.Instance)
 	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
@@ -247,7 +247,7 @@ func (x *Executor) drain(ctx context.Context, action plan.Action) error {
 func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
-		return errGone
+		return ErrGone
 	}
 	if rec.State != record.Deleting {
 		return fmt.Errorf("terminate %s: its deletion is not recorded", action.Instance)

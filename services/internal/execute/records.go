@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// errGone means that the State no longer holds the instance, so there is nothing left to do for it.
-var errGone = errors.New("instance is gone")
+// ErrGone means that the State no longer holds the instance: it was deleted.
+var ErrGone = errors.New("instance is gone")
 
 // errNotYet means that an action must wait for a condition that will come true without it. The action is tried again
 // like a failed one, but is not reported as a failure.
@@ -24,7 +24,7 @@ var errNotYet = errors.New("not yet")
 // it again if another write came first, so change must be idempotent. If change alters nothing, Update writes nothing.
 //
 // Update fails with *clusterstate.SupersededError if a leader of a higher term wrote the record, which also ends this
-// leader's authority. It fails for an instance that the State does not hold.
+// leader's authority. It fails with ErrGone for an instance that the State does not hold.
 func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error) {
 	return x.update(ctx, id, change)
 }
@@ -36,7 +36,7 @@ func (x *Executor) update(ctx context.Context, id ident.ID, change func(*record.
 		}
 		have, token, ok := x.State.Record(id)
 		if !ok {
-			return record.Instance{}, fmt.Errorf("%s: %w", id, errGone)
+			return record.Instance{}, fmt.Errorf("%s: %w", id, ErrGone)
 		}
 		next := have
 		next.Vars = maps.Clone(have.Vars)
@@ -79,7 +79,7 @@ func (x *Executor) insist(ctx context.Context, write func() error) error {
 	for delay := 100 * time.Millisecond; ; delay = min(2*delay, 10*time.Second) {
 		err := write()
 		var superseded *clusterstate.SupersededError
-		if err == nil || errors.Is(err, errGone) || errors.As(err, &superseded) {
+		if err == nil || errors.Is(err, ErrGone) || errors.As(err, &superseded) {
 			return err
 		}
 		if sleepErr := x.Env.Sleep(ctx, delay); sleepErr != nil {
