@@ -21,6 +21,8 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -132,6 +134,9 @@ const (
 	settled = 5 * time.Second
 	// offline is the longest time without a session during which the agent still reports itself healthy.
 	offline = 2 * time.Minute
+	// firstAttempt is how long the first try to reach one of several servers may take. Each further try may take twice
+	// as long, up to reconnect.AttemptTimeout.
+	firstAttempt = 2 * time.Second
 )
 
 // stayConnected runs sessions one after another until ctx ends.
@@ -140,9 +145,13 @@ func (c *Client) stayConnected(ctx context.Context) error {
 	delays := newDelays()
 	for {
 		began := time.Now()
-		accepted, err := c.session(ctx, servers.next())
+		addr, timeout := servers.next()
+		accepted, err := c.session(ctx, addr, timeout)
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if accepted {
+			servers.tries = 0
 		}
 		if accepted && time.Since(began) >= settled {
 			delays.Reset()
@@ -156,6 +165,9 @@ func (c *Client) stayConnected(ctx context.Context) error {
 		c.setOffline(err)
 		delays.MaxInterval = reconnect.LongestPause(time.Duration(c.reportInterval.Load())) * 3 / 4
 		delay := delays.NextBackOff()
+		if status.Code(err) == codes.NotFound {
+			delay = reconnect.MaxPause // the instance is deleted: another try is useful only if that leader errs
+		}
 		c.Log.Warn("No session with the server; trying again", "error", err, "duration", delay)
 		// A notice or an announcement ends the delay early.
 		if err := c.pause(ctx, delay, c.wake); err != nil {
@@ -194,18 +206,28 @@ type addresses struct {
 	configured []string
 	turn       int
 	hinted     string
-	followed   bool // the last address returned by next was a hint
+	followed   bool   // the last address returned by next was a hint
+	last       string // the last address returned by next
+	tries      int    // calls of next since a server accepted the agent
 }
 
-func (a *addresses) next() string {
-	addr := a.hinted
+// next returns the address to try, and how long the try may take. It does not return the same configured address twice
+// in a row. One of several servers is given little time at first: a stopped server accepts connections and never
+// answers. A server that is only busy gets more time with every try.
+func (a *addresses) next() (addr string, timeout time.Duration) {
+	addr, timeout = a.hinted, reconnect.AttemptTimeout
 	a.hinted, a.followed = "", addr != ""
-	if a.followed {
-		return addr
+	several := len(a.configured) > 1
+	for try := 0; addr == "" || several && !a.followed && addr == a.last && try < len(a.configured); try++ {
+		addr = a.configured[a.turn%len(a.configured)]
+		a.turn++
 	}
-	addr = a.configured[a.turn%len(a.configured)]
-	a.turn++
-	return addr
+	if several {
+		timeout = min(firstAttempt<<min(a.tries, 3), reconnect.AttemptTimeout)
+	}
+	a.last = addr
+	a.tries++
+	return addr, timeout
 }
 
 // hint takes the leader's address from an error that contains one. It reports whether the hint deserves an immediate

@@ -222,7 +222,7 @@ func TestAnnouncementDoesNotWaitForBackoff(t *testing.T) {
 	})
 }
 
-// If the server does not confirm an announcement, only Announce is affected.
+// TestUnconfirmedAnnouncement checks that the agent drops an announcement that the server has not confirmed in time.
 func TestUnconfirmedAnnouncement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -241,9 +241,9 @@ func TestUnconfirmedAnnouncement(t *testing.T) {
 			return r.GetStopping() == powerOff
 		})
 		s.set(func() { s.mute = false })
-		s.next(t, "the announcement again", func(r *nstancev1.ReportHealthRequest) bool {
-			return first(r) && r.GetStopping() == powerOff
-		})
+		if report := s.next(t, "sequence 1", first); report.GetStopping() != unspecified {
+			t.Errorf("the next stream announces %s, although Announce failed", report.GetStopping())
+		}
 	})
 }
 

@@ -349,7 +349,70 @@ func (c *severed) Close() error {
 	return c.Conn.Close()
 }
 
-// An agent detects a silently dead server within 30 s, even if it has nothing to send. A server that accepts
+// TestStoppedLeader checks that an agent moves on to the next leader soon after its leader was stopped, although the
+// stopped process keeps its connections and accepts new ones, and the standby names it at first.
+func TestStoppedLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const leader, standby = "127.0.0.1:1", "127.0.0.1:2"
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.interval = "5s"
+		next := newFakeServer(t, s.id)
+		next.ca = s.ca
+		notLeader, err := status.New(codes.Unavailable, "not leader").WithDetails(
+			&nstancev1.NotLeader{RegistrationAddr: leader, AgentAddr: leader})
+		if err != nil {
+			t.Fatal(err)
+		}
+		next.refuse = notLeader.Err()
+		defer s.start(t, n.listen(leader))()
+		defer next.start(t, n.listen(standby))()
+		stopped := &atomic.Bool{}
+		o := newMemories(t, s).options(s, n)
+		o.RegistrationAddrs, o.AgentAddrs = []string{leader, standby}, []string{leader, standby}
+		o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			conn, err := n.dial(ctx, addr)
+			if err != nil || addr != leader {
+				return conn, err
+			}
+			return &severed{Conn: conn, cut: stopped, closed: make(chan struct{})}, nil
+		}
+		_, stop := run(t, o)
+		defer stop()
+		s.next(t, "sequence 1", first)
+		time.Sleep(7 * time.Minute)
+		stopped.Store(true)
+		began := time.Now()
+		time.Sleep(12 * time.Second)
+		next.set(func() { next.refuse = nil })
+		next.next(t, "sequence 1", first)
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("it reports to the next leader after %v", took)
+		}
+	})
+}
+
+// TestDeletedInstance checks that the agent of a deleted instance tries rarely, but does not give up.
+func TestDeletedInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		stopServer := s.start(t, n.listen(address))
+		_, stop := run(t, newMemories(t, s).options(s, n))
+		defer stop()
+		s.next(t, "sequence 1", first)
+		s.set(func() { s.refuse = status.Error(codes.NotFound, "the instance is deleted") })
+		stopServer()
+		defer s.start(t, n.listen(address))()
+		if got := n.delays(10 * time.Minute); len(got) < 18 || len(got) > 22 {
+			t.Errorf("%d tries in ten minutes: %v", len(got), got)
+		}
+		s.set(func() { s.refuse = nil })
+		s.next(t, "sequence 1", first)
+	})
+}
+
+// An agent detects a silently dead server within 15 s, even if it has nothing to send. A server that accepts
 // connections but never answers does not block it.
 func TestSilentServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -372,7 +435,7 @@ func TestSilentServers(t *testing.T) {
 		time.Sleep(7 * time.Minute)
 		cut.Store(true)
 		n.unlisten()
-		if got := n.delays(time.Minute); len(got) == 0 || got[0] > 30*time.Second {
+		if got := n.delays(time.Minute); len(got) == 0 || got[0] > 16*time.Second {
 			t.Errorf("noticed after %v", got)
 		}
 

@@ -39,23 +39,29 @@ func (c *Client) Notice(notice *nstancev1.TerminationNotice) {
 
 // Announce reports immediately why the agent is about to stop, and again at the start of every stream. It returns nil
 // when the server has confirmed the announcement or another one has replaced it. It returns ctx's error if ctx ends
-// first. It returns an error immediately if the agent is not registered. STOPPING_REASON_UNSPECIFIED withdraws an
-// announcement.
+// first. It returns an error immediately if the agent is not registered. After an error the agent no longer reports the
+// announcement. STOPPING_REASON_UNSPECIFIED withdraws an announcement.
 func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) error {
+	if c.cert.Load() == nil {
+		return errors.New("not registered: there is no server to announce to")
+	}
 	stop := &announcement{reason: reason, done: make(chan struct{})}
 	c.update(func(s *standing) {
 		s.stop.finish()
 		s.stop, s.urgent = stop, true
 	})
-	if c.cert.Load() == nil {
-		return errors.New("not registered: there is no server to announce to")
-	}
 	select {
 	case <-stop.done:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if stop.finished {
+		return nil
+	}
+	c.standing.stop = nil // it is still this one: a replaced announcement is finished
+	return ctx.Err()
 }
 
 // finish ends an announcement. The caller must hold Client.mu.

@@ -17,16 +17,15 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
 )
 
 const (
-	// A server that died silently is detected after at most 28 s.
-	keepaliveTime    = 20 * time.Second
-	keepaliveTimeout = 8 * time.Second
+	// A server that died or was stopped silently is detected after at most 15 s. gRPC allows no shorter keepaliveTime. A
+	// server that does not answer a ping for keepaliveTimeout could not renew its lease either.
+	keepaliveTime    = 10 * time.Second
+	keepaliveTimeout = 5 * time.Second
 
-	connectTimeout = reconnect.AttemptTimeout
 	// An agent sends about a hundred bytes a minute, and a server has thousands of agents.
 	bufferSize = 4 << 10
 )
@@ -35,8 +34,9 @@ const (
 var errRenewed = errors.New("the certificate was renewed")
 
 // connect prepares a connection to host:port, which is established at first use. It uses TLS 1.3, verifies the server's
-// chain, host name, and role, and presents the agent's certificate if there is one.
-func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
+// chain, host name, and role, and presents the agent's certificate if there is one. timeout bounds the time until the
+// end of the TLS handshake.
+func (c *Client) connect(addr string, timeout time.Duration) (*grpc.ClientConn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, fmt.Errorf("server address: %w", err)
@@ -72,8 +72,8 @@ func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		// A failed connection ends its session, and the session does not reconnect. BaseDelay is also the minimum of
 		// the connect timeout.
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout,
-			Backoff: backoff.Config{BaseDelay: connectTimeout, MaxDelay: connectTimeout}}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: timeout,
+			Backoff: backoff.Config{BaseDelay: timeout, MaxDelay: timeout}}),
 		grpc.WithReadBufferSize(bufferSize),
 		grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithSharedWriteBuffer(true),
@@ -85,8 +85,8 @@ func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
 
 // session holds one connection to a server with its streams until one of them ends. accepted reports whether the server
 // accepted the agent.
-func (c *Client) session(ctx context.Context, addr string) (accepted bool, err error) {
-	conn, err := c.connect(addr)
+func (c *Client) session(ctx context.Context, addr string, timeout time.Duration) (accepted bool, err error) {
+	conn, err := c.connect(addr, timeout)
 	if err != nil {
 		return false, err
 	}
