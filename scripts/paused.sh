@@ -3,4 +3,4 @@
 set -eu
 # shellcheck source=scripts/system.sh
 . "$(dirname -- "$0")/system.sh"
-run_system '^TestPausedLeader$' -terraform="${terraform:-$(scripts/tool.sh terraform-or-tofu)}" "$@"
+run_system '^TestPausedLeader$' -terraform="${terraform:-$(scripts/tool.sh tofu)}" "$@"

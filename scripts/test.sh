@@ -149,7 +149,12 @@ step_images() {
 
 # The examples for AWS, applied to the fake cloud, used and destroyed.
 step_stacks() {
-	go test ./tests/stacks/... -count=1 -timeout 20m
+	if terraform=$(command -v terraform); then
+		echo "-- tofu and terraform: $terraform"
+	else
+		echo "-- tofu only: terraform is NOT TESTED, because it is not on PATH"
+	fi
+	go test ./tests/stacks -count=1 -timeout 20m -terraform="$terraform"
 }
 
 # The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator.

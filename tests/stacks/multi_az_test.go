@@ -13,7 +13,7 @@ import (
 func multiAZ(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	before := l.Inventory(t)
-	stack := l.Stack(t, cli(t, "terraform"), "aws/multi-az", map[string]any{
+	stack := l.Stack(t, cli(t, *terraformFlag), "aws/multi-az", map[string]any{
 		"cluster": "trio", "force_destroy": true, "key_provider": "aws-parameter-store",
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"web_arch": "amd64", "web_instance_types": []string{"t3.small"}, "agent_ami": lab.AgentAMI,

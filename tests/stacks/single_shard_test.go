@@ -88,7 +88,7 @@ func singleShard(t *testing.T, calls *ledger) {
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"}},
 	}
-	stack := l.Stack(t, cli(t, "tofu"), "aws/single-shard", vars)
+	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
 	stack.Apply(t)
 
 	f := &fleet{Lab: l, cluster: "solo"}

@@ -12,6 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
+var terraformFlag = flag.String("terraform", "", "path of terraform, for one of the stacks; without it tofu applies both")
+
 // TestMain skips the stacks in `go test -short`. They take minutes, and need root and tools that scripts/tool.sh
 // builds.
 func TestMain(m *testing.M) {
@@ -28,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestStacks applies both examples, each with a different CLI. It compares the recorded calls with the servers'
+// TestStacks applies both examples, with different CLIs if -terraform is set. It compares the recorded calls with the servers'
 // permissions and with the operations of the fake AWS.
 func TestStacks(t *testing.T) {
 	var calls ledger
@@ -44,15 +46,15 @@ func TestStacks(t *testing.T) {
 	t.Run("operations", calls.checkOperations)
 }
 
-func cli(t *testing.T, name string) string {
+// cli returns the path of terraform if the flag names it, and of tofu otherwise.
+func cli(t *testing.T, terraform string) string {
 	t.Helper()
-	path, ok, err := lab.CLI(name)
+	if terraform != "" {
+		return terraform
+	}
+	path, err := lab.Tofu()
 	if err != nil {
 		t.Fatal(err)
-	}
-	if !ok {
-		t.Logf("%s is not on PATH: tofu stands in for it", name)
-		return cli(t, "tofu")
 	}
 	return path
 }

@@ -92,19 +92,8 @@ func images(ctx context.Context, bin, dir string) (server, agent string, err err
 	return server, agent, err
 }
 
-// CLI returns the path of "tofu" or "terraform". Terraform is searched in PATH only. ok reports whether the CLI is
-// available.
-func CLI(name string) (path string, ok bool, err error) {
-	if name == "tofu" {
-		path, err = run(context.Background(), "scripts/tool.sh", "tofu")
-		return path, err == nil, err
-	}
-	path, err = exec.LookPath(name)
-	if errors.Is(err, exec.ErrNotFound) {
-		return "", false, nil
-	}
-	return path, err == nil, err
-}
+// Tofu returns the path of tofu, which scripts/tool.sh builds if it is not on PATH.
+func Tofu() (path string, err error) { return run(context.Background(), "scripts/tool.sh", "tofu") }
 
 // run runs a command in the repository and returns its output without the last line break.
 func run(ctx context.Context, name string, args ...string) (string, error) {
