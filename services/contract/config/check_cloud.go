@@ -9,7 +9,8 @@ import (
 // cloud reports the problems that a cloud's own check found in the object at path.
 func (c *checker) cloud(path string, problems []cloud.Problem) {
 	for _, problem := range problems {
-		c.add(path+joinBelow(join(problem.Path)), "%s", problem.Message).hint = problem.Hint
+		f := c.add(path+joinBelow(join(problem.Path)), "%s", problem.Message)
+		f.hint, f.ofCloud = problem.Hint, true
 	}
 }
 

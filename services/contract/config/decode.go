@@ -37,6 +37,7 @@ type finding struct {
 	message string
 	hint    string
 	warning bool
+	ofCloud bool     // found by a cloud's own check
 	onKey   bool     // the field's name is wrong, not its value
 	offset  int      // in the file, or -1 to look the path up
 	depends []string // paths without which the finding is meaningless

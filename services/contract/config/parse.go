@@ -12,6 +12,22 @@ import (
 // problems with positions, in the order of the document: syntax, unknown and repeated fields, types, and the problems
 // that [Validate] finds. The shard is nil if there are errors. The file name is used only in messages.
 func Parse(filename string, src []byte) (*Shard, Problems) {
+	return parse(filename, src, check)
+}
+
+// ParseApplied is [Parse] for a configuration that a leader has applied. Problems that only a cloud's own checks find
+// are warnings: a later version may check more, and must still lead the shard.
+func ParseApplied(filename string, src []byte) (*Shard, Problems) {
+	return parse(filename, src, func(s *Shard) []finding {
+		found := check(s)
+		for i := range found {
+			found[i].warning = found[i].warning || found[i].ofCloud
+		}
+		return found
+	})
+}
+
+func parse(filename string, src []byte, check func(*Shard) []finding) (*Shard, Problems) {
 	d := &decoder{file: filename, src: src}
 	root, ok := d.parse()
 	if !ok {

@@ -170,15 +170,22 @@ type candidate struct {
 	broken             config.Problems
 }
 
-// parse parses a configuration and merges it with dynamic groups.
-func (m *Manager) parse(doc Document, groups dynamic) candidate {
+// parse parses a configuration and merges it with dynamic groups. applied means that a leader has run with it.
+func (m *Manager) parse(doc Document, groups dynamic, applied bool) candidate {
 	c := candidate{doc: doc, groups: groups}
 	var problems config.Problems
-	if c.shard, problems = config.Parse("config", doc.Body); problems.Err() != nil {
-		c.parseErr = problems.Err()
+	if applied {
+		c.shard, problems = config.ParseApplied("config", doc.Body)
 	} else {
-		c.broken = m.broken(c.shard, groups)
+		c.shard, problems = config.Parse("config", doc.Body)
 	}
+	if c.parseErr = problems.Err(); c.parseErr != nil {
+		return c
+	}
+	for _, problem := range problems.Warnings() {
+		m.log.Warn("configuration", "problem", problem.String())
+	}
+	c.broken = m.broken(c.shard, groups)
 	return c
 }
 
@@ -222,7 +229,7 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 		return Document{}, fmt.Errorf("read the applied configuration: %w", err)
 	}
 	isApplied := err == nil && string(applied.Body) == string(doc.Body)
-	newest := m.parse(doc, groups)
+	newest := m.parse(doc, groups, isApplied)
 	m.try(ctx, &newest, isApplied)
 	if len(newest.problems()) == 0 {
 		m.refuse(Document{}, nil)
@@ -230,7 +237,7 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 		return doc, nil
 	}
 	if err == nil && !isApplied {
-		before := m.parse(Document{Body: applied.Body, Token: applied.Source}, groups)
+		before := m.parse(Document{Body: applied.Body, Token: applied.Source}, groups, true)
 		better := newest.err() != nil || len(before.broken) < len(newest.broken)
 		if better { // the last trial that passes must be that of the configuration in force
 			m.try(ctx, &before, true)
@@ -368,7 +375,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		m.takeGroups(groups)
 		return Updated, nil, nil
 	}
-	next := m.parse(doc, groups)
+	next := m.parse(doc, groups, false)
 	m.try(ctx, &next, false)
 	problems := next.problems()
 	if next.err() == nil {

@@ -89,3 +89,34 @@ func TestFirstConfigurationThatFailsItsTrial(t *testing.T) {
 		t.Error("it is in force")
 	}
 }
+
+// TestAppliedConfigurationThatThisVersionWouldRefuse checks that a shard that led before an upgrade leads afterwards,
+// although the new version finds a mistake in args: with the applied configuration alone, and beside a newer one that is
+// invalid. A new configuration with that mistake is refused.
+func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
+	inAWS := strings.Replace(document("", `, "args": {"NoSuchField": 1}`), `{"kind": "mock"}`,
+		`{"kind": "aws", "region": "eu-central-1", "zone": "eu-central-1a"}`, 1)
+	for name, newest := range map[string]string{"alone": inAWS, "beside an invalid one": "{"} {
+		b := newBucket()
+		b.write(t, inAWS)
+		applied, err := b.Config(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := New(b, slog.New(slog.DiscardHandler))
+		if err := m.Load(t.Context()); err == nil {
+			t.Fatal("the configuration is valid")
+		}
+		if err := b.PutApplied(t.Context(), Applied{Body: applied.Body, Source: applied.Token, Term: 1}); err != nil {
+			t.Fatal(err)
+		}
+		b.write(t, newest)
+		l := &leader{Manager: m}
+		if err := l.Lead(t.Context(), 2, l); err != nil || l.groups[static].Size != 3 {
+			t.Errorf("%s: %v, groups %v", name, err, l.groups)
+			continue
+		}
+		b.write(t, inAWS+"\n")
+		l.refresh(t, Invalid)
+	}
+}

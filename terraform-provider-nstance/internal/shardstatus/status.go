@@ -90,7 +90,7 @@ func (m *model) inForce(ctx context.Context, state *clusterstate.State, written 
 		return nil, err
 	}
 	m.Generation = types.Int64Value(int64(applied.Revision))
-	shard, problems := config.Parse("", applied.Body)
+	shard, problems := config.ParseApplied("", applied.Body)
 	if shard == nil {
 		return nil, fmt.Errorf("the configuration that was applied is not valid: %w", problems.Err())
 	}
