@@ -55,6 +55,11 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	shard := contents{state: state, gone: map[ident.ID]bool{}}
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	if err := leader.readLock(ctx); err == nil {
+		// Without this call the leader finds the change when it next polls the bucket.
+		_, err = r.refreshLeader(ctx, &leader, token)
+		tflog.Info(ctx, "asked the leader to empty the shard", map[string]any{"shard": name, "answer": fmt.Sprint(err)})
+	}
 	reported := ""
 	err = poll.Until(waiting, func(ctx context.Context) (bool, error) {
 		if err := errors.Join(leader.readLock(ctx), shard.readContents(ctx)); err != nil {
@@ -82,8 +87,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(r.failure("Cannot read whether shard "+name+" is empty", name, err))
 		return
 	}
-	if err := r.remove(ctx, name, leader.leaderless()); err != nil {
-		resp.Diagnostics.Append(r.failure("Shard "+name+" is empty, but its objects in the bucket cannot be removed",
+	if err := r.remove(ctx, &leader, token); err != nil {
+		resp.Diagnostics.Append(r.failure("Shard "+name+" is empty, but what it left in the bucket cannot be removed",
 			name, err))
 	}
 }
@@ -190,10 +195,11 @@ func (c *contents) String() string {
 	return fmt.Sprintf("%d instances are left: %s", len(c.left), strings.Join(names, ", "))
 }
 
-// remove deletes all objects of an empty shard. It deletes the configuration last: if an earlier step fails, the
-// resource still exists and can be destroyed again. It keeps the election lock unless leaderless is true, because
-// running servers would write the lock again.
-func (r *Resource) remove(ctx context.Context, name string, leaderless bool) error {
+// remove deletes all objects of an empty shard whose configuration is still version token. It deletes the configuration
+// last: if an earlier step fails, the resource still exists and can be destroyed again. It keeps the election lock while
+// a server leads, because the server would write the lock again.
+func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objstore.Token) error {
+	name := leader.shard
 	store, err := r.bucket.Store(ctx)
 	if err != nil {
 		return err
@@ -209,8 +215,8 @@ func (r *Resource) remove(ctx context.Context, name string, leaderless bool) err
 		}
 	}
 	doomed = append(doomed, keys.Groups(name), keys.Applied(name))
-	if leaderless {
-		doomed = append(doomed, keys.Leader(name))
+	if err := checkConfig(ctx, leader.state, name, token); err != nil {
+		return err
 	}
 	err = bucket.ForEach(ctx, len(doomed), parallel, func(ctx context.Context, i int) error {
 		return store.Delete(ctx, doomed[i])
@@ -218,5 +224,29 @@ func (r *Resource) remove(ctx context.Context, name string, leaderless bool) err
 	if err != nil {
 		return err
 	}
-	return store.Delete(ctx, keys.Config(name))
+	if err := leader.readLock(ctx); err != nil {
+		return err
+	}
+	if leader.leaderless() {
+		if err := store.Delete(ctx, keys.Leader(name)); err != nil {
+			return err
+		}
+	}
+	if err := checkConfig(ctx, leader.state, name, token); err != nil {
+		return err
+	}
+	return leader.state.DeleteConfig(ctx, name)
+}
+
+// checkConfig returns an error unless the shard's configuration is still version token. Stores have no conditional
+// delete, so call it right before one.
+func checkConfig(ctx context.Context, state *clusterstate.State, name string, token objstore.Token) error {
+	_, now, err := state.ReadConfig(ctx, name)
+	if err != nil {
+		return err
+	}
+	if now != token {
+		return fmt.Errorf("the configuration was changed meanwhile: version %s is there, not %s", now, token)
+	}
+	return nil
 }

@@ -21,16 +21,22 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
 const (
-	defaultWait   = 5 * time.Minute
+	defaultCreate = 5 * time.Minute
+	// defaultUpdate is longer than a leader's poll of the bucket (3 min) and a restart or a takeover together.
+	defaultUpdate = 15 * time.Minute
 	defaultDelete = 10 * time.Minute
 )
 
 // Resource implements the Terraform resource nstance_shard.
-type Resource struct{ bucket *bucket.Connection }
+type Resource struct {
+	bucket  *bucket.Connection
+	servers *servers.Connection
+}
 
 // New returns the resource, not yet configured.
 func New() resource.Resource { return &Resource{} }
@@ -49,7 +55,7 @@ func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, res
 
 // Configure implements resource.ResourceWithConfigure.
 func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
-	r.bucket = bucket.Of(req.ProviderData)
+	r.bucket, r.servers = bucket.Of(req.ProviderData), servers.Of(req.ProviderData)
 }
 
 func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
@@ -72,7 +78,11 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	values := computed(want, token)
 	values["rolling_groups"] = rollingGroups(nil)
 	resp.State.Raw = replaced(req.Plan.Raw, values)
-	if diag := r.wait(ctx, req.Plan, want, token, timeouts.Value.Create); diag != nil {
+	limit, diags := timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Create, defaultCreate)
+	if resp.Diagnostics.Append(diags...); diags.HasError() {
+		return
+	}
+	if diag := r.wait(ctx, req.Plan, want, token, limit, true); diag != nil {
 		// This is a warning because an error would mark the shard as tainted, and the next apply would destroy it.
 		resp.Diagnostics.AddWarning(diag.Summary(), diag.Detail())
 	}
@@ -100,7 +110,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	}
 	token := objstore.Token(textOf(state["etag"]))
 	before := read(req.State.Raw)
-	if !bytes.Equal(want.body, before.body) {
+	changed := !bytes.Equal(want.body, before.body)
+	if changed {
 		var diags diag.Diagnostics
 		token, diags = r.write(ctx, want, token)
 		resp.Diagnostics.Append(diags...)
@@ -111,7 +122,11 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	values := computed(want, token)
 	values["rolling_groups"] = rolling(before, want, state)
 	resp.State.Raw = replaced(req.Plan.Raw, values)
-	if diag := r.wait(ctx, req.Plan, want, token, timeouts.Value.Update); diag != nil {
+	limit, diags := timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Update, defaultUpdate)
+	if resp.Diagnostics.Append(diags...); diags.HasError() {
+		return
+	}
+	if diag := r.wait(ctx, req.Plan, want, token, limit, changed); diag != nil {
 		resp.Diagnostics.Append(diag)
 	}
 }

@@ -30,13 +30,17 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	attributes["wait_for_leader"] = schema.BoolAttribute{
 		MarkdownDescription: "Wait until the shard's leader has applied the configuration. A time-out is an error " +
 			"when the shard is updated, and a warning when it is " +
-			"created: an error would mark the new shard as tainted, and the next apply would empty it.",
+			"created: an error would mark the new shard as tainted, and the next apply would empty it.\n\n" +
+			"If the provider has an `operator` block and the leader answers, an apply always makes the leader apply " +
+			"the configuration immediately, waits for that, and reports why the leader refuses it. If no leader " +
+			"answers, an apply without `wait_for_leader` ends when the configuration is in the bucket. The leader " +
+			"polls the bucket every three minutes.",
 		Optional: true,
 	}
 	patience := timeouts.Attributes(ctx, timeouts.Opts{
 		Create: true, Update: true, Delete: true,
-		CreateDescription: "How long `wait_for_leader` waits. Default: `5m`.",
-		UpdateDescription: "How long `wait_for_leader` waits. Default: `5m`.",
+		CreateDescription: "How long to wait for the leader. Default: `5m`.",
+		UpdateDescription: "How long to wait for the leader. Default: `15m`.",
 		DeleteDescription: "How long to wait until the leader has emptied the shard. Default: `10m`.",
 	}).(schema.SingleNestedAttribute)
 	patience.MarkdownDescription = "How long things may take, such as `30m`."

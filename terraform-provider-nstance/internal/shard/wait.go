@@ -4,38 +4,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
-	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-log/tflog"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/poll"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// wait implements `wait_for_leader`. It polls the election lock until the lock names token as the applied version. It
-// returns nil if the attribute is not set.
-func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token,
-	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
+// wait makes the leader apply version token of the configuration and waits until it has, for at most limit. Without an
+// answer from a leader it polls the election lock if `wait_for_leader` is set, and returns nil otherwise. changed means
+// that this apply wrote the configuration.
+func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
+	changed bool) diag.Diagnostic {
 	var wanted types.Bool
 	if diags := plan.GetAttribute(ctx, path.Root("wait_for_leader"), &wanted); diags.HasError() {
 		return diags[0]
 	}
-	if !wanted.ValueBool() {
-		return nil
-	}
 	name := want.name()
-	limit, diags := timeout(ctx, plan.GetAttribute, of, defaultWait)
-	if diags.HasError() {
-		return diags[0]
+	if _, err := r.servers.Identity(); !wanted.ValueBool() && (err != nil || !changed) {
+		return nil
 	}
 	state, err := r.bucket.Shard(ctx, want.cluster(), name)
 	if err != nil {
@@ -44,15 +43,29 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	watch := leaderWatch{state: state, shard: name}
+	must := wanted.ValueBool()
+	var refused *refusedError
 	err = poll.Until(ctx, func(ctx context.Context) (bool, error) {
-		if err := watch.readLock(ctx); err != nil {
+		if err := watch.readLock(ctx); err != nil && must {
 			return false, err
 		}
+		applied, err := r.refreshLeader(ctx, &watch, token)
 		tflog.Info(ctx, "waiting for the leader to apply the configuration",
-			map[string]any{"shard": name, "leader": watch.String(), "etag": string(token)})
-		return watch.applied(token), nil
+			map[string]any{"shard": name, "leader": watch.String(), "etag": string(token), "answer": fmt.Sprint(err)})
+		if errors.As(err, &refused) {
+			return true, nil
+		}
+		must = must || err == nil // a leader that answered once is waited for
+		return applied || watch.applied(token) || !must, nil
 	})
 	switch {
+	case refused != nil:
+		return diagnostic.Failure{
+			What:  fmt.Sprintf("The configuration of shard %s is written, but its leader refuses it", name),
+			Where: r.bucket.Place(keys.Config(name)), Why: refused,
+			Do: "The shard goes on with the configuration that was applied last. Correct what is named above, and " +
+				"apply again.",
+		}.Error()
 	case err == nil:
 		return nil
 	case !errors.Is(err, context.DeadlineExceeded):
@@ -66,6 +79,39 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 		Do: "Check that a server of the shard runs and read its log, which names the reason. The configuration stays " +
 			"in the bucket and is applied as soon as a server leads. Set timeouts to wait longer.",
 	}.Error()
+}
+
+// refusedError means that the leader refuses the configuration in the bucket.
+type refusedError struct{ problems []*nstancev1.ConfigProblem }
+
+func (e *refusedError) Error() string {
+	lines := make([]string, len(e.problems))
+	for i, p := range e.problems {
+		lines[i] = strings.TrimPrefix(p.GetPath()+": "+p.GetMessage(), ": ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+var errNoLeader = errors.New("the shard has no leader")
+
+// refreshLeader makes the leader apply the configuration in the bucket now. It reports whether version token is in
+// force. A leader that restarts for it answers false. The error is a *refusedError, or says why no leader answers.
+func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token objstore.Token) (bool, error) {
+	if leader.leaderless() {
+		return false, errNoLeader // dialing a server that is not there can take long
+	}
+	var answer *nstancev1.RefreshConfigResponse
+	err := r.servers.Call(ctx, leader.shard, func(ctx context.Context, client servers.Client) (err error) {
+		answer, err = client.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{})
+		return err
+	})
+	switch {
+	case err != nil:
+		return false, err
+	case answer.GetResult() == nstancev1.RefreshResult_REFRESH_RESULT_INVALID:
+		return false, &refusedError{answer.GetProblems()}
+	}
+	return !answer.GetRestarting() && answer.GetEtag() == string(token), nil
 }
 
 // leaderWatch follows the election lock of one shard. It is not safe for concurrent use.

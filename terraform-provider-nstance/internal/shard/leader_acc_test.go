@@ -1,0 +1,73 @@
+package shard_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
+)
+
+// TestAccLeaderAppliesAtOnce checks applies to a real server that polls the bucket every three minutes. With an operator
+// block, an apply ends when the leader has applied the configuration, also after a restart. If the leader refuses the
+// configuration, the apply fails with the leader's reasons. A destroy does not wait for the poll either.
+func TestAccLeaderAppliesAtOnce(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	server := acctest.Serve(t, b)
+	body, _, err := b.State(t).ReadConfig(t.Context(), acctest.Shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli := acctest.NewCLI(t, b.Provider(fmt.Sprintf("operator = { identity_dir = %q, servers = { %q = %q } }",
+		b.Operator(t, "default"), acctest.Shard, server.Operator))+`
+resource "nstance_shard" "test" {
+  config_jsonc = file("shard.jsonc")
+  timeouts     = { update = "1m", delete = "1m" }
+}
+`)
+	write := func(old, replacement string) {
+		text := strings.ReplaceAll(string(body), old, replacement)
+		if text == string(body) && old != replacement {
+			t.Fatalf("no %s in the configuration", old)
+		}
+		cli.Write(t, "shard.jsonc", text)
+	}
+	write("", "")
+	cli.Run(t, "import", address, acctest.Shard)
+	isApplied := func() bool {
+		t.Helper()
+		_, token, err := b.State(t).ReadConfig(t.Context(), acctest.Shard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		applied, err := b.State(t).ReadApplied(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return objstore.Token(applied.Source) == token
+	}
+
+	for name, change := range map[string][2]string{
+		"in place":       {`"environment": "test"`, `"environment": "changed"`},
+		"with a restart": {`"zone": "deva"`, `"zone": "devb"`},
+	} {
+		write(change[0], change[1])
+		cli.Run(t, "apply", "-auto-approve")
+		if !isApplied() {
+			t.Errorf("%s: the apply ended before the leader applied the configuration", name)
+		}
+	}
+
+	write(`"encryption_key": {`, `"old_encryption_keys": [{"provider": "file", "source": "/no/such/key"}], "encryption_key": {`)
+	out, err := cli.Try("apply", "-auto-approve")
+	if err == nil || !strings.Contains(squeeze(out), "its leader refuses it") ||
+		!strings.Contains(out, "/no/such/key") || isApplied() {
+		t.Errorf("a configuration that the leader refuses: %v\n%s", err, out)
+	}
+
+	write("", "")
+	cli.Run(t, "apply", "-auto-approve")
+	cli.Run(t, "destroy", "-auto-approve")
+}
