@@ -362,8 +362,8 @@ func cloudPlaces() []string {
 // cloudExceptions are other folders and files that name clouds, with the reason.
 var cloudExceptions = map[string]string{
 	"services/api/nstance/v1/":                               "generated code uses the package google.protobuf",
-	"services/dev/":                                          "the development cluster is a tmux session and an S3 server",
-	"services/internal/dev/":                                 "the development cluster is a tmux session and an S3 server",
+	"services/dev/":                                          "the development cluster uses tmux and an S3 server",
+	"services/internal/dev/":                                 "the development cluster uses tmux and an S3 server",
 	"services/cmd/dev-s3/":                                   "an S3 server for development",
 	"services/internal/sim/":                                 "test code: the simulator replaces the cloud",
 	"services/internal/proof/doc.go":                         "test code: the store is an S3 server",

@@ -36,13 +36,14 @@ func TestFollowAsksTheLeaderOnce(t *testing.T) {
 		asked   []string
 		err     error
 	}{
-		"leader":            {map[string]error{"one": nil}, []string{"one"}, nil},
-		"standby":           {map[string]error{"one": at("two")}, []string{"one", "two"}, nil},
-		"two standbys":      {map[string]error{"one": at("two"), "two": failed}, []string{"one", "two"}, failed},
-		"names itself":      {map[string]error{"one": at("one")}, []string{"one"}, at("one")},
-		"knows no leader":   {map[string]error{"one": at("")}, []string{"one"}, at("")},
-		"fails":             {map[string]error{"one": failed}, []string{"one"}, failed},
-		"leader moved away": {map[string]error{"one": at("two"), "two": at("three")}, []string{"one", "two"}, at("three")},
+		"leader":          {map[string]error{"one": nil}, []string{"one"}, nil},
+		"standby":         {map[string]error{"one": at("two")}, []string{"one", "two"}, nil},
+		"two standbys":    {map[string]error{"one": at("two"), "two": failed}, []string{"one", "two"}, failed},
+		"names itself":    {map[string]error{"one": at("one")}, []string{"one"}, at("one")},
+		"knows no leader": {map[string]error{"one": at("")}, []string{"one"}, at("")},
+		"fails":           {map[string]error{"one": failed}, []string{"one"}, failed},
+		"leader moved away": {map[string]error{"one": at("two"), "two": at("three")}, []string{"one", "two"},
+			at("three")},
 	} {
 		var asked []string
 		err := notleader.Follow("one", (*nstancev1.NotLeader).GetAgentAddr, func(addr string) error {

@@ -29,7 +29,7 @@ func TestApplied(t *testing.T) {
 	if diff := cmp.Diff(applied(), got); diff != "" {
 		t.Error(diff)
 	}
-	// It is JSONC as it stands.
+	// The whole object, with its header line, is valid JSONC.
 	if _, err := hujson.Standardize(data); err != nil {
 		t.Error(err)
 	}

@@ -22,7 +22,8 @@ func TestServe(t *testing.T) {
 		who    string
 	}{
 		{[]string{"serve", "--bind", "127.0.0.1:0"}, "", "local"},
-		{[]string{"serve", "--bind", ":0", "--insecure", "--token-file", tokens}, "Bearer alices-token-of-24-chars", "alice"},
+		{[]string{"serve", "--bind", ":0", "--insecure", "--token-file", tokens},
+			"Bearer alices-token-of-24-chars", "alice"},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		listening := make(chan struct{})

@@ -457,7 +457,7 @@ func TestExpiredCertificate(t *testing.T) {
 		}
 		stop()
 
-		// The same works after a restart of the agent.
+		// Renewal works also after a restart of the agent.
 		time.Sleep(3 * time.Hour)
 		_, stop = run(t, m.options(s, n))
 		defer stop()

@@ -107,7 +107,7 @@ func (s *Service) boardOf(leader *Leader) *board {
 	return s.board
 }
 
-// agent returns the agent of an instance. It adds it if it is new.
+// agent returns the agent of an instance, and creates it on the first call.
 func (b *board) agent(id ident.ID) *agent {
 	b.mu.Lock()
 	defer b.mu.Unlock()

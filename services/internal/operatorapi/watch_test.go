@@ -201,7 +201,8 @@ func TestWatchErrors(t *testing.T) {
 	w := newTestShard(t)
 	id := w.grow(t, "fleet", 1)[0]
 	raise := func(kind plan.AlertKind, message string) {
-		w.leader.State.RaiseError(shardstate.ErrorKey{Kind: kind, Tenant: "prod", Group: "fleet", Instance: id}, message)
+		w.leader.State.RaiseError(shardstate.ErrorKey{Kind: kind, Tenant: "prod", Group: "fleet", Instance: id},
+			message)
 	}
 	raise("capacity", "first")
 	w.Clock.Advance(time.Second)

@@ -49,7 +49,8 @@ func id(n int) ident.ID {
 func with(change func(*plan.Instance)) plan.Instance {
 	i := plan.Instance{State: record.Registered, CreatedAt: ago(time.Hour), LaunchedAt: ago(time.Hour),
 		RegisteredAt: ago(59 * time.Minute),
-		InfraHash:    "v1", RuntimeHash: "r1", ProviderID: "vm", Provider: observed(plan.ProviderRunning), Healthy: true,
+		InfraHash:    "v1", RuntimeHash: "r1", ProviderID: "vm", Provider: observed(plan.ProviderRunning),
+		Healthy:     true,
 		EverHealthy: true,
 		LastReport:  ago(10 * time.Second), Connected: true}
 	if change != nil {
@@ -217,7 +218,9 @@ func TestRules(t *testing.T) {
 			i.Provider = observed(plan.ProviderStopped)
 		})),
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
-		{name: "going", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Provider = observed(plan.ProviderGoing) })),
+		{name: "going", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.Provider = observed(plan.ProviderGoing)
+		})),
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
 		{name: "all together, no surge", snapshot: snapshot(3, gone(), gone(), gone()),
 			want: []string{"create for i1", "create for i2", "create for i3",

@@ -180,16 +180,17 @@ func TestAccGroupRefusals(t *testing.T) {
 	w.edit(t, func(s *config.GroupSpec) { *s = config.GroupSpec{Template: "worker"} })
 	steps := []resource.TestStep{}
 	for attributes, want := range map[string]string{
-		small + "\n size = -1":                                              `(?s)Invalid group.*size: .*cannot be negative`,
-		small + "\n args_json = \"[]\"":                                     `(?s)Invalid group.*args.*JSON\s+text\s+of\s+an\s+object`,
-		small + "\n max_unhealthy = \"many\"":                               `(?s)Invalid group.*max_unhealthy: `,
-		small + "\n drain_timeout = \"soon\"":                               `(?s)Invalid group.*drain_timeout: `,
-		"name = \"a--b\"\n template = \"worker\"":                           `Invalid group`,
-		"name = \"new\"\n template = \"workr\"":                             `(?s)Cannot create group new.*template: .*did\s+you\s+mean\s+"worker"`,
-		small:                                                               `(?s)Group fleet exists already.*terraform\s+import.*dev-1/default/fleet`,
-		"name = \"static\"\n template = \"worker\"":                         `(?s)Group static is static.*name: .*among\s+the\s+groups`,
-		"name = \"new\"\n template = \"worker\"\n tenant = \"prod\"":        `(?s)tenant of group new is not the operator's.*tenant = "prod"|(?s)tenant of group new is not the operator's`,
-		"name = \"new\"\n template = \"worker\"\n subnet_pool = \"nosuch\"": `(?s)Cannot create group new.*subnet_pool: `,
+		small + "\n size = -1":                                       `(?s)Invalid group.*size: .*cannot be negative`,
+		small + "\n args_json = \"[]\"":                              `(?s)Invalid group.*args.*JSON\s+text\s+of\s+an\s+object`,
+		small + "\n max_unhealthy = \"many\"":                        `(?s)Invalid group.*max_unhealthy: `,
+		small + "\n drain_timeout = \"soon\"":                        `(?s)Invalid group.*drain_timeout: `,
+		"name = \"a--b\"\n template = \"worker\"":                    `Invalid group`,
+		"name = \"new\"\n template = \"workr\"":                      `(?s)Cannot create group new.*template: .*did\s+you\s+mean\s+"worker"`,
+		small:                                                        `(?s)Group fleet exists already.*terraform\s+import.*dev-1/default/fleet`,
+		"name = \"static\"\n template = \"worker\"":                  `(?s)Group static is static.*name: .*is\s+a\s+group\s+of`,
+		"name = \"new\"\n template = \"worker\"\n tenant = \"prod\"": `(?s)tenant of group new is not the operator's.*tenant = "prod"|(?s)tenant of group new is not the operator's`,
+		"name = \"new\"\n template = \"worker\"\n" +
+			" subnet_pool = \"nosuch\"": `(?s)Cannot create group new.*subnet_pool: `,
 	} {
 		steps = append(steps, resource.TestStep{Config: w.group(attributes), ExpectError: regexp.MustCompile(want)})
 	}

@@ -40,7 +40,8 @@ func TestRefuseWebPages(t *testing.T) {
 			w := httptest.NewRecorder()
 			server.ServeHTTP(w, r)
 			if w.Code != tc.want {
-				t.Errorf("%s with host %q and header %v: status %d, want %d", method, tc.host, tc.header, w.Code, tc.want)
+				t.Errorf("%s with host %q and header %v: status %d, want %d", method, tc.host, tc.header, w.Code,
+					tc.want)
 			}
 		}
 	}

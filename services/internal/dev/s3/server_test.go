@@ -447,7 +447,9 @@ func TestAccessKey(t *testing.T) {
 	}
 	url, _ := startWith(t, Options{Dir: t.TempDir(), AccessKeyFile: keyFile})
 	with := func(id string) *sdk.Client {
-		return client(url, func(o *sdk.Options) { o.Credentials = credentials.NewStaticCredentialsProvider(id, "any", "") })
+		return client(url, func(o *sdk.Options) {
+			o.Credentials = credentials.NewStaticCredentialsProvider(id, "any", "")
+		})
 	}
 	bucket, key := "dev", "a/b"
 	input := &sdk.GetObjectInput{Bucket: &bucket, Key: &key}

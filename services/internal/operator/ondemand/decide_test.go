@@ -86,9 +86,10 @@ func TestDecide(t *testing.T) {
 			clear(w.pools)
 		}), "?"},
 		"on its way out with a machine": {snapshotOf(podOf("1", goes)).with("1", true), ""},
-		"failed with a machine":         {snapshotOf(podOf("1", inPhase(corev1.PodFailed))).with("1", true), "-" + name},
-		"pod gone":                      {snapshotOf().with("1", true), "-" + name},
-		"pod gone, half made":           {snapshotOf().with("1", false), "-" + name},
+		"failed with a machine": {snapshotOf(podOf("1", inPhase(corev1.PodFailed))).with("1", true),
+			"-" + name},
+		"pod gone":            {snapshotOf().with("1", true), "-" + name},
+		"pod gone, half made": {snapshotOf().with("1", false), "-" + name},
 		"machine already goes": {snapshotOf().with("1", true).change(func(w *snapshot) {
 			w.machines[name].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 		}),
@@ -126,7 +127,8 @@ func TestDecide(t *testing.T) {
 			"!UnknownShard ?"},
 		"shard without the group": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))),
 			"!Refused ?"},
-		"shard silent": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *snapshot) {
+		"shard silent": {snapshotOf(
+			podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *snapshot) {
 			w.shards[1].usable = false
 		}), "+" + name},
 		"group may be on a silent": {snapshotOf(podOf("1")).change(func(w *snapshot) {

@@ -148,7 +148,7 @@ func (m *mirror) setGroup(g *nstancev1.GroupStatus, since uint64) []Change {
 	return []Change{m.groupChange(g.GetGroup())}
 }
 
-// latest is a mark that lets an update overwrite every change.
+// latest is passed as the mark of an update that overwrites every earlier change.
 const latest = ^uint64(0)
 
 func (m *mirror) removeGroup(name string) []Change {

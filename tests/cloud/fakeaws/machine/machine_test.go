@@ -205,8 +205,9 @@ func TestBoot(t *testing.T) {
 		"ls /root /home /opt /srv":                  "/home:\n\n/opt:\n\n/root:\n\n/srv:",
 		"ls /sys/class/net":                         "eth0\nlo",
 		"stat -c %a /tmp":                           "1777",
-		"ls /dev":                                   "console\nfd\nfull\nlog\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero",
-		"readlink -f $(command -v systemctl)":       "/usr/lib/fakeaws/guest",
+		"ls /dev": "console\nfd\nfull\nlog\nnull\nptmx\npts\nrandom\n" +
+			"shm\nstderr\nstdin\nstdout\ntty\nurandom\nzero",
+		"readlink -f $(command -v systemctl)": "/usr/lib/fakeaws/guest",
 	} {
 		if got := w.run(id, command); got != want {
 			t.Errorf("%s says %q, not %q", command, got, want)

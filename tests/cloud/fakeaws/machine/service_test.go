@@ -134,10 +134,11 @@ func TestServiceKinds(t *testing.T) {
 		"usr/local/bin/leaver": "#!/bin/sh\nenv -i setsid sleep 1000 &\nexec sleep 1000\n",
 	})
 	id := w.service(map[string]string{
-		"bad.service":     "[Service]\nType=notify\nExecStart=/usr/local/bin/absent\n",
-		"late.service":    "[Service]\nType=notify\nTimeoutStartSec=300ms\nExecStart=/bin/sleep 100\n",
-		"ended.service":   "[Service]\nType=notify\nExecStart=/bin/true\n",
-		"loop.service":    "[Unit]\nStartLimitIntervalSec=1h\nStartLimitBurst=3\n[Service]\nRestart=always\nRestartSec=10ms\nExecStart=/bin/false\n",
+		"bad.service":   "[Service]\nType=notify\nExecStart=/usr/local/bin/absent\n",
+		"late.service":  "[Service]\nType=notify\nTimeoutStartSec=300ms\nExecStart=/bin/sleep 100\n",
+		"ended.service": "[Service]\nType=notify\nExecStart=/bin/true\n",
+		"loop.service": "[Unit]\nStartLimitIntervalSec=1h\nStartLimitBurst=3\n" +
+			"[Service]\nRestart=always\nRestartSec=10ms\nExecStart=/bin/false\n",
 		"family.service":  "[Service]\nExecStart=/usr/local/bin/family\n",
 		"leaver.service":  "[Service]\nExecStart=/usr/local/bin/leaver\n",
 		"odd.service":     "[Service]\nExecStart=/bin/true\nRootDirectory=/srv\n",
