@@ -235,6 +235,9 @@ var rules = map[string]rule{
 		"services/internal/infra", "services/internal/plan", "services/internal/execute", "services/internal/lease",
 		"services/internal/election", "services/contract/objstore", "services/contract/secretstore",
 		"services/contract/clusterstate"),
+	"the Terraform provider cannot change a cloud": unlinked("terraform-provider-nstance",
+		"github.com/aws/aws-sdk-go-v2/service/ec2", "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2",
+		"github.com/aws/aws-sdk-go-v2/service/autoscaling", "cloud.google.com/go/compute"),
 	"no Kubernetes but in the operator": unlinkedExcept("services/cmd",
 		[]string{"services/cmd/nstance-operator", "services/cmd/dev-k8s"},
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
@@ -300,6 +303,8 @@ func TestRulesDetectViolations(t *testing.T) {
 			Deps: []string{"terraform-provider-nstance/internal/acctest"}},
 		"the agent cannot change a cloud": {ImportPath: "services/cmd/nstance-agent",
 			Deps: []string{"github.com/aws/aws-sdk-go-v2/service/ec2"}},
+		"the Terraform provider cannot change a cloud": {ImportPath: "terraform-provider-nstance",
+			Deps: []string{"github.com/aws/aws-sdk-go-v2/service/ec2/types"}},
 		"no Kubernetes but in the operator": {ImportPath: "services/cmd/nstance-server",
 			Deps: []string{"k8s.io/client-go/rest"}},
 	} {
