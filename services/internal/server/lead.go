@@ -4,16 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
@@ -188,61 +185,6 @@ func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
 	return func(id ident.ID) { env.Go("forget an agent", func() { s.agents.Deleted(ctx, id) }) }
 }
 
-// keys reads the cluster's keys. It creates missing keys, but only if the shard has a configuration. Without one, the
-// cluster was destroyed, and a standby that takes over from its stopped leader must not create keys in the bucket.
-func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, error) {
-	fail := func(err error) (authority.CA, authority.NonceKey, error) {
-		return authority.CA{}, authority.NonceKey{}, err
-	}
-	key, err := s.state.LoadNonceKey(ctx)
-	missing := errors.Is(err, secretstore.ErrNotFound)
-	if missing {
-		if _, _, err := s.state.ReadConfig(ctx, s.opts.Shard); err != nil {
-			return fail(fmt.Errorf("read the shard's configuration before the cluster's keys are made: %w", err))
-		}
-	} else if err != nil {
-		return fail(err)
-	}
-	ca, created, err := s.state.EnsureCA(ctx)
-	if err != nil {
-		return fail(err)
-	}
-	if created {
-		s.log.Info("made the cluster's CA", "fingerprint", authority.Fingerprint(ca.Certificate()))
-	}
-	if missing {
-		if key, created, err = s.state.EnsureNonceKey(ctx); err != nil {
-			return fail(err)
-		}
-		if created {
-			s.log.Info("made the cluster's nonce key")
-		}
-	}
-	return ca, key, nil
-}
-
-// hearConfirmations passes a person's confirmation of orphans to the current leadership, until ctx ends.
-func (s *server) hearConfirmations(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.cfg.ConfirmOrphans:
-		}
-		l := s.leading.Load()
-		if l == nil {
-			s.log.Warn("orphans not confirmed", "reason", "this server does not lead")
-			continue
-		}
-		vms := l.leader.State.ConfirmOrphans()
-		for _, vm := range vms {
-			s.log.Info("orphan confirmed", "instance", vm.Tags.Instance.String(), "tenant", vm.Tags.Tenant, "group",
-				vm.Tags.Group, "vm", vm.ProviderID)
-		}
-		s.log.Info("orphans confirmed", "count", len(vms))
-	}
-}
-
 // holdAddress holds the shard's fixed address on this machine if the shard has one. It returns when ctx ends.
 func (s *server) holdAddress(ctx context.Context, leader *leader.Leader) error {
 	network, ok := infra.Capability[infra.LeaderNetwork](s.machine.Provider)
@@ -252,8 +194,4 @@ func (s *server) holdAddress(ctx context.Context, leader *leader.Leader) error {
 	}
 	<-ctx.Done()
 	return nil
-}
-
-func isNotFound(err error) bool {
-	return errors.Is(err, objstore.ErrNotFound) || errors.Is(err, secretstore.ErrNotFound)
 }

@@ -11,20 +11,16 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/cache"
@@ -189,7 +185,7 @@ func (s *server) run(ctx context.Context) error {
 	s.log.Info("server started", "version", cfg.Version, "incarnation", s.incarnation, "health_addr",
 		listener.Addr().String())
 
-	s.env.Go("confirm orphans", func() { s.hearConfirmations(ctx) })
+	s.env.Go("confirm orphans", func() { s.handleOrphanConfirmations(ctx) })
 	if err := s.openBucket(ctx); err != nil {
 		return err
 	}
@@ -225,137 +221,9 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-func (s *server) handler() http.Handler {
-	s.metrics.Watch("nstance_instances", "Live instances of the shard, while leading.", func() float64 {
-		return s.number(1)
-	})
-	s.metrics.Watch("nstance_groups", "Groups of the shard, while leading.", func() float64 { return s.number(0) })
-	s.metrics.Watch("nstance_agents_connected", "Agents with an open health stream, while leading.", func() float64 {
-		return s.number(2)
-	})
-	s.metrics.Watch("nstance_reservations", "Instance IDs reserved ahead, while leading.", func() float64 {
-		return s.number(3)
-	})
-	return s.metrics.Handler()
-}
-
-// pages are the pages that only this daemon has on the health port.
-func (s *server) pages() []health.Page {
-	return []health.Page{{Path: "/leader", Handler: http.HandlerFunc(s.serveLeader)}}
-}
-
-func (s *server) number(i int) float64 {
-	l := s.leading.Load()
-	if l == nil {
-		return 0
-	}
-	groups, instances, connected, reserved, _, _ := l.leader.State.Numbers()
-	return float64([]int{groups, instances, connected, reserved}[i])
-}
-
-// alive returns true, for systemd. If the leader hangs while it holds its locks, alive blocks.
-func (s *server) alive() bool {
-	_ = s.number(0)
-	return true
-}
-
-// openBucket opens the shard's bucket. It makes no request.
-func (s *server) openBucket(ctx context.Context) error {
-	store := s.cfg.Bucket
-	if store == nil {
-		var err error
-		if store, err = open.Open(ctx, s.opts.Location); err != nil {
-			return fmt.Errorf("open the bucket: %w", err)
-		}
-	}
-	counted := objstore.NewCounted(objstore.WithTimeouts(store, s.bucketTimeouts))
-	s.metrics.WatchRequests("get", func() uint64 { return counted.Counts().Get })
-	s.metrics.WatchRequests("put", func() uint64 { return counted.Counts().Put })
-	s.metrics.WatchRequests("delete", func() uint64 { return counted.Counts().Delete })
-	s.metrics.WatchRequests("list", func() uint64 { return counted.Counts().List })
-	s.store, s.documents = counted, objstore.WithLimit(counted, maxBucketRequests)
-	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
-	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
-	s.manager.SetTrial(s.tryConfig)
-	return nil
-}
-
-// fatalError is an error that a retry cannot fix.
-type fatalError struct{ err error }
-
-func (e *fatalError) Error() string { return e.err.Error() }
-func (e *fatalError) Unwrap() error { return e.err }
-
-// prepare makes the server ready to lead. It retries until it succeeds or fails with a fatalError.
-func (s *server) prepare(ctx context.Context) error {
-	for try := 1; ; try++ {
-		err := s.tryPrepare(ctx)
-		var fatal *fatalError
-		if err == nil || errors.As(err, &fatal) || ctx.Err() != nil {
-			return err
-		}
-		if err := s.pauseNotReady(ctx, err, try); err != nil {
-			return err
-		}
-	}
-}
-
-// pauseNotReady reports a failed start on the status page and in the log, and waits for the next try.
-func (s *server) pauseNotReady(ctx context.Context, err error, try int) error {
-	wait := retryPause(try)
-	s.probe.NotReady(err.Error())
-	s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())
-	return s.env.Sleep(ctx, wait)
-}
-
 // maxRetryPause is the maximum pause between two tries of everything that a server needs before it can lead or serve.
 // After the store returns, a server is ready within this pause and the time of one try.
 const maxRetryPause = 10 * time.Second
-
-// retryPause returns how long to wait after a failed try: 1 s, doubling up to maxRetryPause, minus up to a quarter at
-// random.
-func retryPause(try int) time.Duration {
-	longest := min(time.Second<<min(try-1, 10), maxRetryPause)
-	var b [1]byte
-	_, _ = rand.Read(b[:]) // never fails, see crypto/rand
-	return longest - longest/4*time.Duration(b[0])/256
-}
-
-func (s *server) tryPrepare(ctx context.Context) error {
-	s.close()
-	s.probe.NotReady("proving that the bucket honours conditional writes")
-	if err := s.probeBucket(ctx, s.store); err != nil {
-		return err
-	}
-	s.probe.NotReady("reading the shard's configuration, opening what it names")
-	if err := s.manager.Load(ctx); err != nil {
-		return err
-	}
-	s.useResources()
-	s.probe.NotReady("opening the cache")
-	var err error
-	if s.cache, err = cache.Open(ctx, cache.Path(s.opts.CacheDir)); err != nil {
-		return &fatalError{fmt.Errorf("open the cache: %w", err)}
-	}
-	s.identity = election.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: s.machine.ID,
-		Addresses: s.ports.lock()}
-	return nil
-}
-
-// keyCache gives access to the public keys in the currently open cache.
-type keyCache struct{ s *server }
-
-func (k keyCache) Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error) {
-	return k.s.cache.Keys(ctx, instance)
-}
-
-func (k keyCache) PutKeys(ctx context.Context, instance ident.ID, keys []cache.Key) error {
-	return k.s.cache.PutKeys(ctx, instance, keys)
-}
-
-func (k keyCache) DeleteKeys(ctx context.Context, instance ident.ID) error {
-	return k.s.cache.DeleteKeys(ctx, instance)
-}
 
 // close closes what tryPrepare opened.
 func (s *server) close() {

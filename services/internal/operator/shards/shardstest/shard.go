@@ -1,0 +1,339 @@
+package shardstest
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+)
+
+// Shard is a fake shard with its leader.
+type Shard struct {
+	id  string
+	set *Set
+
+	mu         sync.Mutex
+	state      shards.State
+	groups     map[string]*nstancev1.GroupStatus
+	static     map[string]*nstancev1.GroupStatus // static groups without their overrides
+	own        map[string]config.GroupSpec       // settings of dynamic groups and overrides of static groups
+	instances  map[string]*nstancev1.InstanceStatus
+	drains     map[string]shards.Drain
+	fail       func(method string) error
+	calls      []string
+	created    int
+	holdDrains bool
+}
+
+// Start is the creation time of the first instance. Each further instance is a second later.
+var Start = time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
+
+// SetState changes the state and sends a notification.
+func (s *Shard) SetState(change func(*shards.State)) {
+	s.mu.Lock()
+	change(&s.state)
+	s.mu.Unlock()
+	s.set.notifyAll(shards.Change{Shard: s.id, Kind: shards.ShardState})
+}
+
+// Fail sets a hook: a call fails with the error that fn returns for its method, such as "UpsertGroup". nil removes it.
+func (s *Shard) Fail(fn func(method string) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = fn
+}
+
+// HoldDrains makes deletions wait for AcknowledgeDrained, as drain_timeout does. Otherwise they end immediately.
+func (s *Shard) HoldDrains() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holdDrains = true
+}
+
+// Calls returns the modifying calls since the last call of Calls, as "{method} {group or instance} {size}".
+func (s *Shard) Calls() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.calls
+	s.calls = nil
+	return calls
+}
+
+// SetGroup creates a group and its instances, as the configuration file (static) or another client (dynamic) does. An
+// override of a static group stays.
+func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
+	s.mu.Lock()
+	g = proto.CloneOf(g)
+	if g.Kind == "" {
+		g.Kind = Kind
+	}
+	s.groups[g.GetGroup()] = g
+	if g.GetIsStatic() {
+		s.static[g.GetGroup()] = g
+	} else {
+		size := int(g.GetSize())
+		delete(s.static, g.GetGroup())
+		s.own[g.GetGroup()] = config.GroupSpec{Template: g.GetTemplate(), Size: &size,
+			InstanceType: g.GetInstanceType(), SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
+	}
+	g = s.merge(g.GetGroup())
+	changes := s.reconcile(g)
+	s.mu.Unlock()
+	s.set.notifyAll(changes...)
+}
+
+// merge computes a group from its configuration and its own settings, without templates. The caller must hold mu.
+func (s *Shard) merge(name string) *nstancev1.GroupStatus {
+	own, overridden := s.own[name]
+	g := proto.CloneOf(s.groups[name])
+	if static, ok := s.static[name]; ok {
+		g = proto.CloneOf(static)
+		g.Vars = maps.Clone(g.GetVars())
+		if g.Vars == nil {
+			g.Vars = map[string]string{}
+		}
+		maps.Copy(g.Vars, own.Vars)
+		if own.InstanceType != "" {
+			g.InstanceType = own.InstanceType
+		}
+	} else {
+		g.Size, g.Template, g.InstanceType, g.SubnetPool, g.Vars = 0, own.Template, own.InstanceType, own.SubnetPool,
+			own.Vars
+	}
+	if own.Size != nil {
+		g.Size = uint32(*own.Size)
+	}
+	g.Overridden, g.SpecJson = overridden, ""
+	if overridden {
+		text, err := json.Marshal(own)
+		if err != nil {
+			panic(err)
+		}
+		g.SpecJson = string(text)
+	}
+	s.groups[name] = g
+	return g
+}
+
+// Change edits an instance, as its VM or the leader would, and sends a notification.
+func (s *Shard) Change(id string, change func(*nstancev1.InstanceStatus)) {
+	s.mu.Lock()
+	i := proto.CloneOf(s.instances[id])
+	change(i)
+	s.instances[id] = i
+	changes := []shards.Change{{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: id}}
+	if g := s.groups[i.GetGroup()]; g != nil {
+		changes = append(changes, s.reconcile(g)...)
+	}
+	s.mu.Unlock()
+	s.set.notifyAll(changes...)
+}
+
+// Drain deletes an instance that has to be drained first.
+func (s *Shard) Drain(id, reason string, deadline time.Time) {
+	s.mu.Lock()
+	i := proto.CloneOf(s.instances[id])
+	i.State, i.DeleteReason, i.DeleteDeadline = "deleting", reason, timestamppb.New(deadline)
+	s.instances[id] = i
+	s.drains[id] = shards.Drain{Instance: i, Reason: reason, Deadline: deadline}
+	changes := []shards.Change{{Shard: s.id, Kind: shards.DrainPending, Group: i.GetGroup(), Instance: id}}
+	if g := s.groups[i.GetGroup()]; g != nil {
+		changes = append(changes, s.reconcile(g)...)
+	}
+	s.mu.Unlock()
+	s.set.notifyAll(changes...)
+}
+
+// Kill terminates an instance outside the leader's control. The leader replaces it.
+func (s *Shard) Kill(id string) { s.Change(id, markDeleted) }
+
+// Forget drops an instance from the mirror, as happens 15 minutes after its deletion.
+func (s *Shard) Forget(id string) {
+	s.mu.Lock()
+	group := s.instances[id].GetGroup()
+	delete(s.instances, id)
+	delete(s.drains, id)
+	s.mu.Unlock()
+	s.set.notifyAll(shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: group, Instance: id})
+}
+
+// Report sends an error event.
+func (s *Shard) Report(e *nstancev1.ErrorEvent) {
+	s.set.notifyAll(shards.Change{Shard: s.id, Kind: shards.ErrorReported, Group: e.GetGroup(),
+		Instance: e.GetInstanceId(),
+		Error:    e})
+}
+
+func markDeleted(i *nstancev1.InstanceStatus) {
+	i.State, i.ProviderState, i.DeletedAt = "deleted", "terminated", timestamppb.New(Start)
+}
+
+// reconcile creates and deletes instances until the group has its size, and updates its status. The caller must hold
+// mu.
+func (s *Shard) reconcile(g *nstancev1.GroupStatus) (changes []shards.Change) {
+	live := s.liveInstances(g.GetGroup())
+	for len(live) < int(g.GetSize()) && !g.GetDeleting() {
+		id := s.newID()
+		s.instances[id] = s.newInstance(id, g, "")
+		live = append(live, id)
+		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: g.GetGroup(),
+			Instance: id})
+	}
+	for len(live) > int(g.GetSize()) || g.GetDeleting() && len(live) > 0 {
+		id := live[len(live)-1]
+		live = live[:len(live)-1]
+		changes = append(changes, s.deleteInstance(id, "scale down")...)
+	}
+	next := proto.CloneOf(g)
+	next.ActualSize, next.Healthy, next.ProviderIds, next.InstanceIds = uint32(len(live)), 0, nil, nil
+	for _, id := range live {
+		i := s.instances[id]
+		next.InstanceIds = append(next.InstanceIds, id)
+		if i.GetProviderId() != "" {
+			next.ProviderIds = append(next.ProviderIds, i.GetProviderId())
+		}
+		if i.GetHealth() == "healthy" {
+			next.Healthy++
+		}
+	}
+	s.groups[g.GetGroup()] = next
+	if g.GetDeleting() && !s.hasInstances(g.GetGroup()) {
+		delete(s.groups, g.GetGroup())
+		delete(s.own, g.GetGroup())
+	}
+	return append(changes, shards.Change{Shard: s.id, Kind: shards.GroupChanged, Group: g.GetGroup()})
+}
+
+// hasInstances reports whether a group still has instances that are being deleted.
+func (s *Shard) hasInstances(group string) bool {
+	for _, i := range s.instances {
+		if i.GetGroup() == group && i.GetState() != "deleted" {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Shard) liveInstances(group string) (ids []string) {
+	for id, i := range s.instances {
+		if i.GetGroup() == group && !i.GetOnDemand() && i.GetState() != "deleting" && i.GetState() != "deleted" {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (s *Shard) deleteInstance(id, reason string) []shards.Change {
+	i := proto.CloneOf(s.instances[id])
+	i.DeleteReason = reason
+	change := shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: id}
+	if s.holdDrains {
+		i.State = "deleting"
+		s.drains[id] = shards.Drain{Instance: i, Reason: reason, Deadline: Start.Add(time.Hour)}
+		change.Kind = shards.DrainPending
+	} else {
+		markDeleted(i)
+	}
+	s.instances[id] = i
+	return []shards.Change{change}
+}
+
+func (s *Shard) newID() string {
+	s.created++
+	id, err := ident.NewID(Kind, Start.Add(time.Duration(s.created)*time.Second),
+		strings.NewReader(strings.Repeat(fmt.Sprintf("%s%09d", s.id, s.created), 4)))
+	if err != nil {
+		panic(err)
+	}
+	return id.String()
+}
+
+func (s *Shard) newInstance(id string, g *nstancev1.GroupStatus, instanceType string) *nstancev1.InstanceStatus {
+	if instanceType == "" {
+		instanceType = g.GetInstanceType()
+	}
+	return &nstancev1.InstanceStatus{InstanceId: id, Group: g.GetGroup(), Template: g.GetTemplate(), Kind: g.GetKind(),
+		State: "registered", ProviderState: "running",
+		ProviderId: "test:///" + s.id + "/" + id, Health: "healthy", Ipv4: "10.0.0.1", Hostname: id,
+		InstanceType: instanceType, Zone: s.id, Region: "test"}
+}
+
+// ID implements shards.Shard.
+func (s *Shard) ID() string { return s.id }
+
+// State implements shards.Shard.
+func (s *Shard) State() shards.State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state
+}
+
+// Group implements shards.Shard.
+func (s *Shard) Group(name string) (*nstancev1.GroupStatus, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g, ok := s.groups[name]
+	return g, ok
+}
+
+// Groups implements shards.Shard.
+func (s *Shard) Groups() []*nstancev1.GroupStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]*nstancev1.GroupStatus, 0, len(s.groups))
+	for _, g := range s.groups {
+		out = append(out, g)
+	}
+	slices.SortFunc(out, func(a, b *nstancev1.GroupStatus) int { return strings.Compare(a.GetGroup(), b.GetGroup()) })
+	return out
+}
+
+// Instance implements shards.Shard.
+func (s *Shard) Instance(id string) (*nstancev1.InstanceStatus, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, ok := s.instances[id]
+	return i, ok
+}
+
+// Instances implements shards.Shard.
+func (s *Shard) Instances(group string) []*nstancev1.InstanceStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []*nstancev1.InstanceStatus
+	for _, i := range s.instances {
+		if (group == "" || i.GetGroup() == group) && i.GetState() != "deleted" {
+			out = append(out, i)
+		}
+	}
+	slices.SortFunc(out, func(a, b *nstancev1.InstanceStatus) int {
+		return strings.Compare(a.GetInstanceId(), b.GetInstanceId())
+	})
+	return out
+}
+
+// Drains implements shards.Shard.
+func (s *Shard) Drains() []shards.Drain {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]shards.Drain, 0, len(s.drains))
+	for _, d := range s.drains {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b shards.Drain) int {
+		return strings.Compare(a.Instance.GetInstanceId(), b.Instance.GetInstanceId())
+	})
+	return out
+}

@@ -1,0 +1,27 @@
+package server
+
+import (
+	"context"
+)
+
+// handleOrphanConfirmations passes a person's confirmation of orphans to the current leadership, until ctx ends.
+func (s *server) handleOrphanConfirmations(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.cfg.ConfirmOrphans:
+		}
+		l := s.leading.Load()
+		if l == nil {
+			s.log.Warn("orphans not confirmed", "reason", "this server does not lead")
+			continue
+		}
+		vms := l.leader.State.ConfirmOrphans()
+		for _, vm := range vms {
+			s.log.Info("orphan confirmed", "instance", vm.Tags.Instance.String(), "tenant", vm.Tags.Tenant, "group",
+				vm.Tags.Group, "vm", vm.ProviderID)
+		}
+		s.log.Info("orphans confirmed", "count", len(vms))
+	}
+}

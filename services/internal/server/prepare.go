@@ -1,0 +1,96 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/election"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+)
+
+// openBucket opens the shard's bucket. It makes no request.
+func (s *server) openBucket(ctx context.Context) error {
+	store := s.cfg.Bucket
+	if store == nil {
+		var err error
+		if store, err = open.Open(ctx, s.opts.Location); err != nil {
+			return fmt.Errorf("open the bucket: %w", err)
+		}
+	}
+	counted := objstore.NewCounted(objstore.WithTimeouts(store, s.bucketTimeouts))
+	s.metrics.WatchRequests("get", func() uint64 { return counted.Counts().Get })
+	s.metrics.WatchRequests("put", func() uint64 { return counted.Counts().Put })
+	s.metrics.WatchRequests("delete", func() uint64 { return counted.Counts().Delete })
+	s.metrics.WatchRequests("list", func() uint64 { return counted.Counts().List })
+	s.store, s.documents = counted, objstore.WithLimit(counted, maxBucketRequests)
+	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
+	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
+	s.manager.SetTrial(s.tryConfig)
+	return nil
+}
+
+// fatalError is an error that a retry cannot fix.
+type fatalError struct{ err error }
+
+func (e *fatalError) Error() string { return e.err.Error() }
+
+func (e *fatalError) Unwrap() error { return e.err }
+
+// prepare makes the server ready to lead. It retries until it succeeds or fails with a fatalError.
+func (s *server) prepare(ctx context.Context) error {
+	for try := 1; ; try++ {
+		err := s.tryPrepare(ctx)
+		var fatal *fatalError
+		if err == nil || errors.As(err, &fatal) || ctx.Err() != nil {
+			return err
+		}
+		if err := s.pauseNotReady(ctx, err, try); err != nil {
+			return err
+		}
+	}
+}
+
+// pauseNotReady reports a failed start on the status page and in the log, and waits for the next try.
+func (s *server) pauseNotReady(ctx context.Context, err error, try int) error {
+	wait := retryPause(try)
+	s.probe.NotReady(err.Error())
+	s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())
+	return s.env.Sleep(ctx, wait)
+}
+
+// retryPause returns how long to wait after a failed try: 1 s, doubling up to maxRetryPause, minus up to a quarter at
+// random.
+func retryPause(try int) time.Duration {
+	longest := min(time.Second<<min(try-1, 10), maxRetryPause)
+	var b [1]byte
+	_, _ = rand.Read(b[:]) // never fails, see crypto/rand
+	return longest - longest/4*time.Duration(b[0])/256
+}
+
+func (s *server) tryPrepare(ctx context.Context) error {
+	s.close()
+	s.probe.NotReady("proving that the bucket honours conditional writes")
+	if err := s.probeBucket(ctx, s.store); err != nil {
+		return err
+	}
+	s.probe.NotReady("reading the shard's configuration, opening what it names")
+	if err := s.manager.Load(ctx); err != nil {
+		return err
+	}
+	s.useResources()
+	s.probe.NotReady("opening the cache")
+	var err error
+	if s.cache, err = cache.Open(ctx, cache.Path(s.opts.CacheDir)); err != nil {
+		return &fatalError{fmt.Errorf("open the cache: %w", err)}
+	}
+	s.identity = election.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: s.machine.ID,
+		Addresses: s.ports.lock()}
+	return nil
+}
