@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,10 +19,15 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	keysources "github.com/nstance-kit/nstance/services/contract/keyring/all"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/server"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
@@ -232,6 +238,49 @@ func TestHeirTimes(t *testing.T) {
 	for _, text := range []string{"9s", "9s 3s 1s 1s", "9s 3s x"} {
 		if got, err := heirTimes(text); err == nil {
 			t.Errorf("%q is %+v", text, got)
+		}
+	}
+}
+
+// TestNamesInConfigurations checks that a configuration may name exactly the providers, object stores, secrets stores
+// and key sources that this program has.
+func TestNamesInConfigurations(t *testing.T) {
+	var linked []string
+	for _, cloud := range clouds() {
+		linked = append(linked, cloud.Name())
+	}
+	isPlanned := func(path string, shard config.Shard) bool {
+		return slices.ContainsFunc(config.Validate(&shard), func(p config.Problem) bool {
+			return p.Path == path && strings.Contains(p.Message, "is planned")
+		})
+	}
+	for _, test := range []struct {
+		path          string
+		names, linked []string
+		with          func(name string) (s config.Shard)
+	}{
+		{"server.provider.kind", config.CloudNames(), append(linked, "mock"), func(name string) (s config.Shard) {
+			s.Server.Provider.Kind = name
+			return s
+		}},
+		{"cluster.storage.provider", config.ObjectStoreNames(), open.Names(), func(name string) (s config.Shard) {
+			s.Cluster.Storage = &config.Storage{Provider: name}
+			return s
+		}},
+		{"cluster.secrets.provider", config.SecretsStoreNames(), secrets.Names(), func(name string) (s config.Shard) {
+			s.Cluster.Secrets.Provider = name
+			return s
+		}},
+		{"cluster.secrets.encryption_key.provider", config.KeySourceNames(), keyring.Names(keysources.Sources()),
+			func(name string) (s config.Shard) {
+				s.Cluster.Secrets.EncryptionKey = &config.KeySource{Provider: name}
+				return s
+			}},
+	} {
+		for _, name := range test.names {
+			if has := slices.Contains(test.linked, name); has == isPlanned(test.path, test.with(name)) {
+				t.Errorf("%s: %s: the program has it: %t, and the configuration says otherwise", test.path, name, has)
+			}
 		}
 	}
 }

@@ -11,6 +11,9 @@ type Block struct {
 	Name string
 	// Hidden clouds are for tests and development: their shards accept images and load balancers of every cloud.
 	Hidden bool
+	// Planned clouds have a name and fields, but no server has their provider or stores yet. A configuration that needs
+	// them is refused.
+	Planned bool
 
 	// NeedsZone reports whether region and zone are required.
 	NeedsZone bool

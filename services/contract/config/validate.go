@@ -44,6 +44,7 @@ func (c *checker) cluster() {
 		c.err("cluster.id", ident.ValidateClusterName(cl.ID))
 	}
 	if st := cl.Storage; st != nil {
+		c.planned("cluster.storage.provider", st.Provider)
 		c.prefix("cluster.storage.prefix", st.Prefix)
 		if st.Endpoint != "" {
 			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") ||
@@ -56,6 +57,7 @@ func (c *checker) cluster() {
 		}
 	}
 	const at = "cluster.secrets"
+	c.planned(at+".provider", cl.Secrets.Provider)
 	c.prefix(at+".prefix", cl.Secrets.Prefix)
 	c.project(cl.Secrets.ProjectID, cl.Secrets.Provider, at)
 	switch key := cl.Secrets.EncryptionKey; {
@@ -87,6 +89,7 @@ func (c *checker) prefix(path, prefix string) {
 }
 
 func (c *checker) keySource(k KeySource, path string) {
+	c.planned(path+".provider", k.Provider)
 	needsProject := secretsStoreOf(k.Provider).NeedsProject
 	switch {
 	case k.Provider == EnvKeySource:
@@ -113,6 +116,7 @@ func (c *checker) server() {
 	if sv.Shard != "" {
 		c.err("server.shard", ident.ValidateName(sv.Shard))
 	}
+	c.planned("server.provider.kind", sv.Provider.Kind)
 	block := blockOf(sv.Provider.Kind)
 	if block.NeedsZone {
 		if sv.Provider.Region == "" {

@@ -13,6 +13,7 @@ const Name = "gcp"
 // Block describes the cloud.
 var Block = cloud.Block{
 	Name:              Name,
+	Planned:           true,
 	NeedsZone:         true,
 	NeedsInstanceType: true,
 	HasImages:         true,

@@ -4,4 +4,4 @@ package proxmox
 import "github.com/nstance-kit/nstance/services/contract/cloud"
 
 // Block describes the cloud.
-var Block = cloud.Block{Name: "proxmox", NeedsInstanceType: true, HasImages: true}
+var Block = cloud.Block{Name: "proxmox", Planned: true, NeedsInstanceType: true, HasImages: true}
