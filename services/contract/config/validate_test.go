@@ -90,7 +90,8 @@ func TestValidate(t *testing.T) {
 		{"shard name", swap(`"shard": "a"`, `"shard": @"A"`), []string{
 			`server.shard: name "A" may only have lower-case letters, digits and dashes`}},
 		{"provider", swap(`"mock"`, `@"awz"`),
-			[]string{`server.provider.kind: "awz" is none of ` + strings.Join(CloudNames(), ", ") + ` (did you mean "aws"?)`}},
+			[]string{`server.provider.kind: "awz" is none of ` + strings.Join(CloudNames(), ", ") +
+				` (did you mean "aws"?)`}},
 		{"region and zone", strings.Replace(aws("", "", "", ""), `{"kind": "aws", "region": "r", "zone": "z"}`,
 			`@{"kind": "aws"}`, 1), []string{
 			`server.provider.region: is required for provider aws`,

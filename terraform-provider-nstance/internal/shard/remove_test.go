@@ -17,7 +17,8 @@ import (
 func TestRemoveChecksAgain(t *testing.T) {
 	const name = "dev-1"
 	ctx := t.Context()
-	r := &Resource{bucket: bucket.New(bucket.Settings{Storage: &objstore.Location{Provider: "file", Bucket: t.TempDir()}})}
+	at := objstore.Location{Provider: "file", Bucket: t.TempDir()}
+	r := &Resource{bucket: bucket.New(bucket.Settings{Storage: &at})}
 	store, err := r.bucket.Store(ctx)
 	if err != nil {
 		t.Fatal(err)

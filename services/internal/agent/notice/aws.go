@@ -63,8 +63,8 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// readNotice returns the current notice. An interruption, which has a time, takes precedence over a recommendation, which has
-// no time.
+// readNotice returns the current notice. An interruption, which has a time, takes precedence over a recommendation,
+// which has no time.
 func (a *AWS) readNotice(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	body, err := a.get(ctx, actionPath)
 	switch {
