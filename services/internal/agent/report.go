@@ -106,9 +106,9 @@ func (r *reporter) stream(ctx context.Context) error {
 
 	interval, tick := defaultInterval, time.NewTimer(defaultInterval)
 	defer tick.Stop()
-	look := true // collect files, keys, and metrics; a notice does not wait for them
+	changed := true // collect files, keys, and metrics; a notice does not wait for them
 	for sequence := uint64(1); ; sequence++ {
-		report, stop := r.next(ctx, sequence, look)
+		report, stop := r.next(ctx, sequence, changed)
 		if err := stream.Send(report); err != nil && !errors.Is(err, io.EOF) {
 			return ended("reports", err)
 		} else if err != nil {
@@ -146,9 +146,9 @@ func (r *reporter) stream(ctx context.Context) error {
 				tick.Reset(interval/2 + rand.N(interval/2))
 			case <-tick.C:
 				tick.Reset(interval)
-				look, waiting = true, false
+				changed, waiting = true, false
 			case <-r.wake:
-				look, waiting = r.takeNews(), false
+				changed, waiting = r.takeNews(), false
 			}
 		}
 	}
@@ -188,7 +188,7 @@ func (r *reporter) await(ctx context.Context, answer <-chan error) error {
 
 // takeNews reports whether the next report must collect files and keys. An urgent notice or announcement goes first, in
 // a separate report.
-func (r *reporter) takeNews() (look bool) {
+func (r *reporter) takeNews() (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.standing.urgent {
@@ -198,8 +198,8 @@ func (r *reporter) takeNews() (look bool) {
 		}
 		return false
 	}
-	look, r.standing.changed = r.standing.changed, false
-	return look
+	changed, r.standing.changed = r.standing.changed, false
+	return changed
 }
 
 func (r *reporter) confirm(stop *announcement) {
@@ -209,7 +209,7 @@ func (r *reporter) confirm(stop *announcement) {
 }
 
 // next makes a report. It returns the announcement as long as the server has not confirmed it.
-func (r *reporter) next(ctx context.Context, sequence uint64, look bool) (*nstancev1.ReportHealthRequest,
+func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*nstancev1.ReportHealthRequest,
 	*announcement) {
 	report := &nstancev1.ReportHealthRequest{
 		InstanceId:   r.ID.String(),
@@ -220,7 +220,7 @@ func (r *reporter) next(ctx context.Context, sequence uint64, look bool) (*nstan
 	if sequence == 1 {
 		r.facts = r.Machine.Facts()
 	}
-	if look {
+	if changed {
 		r.mu.Lock()
 		r.standing.changed, r.standing.urgent = false, false
 		r.mu.Unlock()

@@ -272,10 +272,10 @@ func (deployment *testDeployment) startServer(id string, groups map[string]int) 
 
 // process is a running operator.
 type process struct {
-	rig  *testDeployment
-	kill context.CancelFunc
-	done chan struct{}
-	err  error // valid once done is closed
+	owner *testDeployment
+	kill  context.CancelFunc
+	done  chan struct{}
+	err   error // valid once done is closed
 }
 
 // start starts an operator. change may modify its configuration and may be nil.
@@ -299,7 +299,7 @@ func (deployment *testDeployment) start(change func(*operator.Config)) *process 
 		change(&c)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &process{rig: deployment, kill: cancel, done: make(chan struct{})}
+	p := &process{owner: deployment, kill: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
 		p.err = operator.Run(ctx, c)

@@ -174,7 +174,7 @@ func TestLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := lease.SystemClock()
-			e := &contest{options: options, clock: clock, seen: &reigns{},
+			e := &electionRun{options: options, clock: clock, seen: &reigns{},
 				history: &history{clock: clock, key: "shard/" + name + "/leader.json"}}
 			if options.PeerLease > 0 {
 				e.cluster = cluster
@@ -184,8 +184,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// contest is one lock and its candidates.
-type contest struct {
+// electionRun is one lock and its candidates.
+type electionRun struct {
 	options election.Options
 	clock   lease.Clock
 	seen    *reigns
@@ -193,7 +193,7 @@ type contest struct {
 	cluster *transporttest.Cluster // nil: candidates do not talk to each other
 }
 
-func (e *contest) play(t *testing.T, b fakes3.Backend) {
+func (e *electionRun) play(t *testing.T, b fakes3.Backend) {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -211,7 +211,7 @@ func (e *contest) play(t *testing.T, b fakes3.Backend) {
 	var proxies []*proxy
 	var relays []*relay
 	for i := range 3 {
-		c := &candidate{contest: e, id: fmt.Sprintf("server-%d", i), rng: rand.New(rand.NewPCG(seed, uint64(10+i)))}
+		c := &candidate{electionRun: e, id: fmt.Sprintf("server-%d", i), rng: rand.New(rand.NewPCG(seed, uint64(10+i)))}
 		p := newProxy(t, strings.TrimPrefix(b.URL, "unix://"), seed+uint64(i), 2*e.options.Lease)
 		proxies = append(proxies, p)
 		store, err := openStore(ctx, p.url, b.Access, b.Secret)
@@ -233,7 +233,7 @@ func (e *contest) play(t *testing.T, b fakes3.Backend) {
 		}
 		running.Go(func() { c.stand(ctx) })
 	}
-	w := &weather{contest: e, proxies: proxies, relays: relays, rng: rand.New(rand.NewPCG(seed, 9))}
+	w := &weather{electionRun: e, proxies: proxies, relays: relays, rng: rand.New(rand.NewPCG(seed, 9))}
 	w.play(duration)
 	w.fair()
 	// On a good network a candidate must lead soon, even if delayed requests are left over. It must have an heir if
@@ -279,7 +279,7 @@ func (e *contest) play(t *testing.T, b fakes3.Backend) {
 
 // candidate is one server.
 type candidate struct {
-	*contest
+	*electionRun
 	id     string
 	store  recorded
 	rng    *rand.Rand
@@ -344,7 +344,7 @@ func (c *candidate) connect(self election.Peer) (lease.Links, func()) {
 
 // weather sets the quality of all connections, to the bucket and between the servers.
 type weather struct {
-	*contest
+	*electionRun
 	proxies  []*proxy
 	relays   []*relay
 	rng      *rand.Rand

@@ -29,10 +29,10 @@ type endpoints struct {
 	mu     sync.Mutex
 	source *transport.Source
 	// sourced is done once source is set.
-	sourced context.Context
-	tell    context.CancelFunc
-	serving func() // stops the services; nil while they do not run
-	stopped []func()
+	sourced        context.Context
+	announceSource context.CancelFunc
+	serving        func() // stops the services; nil while they do not run
+	stopped        []func()
 	// portTaken is true if the services do not run because another process uses one of their ports.
 	portTaken bool
 	// closed is true after stop. Nothing may be opened then.
@@ -205,7 +205,7 @@ func (s *server) ensureSource(ctx context.Context) (*transport.Source, error) {
 			return nil, err
 		}
 		s.endpoints.source = source
-		s.endpoints.tell()
+		s.endpoints.announceSource()
 	}
 	return s.endpoints.source, nil
 }

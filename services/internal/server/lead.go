@@ -108,7 +108,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a,
 		Records: s.state, Provider: s.machine.Provider,
 		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
-		Events: tellers{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
+		Events: eventFanout{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
 		Wake: func() {
 			select {
 			case wake <- struct{}{}:

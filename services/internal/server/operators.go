@@ -36,21 +36,21 @@ func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader 
 	}
 }
 
-// tellers passes events to the watch streams, counts errors, and deletes the data about deleted instances.
-type tellers struct {
+// eventFanout passes events to the watch streams, counts errors, and deletes the data about deleted instances.
+type eventFanout struct {
 	*operatorapi.Events
 	metrics *metrics.Server
 	forget  func(ident.ID)
 }
 
-func (t tellers) Instance(e shardstate.InstanceEvent) {
+func (t eventFanout) Instance(e shardstate.InstanceEvent) {
 	if e.Type == shardstate.EventDeleted {
 		t.forget(e.Instance)
 	}
 	t.Events.Instance(e)
 }
 
-func (t tellers) Error(e shardstate.ErrorEvent) {
+func (t eventFanout) Error(e shardstate.ErrorEvent) {
 	if !e.Resolved {
 		t.metrics.Errors.WithLabelValues(string(e.Kind)).Inc()
 	}

@@ -139,7 +139,7 @@ func newServer(cfg Config) *server {
 	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, metrics: metrics.NewServer(cfg.Version), env: env,
 		wait:        wait,
 		incarnation: hex.EncodeToString(incarnation)}
-	s.endpoints.sourced, s.endpoints.tell = context.WithCancel(context.Background())
+	s.endpoints.sourced, s.endpoints.announceSource = context.WithCancel(context.Background())
 	s.manager = shardconfig.New(nil, s.log)
 	s.operators = operatorapi.New(func() (*operatorapi.Leader, error) {
 		return leaderOf(s, func(l *leadership) *operatorapi.Leader { return l.operator })

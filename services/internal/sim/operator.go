@@ -23,10 +23,10 @@ type operator struct {
 // run checks the stream every three seconds.
 func (o *operator) run() {
 	o.announced = map[ident.ID]bool{}
-	o.world.every(3*time.Second, o.look)
+	o.world.every(3*time.Second, o.pollShard)
 }
 
-func (o *operator) look() {
+func (o *operator) pollShard() {
 	w := o.world
 	now := w.sched.now
 	if o.term != nil && (o.term.server.term != o.term || !o.term.server.serving() || now.Before(o.cutUntil)) {

@@ -50,7 +50,7 @@ const (
 // Watch polls the service every interval, and calls notice at every change. It returns when ctx ends. Watch must not
 // run concurrently with itself.
 func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
-	w := &watcher{Options: a.options, tell: notice}
+	w := &watcher{Options: a.options, announce: notice}
 	for {
 		found, err := a.readNotice(ctx)
 		if ctx.Err() != nil {

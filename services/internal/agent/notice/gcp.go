@@ -52,7 +52,7 @@ func NewGCP(o Options) *GCP {
 // Watch waits for changes and calls notice for each change. It returns when ctx ends. Watch must not run concurrently
 // with itself.
 func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
-	w := &watcher{Options: g.options, tell: notice}
+	w := &watcher{Options: g.options, announce: notice}
 	etag := ""
 	var standing *nstancev1.TerminationNotice
 	for {

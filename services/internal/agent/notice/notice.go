@@ -54,9 +54,9 @@ func (o Options) withDefaults(base string, patience time.Duration) Options {
 // watcher reports only changes.
 type watcher struct {
 	Options
-	tell   func(*nstancev1.TerminationNotice)
-	last   *nstancev1.TerminationNotice
-	failed bool
+	announce func(*nstancev1.TerminationNotice)
+	last     *nstancev1.TerminationNotice
+	failed   bool
 }
 
 // saw handles the result of a request: a notice, no notice, or an error. It logs only the first of consecutive errors.
@@ -79,7 +79,7 @@ func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
 		w.Log.Info("The cloud took its termination notice back")
 	}
 	w.last = notice
-	w.tell(notice)
+	w.announce(notice)
 }
 
 // ask sends a request and returns the answer if its status is 200. Status 404 is [errNone], any other status is a

@@ -73,11 +73,11 @@ type Receiver struct {
 	state   state
 	refused map[string]string // reasons of refusals, by name
 
-	seen map[string]look // used by States alone
+	seen map[string]fileCheck // used by States alone
 }
 
-// look is the result of the last check of a file.
-type look struct {
+// fileCheck is the result of the last check of a file.
+type fileCheck struct {
 	stamp folder.Stamp
 	state *nstancev1.FileState
 }
@@ -98,7 +98,7 @@ type Options struct {
 func Open(dir folder.Folder, o Options) *Receiver {
 	r := &Receiver{
 		dir: dir, mode: o.Mode, extensions: append(DefaultExtensions(), o.Extensions...), hooked: o.Hooked,
-		refused: map[string]string{}, seen: map[string]look{},
+		refused: map[string]string{}, seen: map[string]fileCheck{},
 	}
 	err := readDocument(dir, stateFile, &r.state)
 	if err != nil {
@@ -319,9 +319,9 @@ func (r *Receiver) States() []*nstancev1.FileState {
 	r.mu.Unlock()
 
 	states := map[string]*nstancev1.FileState{}
-	seen := map[string]look{}
+	seen := map[string]fileCheck{}
 	for _, name := range names {
-		found := r.look(name)
+		found := r.checkFile(name)
 		seen[name], states[name] = found, found.state
 	}
 	for name, reason := range refused {
@@ -334,7 +334,7 @@ func (r *Receiver) States() []*nstancev1.FileState {
 	return sorted[:min(len(sorted), maxFiles)]
 }
 
-func (r *Receiver) look(name string) look {
+func (r *Receiver) checkFile(name string) fileCheck {
 	stamp, err := r.dir.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = errors.New("it is no longer on the disk")
@@ -350,8 +350,8 @@ func (r *Receiver) look(name string) look {
 			if notBefore, notAfter, ok := validity(content); ok {
 				found.NotBefore, found.NotAfter = timestamppb.New(notBefore), timestamppb.New(notAfter)
 			}
-			return look{stamp: stamp, state: found}
+			return fileCheck{stamp: stamp, state: found}
 		}
 	}
-	return look{state: &nstancev1.FileState{Name: name, Error: folder.Clip(err.Error(), folder.MaxReportedText)}}
+	return fileCheck{state: &nstancev1.FileState{Name: name, Error: folder.Clip(err.Error(), folder.MaxReportedText)}}
 }

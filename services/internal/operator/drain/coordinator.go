@@ -87,8 +87,8 @@ func (c *coordinator) run(ctx context.Context) {
 	c.work.Wait()
 }
 
-// loop calls look when it is due, and regularly.
-func (c *coordinator) loop(ctx context.Context, due chan struct{}, look func(context.Context)) {
+// loop calls check when it is due, and regularly.
+func (c *coordinator) loop(ctx context.Context, due chan struct{}, check func(context.Context)) {
 	ticker := time.NewTicker(maxInterval)
 	defer ticker.Stop()
 	for {
@@ -98,7 +98,7 @@ func (c *coordinator) loop(ctx context.Context, due chan struct{}, look func(con
 		case <-due:
 		case <-ticker.C:
 		}
-		look(ctx)
+		check(ctx)
 		// Changes that arrive together are handled together.
 		if sleep(ctx, minInterval) != nil {
 			return

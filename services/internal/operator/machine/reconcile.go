@@ -98,12 +98,12 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 			continue
 		}
 		state := s.State()
-		look := shardView{id: id, reachable: state.Reachable, synced: state.Synced}
-		look.group, _ = s.Group(m.Spec.GroupRef.Name)
+		view := shardView{id: id, reachable: state.Reachable, synced: state.Synced}
+		view.group, _ = s.Group(m.Spec.GroupRef.Name)
 		if id == m.Spec.Shard && m.Spec.InstanceID != "" {
-			look.instance, _ = s.Instance(m.Spec.InstanceID)
+			view.instance, _ = s.Instance(m.Spec.InstanceID)
 		}
-		v.shards = append(v.shards, look)
+		v.shards = append(v.shards, view)
 	}
 	return v, true, nil
 }

@@ -149,7 +149,7 @@ func TestWatch(t *testing.T) {
 		})
 	}()
 	// Watch accepts the second tick only after it has processed the first.
-	look := func(text string) {
+	observe := func(text string) {
 		t.Helper()
 		if text == "" {
 			_ = os.Remove(path) // there may be none
@@ -159,16 +159,16 @@ func TestWatch(t *testing.T) {
 		ticks <- time.Time{}
 		ticks <- time.Time{}
 	}
-	look("")
-	look(example)
+	observe("")
+	observe(example)
 	third := "  new:\n    registration_addr: h:1\n    operator_addr: h:2\n"
-	look(example + third)
-	look(example + third + "broken")
-	look(strings.Replace(example, "example-cluster", "other", 1))
-	look(strings.Replace(example, "tenant: default", "tenant: other", 1))
-	look(example + third)
-	look("cluster_id: example-cluster\nshards:\n" + third)
-	look(example)
+	observe(example + third)
+	observe(example + third + "broken")
+	observe(strings.Replace(example, "example-cluster", "other", 1))
+	observe(strings.Replace(example, "tenant: default", "tenant: other", 1))
+	observe(example + third)
+	observe("cluster_id: example-cluster\nshards:\n" + third)
+	observe(example)
 	cancel()
 	<-done
 	if d := cmp.Diff([]string{"new,us-east-1a,us-west-2a", "new", "us-east-1a,us-west-2a"}, used); d != "" {
