@@ -65,6 +65,11 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
     noncurrent_version_expiration {
       noncurrent_days = var.noncurrent_version_days
     }
+
+    # A delete marker without earlier versions is removed. Otherwise every deleted object leaves one forever.
+    expiration {
+      expired_object_delete_marker = true
+    }
   }
 
   # Servers rewrite the lock every few seconds.
@@ -78,6 +83,10 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
 
     noncurrent_version_expiration {
       noncurrent_days = 1
+    }
+
+    expiration {
+      expired_object_delete_marker = true
     }
   }
 }

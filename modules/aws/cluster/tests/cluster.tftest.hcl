@@ -44,6 +44,10 @@ run "defaults" {
     error_message = "earlier versions are not kept for the given days"
   }
   assert {
+    condition     = alltrue([for rule in aws_s3_bucket_lifecycle_configuration.this[0].rule : one(rule.expiration).expired_object_delete_marker])
+    error_message = "delete markers are kept forever"
+  }
+  assert {
     condition     = aws_secretsmanager_secret.key[0].name_prefix == "nstance/example/encryption-key-1-" && aws_secretsmanager_secret.key[0].recovery_window_in_days == 30 && length(aws_ssm_parameter.key) == 0
     error_message = "the key is not in Secrets Manager"
   }
