@@ -55,38 +55,43 @@ fi
 
 platform=$(go env GOOS)_$(go env GOARCH)
 into=$(CDPATH='' cd -- "$(dirname -- "$file")" && pwd)/mirror
-own=$into/registry.terraform.io/nstance-kit/nstance/0.0.1/$platform
-mkdir -p "$own"
-cp -f "$dir/terraform-provider-nstance" "$own/terraform-provider-nstance_v0.0.1.$$"
-mv -f "$own/terraform-provider-nstance_v0.0.1.$$" "$own/terraform-provider-nstance_v0.0.1"
-
+# A source without a host, such as hashicorp/aws, is in another registry for OpenTofu than for Terraform.
 # The layout of a mirror is HOST/NAMESPACE/NAME/VERSION/PLATFORM/binary. Only PLATFORM may be a symbolic link.
-elsewhere=
+hosts="registry.terraform.io registry.opentofu.org"
+include=
+for host in $hosts; do
+	own=$into/$host/nstance-kit/nstance/0.0.1/$platform
+	mkdir -p "$own"
+	cp -f "$dir/terraform-provider-nstance" "$own/terraform-provider-nstance_v0.0.1.$$"
+	mv -f "$own/terraform-provider-nstance_v0.0.1.$$" "$own/terraform-provider-nstance_v0.0.1"
+	include="$include${include:+, }\"$host/nstance-kit/nstance\""
+done
 for place in "${NSTANCE_TF_MIRROR:-}" /opt "$HOME/.terraform.d/plugins" "$HOME/.local/share/terraform/plugins" /usr/local/share/terraform/plugins; do
 	[ -d "$place" ] || continue
-	found=$(find "$place" -maxdepth 8 -path "*/registry.terraform.io/hashicorp/aws/*/$platform/terraform-provider-aws_v*" 2>/dev/null | sort -V | tail -n 1)
+	found=$(find "$place" -maxdepth 8 -path "*/hashicorp/aws/*/$platform/terraform-provider-aws_v*" 2>/dev/null | sort -V | tail -n 1)
 	[ -n "$found" ] || continue
 	found=$(dirname -- "$found")
 	version=$(basename -- "$(dirname -- "$found")")
-	aws=$into/registry.terraform.io/hashicorp/aws
-	rm -rf "$aws"
-	mkdir -p "$aws/$version"
-	ln -s "$found" "$aws/$version/$platform"
-	elsewhere='"registry.terraform.io/hashicorp/aws", '
+	for host in $hosts; do
+		aws=$into/$host/hashicorp/aws
+		rm -rf "$aws"
+		mkdir -p "$aws/$version"
+		ln -s "$found" "$aws/$version/$platform"
+		include="$include, \"$host/hashicorp/aws\""
+	done
 	break
 done
 
-include="[$elsewhere\"registry.terraform.io/nstance-kit/nstance\"]"
 cat >"$file.$$" <<-RC
 	disable_checkpoint = true
 
 	provider_installation {
 	  filesystem_mirror {
 	    path    = "$(quoted "$into")"
-	    include = $include
+	    include = [$include]
 	  }
 	  direct {
-	    exclude = $include
+	    exclude = [$include]
 	  }
 	}
 RC

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -12,10 +13,27 @@ import (
 
 var update = flag.Bool("update", false, "write generated files instead of comparing them")
 
-// TestGenerated checks that the README of each module and each AWS example documents the variables and outputs in its
-// HCL.
-func TestGenerated(t *testing.T) {
-	var dirs []string
+// TestProviderRequirements checks that each module and each AWS example names its providers without a host and bounds
+// their versions. A source with a host is another provider for OpenTofu or for Terraform than the caller's source
+// without one.
+func TestProviderRequirements(t *testing.T) {
+	for _, dir := range directories(t) {
+		module, err := readModule(dir)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for _, provider := range module.providers {
+			if !regexp.MustCompile("^`[a-z-]+/[a-z-]+` >= [0-9.]+, < [0-9.]+$").MatchString(provider) {
+				t.Errorf("%s requires the provider %s, want a source without a host and an upper bound", dir, provider)
+			}
+		}
+	}
+}
+
+// directories returns the directories of the modules and of the AWS examples.
+func directories(t *testing.T) (dirs []string) {
+	t.Helper()
 	for _, pattern := range []string{"modules/*/*", "examples/aws/*"} {
 		found, err := filepath.Glob(filepath.Join("..", "..", pattern))
 		if err != nil {
@@ -26,7 +44,13 @@ func TestGenerated(t *testing.T) {
 	if len(dirs) < 5 {
 		t.Fatalf("only %q", dirs)
 	}
-	for _, dir := range dirs {
+	return dirs
+}
+
+// TestGenerated checks that the README of each module and each AWS example documents the variables and outputs in its
+// HCL.
+func TestGenerated(t *testing.T) {
+	for _, dir := range directories(t) {
 		module, err := readModule(dir)
 		if err != nil {
 			t.Error(err)

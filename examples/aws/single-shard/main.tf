@@ -5,8 +5,8 @@ terraform {
   required_version = ">= 1.11"
 
   required_providers {
-    aws     = { source = "registry.terraform.io/hashicorp/aws", version = ">= 5.100" }
-    nstance = { source = "registry.terraform.io/nstance-kit/nstance", version = ">= 0.0.1" }
+    aws     = { source = "hashicorp/aws", version = ">= 5.100, < 7.0" }
+    nstance = { source = "nstance-kit/nstance", version = ">= 0.0.1, < 1.0" }
   }
 }
 

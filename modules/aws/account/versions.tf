@@ -2,6 +2,6 @@ terraform {
   required_version = ">= 1.11"
 
   required_providers {
-    aws = { source = "registry.terraform.io/hashicorp/aws", version = ">= 5.100" }
+    aws = { source = "hashicorp/aws", version = ">= 5.100, < 7.0" }
   }
 }
