@@ -150,6 +150,7 @@ func singleShard(t *testing.T, calls *ledger) {
 
 	// Another service for the encryption key is a rotation: the cluster's secrets are sealed under a new key before the
 	// old one is destroyed. The server that starts below can open them only with the new key.
+	calls.addPolicies(t, l, f.cluster)
 	vars["key_provider"] = "aws-parameter-store"
 	oldKey := f.key
 	stack.Apply(t)
