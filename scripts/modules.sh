@@ -66,3 +66,12 @@ for module; do
 	prepare "$cli" "$work/modules/$module"
 	"$cli" -chdir="$work/modules/$module" test -no-color
 done
+
+if [ -n "$all" ]; then
+	for dir in examples/aws/*/tests; do
+		example=$work/$(dirname -- "$dir")
+		echo "-- tofu test $(dirname -- "$dir")"
+		prepare "$tofu" "$example"
+		"$tofu" -chdir="$example" test -no-color
+	done
+fi

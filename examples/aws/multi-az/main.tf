@@ -21,7 +21,18 @@ provider "nstance" {
 }
 
 locals {
-  zones = { for i, zone in var.zones : zone => i }
+  subnets = {
+    # The load balancer and the NAT gateways.
+    public = { for zone, i in var.zones : zone => [{
+      ipv4_cidr   = cidrsubnet("10.0.0.0/16", 8, i)
+      public      = true
+      nat_gateway = var.nat == "each" || i == min(values(var.zones)...)
+    }] }
+    # The servers and the leaders' addresses. Without NAT gateways the servers need public addresses to reach AWS.
+    servers = { for zone, i in var.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 8, 8 + i), public = var.nat == "none" }] }
+    # The VMs.
+    web = { for zone, i in var.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 4, 1 + i) }] }
+  }
 }
 
 module "cluster" {
@@ -39,14 +50,7 @@ module "network" {
 
   name     = var.cluster
   nat_mode = var.nat == "none" ? "none" : "provider"
-  subnets = {
-    # The load balancer and the NAT gateways.
-    public = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 8, i), public = true, nat_gateway = var.nat == "each" || i == 0 }] }
-    # The servers and the leaders' addresses. Without NAT gateways the servers need public addresses to reach AWS.
-    servers = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 8, 8 + i), public = var.nat == "none" }] }
-    # The VMs.
-    web = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 4, 1 + i) }] }
-  }
+  subnets  = local.subnets
   load_balancers = {
     web = { listeners = { http = { port = 80, target_port = var.web_port, health_check = var.web_health_check } } }
   }
@@ -66,7 +70,7 @@ module "account" {
 # A shard for each zone. They share only the bucket and the CA, so that each continues to work if another fails.
 module "shard" {
   source   = "../../../modules/aws/shard"
-  for_each = local.zones
+  for_each = var.zones
 
   cluster = module.cluster.cluster
   account = module.account.account

@@ -6,14 +6,19 @@ variable "region" {
 }
 
 variable "zones" {
-  description = "The availability zones, each of which gets a shard of that name."
-  type        = list(string)
-  default     = ["us-west-2a", "us-west-2b", "us-west-2c"]
+  description = "The availability zones, each of which gets a shard of that name, and an index from 0 to 5. The index determines the zone's subnets. It stays the same when other zones are added or removed."
+  type        = map(number)
+  default     = { us-west-2a = 0, us-west-2b = 1, us-west-2c = 2 }
   nullable    = false
 
   validation {
-    condition     = length(var.zones) >= 1 && length(var.zones) <= 6 && alltrue([for zone in var.zones : startswith(zone, var.region)])
-    error_message = "zones are 1 to 6 of the region's, such as ${var.region}a."
+    condition     = length(var.zones) >= 1 && alltrue([for zone in keys(var.zones) : startswith(zone, var.region)])
+    error_message = "zones are at least one of the region's, such as ${var.region}a."
+  }
+
+  validation {
+    condition     = alltrue([for i in values(var.zones) : contains([0, 1, 2, 3, 4, 5], i)]) && length(distinct(values(var.zones))) == length(var.zones)
+    error_message = "zones have different indexes from 0 to 5."
   }
 }
 
@@ -38,9 +43,9 @@ variable "key_provider" {
 }
 
 variable "nat" {
-  description = "NAT gateways for private subnets, the largest cost: `one` in the first zone, `each` for one per zone, or `none`. Without one the servers have public addresses, and the VMs cannot reach the internet."
+  description = "NAT gateways for private subnets, the largest cost: `each` for one per zone, `one` in the zone with the lowest index, or `none`. With `one`, VMs of all zones lose the internet when that zone fails. Without one the servers have public addresses, and the VMs cannot reach the internet."
   type        = string
-  default     = "one"
+  default     = "each"
   nullable    = false
 
   validation {
