@@ -44,7 +44,7 @@ var layers = [][]string{
 	{"services/internal/election"},
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
 		"services/internal/watch", "services/internal/mutate",
-		"services/internal/metrics", "services/internal/health", "services/internal/memory",
+		"services/internal/metrics", "services/internal/health",
 		"services/internal/transport", "services/internal/peer", "services/internal/systemd"},
 	{"services/internal/infra", "services/internal/cache", "services/internal/shardconfig"},
 	{"services/internal/shardstate", "services/internal/execute", "services/internal/leader"},

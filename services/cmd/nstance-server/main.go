@@ -17,7 +17,6 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
-	"github.com/nstance-kit/nstance/services/internal/memory"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
@@ -57,7 +56,6 @@ func run() int {
 	confirm := make(chan os.Signal, 1)
 	signal.Notify(confirm, syscall.SIGUSR1)
 	defer signal.Stop(confirm)
-	go memory.Keep(ctx)
 	err = server.Run(ctx, server.Config{Options: options, ConfirmOrphans: confirm, Version: version, Log: log,
 		Supervised: os.Getenv("INVOCATION_ID") != "",
 		Clouds:     clouds(), Heir: times})

@@ -3,10 +3,12 @@ package authority
 import (
 	"bytes"
 	"crypto"
+	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"time"
 )
 
 const (
@@ -72,4 +74,78 @@ func parseKey(block *pem.Block) (crypto.Signer, error) {
 		return nil, fmt.Errorf("the private key is of type %T, which cannot sign", key)
 	}
 	return signer, nil
+}
+
+// onePEM reads one PEM block of a kind without headers, and nothing else.
+func onePEM(text []byte, kind string) (*pem.Block, error) {
+	text = bytes.TrimSpace(text)
+	block, rest := pem.Decode(text)
+	switch {
+	case block == nil || !bytes.HasPrefix(text, []byte("-----BEGIN ")):
+		return nil, errors.New("not PEM")
+	case block.Type != kind:
+		return nil, fmt.Errorf("its PEM block is not a %q", kind)
+	case len(block.Headers) > 0 || len(rest) > 0:
+		return nil, errors.New("want one PEM block without headers, and nothing else")
+	}
+	return block, nil
+}
+
+// ParseCertificate reads one PEM certificate and nothing else.
+func ParseCertificate(text []byte) (*x509.Certificate, error) {
+	block, err := onePEM(text, certificateBlock)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(block.Bytes)
+}
+
+// ParsePublicKeyPEM reads one PEM block with an Ed25519 key in PKIX form.
+func ParsePublicKeyPEM(text []byte) (ed25519.PublicKey, error) {
+	return parseEd25519[ed25519.PublicKey](text, "PUBLIC KEY", "PKIX public key", x509.ParsePKIXPublicKey)
+}
+
+// ParsePrivateKey reads one PEM block with an Ed25519 key in PKCS #8 form. Errors do not quote the key.
+func ParsePrivateKey(text []byte) (ed25519.PrivateKey, error) {
+	return parseEd25519[ed25519.PrivateKey](text, keyBlock, "PKCS #8 private key", x509.ParsePKCS8PrivateKey)
+}
+
+func parseEd25519[K any](text []byte, kind, form string, parse func([]byte) (any, error)) (key K, err error) {
+	block, err := onePEM(text, kind)
+	if err != nil {
+		return key, err
+	}
+	parsed, err := parse(block.Bytes)
+	if err != nil {
+		return key, fmt.Errorf("not a %s", form) // the parser's error may quote it
+	}
+	key, ok := parsed.(K)
+	if !ok {
+		return key, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
+	}
+	return key, nil
+}
+
+// EncodePrivateKey returns a private key as PEM in PKCS #8 form.
+func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, errors.New("encode private key")
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der}), nil
+}
+
+// NewPool returns a pool of certificates.
+func NewPool(certs []*x509.Certificate) *x509.CertPool {
+	pool := x509.NewCertPool()
+	for _, cert := range certs {
+		pool.AddCert(cert)
+	}
+	return pool
+}
+
+// RenewAt returns the time at which a client certificate is due for renewal, at two thirds of its life.
+func RenewAt(cert *x509.Certificate) time.Time {
+	life := cert.NotAfter.Sub(cert.NotBefore) - Skew
+	return cert.NotAfter.Add(-life / 3)
 }

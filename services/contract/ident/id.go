@@ -26,8 +26,7 @@ const OperatorPrefix = "opr"
 
 const (
 	prefixLen  = 3
-	encodedLen = 26                                 // 128 bits in base32
-	idLen      = prefixLen + 26                     // written form
+	idLen      = prefixLen + 26                     // written form: 128 bits in base32
 	storageLen = 36 + 1 + 3                         // UUID with dashes, dash, prefix
 	maxMillis  = 1<<48 - 1                          // UUIDv7 timestamps have 48 bits
 	alphabet   = "0123456789abcdefghjkmnpqrstvwxyz" // Crockford's base32 alphabet in lower case

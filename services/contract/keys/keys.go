@@ -57,9 +57,6 @@ func Leader(shard string) string { return shardPrefix(shard) + "leader.json" }
 // Applied is the key of the last configuration that a shard's leader accepted.
 func Applied(shard string) string { return shardPrefix(shard) + "applied.jsonc" }
 
-// ShardPrefix is what the keys of every shard's own documents start with.
-func ShardPrefix() string { return "shard/" }
-
 // InstancePrefix is the prefix of all instance records of a shard.
 func InstancePrefix(shard string) string { return shardPrefix(shard) + "instance/" }
 

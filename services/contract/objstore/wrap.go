@@ -65,42 +65,57 @@ func WithTimeout(store Store, request, list time.Duration) Store {
 
 // WithTimeouts is WithTimeout with variable limits. It calls timeouts before each call on store.
 func WithTimeouts(store Store, timeouts func() (request, list time.Duration)) Store {
-	return &bounded{store: store, timeouts: timeouts}
+	return &intercepted{store, func(ctx context.Context, op, _ string, call func(context.Context) error) error {
+		limit, list := timeouts()
+		if op == opList {
+			limit = list
+		}
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		return call(ctx)
+	}}
 }
 
-type bounded struct {
-	store    Store
-	timeouts func() (request, list time.Duration)
+// The names of calls that an intercepted Store gets, as in errors.
+const (
+	opGet    = "get"
+	opPut    = "put"
+	opDelete = "delete"
+	opList   = "list"
+)
+
+// intercepted is a Store that passes every call on another Store through intercept.
+type intercepted struct {
+	store     Store
+	intercept func(ctx context.Context, op, key string, call func(context.Context) error) error
 }
 
-func (b *bounded) request(ctx context.Context) (context.Context, context.CancelFunc) {
-	request, _ := b.timeouts()
-	return context.WithTimeout(ctx, request)
+func (i *intercepted) Get(ctx context.Context, key string) (obj Object, err error) {
+	err = i.intercept(ctx, opGet, key, func(ctx context.Context) (err error) {
+		obj, err = i.store.Get(ctx, key)
+		return err
+	})
+	return obj, err
 }
 
-func (b *bounded) Get(ctx context.Context, key string) (Object, error) {
-	ctx, cancel := b.request(ctx)
-	defer cancel()
-	return b.store.Get(ctx, key)
+func (i *intercepted) Put(ctx context.Context, key string, body []byte, cond Condition) (token Token, err error) {
+	err = i.intercept(ctx, opPut, key, func(ctx context.Context) (err error) {
+		token, err = i.store.Put(ctx, key, body, cond)
+		return err
+	})
+	return token, err
 }
 
-func (b *bounded) Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error) {
-	ctx, cancel := b.request(ctx)
-	defer cancel()
-	return b.store.Put(ctx, key, body, cond)
+func (i *intercepted) Delete(ctx context.Context, key string) error {
+	return i.intercept(ctx, opDelete, key, func(ctx context.Context) error { return i.store.Delete(ctx, key) })
 }
 
-func (b *bounded) Delete(ctx context.Context, key string) error {
-	ctx, cancel := b.request(ctx)
-	defer cancel()
-	return b.store.Delete(ctx, key)
-}
-
-func (b *bounded) List(ctx context.Context, prefix string) ([]Entry, error) {
-	_, list := b.timeouts()
-	ctx, cancel := context.WithTimeout(ctx, list)
-	defer cancel()
-	return b.store.List(ctx, prefix)
+func (i *intercepted) List(ctx context.Context, prefix string) (entries []Entry, err error) {
+	err = i.intercept(ctx, opList, prefix, func(ctx context.Context) (err error) {
+		entries, err = i.store.List(ctx, prefix)
+		return err
+	})
+	return entries, err
 }
 
 // Counts are numbers of calls, including failed calls. A List is one call, regardless of its pages.
@@ -126,12 +141,16 @@ func (c Counts) Sub(earlier Counts) Counts {
 
 // Counted is a Store that counts the calls to another store, for metrics and benchmarks.
 type Counted struct {
-	store                          Store
+	Store
 	get, put, remove, list, failed atomic.Uint64
 }
 
 // NewCounted wraps store.
-func NewCounted(store Store) *Counted { return &Counted{store: store} }
+func NewCounted(store Store) *Counted {
+	c := &Counted{}
+	c.Store = &intercepted{store, c.count}
+	return c
+}
 
 // Counts reads the counters one after the other. Calls in progress may be included in some counters and not in others.
 func (c *Counted) Counts() Counts {
@@ -139,90 +158,38 @@ func (c *Counted) Counts() Counts {
 		Failed: c.failed.Load()}
 }
 
-func (c *Counted) note(counter *atomic.Uint64, err error, answer error) {
-	counter.Add(1)
-	if err != nil && (answer == nil || !errors.Is(err, answer)) {
+func (c *Counted) count(ctx context.Context, op, _ string, call func(context.Context) error) error {
+	err := call(ctx)
+	failed := err != nil
+	switch op {
+	case opGet:
+		c.get.Add(1)
+		failed = failed && !errors.Is(err, ErrNotFound)
+	case opPut:
+		c.put.Add(1)
+		failed = failed && !errors.Is(err, ErrConflict)
+	case opDelete:
+		c.remove.Add(1)
+	case opList:
+		c.list.Add(1)
+	}
+	if failed {
 		c.failed.Add(1)
 	}
-}
-
-// Get implements Store.
-func (c *Counted) Get(ctx context.Context, key string) (Object, error) {
-	obj, err := c.store.Get(ctx, key)
-	c.note(&c.get, err, ErrNotFound)
-	return obj, err
-}
-
-// Put implements Store.
-func (c *Counted) Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error) {
-	token, err := c.store.Put(ctx, key, body, cond)
-	c.note(&c.put, err, ErrConflict)
-	return token, err
-}
-
-// Delete implements Store.
-func (c *Counted) Delete(ctx context.Context, key string) error {
-	err := c.store.Delete(ctx, key)
-	c.note(&c.remove, err, nil)
 	return err
-}
-
-// List implements Store.
-func (c *Counted) List(ctx context.Context, prefix string) ([]Entry, error) {
-	entries, err := c.store.List(ctx, prefix)
-	c.note(&c.list, err, nil)
-	return entries, err
 }
 
 // WithLimit bounds the number of concurrent calls on store. Other calls wait until their ctx ends. If ctx ends first,
 // nothing was sent, and the error is that of ctx.
 func WithLimit(store Store, calls int) Store {
-	return &limited{store: store, turns: make(chan struct{}, calls)}
-}
-
-type limited struct {
-	store Store
-	turns chan struct{} // holds one element for each call in progress
-}
-
-// begin waits for a slot in turns. After a nil error the caller must receive from turns at the end of the call.
-func (l *limited) begin(ctx context.Context, call, key string) error {
-	select {
-	case l.turns <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%s %q: wait for other requests: %w", call, key, ctx.Err())
-	}
-}
-
-func (l *limited) Get(ctx context.Context, key string) (Object, error) {
-	if err := l.begin(ctx, "get", key); err != nil {
-		return Object{}, err
-	}
-	defer func() { <-l.turns }()
-	return l.store.Get(ctx, key)
-}
-
-func (l *limited) Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error) {
-	if err := l.begin(ctx, "put", key); err != nil {
-		return "", err
-	}
-	defer func() { <-l.turns }()
-	return l.store.Put(ctx, key, body, cond)
-}
-
-func (l *limited) Delete(ctx context.Context, key string) error {
-	if err := l.begin(ctx, "delete", key); err != nil {
-		return err
-	}
-	defer func() { <-l.turns }()
-	return l.store.Delete(ctx, key)
-}
-
-func (l *limited) List(ctx context.Context, prefix string) ([]Entry, error) {
-	if err := l.begin(ctx, "list", prefix); err != nil {
-		return nil, err
-	}
-	defer func() { <-l.turns }()
-	return l.store.List(ctx, prefix)
+	turns := make(chan struct{}, calls) // holds one element for each call in progress
+	return &intercepted{store, func(ctx context.Context, op, key string, call func(context.Context) error) error {
+		select {
+		case turns <- struct{}{}:
+		case <-ctx.Done():
+			return fmt.Errorf("%s %q: wait for other requests: %w", op, key, ctx.Err())
+		}
+		defer func() { <-turns }()
+		return call(ctx)
+	}}
 }

@@ -64,13 +64,6 @@ func TestObjectsLoseAnswers(t *testing.T) {
 	})
 }
 
-func TestCachedConforms(t *testing.T) {
-	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
-		s := secretstore.Cached(objects(mem.New(), "example", keyring.Ring{Current: key(t, 1)}), time.Hour, time.Now)
-		return s, s
-	})
-}
-
 func TestObjectsAreSealed(t *testing.T) {
 	bucket := mem.New()
 	a := objects(bucket, "example", keyring.Ring{Current: key(t, 1)})
@@ -177,66 +170,6 @@ func TestReseal(t *testing.T) {
 	}
 	if _, err := both.Reseal(t.Context(), "y"); !errors.Is(err, secretstore.ErrNotFound) {
 		t.Error(err)
-	}
-}
-
-func TestCached(t *testing.T) {
-	gets := 0
-	var during func()
-	bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
-		if r.Op == mem.Get {
-			gets++
-			if f := during; f != nil {
-				during = nil
-				f()
-			}
-		}
-		return mem.Fault{}
-	}})
-	now := time.Unix(0, 0)
-	plain := objects(bucket, "example", keyring.Ring{Current: key(t, 1)})
-	cached := secretstore.Cached(plain, time.Minute, func() time.Time { return now })
-	put := func(s secretstore.Store, content string) {
-		if err := s.Put(t.Context(), "x", secretstore.NewValue([]byte(content)), secretstore.Any); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want := func(content string, wantGets int) {
-		t.Helper()
-		gets = 0
-		secret, err := cached.Get(t.Context(), "x")
-		if err != nil || string(secret.Value.Reveal()) != content || gets != wantGets {
-			t.Errorf("%q, %v after %d requests, want %q after %d", secret.Value.Reveal(), err, gets, content, wantGets)
-		}
-	}
-	for range 2 { // a missing secret is not cached
-		gets = 0
-		if _, err := cached.Get(t.Context(), "x"); !errors.Is(err, secretstore.ErrNotFound) || gets != 1 {
-			t.Error(err, gets)
-		}
-	}
-	put(plain, "1")
-	want("1", 1)
-	put(plain, "2")
-	want("1", 0) // from the cache
-	now = now.Add(time.Minute)
-	want("2", 1)
-	put(cached, "3")
-	want("3", 1)
-	want("3", 0)
-	// A Get that started before a Put through the same view does not cache its result.
-	now = now.Add(time.Minute)
-	during = func() { put(cached, "4") }
-	want("4", 1)
-	want("4", 1)
-	if err := cached.Delete(t.Context(), "x"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := cached.Get(t.Context(), "x"); !errors.Is(err, secretstore.ErrNotFound) {
-		t.Error(err)
-	}
-	if secretstore.Cached(plain, 0, nil) != secretstore.Store(plain) {
-		t.Error("a cache without a ttl")
 	}
 }
 

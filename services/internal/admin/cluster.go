@@ -48,11 +48,9 @@ A cluster that is in use and has lost its CA does not get a second one.`,
 	cmd.MarkFlagsRequiredTogether("ca-cert", "ca-key")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var result initResult
-		err := a.withCluster(cmd.Context(), s, need{key: true, id: true},
-			func(ctx context.Context, c *cluster) (err error) {
-				result, err = a.initCluster(ctx, c, certFile, keyFile)
-				return err
+		result, err := inCluster(cmd.Context(), a, s, need{key: true, id: true},
+			func(ctx context.Context, c *cluster) (initResult, error) {
+				return a.initCluster(ctx, c, certFile, keyFile)
 			})
 		if err != nil {
 			return err

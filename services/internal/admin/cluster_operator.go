@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -61,18 +60,12 @@ is changed while more than a third of the certificate's life is left.`,
 		r.ttl, r.renew = time.Duration(hours)*time.Hour, cmd.Flags().Changed("cert-ttl-hours")
 		if id != "" {
 			var err error
-			if r.id, err = ident.ParseID(id); err == nil && r.id.Prefix() != ident.OperatorPrefix {
-				err = fmt.Errorf("prefix %q, want %q", r.id.Prefix(), ident.OperatorPrefix)
-			}
-			if err != nil {
+			if r.id, err = parseOperatorID(id); err != nil {
 				return usagef("--operator-id: %w", err)
 			}
 		}
-		var result registered
-		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) (err error) {
-			result, err = a.register(ctx, c, r)
-			return err
-		})
+		result, err := inCluster(cmd.Context(), a, s, need{key: true},
+			func(ctx context.Context, c *cluster) (registered, error) { return a.register(ctx, c, r) })
 		if err != nil {
 			return err
 		}
@@ -168,7 +161,7 @@ func (a *app) operatorKey(r registration) (ed25519.PublicKey, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read public key: %w", err)
 		}
-		key, err := parsePublicKey(text)
+		key, err := authority.ParsePublicKeyPEM(text)
 		if err != nil {
 			return nil, withHint(fmt.Errorf("read public key %s: %w", r.publicKeyFile, err),
 				"openssl pkey -in identity.key -pubout writes one")
@@ -183,7 +176,7 @@ func (a *app) operatorKey(r registration) (ed25519.PublicKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read operator key: %w", err)
 	}
-	key, err := parsePrivateKey(text)
+	key, err := authority.ParsePrivateKey(text)
 	if err != nil {
 		return nil, fmt.Errorf("read operator key %s: %w", path, err)
 	}
@@ -196,12 +189,11 @@ func (a *app) makeOperatorKey(dir string) (ed25519.PublicKey, error) {
 		return nil, fmt.Errorf("make operator key: %w", err)
 	}
 	key := ed25519.NewKeyFromSeed(seed)
-	der, err := x509.MarshalPKCS8PrivateKey(key)
+	text, err := authority.EncodePrivateKey(key)
 	if err != nil {
 		return nil, fmt.Errorf("make operator key: %w", err)
 	}
-	return key.Public().(ed25519.PublicKey), write(dir, fleet.KeyFile,
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	return key.Public().(ed25519.PublicKey), write(dir, fleet.KeyFile, text)
 }
 
 func write(dir, name string, content []byte) error {
@@ -209,54 +201,6 @@ func write(dir, name string, content []byte) error {
 		return fmt.Errorf("write identity: %w", err)
 	}
 	return nil
-}
-
-// parsePublicKey parses one PEM block with an Ed25519 key in PKIX form.
-func parsePublicKey(text []byte) (ed25519.PublicKey, error) {
-	block, err := onePEM(text, "PUBLIC KEY")
-	if err != nil {
-		return nil, err
-	}
-	parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("not a PKIX public key: %w", err)
-	}
-	key, ok := parsed.(ed25519.PublicKey)
-	if !ok {
-		return nil, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
-	}
-	return key, nil
-}
-
-// parsePrivateKey parses one PEM block with an Ed25519 key in PKCS #8 form. Errors do not quote the key.
-func parsePrivateKey(text []byte) (ed25519.PrivateKey, error) {
-	block, err := onePEM(text, "PRIVATE KEY")
-	if err != nil {
-		return nil, err
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, errors.New("not a PKCS #8 private key")
-	}
-	key, ok := parsed.(ed25519.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
-	}
-	return key, nil
-}
-
-func onePEM(text []byte, kind string) (*pem.Block, error) {
-	text = bytes.TrimSpace(text)
-	block, rest := pem.Decode(text)
-	switch {
-	case block == nil || !bytes.HasPrefix(text, []byte("-----BEGIN ")):
-		return nil, errors.New("not PEM")
-	case block.Type != kind:
-		return nil, fmt.Errorf("its PEM block is not a %q", kind)
-	case len(block.Headers) > 0 || len(rest) > 0:
-		return nil, errors.New("want one PEM block without headers, and nothing else")
-	}
-	return block, nil
 }
 
 // findOperator returns the operator of a registration. It searches by ID if an ID is given, otherwise by key. The
@@ -307,15 +251,11 @@ func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
 	if err != nil || rec.Revision == 0 {
 		return time.Time{}, false
 	}
-	block, err := onePEM(text, "CERTIFICATE")
-	if err != nil {
-		return time.Time{}, false
-	}
-	leaf, err := x509.ParseCertificate(block.Bytes)
+	leaf, err := authority.ParseCertificate(text)
 	if err != nil || authority.Serial(leaf) != rec.Certificate.Serial {
 		return time.Time{}, false
 	}
-	return leaf.NotAfter.UTC(), a.Now().Before(fleet.Identity{Leaf: leaf}.RenewAt())
+	return leaf.NotAfter.UTC(), a.Now().Before(authority.RenewAt(leaf))
 }
 
 // recordOperator writes the record of a new certificate if the record has not changed since it was read.

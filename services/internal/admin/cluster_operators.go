@@ -102,17 +102,12 @@ needed. Removing it twice changes nothing. The encryption key is not needed.`,
 		if err := ident.ValidateTenantName(tenant); err != nil {
 			return usagef("--tenant: %w", err)
 		}
-		id, err := ident.ParseID(args[0])
-		if err == nil && id.Prefix() != ident.OperatorPrefix {
-			err = fmt.Errorf("prefix %q, want %q", id.Prefix(), ident.OperatorPrefix)
-		}
+		id, err := parseOperatorID(args[0])
 		if err != nil {
 			return usagef("operator ID: %w", err)
 		}
-		var at time.Time
-		err = a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) (err error) {
-			at, err = a.removeOperator(ctx, c.state, tenant, id)
-			return err
+		at, err := inCluster(cmd.Context(), a, s, need{}, func(ctx context.Context, c *cluster) (time.Time, error) {
+			return a.removeOperator(ctx, c.state, tenant, id)
 		})
 		if errors.Is(err, objstore.ErrNotFound) {
 			return withHint(err, "nstance-admin cluster operator list shows those that exist, and their tenants")
@@ -154,4 +149,12 @@ func (a *app) writer() (string, error) {
 		return "", fmt.Errorf("read random bytes: %w", err)
 	}
 	return "nstance-admin-" + hex.EncodeToString(random[:]), nil
+}
+
+func parseOperatorID(text string) (ident.ID, error) {
+	id, err := ident.ParseID(text)
+	if err == nil && id.Prefix() != ident.OperatorPrefix {
+		err = fmt.Errorf("prefix %q, want %q", id.Prefix(), ident.OperatorPrefix)
+	}
+	return id, err
 }

@@ -138,11 +138,8 @@ is given in base64 as "value_base64".`,
 		if err := secretName(cmd, args[0]); err != nil {
 			return err
 		}
-		var secret secretstore.Secret
-		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) (err error) {
-			secret, err = c.secrets.Get(ctx, args[0])
-			return err
-		})
+		secret, err := inCluster(cmd.Context(), a, s, need{key: true},
+			func(ctx context.Context, c *cluster) (secretstore.Secret, error) { return c.secrets.Get(ctx, args[0]) })
 		if errors.Is(err, secretstore.ErrNotFound) {
 			return withHint(err, "nstance-admin cluster secret list shows those that exist")
 		}

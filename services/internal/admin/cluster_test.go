@@ -834,10 +834,10 @@ func FuzzParsePublicKey(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if key, err := parsePublicKey(text); err == nil && len(key) != ed25519.PublicKeySize {
+		if key, err := authority.ParsePublicKeyPEM(text); err == nil && len(key) != ed25519.PublicKeySize {
 			t.Error(len(key))
 		}
-		if key, err := parsePrivateKey(text); err == nil && len(key) != ed25519.PrivateKeySize {
+		if key, err := authority.ParsePrivateKey(text); err == nil && len(key) != ed25519.PrivateKeySize {
 			t.Error(len(key))
 		}
 	})

@@ -32,14 +32,13 @@ bucket honours conditional writes. Changes nothing else.`,
 		"a key that opens what was sealed before, as env:VARIABLE or file:PATH; may be repeated")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var result verification
-		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) (err error) {
+		check := func(ctx context.Context, c *cluster) (verification, error) {
 			if err := objstore.Probe(ctx, c.bucket, probeKey()); err != nil {
-				return fmt.Errorf("check the bucket: %w", err)
+				return verification{}, fmt.Errorf("check the bucket: %w", err)
 			}
-			result, err = verify(ctx, c, a.Now())
-			return err
-		})
+			return verify(ctx, c, a.Now())
+		}
+		result, err := inCluster(cmd.Context(), a, s, need{key: true}, check)
 		if err != nil {
 			return err
 		}

@@ -35,14 +35,7 @@ func (a *app) configStatusCommand() *cobra.Command {
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.ConfigAnswer {
-			return f.ConfigStatus(ctx, shards)
-		})
-		if err != nil {
-			return err
-		}
-		err = a.show(*f, shardsOutput[fleet.ConfigAnswer]{answers}, func(w io.Writer) error {
+		table := func(w io.Writer, answers []fleet.ConfigAnswer) error {
 			var rows [][]cell
 			for _, answer := range answers {
 				if answer.Err == nil {
@@ -60,8 +53,8 @@ func (a *app) configStatusCommand() *cobra.Command {
 				writeProblems(w, answer.Shard, answer.Problems)
 			}
 			return nil
-		})
-		return errors.Join(err, outcome(answers))
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", (*fleet.Fleet).ConfigStatus, table)
 	}
 	return cmd
 }
@@ -93,21 +86,12 @@ invalid one changes nothing: its problems are shown and the exit status is 1.`,
 		Example: `  nstance-admin config refresh --all-shards`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answers, err := ask(cmd.Context(), a, s, "refreshing", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.RefreshAnswer {
-			return f.Refresh(ctx, shards)
-		})
-		if err != nil {
-			return err
-		}
-		return a.showRefresh(*f, answers)
-	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.refresh(cmd.Context(), s, *f) }
 	return cmd
 }
 
-func (a *app) showRefresh(f format, answers []fleet.RefreshAnswer) error {
-	err := a.show(f, shardsOutput[fleet.RefreshAnswer]{answers}, func(w io.Writer) error {
+func (a *app) refresh(ctx context.Context, s *scope, f format) error {
+	table := func(w io.Writer, answers []fleet.RefreshAnswer) error {
 		for _, answer := range answers {
 			switch {
 			case answer.Result == "invalid":
@@ -121,8 +105,8 @@ func (a *app) showRefresh(f format, answers []fleet.RefreshAnswer) error {
 			}
 		}
 		return nil
-	})
-	return errors.Join(err, outcome(answers))
+	}
+	return ask(ctx, a, s, f, "refreshing", (*fleet.Fleet).Refresh, table)
 }
 
 func (a *app) configValidateCommand() *cobra.Command {
@@ -253,14 +237,7 @@ With --refresh the shard's leader applies it immediately.`,
 		if err := a.push(cmd.Context(), &b, shard, body, wantETag); err != nil || !refresh {
 			return err
 		}
-		answers, err := ask(cmd.Context(), a, s, "refreshing", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.RefreshAnswer {
-			return f.Refresh(ctx, shards)
-		})
-		if err != nil {
-			return err
-		}
-		return a.showRefresh("table", answers)
+		return a.refresh(cmd.Context(), s, "table")
 	}
 	return cmd
 }

@@ -5,6 +5,8 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
 func FuzzParsePrivateKey(f *testing.F) {
@@ -20,11 +22,11 @@ func FuzzParsePrivateKey(f *testing.F) {
 	f.Add(append(good, good...))
 	f.Add([]byte("-----BEGIN PRIVATE KEY-----\nx: y\n\n-----END PRIVATE KEY-----\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		key, err := parsePrivateKey(text)
+		key, err := authority.ParsePrivateKey(text)
 		if err != nil {
 			return
 		}
-		if again, err := parsePrivateKey(encode(key)); err != nil || !again.Equal(key) {
+		if again, err := authority.ParsePrivateKey(encode(key)); err != nil || !again.Equal(key) {
 			t.Errorf("%q changes when written: %v", text, err)
 		}
 	})

@@ -10,20 +10,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
-
-var (
-	errNoServers     = errors.New("no shard's address is given")
-	errNoIdentityDir = errors.New("no identity directory is given")
-	errWhichShard    = errors.New("which shard?")
-)
-
-func errUnknownShard(shard string) error {
-	return fmt.Errorf("there is no address of shard %q in --servers", shard)
-}
 
 func list(names []string) string { return strings.Join(names, ", ") }
 
@@ -50,14 +42,7 @@ func (a *app) groupListCommand() *cobra.Command {
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.GroupsAnswer {
-			return f.Groups(ctx, shards)
-		})
-		if err != nil {
-			return err
-		}
-		err = a.show(*f, shardsOutput[fleet.GroupsAnswer]{answers}, func(w io.Writer) error {
+		table := func(w io.Writer, answers []fleet.GroupsAnswer) error {
 			var rows [][]cell
 			for _, answer := range answers {
 				for _, g := range answer.Groups {
@@ -69,8 +54,8 @@ func (a *app) groupListCommand() *cobra.Command {
 			}
 			return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE",
 				"TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
-		})
-		return errors.Join(err, outcome(answers))
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", (*fleet.Fleet).Groups, table)
 	}
 	return cmd
 }
@@ -126,17 +111,13 @@ func (a *app) groupStatusCommand() *cobra.Command {
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.GroupsAnswer {
-			if len(args) > 0 {
+		call := (*fleet.Fleet).Groups
+		if len(args) > 0 {
+			call = func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupsAnswer {
 				return f.Group(ctx, shards, args[0])
 			}
-			return f.Groups(ctx, shards)
-		})
-		if err != nil {
-			return err
 		}
-		err = a.show(*f, shardsOutput[fleet.GroupsAnswer]{answers}, func(w io.Writer) error {
+		table := func(w io.Writer, answers []fleet.GroupsAnswer) error {
 			first := true
 			for _, answer := range answers {
 				for _, g := range answer.Groups {
@@ -153,8 +134,8 @@ func (a *app) groupStatusCommand() *cobra.Command {
 				return a.none(fleet.Failed(answers), "There are no groups.")
 			}
 			return nil
-		})
-		return errors.Join(err, outcome(answers))
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", call, table)
 	}
 	return cmd
 }
@@ -198,32 +179,27 @@ follows.`,
 		if err := ident.ValidateName(args[0]); err != nil {
 			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
 		}
-		answers, err := ask(cmd.Context(), a, s, "scaling in", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.GroupAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
 			return f.Scale(ctx, shards, args[0], uint32(size))
-		})
-		if err != nil {
-			return err
 		}
-		return a.showGroups(*f, answers, func(answer fleet.GroupAnswer) string {
+		return ask(cmd.Context(), a, s, *f, "scaling in", call, groupLines(func(answer fleet.GroupAnswer) string {
 			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, answer.Group.Name,
 				*answer.PreviousSize, answer.Group.Size, answer.Group.ActualSize)
-		})
+		}))
 	}
 	return cmd
 }
 
 // showGroups prints the results of a change of groups, one line per shard.
-func (a *app) showGroups(f format, answers []fleet.GroupAnswer, line func(fleet.GroupAnswer) string) error {
-	err := a.show(f, shardsOutput[fleet.GroupAnswer]{answers}, func(w io.Writer) error {
+func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.GroupAnswer) error {
+	return func(w io.Writer, answers []fleet.GroupAnswer) error {
 		for _, answer := range answers {
 			if answer.Err == nil {
 				fmt.Fprintln(w, printable(line(answer)))
 			}
 		}
 		return nil
-	})
-	return errors.Join(err, outcome(answers))
+	}
 }
 
 func (a *app) groupCreateCommand() *cobra.Command {
@@ -234,12 +210,12 @@ given is the template's.`,
 		Example: `  nstance-admin group create batch --template worker --size 3 --shard us-west-2a
   nstance-admin group create batch --template worker --size 3 --vars queue=high,debug=1 --vars region=west`,
 	}
-	var spec fleet.GroupSpec
+	var spec nstancev1.UpsertGroupRequest
 	var drain time.Duration
-	var surge uint32
+	var size, surge uint32
 	flags := cmd.Flags()
 	flags.StringVar(&spec.Template, "template", "", "template of the shard's configuration (required)")
-	flags.Uint32Var(&spec.Size, "size", 1, "how many instances there should be")
+	flags.Uint32Var(&size, "size", 1, "how many instances there should be")
 	flags.StringVar(&spec.InstanceType, "instance-type", "", "the provider's instance type")
 	flags.StringSliceVar(&spec.InstanceTypes, "instance-types", nil, "fallbacks for when the provider has no capacity")
 	flags.StringVar(&spec.SubnetPool, "subnet-pool", "", "pool that the subnets come from")
@@ -252,29 +228,25 @@ given is the template's.`,
 		"above this count or share (40%) of unhealthy instances none is replaced")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		spec.Name = args[0]
-		if err := ident.ValidateName(spec.Name); err != nil {
+		spec.Group, spec.Size, spec.SetVars = args[0], &size, len(spec.GetVars()) > 0
+		if err := ident.ValidateName(args[0]); err != nil {
 			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
 		}
-		if spec.Template == "" {
+		if spec.GetTemplate() == "" {
 			return &usageError{err: errors.New("--template is missing"), command: cmd.CommandPath()}
 		}
 		if flags.Changed("drain-timeout") {
-			spec.DrainTimeout = &drain
+			spec.DrainTimeout = durationpb.New(drain)
 		}
 		if flags.Changed("max-surge") {
 			spec.MaxSurge = &surge
 		}
-		answers, err := ask(cmd.Context(), a, s, "creating in", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.GroupAnswer {
-			return f.CreateGroup(ctx, shards, spec)
-		})
-		if err != nil {
-			return err
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
+			return f.CreateGroup(ctx, shards, &spec)
 		}
-		return a.showGroups(*f, answers, func(answer fleet.GroupAnswer) string {
+		return ask(cmd.Context(), a, s, *f, "creating in", call, groupLines(func(answer fleet.GroupAnswer) string {
 			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Group.Name, answer.Group.Size)
-		})
+		}))
 	}
 	return cmd
 }
@@ -294,19 +266,15 @@ itself goes by removing it from the configuration.`,
 		if err := ident.ValidateName(name); err != nil {
 			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
 		}
-		answers, err := ask(cmd.Context(), a, s, "deleting in", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.GroupAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
 			return f.DeleteGroup(ctx, shards, name)
-		})
-		if err != nil {
-			return err
 		}
-		return a.showGroups(*f, answers, func(answer fleet.GroupAnswer) string {
+		return ask(cmd.Context(), a, s, *f, "deleting in", call, groupLines(func(answer fleet.GroupAnswer) string {
 			if answer.Restored {
 				return fmt.Sprintf("%s: group %s has the values of the configuration again", answer.Shard, name)
 			}
 			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, name)
-		})
+		}))
 	}
 	return cmd
 }

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -32,14 +31,10 @@ func (a *app) instanceListCommand() *cobra.Command {
 	cmd.Flags().StringVar(&group, "group", "", "only instances of this group")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.InstancesAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstancesAnswer {
 			return f.Instances(ctx, shards, group)
-		})
-		if err != nil {
-			return err
 		}
-		err = a.show(*f, shardsOutput[fleet.InstancesAnswer]{answers}, func(w io.Writer) error {
+		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.InstancesAnswer) error {
 			var rows [][]cell
 			for _, answer := range answers {
 				for _, i := range answer.Instances {
@@ -52,7 +47,6 @@ func (a *app) instanceListCommand() *cobra.Command {
 			return writeTable(w, a.style.out, []string{"SHARD", "INSTANCE", "GROUP", "STATE", "HEALTH", "AGE", "TYPE",
 				"ADDRESS", "PROVIDER ID", "NOTE"}, rows)
 		})
-		return errors.Join(err, outcome(answers))
 	}
 	return cmd
 }
@@ -106,16 +100,13 @@ func (a *app) instanceShowCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.InstanceAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
 			return fleet.Elsewhere(f.Instance(ctx, shards, id))
-		})
-		if err != nil {
-			return err
 		}
-		return a.showInstances(*f, answers, func(w io.Writer, answer fleet.InstanceAnswer) error {
-			return writeFacts(w, a.style.out, a.instanceFacts(answer.Shard, *answer.Instance))
-		})
+		return ask(cmd.Context(), a, s, *f, "asking", call,
+			eachInstance(func(w io.Writer, shard string, i fleet.Instance) error {
+				return writeFacts(w, a.style.out, a.instanceFacts(shard, i))
+			}))
 	}
 	return cmd
 }
@@ -131,20 +122,19 @@ func instanceID(cmd *cobra.Command, text string) (ident.ID, error) {
 	return id, nil
 }
 
-func (a *app) showInstances(f format, answers []fleet.InstanceAnswer, each func(io.Writer,
-	fleet.InstanceAnswer) error) error {
-	err := a.show(f, shardsOutput[fleet.InstanceAnswer]{answers}, func(w io.Writer) error {
+func eachInstance(write func(w io.Writer, shard string, i fleet.Instance) error) func(io.Writer,
+	[]fleet.InstanceAnswer) error {
+	return func(w io.Writer, answers []fleet.InstanceAnswer) error {
 		for _, answer := range answers {
 			if answer.Err != nil {
 				continue
 			}
-			if err := each(w, answer); err != nil {
+			if err := write(w, answer.Shard, *answer.Instance); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
-	return errors.Join(err, outcome(answers))
+	}
 }
 
 func (a *app) instanceFacts(shard string, i fleet.Instance) []fact {
@@ -208,18 +198,10 @@ A repeated call with the same --instance-id never makes a second one.`,
 				return err
 			}
 		}
-		answers, err := ask(cmd.Context(), a, s, "creating in", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.InstanceAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
 			return f.CreateInstance(ctx, shards, args[0], id, instanceType, vars)
-		})
-		if err != nil {
-			return err
 		}
-		return a.showInstances(*f, answers, func(w io.Writer, answer fleet.InstanceAnswer) error {
-			_, err := fmt.Fprintf(w, "%s: instance %s is %s\n", answer.Shard, printable(answer.Instance.ID),
-				printable(answer.Instance.State))
-			return err
-		})
+		return ask(cmd.Context(), a, s, *f, "creating in", call, eachInstance(writeState))
 	}
 	return cmd
 }
@@ -241,22 +223,20 @@ The answer comes when it is certain to happen, not when it has happened.`,
 		if err != nil {
 			return err
 		}
-		answers, err := ask(cmd.Context(), a, s, "deleting in", func(ctx context.Context, f *fleet.Fleet,
-			shards []string) []fleet.InstanceAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
 			return fleet.Elsewhere(f.DeleteInstance(ctx, shards, id, reason))
-		})
-		if err != nil {
-			return err
 		}
-		return a.showInstances(*f, answers, func(w io.Writer, answer fleet.InstanceAnswer) error {
-			until := ""
-			if at := answer.Instance.DeleteDeadline; !at.IsZero() {
-				until = ", drained until " + stamp(at) + " at the latest"
-			}
-			_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", answer.Shard, printable(answer.Instance.ID),
-				printable(answer.Instance.State), until)
-			return err
-		})
+		return ask(cmd.Context(), a, s, *f, "deleting in", call, eachInstance(writeState))
 	}
 	return cmd
+}
+
+// writeState writes the state of an instance after a change.
+func writeState(w io.Writer, shard string, i fleet.Instance) error {
+	until := ""
+	if !i.DeleteDeadline.IsZero() {
+		until = ", drained until " + stamp(i.DeleteDeadline) + " at the latest"
+	}
+	_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", shard, printable(i.ID), printable(i.State), until)
+	return err
 }

@@ -3,6 +3,9 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"strconv"
 	"time"
 
@@ -53,15 +56,17 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	case err != nil:
 		return nil, &usageError{err: err, hint: "--servers us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993"}
 	case len(servers.Shards()) == 0:
-		return nil, &usageError{err: errNoServers, hint: "give them with --servers shard=host:port,… or in " +
-			envServers}
+		return nil, &usageError{err: errors.New("no shard's address is given"),
+			hint: "give them with --servers shard=host:port,… or in " +
+				envServers}
 	case s.timeout <= 0:
 		return nil, usagef("--timeout %s is not more than zero", s.timeout)
 	}
 	dir := cmp.Or(s.identityDir, a.Getenv(envIdentity))
 	if dir == "" {
-		return nil, &usageError{err: errNoIdentityDir, hint: "give it with --identity-dir or in " + envIdentity +
-			"; nstance-admin cluster register-operator makes one"}
+		return nil, &usageError{err: errors.New("no identity directory is given"),
+			hint: "give it with --identity-dir or in " + envIdentity +
+				"; nstance-admin cluster register-operator makes one"}
 	}
 	f := fleet.New(fleet.Options{Servers: servers, IdentityDir: dir, Timeout: s.timeout, Now: a.Now, Rand: a.Rand})
 	identity, err := f.Identity()
@@ -86,32 +91,38 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	case shard == "" && len(known) == 1:
 		return known, nil
 	case shard == "":
-		return nil, &usageError{err: errWhichShard, hint: "name one with --shard or " + envShard +
+		return nil, &usageError{err: errors.New("which shard?"), hint: "name one with --shard or " + envShard +
 			", or take --all-shards; there are: " + list(known)}
 	case !f.Has(shard):
-		return nil, &usageError{err: errUnknownShard(shard), hint: "there are: " + list(known)}
+		return nil, &usageError{err: fmt.Errorf("there is no address of shard %q in --servers", shard),
+			hint: "there are: " + list(known)}
 	}
 	return []string{shard}, nil
 }
 
-// ask runs a call against the selected shards and shows what it waits for.
-func ask[T any](ctx context.Context, a *app, s *scope, what string, call func(ctx context.Context, f *fleet.Fleet,
-	shards []string) []T) ([]T, error) {
+// ask calls the selected shards, shows what it waits for, and then shows the answers, with table as the human-readable
+// form. It returns an error if a shard failed.
+func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output format, what string,
+	call func(*fleet.Fleet, context.Context, []string) []T, table func(io.Writer, []T) error) error {
 	f, err := a.fleet(s)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer f.Close()
 	shards, err := a.shards(s, f)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var answers []T
-	err = a.during(what+" "+whom(shards), func() error {
-		answers = call(ctx, f, shards)
+	_ = a.during(what+" "+whom(shards), func() error {
+		answers = call(f, ctx, shards)
 		return nil
 	})
-	return answers, err
+	err = a.show(output, shardsOutput[T]{answers}, func(w io.Writer) error { return table(w, answers) })
+	if failed := fleet.Failed[T, P](answers); len(failed) > 0 {
+		err = errors.Join(err, &shardsError{failed, len(answers)})
+	}
+	return err
 }
 
 func whom(shards []string) string {
@@ -119,15 +130,6 @@ func whom(shards []string) string {
 		return "shard " + shards[0]
 	}
 	return strconv.Itoa(len(shards)) + " shards"
-}
-
-// outcome returns the error of a command from the answers of its shards.
-func outcome[T any, P fleet.Answer[T]](answers []T) error {
-	failed := fleet.Failed[T, P](answers)
-	if len(failed) == 0 {
-		return nil
-	}
-	return &shardsError{failed, len(answers)}
 }
 
 // shardsOutput is the JSON and YAML output of every shard command.

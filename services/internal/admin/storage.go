@@ -157,6 +157,16 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 	})
 }
 
+// inCluster is withCluster for a function with a result.
+func inCluster[T any](ctx context.Context, a *app, s *secretFlags, needs need,
+	do func(ctx context.Context, c *cluster) (T, error)) (result T, err error) {
+	err = a.withCluster(ctx, s, needs, func(ctx context.Context, c *cluster) (err error) {
+		result, err = do(ctx, c)
+		return err
+	})
+	return result, err
+}
+
 // ring reads the encryption keys. If none is needed, a source without keys is not an error.
 func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, error) {
 	if !needed {

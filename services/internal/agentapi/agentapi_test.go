@@ -367,7 +367,7 @@ func TestAgentActsOnlyForItsInstance(t *testing.T) {
 			wants(t, rpc, err, codes.PermissionDenied, "instance_id: is not the one")
 		}
 	}
-	if _, reported := w.State.LastReport(other.id); reported {
+	if view, _ := w.State.Instance(other.id); !view.Plan.LastReport.IsZero() {
 		t.Error("the report of another instance was accepted")
 	}
 }
@@ -428,16 +428,16 @@ func TestReports(t *testing.T) {
 		Notice:   true, NoticeDeadline: deadline,
 		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: -1, TransmitRate: -1,
 			ConntrackEntries: 7, ConntrackMax: -1}}
-	got, _ := w.State.LastReport(c.id)
-	if diff := cmp.Diff(want, got); diff != "" {
+	got, _ := w.State.Instance(c.id)
+	if diff := cmp.Diff(want, got.Report); diff != "" {
 		t.Error(diff)
 	}
 	// Unchanged states are kept, and a stop is reported.
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})
-	if got, _ = w.State.LastReport(c.id); len(got.Files) != 1 || got.Stopping != plan.PowerOff {
-		t.Errorf("%+v", got)
+	if got, _ = w.State.Instance(c.id); len(got.Report.Files) != 1 || got.Report.Stopping != plan.PowerOff {
+		t.Errorf("%+v", got.Report)
 	}
 	// The end of the stream is answered after every report before it was processed.
 	if _, err := r.CloseAndRecv(); err != nil {
@@ -503,7 +503,7 @@ func TestBadReports(t *testing.T) {
 			t.Fatal(err)
 		}
 		wants(t, message, stream.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.InvalidArgument, message)
-		if _, taken := w.State.LastReport(c.id); taken {
+		if view, _ := w.State.Instance(c.id); !view.Plan.LastReport.IsZero() {
 			t.Errorf("%s: the report was taken", message)
 		}
 	}
@@ -916,8 +916,8 @@ func TestRenewExpiredCertificate(t *testing.T) {
 	w.Delete(t, deleting.id, false)
 	w.Clock.Advance(authority.AgentTTL + 24*time.Hour)
 	w.State.Answered(stopped.id, infra.VM{ProviderID: "vm-" + stopped.id.String(), State: infra.Stopped}, w.Clock.Now())
-	fresh := shardstate.New(shardstate.Options{Cluster: w.Name, Shard: "a", Term: w.Term(), Now: w.Clock.Now,
-		Wake: func() {}, Log: w.Log})
+	fresh := shardstate.New(shardstate.Options{Term: w.Term(), Now: w.Clock.Now,
+		Wake: func() {}})
 	w.State.PutRecord(w.Stored(t, unknown.id), "")
 
 	if err := running.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); status.Code(

@@ -62,7 +62,7 @@ func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstanc
 	if broken != nil || ctx.Err() != nil || c.leader.Context.Err() != nil {
 		return broken
 	}
-	fault := shardstate.ErrorKey{Kind: "storage", Tenant: c.group.Tenant, Group: c.group.Group, Instance: a.id}
+	fault := shardstate.GroupError(plan.AlertStorage, c.group, a.id)
 	if err == nil {
 		c.leader.State.ResolveError(fault)
 		return nil
@@ -124,9 +124,8 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	}
 	state.FilesSent(a.id, group.RuntimeHash)
 	if !nothing {
-		state.Publish(shardstate.InstanceEvent{Type: shardstate.EventFilesPushed, Tenant: view.Record.Tenant,
-			Group: view.Record.Group, Instance: a.id,
-			Reason: fmt.Sprintf("%d of %d files", len(result.Files), len(result.Names))})
+		state.Publish(shardstate.NewEvent(shardstate.EventFilesPushed, &view.Record,
+			fmt.Sprintf("%d of %d files", len(result.Files), len(result.Names))))
 	}
 	return nil, nil
 }

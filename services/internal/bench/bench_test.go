@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"testing"
@@ -21,7 +22,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/memory"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
@@ -163,6 +163,9 @@ func (s *stack) config(b testing.TB, instances int) []byte {
 	return text
 }
 
+// gcPercent is GOGC in nstance-server.service.
+const gcPercent = 50
+
 func (s *stack) start() {
 	if s.alone {
 		s.daemon = startDaemon(s.b, s.counted, s.provider, s.ports[0])
@@ -171,7 +174,7 @@ func (s *stack) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stop, s.stopped = cancel, make(chan error, 1)
 	dir := s.b.TempDir()
-	go memory.Keep(ctx) // as nstance-server does
+	debug.SetGCPercent(gcPercent)
 	go func() {
 		s.stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: s.ports[0],

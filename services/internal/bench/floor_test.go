@@ -11,6 +11,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"runtime/debug"
 	"sync"
 	"testing"
 	"time"
@@ -21,7 +22,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/memory"
 )
 
 // BenchmarkFloor measures what remains of "paced" reports (BenchmarkReports) without a server. It sends 1,000 messages
@@ -84,7 +84,7 @@ func runFloor(in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer listener.Close()
-	go memory.Keep(context.Background())
+	debug.SetGCPercent(gcPercent)
 	switch kind {
 	case "grpc":
 		const window = 64<<10 - 1 // the values of package transport

@@ -25,7 +25,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/memory"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
@@ -111,7 +110,7 @@ func runServer(in io.Reader, out io.Writer) error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
-	go memory.Keep(ctx) // as nstance-server does
+	debug.SetGCPercent(gcPercent)
 	go func() {
 		stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: at.Dir, HealthAddr: at.Health,

@@ -11,16 +11,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-func (x *Executor) balance(ctx context.Context, action plan.Action) error {
-	return x.eachBalancer(ctx, action.Instance, true)
+func (x *Executor) balance(ctx context.Context, _ config.GroupKey, action plan.Action) error {
+	return x.setBalanced(ctx, action.Instance, true)
 }
 
-// unbalance removes an instance from every load balancer of its group.
-func (x *Executor) unbalance(ctx context.Context, id ident.ID) error {
-	return x.eachBalancer(ctx, id, false)
-}
-
-func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error {
+// setBalanced registers an instance with every load balancer of its group, or removes it from them if in is false.
+func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error {
 	rec, _, ok := x.State.Record(id)
 	if !ok {
 		return nil
@@ -49,7 +45,7 @@ func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error
 	}
 	var errs []error
 	for _, name := range group.LoadBalancers {
-		if err := x.permit(ctx); err != nil {
+		if err := x.Permit(ctx); err != nil {
 			return err
 		}
 		if err := call(ctx, name, vm); err != nil && (in || !errors.Is(err, infra.NotFound)) {

@@ -37,8 +37,8 @@ func (x *Executor) Collect(ctx context.Context, action plan.Action) bool {
 
 // confirmOrphan reads the record of a VM directly, because the State may not have seen the record yet.
 func (x *Executor) confirmOrphan(ctx context.Context, action plan.Action) error {
-	vm, ok := x.State.Stray(action.ProviderID)
-	if !ok || !x.State.BeginStray(action.ProviderID) {
+	vm, ok := x.State.BeginStray(action.ProviderID)
+	if !ok {
 		return nil
 	}
 	at := x.Env.Now()
@@ -63,8 +63,8 @@ func (x *Executor) confirmOrphan(ctx context.Context, action plan.Action) error 
 
 // terminateStray terminates a VM that has no live record. It writes a tombstone first: that is the durable intent.
 func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error {
-	vm, ok := x.State.Stray(action.ProviderID)
-	if !ok || !x.State.BeginStray(action.ProviderID) {
+	vm, ok := x.State.BeginStray(action.ProviderID)
+	if !ok {
 		return nil
 	}
 	gone := false
@@ -87,10 +87,7 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 		}
 		x.State.PutRecord(rec, token)
 	}
-	if err := x.Authority.Confirm(ctx); err != nil {
-		return fmt.Errorf("confirm leadership: %w", err)
-	}
-	if err := x.permit(ctx); err != nil {
+	if err := x.confirm(ctx); err != nil {
 		return err
 	}
 	x.Log.Info("terminating a stray VM", "instance", id.String(), "reason", action.Reason)
@@ -120,7 +117,7 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	} else {
 		next.State, next.DeletedAt, next.DeleteReason = record.Deleted, asked.UTC(), "reserved, never used"
 	}
-	if err := x.permit(ctx); err != nil {
+	if err := x.Permit(ctx); err != nil {
 		return err
 	}
 	x.stamp(&next)
@@ -152,7 +149,7 @@ func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action
 	if err != nil && !errors.Is(err, infra.NotFound) {
 		return err
 	}
-	_, err = x.update(ctx, action.Instance, func(rec *record.Instance) {
+	_, err = x.Update(ctx, action.Instance, func(rec *record.Instance) {
 		switch {
 		case rec.State != record.Reserved:
 		case found:
@@ -189,7 +186,7 @@ func (x *Executor) removeTombstone(ctx context.Context, action plan.Action) erro
 	if !ok {
 		return nil
 	}
-	if err := x.permit(ctx); err != nil {
+	if err := x.Permit(ctx); err != nil {
 		return err
 	}
 	if err := x.Store.DeleteInstance(ctx, rec.Tenant, rec.ID); err != nil {

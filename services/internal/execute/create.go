@@ -1,6 +1,7 @@
 package execute
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,7 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	places, refused := x.placements(group, group.InstanceType)
 	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, refused: expectAgain,
 		begun: x.Env.Now()})
-	backoffKey := shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: key.Tenant, Group: key.Group}
+	backoffKey := shardstate.GroupError(plan.AlertProvider, key, ident.ID{})
 	switch {
 	case err == nil:
 		x.State.ResolveError(backoffKey)
@@ -68,9 +69,7 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 // leader's context, because the client may disconnect during the call.
 func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string,
 	vars map[string]string) error {
-	if instanceType == "" {
-		instanceType = group.InstanceType
-	}
+	instanceType = cmp.Or(instanceType, group.InstanceType)
 	places, refused := x.placements(group, instanceType)
 	if len(places) == 0 {
 		return noCapacity(refused)
@@ -181,9 +180,9 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	vm, err := x.requestVM(ctx, request)
 	// The event is published after the call, so that publishing does not delay the call. Its time is the start of the
 	// call.
-	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreating, Tenant: rec.Tenant, Group: rec.Group,
-		Instance: rec.ID, At: entered,
-		Reason: o.action.Reason, Replaces: o.action.Replaces})
+	event := shardstate.NewEvent(shardstate.EventCreating, &rec, o.action.Reason)
+	event.At, event.Replaces = entered, o.action.Replaces
+	x.State.Publish(event)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err() // the next leader resolves the result
@@ -199,15 +198,14 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	}
 	x.State.Answered(rec.ID, vm, entered)
 	err = x.insist(ctx, func() error {
-		_, err := x.update(ctx, rec.ID, func(r *record.Instance) { created(r, rec, vm) })
+		_, err := x.Update(ctx, rec.ID, func(r *record.Instance) { created(r, rec, vm) })
 		return err
 	})
 	x.State.End(rec.ID, err)
 	if err != nil {
 		return fmt.Errorf("record %s: %w", rec.ID, err)
 	}
-	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreated, Tenant: rec.Tenant, Group: rec.Group,
-		Instance: rec.ID})
+	x.State.Publish(shardstate.NewEvent(shardstate.EventCreated, &rec, ""))
 	return nil
 }
 
@@ -220,15 +218,8 @@ func created(r *record.Instance, want record.Instance, vm infra.VM) {
 	r.InstanceType, r.SubnetID, r.Image, r.InfraHash, r.CreatedAt = want.InstanceType, want.SubnetID, want.Image,
 		want.InfraHash, want.CreatedAt
 	r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
-	if r.IPv4 == "" {
-		r.IPv4 = address(vm.IPv4)
-	}
-	if r.IPv6 == "" {
-		r.IPv6 = address(vm.IPv6)
-	}
-	if r.Hostname == "" {
-		r.Hostname = vm.Hostname
-	}
+	r.IPv4, r.IPv6 = cmp.Or(r.IPv4, address(vm.IPv4)), cmp.Or(r.IPv6, address(vm.IPv6))
+	r.Hostname = cmp.Or(r.Hostname, vm.Hostname)
 }
 
 // address returns an address in canonical form, or "" if s is not an address. Records accept canonical addresses only.
@@ -240,8 +231,8 @@ func address(s string) string {
 	return addr.Unmap().WithZone("").String()
 }
 
-// requestVM calls the provider until the answer is definite. It repeats the identical request after an indeterminate answer
-// and after throttling.
+// requestVM calls the provider until the answer is definite. It repeats the identical request after an indeterminate
+// answer and after throttling.
 //
 // A conflict means that an earlier call used this ID. A refusal after an indeterminate answer says nothing about the
 // calls before it. In both cases ask looks the VM up by its tag. If the VM is not found but its agent has registered,
@@ -292,13 +283,13 @@ func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest) (
 // looks up the result of the calls.
 var errWithdrawn = errors.New("deleted while it was being created")
 
-// recordTombstoneRefused makes the ID of a definitely refused create unusable with a tombstone. If its agent registers before the
-// tombstone is durable, a call succeeded late and there is a VM. The instance then stays.
+// recordTombstoneRefused makes the ID of a definitely refused create unusable with a tombstone. If its agent registers
+// before the tombstone is durable, a call succeeded late and there is a VM. The instance then stays.
 func (x *Executor) recordTombstoneRefused(ctx context.Context, id ident.ID, why error) {
 	x.Env.Go("record a tombstone for a refused reservation", func() {
 		now := x.Env.Now()
 		err := x.insist(ctx, func() error {
-			rec, err := x.update(ctx, id, func(r *record.Instance) {
+			rec, err := x.Update(ctx, id, func(r *record.Instance) {
 				if r.State != record.Registered {
 					r.State, r.DeletedAt, r.DeleteReason = record.Deleted, now, "refused: "+string(infra.ClassOf(why))
 				}
@@ -406,8 +397,8 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	})
 }
 
-// QuerySubnetCapacity asks the provider which subnets are full, so that later creates do not wait for the answer. If the
-// provider has no such call or does not answer, no subnet counts as full.
+// QuerySubnetCapacity asks the provider which subnets are full, so that later creates do not wait for the answer. If
+// the provider has no such call or does not answer, no subnet counts as full.
 func (x *Executor) QuerySubnetCapacity(ctx context.Context) {
 	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
 	subnets := x.State.Subnets()

@@ -8,6 +8,7 @@
 package execute
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,64 +110,44 @@ var ErrNoAuthority = errors.New("no authority left to act")
 
 // Do performs one action of a group's plan and reports its result to the State. It blocks until the action ends.
 func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Action) {
-	var err error
-	switch action.Kind {
-	case plan.Create:
+	if action.Kind == plan.Create {
 		x.create(ctx, group, action)
 		return
-	case plan.Mark:
-		err = x.mark(ctx, group, action)
-	case plan.Drain:
-		err = x.drain(ctx, action)
-	case plan.Terminate:
-		err = x.terminate(ctx, action)
-	case plan.Forget:
-		err = x.forget(ctx, action)
-	case plan.Register:
-		err = x.balance(ctx, action)
-	case plan.PushFiles:
-		err = x.Files.Push(ctx, action.Instance)
-	case plan.Settle:
-		err = x.settleUsed(ctx, group, action)
-	default:
-		err = fmt.Errorf("action %q is not one of a group's", action.Kind)
+	}
+	err := fmt.Errorf("action %q is not one of a group's", action.Kind)
+	if known, ok := groupActions[action.Kind]; ok {
+		err = known.apply(x, ctx, group, action)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrGone) && !errors.Is(err, errNotYet) {
 		x.Log.Warn("action failed", "action", string(action.Kind), "tenant", group.Tenant, "group", group.Group,
 			"instance", action.Instance.String(), "error", err)
 		if _, _, ok := x.State.Record(action.Instance); ok {
-			x.State.RaiseError(shardstate.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group,
-				Instance: action.Instance},
+			x.State.RaiseError(shardstate.GroupError(faultKind(err), group, action.Instance),
 				fmt.Sprintf("%s: %v", action.Kind, err))
 		}
 	} else if err == nil {
-		x.State.ResolveError(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: group.Tenant, Group: group.Group,
-			Instance: action.Instance})
-		x.State.ResolveError(shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: group.Tenant, Group: group.Group,
-			Instance: action.Instance})
+		x.State.ResolveError(shardstate.GroupError(plan.AlertProvider, group, action.Instance))
+		x.State.ResolveError(shardstate.GroupError(plan.AlertStorage, group, action.Instance))
 	}
 	x.State.End(action.Instance, err)
 }
 
-// Work returns the work that an instance is busy with during an action.
-func Work(kind plan.Kind) plan.Work {
-	switch kind {
-	case plan.Mark:
-		return plan.MarkingDeleting
-	case plan.Drain:
-		return plan.Draining
-	case plan.Terminate:
-		return plan.Terminating
-	case plan.Forget:
-		return plan.Forgetting
-	case plan.Register, plan.PushFiles:
-		return plan.Maintaining
-	case plan.Settle:
-		return plan.Creating
-	default:
-		return plan.Idle
-	}
+// groupActions are the actions of a group's plan except Create, with the work that they keep an instance busy with.
+var groupActions = map[plan.Kind]struct {
+	work  plan.Work
+	apply func(*Executor, context.Context, config.GroupKey, plan.Action) error
+}{
+	plan.Mark:      {plan.MarkingDeleting, (*Executor).mark},
+	plan.Drain:     {plan.Draining, (*Executor).drain},
+	plan.Terminate: {plan.Terminating, (*Executor).terminate},
+	plan.Forget:    {plan.Forgetting, (*Executor).forget},
+	plan.Register:  {plan.Maintaining, (*Executor).balance},
+	plan.PushFiles: {plan.Maintaining, (*Executor).pushFiles},
+	plan.Settle:    {plan.Creating, (*Executor).settleUsed},
 }
+
+// Work returns the work that an instance is busy with during an action.
+func Work(kind plan.Kind) plan.Work { return groupActions[kind].work }
 
 func faultKind(err error) plan.AlertKind {
 	var providerError *infra.Error
@@ -177,9 +158,7 @@ func faultKind(err error) plan.AlertKind {
 }
 
 // Permit checks that the leader may start a provider call.
-func (x *Executor) Permit(ctx context.Context) error { return x.permit(ctx) }
-
-func (x *Executor) permit(ctx context.Context) error {
+func (x *Executor) Permit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -189,10 +168,18 @@ func (x *Executor) permit(ctx context.Context) error {
 	return nil
 }
 
+// confirm proves that the leader still leads, and checks that it may start a provider call.
+func (x *Executor) confirm(ctx context.Context) error {
+	if err := x.Authority.Confirm(ctx); err != nil {
+		return fmt.Errorf("confirm leadership: %w", err)
+	}
+	return x.Permit(ctx)
+}
+
 // await waits until the leader may start a provider call. It fails with ctx's error.
 func (x *Executor) await(ctx context.Context) error {
 	for {
-		err := x.permit(ctx)
+		err := x.Permit(ctx)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
@@ -210,7 +197,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	deletion := plan.Deletion{Reason: action.Reason, Cause: action.Cause, Deadline: action.Deadline}
 	marked := false
 	var planned uint64
-	rec, err := x.update(ctx, action.Instance, func(rec *record.Instance) {
+	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {
 		if planned == 0 {
 			planned = rec.Revision
 		}
@@ -222,29 +209,29 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	if deletion.CountsAsFailedCreation() {
 		x.State.CreateFailed(group, action.Reason)
 	}
-	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
-		Group: rec.Group, Instance: rec.ID,
-		Reason: rec.DeleteReason, Deadline: rec.DeleteDeadline})
+	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
+	event.Deadline = rec.DeleteDeadline
+	x.State.Publish(event)
 	return nil
 }
 
 // drain removes the instance from its load balancers and announces that its node must be drained. A load balancer that
 // does not answer does not prevent the drain, because terminate asks it again.
-func (x *Executor) drain(ctx context.Context, action plan.Action) error {
+func (x *Executor) drain(ctx context.Context, _ config.GroupKey, action plan.Action) error {
 	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
 		return ErrGone
 	}
-	err := x.unbalance(ctx, action.Instance)
-	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
-		Group: rec.Group, Instance: rec.ID,
-		Reason: rec.DeleteReason, Deadline: action.Deadline, Drain: true})
+	err := x.setBalanced(ctx, action.Instance, false)
+	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
+	event.Deadline, event.Drain = action.Deadline, true
+	x.State.Publish(event)
 	x.State.Announced(action.Instance)
 	return err
 }
 
 // terminate asks the provider to delete a VM that has a durable deletion.
-func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
+func (x *Executor) terminate(ctx context.Context, _ config.GroupKey, action plan.Action) error {
 	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
 		return ErrGone
@@ -252,19 +239,14 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 	if rec.State != record.Deleting {
 		return fmt.Errorf("terminate %s: its deletion is not recorded", action.Instance)
 	}
-	if err := x.unbalance(ctx, action.Instance); err != nil {
+	if err := x.setBalanced(ctx, action.Instance, false); err != nil {
 		x.Log.Warn("instance stays in a load balancer", "instance", action.Instance.String(), "error", err)
 	}
-	if err := x.Authority.Confirm(ctx); err != nil {
-		return fmt.Errorf("confirm leadership: %w", err)
-	}
-	if err := x.permit(ctx); err != nil {
+	if err := x.confirm(ctx); err != nil {
 		return err
 	}
-	providerID := rec.ProviderID
-	if vm, _ := x.State.VM(action.Instance); providerID == "" {
-		providerID = vm.ProviderID
-	}
+	vm, _ := x.State.VM(action.Instance)
+	providerID := cmp.Or(rec.ProviderID, vm.ProviderID)
 	if providerID == "" {
 		asked := x.Env.Now()
 		vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
@@ -289,16 +271,16 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 // forget replaces the record of an instance with a tombstone, once its VM is known to be gone. It first removes the
 // instance from its load balancers, because nothing does so after that. Throttling and an indeterminate answer from a
 // load balancer stop forget. Other errors do not.
-func (x *Executor) forget(ctx context.Context, action plan.Action) error {
+func (x *Executor) forget(ctx context.Context, _ config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
-	switch err := x.unbalance(ctx, action.Instance); infra.ClassOf(err) {
+	switch err := x.setBalanced(ctx, action.Instance, false); infra.ClassOf(err) {
 	case "":
 	case infra.Throttled, infra.Indeterminate:
 		return err
 	default:
 		x.Log.Warn("instance stays in a load balancer", "instance", action.Instance.String(), "error", err)
 	}
-	rec, err := x.update(ctx, action.Instance, func(rec *record.Instance) {
+	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {
 		if rec.State == record.Deleted {
 			return
 		}
@@ -310,16 +292,19 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	if err != nil {
 		return err
 	}
-	x.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventDeleted, Tenant: rec.Tenant, Group: rec.Group,
-		Instance: rec.ID, Reason: rec.DeleteReason})
+	x.State.Publish(shardstate.NewEvent(shardstate.EventDeleted, &rec, rec.DeleteReason))
 	return nil
+}
+
+func (x *Executor) pushFiles(ctx context.Context, _ config.GroupKey, action plan.Action) error {
+	return x.Files.Push(ctx, action.Instance)
 }
 
 // ForgetGroup drops a deleted group that has no instances. A dynamic group is also removed from the bucket.
 func (x *Executor) ForgetGroup(ctx context.Context, key config.GroupKey) {
 	if err := x.Groups.Forget(ctx, key); err != nil {
 		if ctx.Err() == nil {
-			x.State.RaiseError(shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: key.Tenant, Group: key.Group},
+			x.State.RaiseError(shardstate.GroupError(plan.AlertStorage, key, ident.ID{}),
 				fmt.Sprintf("forget group: %v", err))
 		}
 		return

@@ -120,7 +120,7 @@ func newBench(t *testing.T) *bench {
 			}
 			return mock.Outcome{}
 		}})
-	state := shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: term, Now: time.Now,
+	state := shardstate.New(shardstate.Options{Term: term, Now: time.Now,
 		Wake: func() {}, Events: b})
 	b.Executor = &execute.Executor{State: state, Store: b.state, Provider: b.provider, Authority: b, Renderer: b,
 		Files: b, Groups: b, Env: env,

@@ -26,10 +26,6 @@ var errNotYet = errors.New("not yet")
 // Update fails with *clusterstate.SupersededError if a leader of a higher term wrote the record, which also ends this
 // leader's authority. It fails with ErrGone for an instance that the State does not hold.
 func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error) {
-	return x.update(ctx, id, change)
-}
-
-func (x *Executor) update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return record.Instance{}, err

@@ -33,9 +33,6 @@ const (
 // Error implements error, so that a Class can be the target of errors.Is.
 func (c Class) Error() string { return string(c) }
 
-// Definite reports whether an error of this class proves that the call had no effect.
-func (c Class) Definite() bool { return c != Indeterminate }
-
 // Error is a provider's error with its class. Op names the attempted operation, for example "create knc06…".
 type Error struct {
 	Class Class

@@ -53,9 +53,6 @@ func TestErrorIs(t *testing.T) {
 	if want := "reconcile: get x: not found: boom"; err.Error() != want {
 		t.Errorf("text %q, want %q", err, want)
 	}
-	if infra.Indeterminate.Definite() || !infra.Capacity.Definite() {
-		t.Error("Definite is wrong")
-	}
 }
 
 func TestRequestIsRedacted(t *testing.T) {

@@ -57,12 +57,11 @@ type Leader struct {
 
 // NewLeader returns a leader for the authority's term. It starts nothing.
 func NewLeader(p Parts) *Leader {
-	state := shardstate.New(shardstate.Options{Cluster: p.Owner.Cluster, Shard: p.Owner.Shard, Term: p.Authority.Term(),
-		Now: p.Env.Now, Wake: p.Wake,
-		Events: p.Events, Log: p.Log})
+	state := shardstate.New(shardstate.Options{Term: p.Authority.Term(), Now: p.Env.Now, Wake: p.Wake,
+		Events: p.Events})
 	executor := &execute.Executor{State: state, Store: p.Records, Provider: p.Provider, Authority: p.Authority,
-		Renderer: p.Renderer, Files: p.Files,
-		Groups: p.Groups, Env: p.Env, Log: p.Log, Owner: p.Owner, Incarnation: p.Incarnation}
+		Renderer: p.Renderer, Files: p.Files, Groups: p.Groups, Env: p.Env, Log: p.Log, Owner: p.Owner,
+		Incarnation: p.Incarnation}
 	listKey := shardstate.ErrorKey{Kind: plan.AlertProvider}
 	asker := &shardstate.Asker{State: state, Provider: p.Provider, Owner: p.Owner, Env: p.Env,
 		Failed: func(err error) { state.RaiseError(listKey, fmt.Sprintf("ask the provider: %v", err)) },

@@ -43,11 +43,7 @@ type Loop struct {
 
 	// Creates have a limit separate from other actions, so that other actions cannot block them. A group that got fewer
 	// slots than it wanted is planned again when slots become free.
-	slotsMu  sync.Mutex
-	creates  int
-	held     map[config.GroupKey]struct{} // groups that maxCreates limited
-	others   int
-	deferred map[config.GroupKey]struct{} // groups that maxOthers limited
+	creates, others slots
 }
 
 // healthFresh is the maximum age of the shard's health when an event leads to planning.
@@ -58,8 +54,12 @@ const (
 	// Thousands of creates at the same time would keep the bucket and the CPU busy for longer than a lock renewal may
 	// take. The leader would lose the lock, and the next leader would start with as many creates.
 	maxCreates = 128
+	// resumeCreates is the number of running creates at which waiting groups are planned again. An eighth of the slots
+	// is free then, because planning for every single slot would be too often.
+	resumeCreates = maxCreates * 7 / 8
 	// maxOthers is the maximum number of concurrent actions other than creates.
-	maxOthers = 64
+	maxOthers    = 64
+	resumeOthers = maxOthers - 1
 )
 
 // Pass plans every dirty group and every group with a due schedule, and starts the planned actions. It returns the time
@@ -130,7 +130,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, l.nextCreate
 		}
 	}
-	free := l.freeCreates()
+	free := maxCreates - l.creates.inUse()
 	if snapshot.CreateBudget < 0 || free < snapshot.CreateBudget {
 		snapshot.CreateBudget = free
 	}
@@ -150,7 +150,11 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 		l.nextCreate = snapshot.Now.Add(every)
 		l.State.ExpectCreates(key, creates)
 	}
-	l.beginCreates(key, creates, creates == free)
+	var waiting []config.GroupKey
+	if creates == free {
+		waiting = append(waiting, key)
+	}
+	l.use(&l.creates, creates, resumeCreates, waiting...) // slots may have become free since they were counted
 	for _, action := range decision.Actions {
 		l.start(ctx, key, action)
 	}
@@ -173,7 +177,7 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 	case plan.Create:
 		l.count(action.Kind)
 		l.Env.Go("create", func() {
-			defer l.endCreate()
+			defer l.use(&l.creates, -1, resumeCreates)
 			l.Executor.Do(ctx, key, action)
 		})
 	case plan.Ask:
@@ -183,24 +187,23 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 	case plan.ForgetGroup:
 		l.Env.Go("forget group", func() { l.Executor.ForgetGroup(ctx, key) })
 	case plan.RaiseError:
-		l.State.RaiseError(shardstate.ErrorKey{Kind: action.Alert, Tenant: key.Tenant, Group: key.Group,
-			Instance: action.Instance}, action.Reason)
+		l.State.RaiseError(shardstate.GroupError(action.Alert, key, action.Instance), action.Reason)
 	case plan.ResolveError:
-		l.State.ResolveError(shardstate.ErrorKey{Kind: action.Alert, Tenant: key.Tenant, Group: key.Group,
-			Instance: action.Instance})
+		l.State.ResolveError(shardstate.GroupError(action.Alert, key, action.Instance))
 	default:
-		if !l.acquire(key) {
+		if l.others.inUse() >= maxOthers {
+			l.use(&l.others, 0, resumeOthers, key)
 			return
 		}
 		if !l.State.Plan(action, execute.Work(action.Kind)) {
-			l.release()
 			return
 		}
+		l.use(&l.others, 1, resumeOthers)
 		l.count(action.Kind)
 		l.Log.Info("acting", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
 			"instance", action.Instance.String(), "reason", action.Reason)
 		l.Env.Go(string(action.Kind), func() {
-			defer l.release()
+			defer l.use(&l.others, -1, resumeOthers)
 			l.Executor.Do(ctx, key, action)
 		})
 	}
@@ -212,70 +215,36 @@ func (l *Loop) count(kind plan.Kind) {
 	}
 }
 
-// freeCreates returns the number of creates that may start now.
-func (l *Loop) freeCreates() int {
-	l.slotsMu.Lock()
-	defer l.slotsMu.Unlock()
-	return maxCreates - l.creates
+// slots counts the running actions of one kind, and keeps the groups that got fewer slots than they wanted.
+type slots struct {
+	mu      sync.Mutex
+	used    int
+	waiting map[config.GroupKey]struct{}
 }
 
-// beginCreates takes the slots for n creates of a group. used means that no slot is left, so the group may have to be
-// planned again.
-func (l *Loop) beginCreates(key config.GroupKey, n int, used bool) {
-	l.slotsMu.Lock()
-	l.creates += n
-	if used {
-		if l.held == nil {
-			l.held = map[config.GroupKey]struct{}{}
-		}
-		l.held[key] = struct{}{}
+func (s *slots) inUse() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used
+}
+
+// use takes n slots, or returns them if n is negative, and lets groups wait for slots. Once at most resume slots are in
+// use, it marks all waiting groups as dirty.
+func (l *Loop) use(s *slots, n, resume int, waiting ...config.GroupKey) {
+	s.mu.Lock()
+	s.used += n
+	if s.waiting == nil {
+		s.waiting = map[config.GroupKey]struct{}{}
 	}
-	l.releaseHeld() // slots may have become free since they were counted
-}
-
-// endCreate frees the slot of one create.
-func (l *Loop) endCreate() {
-	l.slotsMu.Lock()
-	l.creates--
-	l.releaseHeld()
-}
-
-// releaseHeld marks the groups that maxCreates limited as dirty once an eighth of the slots is free. It does not do so
-// for every single slot. It releases slotsMu.
-func (l *Loop) releaseHeld() {
-	var held map[config.GroupKey]struct{}
-	if l.creates <= maxCreates*7/8 {
-		held, l.held = l.held, nil
+	for _, key := range waiting {
+		s.waiting[key] = struct{}{}
 	}
-	l.slotsMu.Unlock()
-	for key := range held {
-		l.State.TouchGroup(key)
+	var ready map[config.GroupKey]struct{}
+	if s.used <= resume {
+		ready, s.waiting = s.waiting, nil
 	}
-}
-
-// acquire takes a slot for an action other than a create. If none is free, it returns false, and the group is planned
-// again when a slot becomes free.
-func (l *Loop) acquire(key config.GroupKey) bool {
-	l.slotsMu.Lock()
-	defer l.slotsMu.Unlock()
-	if l.others >= maxOthers {
-		if l.deferred == nil {
-			l.deferred = map[config.GroupKey]struct{}{}
-		}
-		l.deferred[key] = struct{}{}
-		return false
-	}
-	l.others++
-	return true
-}
-
-func (l *Loop) release() {
-	l.slotsMu.Lock()
-	l.others--
-	waiting := l.deferred
-	l.deferred = nil
-	l.slotsMu.Unlock()
-	for key := range waiting {
+	s.mu.Unlock()
+	for key := range ready {
 		l.State.TouchGroup(key)
 	}
 }

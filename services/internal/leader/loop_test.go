@@ -23,7 +23,7 @@ import (
 // TestCreateRateLimit checks that create_rate_limit spaces creates over all groups.
 func TestCreateRateLimit(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	state := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+	state := shardstate.New(shardstate.Options{Term: 1, Now: func() time.Time {
 		return now
 	}, Wake: func() {}})
 	groups := map[config.GroupKey]config.Group{}
@@ -61,7 +61,9 @@ func TestCreateRateLimit(t *testing.T) {
 		now = now.Add(every / 2)
 	}
 	every = 0
-	state.TouchAll()
+	for key := range groups {
+		state.TouchGroup(key)
+	}
 	loop.Pass(context.Background())
 	if started != 4 {
 		t.Errorf("without a limit %d creates were started, want 4", started)
@@ -110,7 +112,7 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	const instances, interval = 20, time.Minute
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "a"}
-	state := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+	state := shardstate.New(shardstate.Options{Term: 1, Now: func() time.Time {
 		return now
 	}, Wake: func() {}})
 	state.Configure((&config.Shard{}).WithDefaults(),

@@ -81,9 +81,9 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 	if err != nil || !marked {
 		return err
 	}
-	l.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
-		Group: rec.Group, Instance: id, Reason: reason,
-		Deadline: now.Add(drain)})
+	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, reason)
+	event.Deadline = now.Add(drain)
+	l.State.Publish(event)
 	return nil
 }
 

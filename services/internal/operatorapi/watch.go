@@ -17,6 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 	"github.com/nstance-kit/nstance/services/internal/watch"
 )
 
@@ -62,7 +63,7 @@ func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context
 
 // readmit checks periodically that the client of a stream is still admitted, and calls refuse if it is not.
 func (c *call) readmit(ctx context.Context, refuse context.CancelCauseFunc) {
-	for pause(ctx, c.service.recheck) == nil {
+	for tasks.Sleep(ctx, c.service.recheck) == nil {
 		if err := c.admit(); status.Code(err) == codes.PermissionDenied {
 			refuse(err)
 		}
@@ -236,7 +237,7 @@ func (w *groupWatch) next(ctx context.Context) (*nstancev1.WatchGroupsResponse, 
 
 // wait waits for changes or for the next resync, and renders the groups concerned.
 func (w *groupWatch) wait(ctx context.Context) error {
-	if err := pause(ctx, time.Until(w.notBefore)); err != nil {
+	if err := tasks.Sleep(ctx, time.Until(w.notBefore)); err != nil {
 		return err
 	}
 	again := w.looked.Add(w.service.resync)
@@ -262,20 +263,6 @@ func (w *groupWatch) wait(ctx context.Context) error {
 	}
 	w.notBefore = time.Now().Add(w.service.pace)
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // renderGroups renders all of the tenant's groups.

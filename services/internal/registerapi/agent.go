@@ -140,8 +140,7 @@ func (c *call) agent(at address) (certificate, error) {
 		return certificate{}, c.failed("instance record", err)
 	}
 	if !spent {
-		c.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
-			Group: rec.Group, Instance: id})
+		c.leader.State.Publish(shardstate.NewEvent(shardstate.EventRegistered, &rec, ""))
 	}
 	return cert, nil
 }

@@ -1,6 +1,7 @@
 package shardstate
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -134,8 +135,8 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	}
 	inst.report = report
 	next, effect := plan.ApplyReport(inst.plan, plan.Report{Healthy: report.Healthy, RuntimeHash: report.RuntimeHash,
-		FilesFailed: anyFailed(report.Files), Notice: report.Notice, NoticeDeadline: report.NoticeDeadline,
-		Stopping: report.Stopping}, now)
+		FilesFailed: slices.ContainsFunc(report.Files, func(f FileState) bool { return f.Error != "" }),
+		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping}, now)
 	inst.plan = next
 	events := w.reportEvents(inst, effect)
 	changed := effect.Changed
@@ -155,39 +156,15 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 
 // reportEvents returns the events that follow from a report. Call with mu held.
 func (w *State) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
-	if effect.Recovered {
-		events = append(events, w.event(inst, EventHealthy, ""))
-	}
-	if effect.Failed {
-		events = append(events, w.event(inst, EventUnhealthy, inst.report.Message))
-	}
-	if effect.Noticed {
-		events = append(events, w.event(inst, EventNotice, "termination notice"))
-	}
-	if effect.PowersOff {
-		events = append(events, w.event(inst, EventNotice, "powering off"))
-	}
-	if effect.Restarts {
-		events = append(events, w.event(inst, EventNotice, "restarting"))
-	}
-	return events
-}
-
-func anyFailed(files []FileState) bool {
-	for i := range files {
-		if files[i].Error != "" {
-			return true
+	add := func(follows bool, typ InstanceEventType, reason string) {
+		if follows {
+			events = append(events, w.event(inst, typ, reason))
 		}
 	}
-	return false
-}
-
-// LastReport returns the last report of an instance's agent. It returns false if there is none.
-func (w *State) LastReport(id ident.ID) (Report, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if inst := w.instances[id]; inst != nil && !inst.plan.LastReport.IsZero() {
-		return inst.report, true
-	}
-	return Report{}, false
+	add(effect.Recovered, EventHealthy, "")
+	add(effect.Failed, EventUnhealthy, inst.report.Message)
+	add(effect.Noticed, EventNotice, "termination notice")
+	add(effect.PowersOff, EventNotice, "powering off")
+	add(effect.Restarts, EventNotice, "restarting")
+	return events
 }

@@ -38,7 +38,7 @@ func newAsking(t *testing.T) *asking {
 		Script: func(_ context.Context, call mock.Call) mock.Outcome {
 			return a.script(call)
 		}})
-	a.state = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 1, Now: time.Now,
+	a.state = shardstate.New(shardstate.Options{Term: 1, Now: time.Now,
 		Wake: func() {}})
 	a.state.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: {GroupKey: workers,
 		Kind: "wrk", Size: 1}})

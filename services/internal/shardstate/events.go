@@ -7,6 +7,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
@@ -48,12 +49,22 @@ type InstanceEvent struct {
 	Drain    bool
 }
 
+// NewEvent returns an event about the instance of a record.
+func NewEvent(typ InstanceEventType, rec *record.Instance, reason string) InstanceEvent {
+	return InstanceEvent{Type: typ, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, Reason: reason}
+}
+
 // ErrorKey identifies a standing error. A new error with the same key replaces it, and Resolve ends it.
 type ErrorKey struct {
 	Kind     plan.AlertKind
 	Tenant   string
 	Group    string
 	Instance ident.ID
+}
+
+// GroupError returns the key of an error about a group, or about one of its instances if id is not zero.
+func GroupError(kind plan.AlertKind, group config.GroupKey, id ident.ID) ErrorKey {
+	return ErrorKey{Kind: kind, Tenant: group.Tenant, Group: group.Group, Instance: id}
 }
 
 // ErrorEvent is a fault that a person should see.
@@ -70,8 +81,8 @@ func (noEvents) Instance(InstanceEvent) {}
 func (noEvents) Group(config.GroupKey)  {}
 func (noEvents) Error(ErrorEvent)       {}
 
-// RaiseError publishes a standing error. Raising the same message again publishes nothing. An error about an instance or a
-// group ends when that instance or group ends. The caller makes sure that the instance or group still exists.
+// RaiseError publishes a standing error. Raising the same message again publishes nothing. An error about an instance
+// or a group ends when that instance or group ends. The caller makes sure that the instance or group still exists.
 func (w *State) RaiseError(key ErrorKey, message string) {
 	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
 	w.mu.Lock()
@@ -109,6 +120,12 @@ func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	}
 	slices.SortFunc(over, func(a, b ErrorEvent) int { return cmp.Compare(a.Kind, b.Kind) })
 	return over
+}
+
+func (w *State) publishResolved(over []ErrorEvent) {
+	for _, event := range over {
+		w.opts.Events.Error(event)
+	}
 }
 
 // Standing returns the current errors of one tenant and those of the shard as a whole, in no order.

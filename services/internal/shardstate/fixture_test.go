@@ -40,7 +40,7 @@ func (p *picture) Error(e shardstate.ErrorEvent)       { p.errors = append(p.err
 // newPicture returns a State with two groups, nothing of which is dirty.
 func newPicture(t *testing.T) *picture {
 	p := &picture{now: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)}
-	p.State = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 7,
+	p.State = shardstate.New(shardstate.Options{Term: 7,
 		Now: func() time.Time {
 			return p.now
 		},
@@ -158,4 +158,15 @@ func (p *picture) wantEvents(t *testing.T, what string, want ...shardstate.Insta
 			t.Errorf("%s: told %v, want %v", what, got, want)
 		}
 	}
+}
+
+// beginStray begins work on a stray. It returns false if the stray is unknown or busy.
+func (p *picture) beginStray(providerID string) bool {
+	_, ok := p.BeginStray(providerID)
+	return ok
+}
+
+func (p *picture) lastReport(id ident.ID) shardstate.Report {
+	view, _ := p.State.Instance(id)
+	return view.Report
 }

@@ -32,11 +32,7 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 	case w.tombstoned(rec.ID):
 	default:
 		if inst == nil {
-			inst = &instance{}
-			w.instances[rec.ID] = inst
-			inst.group = w.groupOf(&rec)
-			inst.plan.ID = rec.ID
-			inst.group.insert(inst)
+			inst = w.addInstance(&rec)
 		}
 		inst.record, inst.token = rec, token
 		inst.plan = plan.ApplyRecord(inst.plan, &rec, w.opts.Now())
@@ -46,9 +42,7 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 		w.touch(inst.group)
 	}
 	w.mu.Unlock()
-	for _, event := range over {
-		w.opts.Events.Error(event)
-	}
+	w.publishResolved(over)
 	w.opts.Wake()
 }
 
@@ -72,11 +66,16 @@ func (w *State) tombstoned(id ident.ID) bool {
 	return ok
 }
 
-func (g *group) insert(inst *instance) {
-	at, _ := slices.BinarySearchFunc(g.instances, inst.plan.ID, func(have *instance, id ident.ID) int {
+// addInstance adds an instance to the group of its record. Call with mu held.
+func (w *State) addInstance(rec *record.Instance) *instance {
+	g := w.groupOf(rec)
+	inst := &instance{group: g, plan: plan.Instance{ID: rec.ID}}
+	at, _ := slices.BinarySearchFunc(g.instances, rec.ID, func(have *instance, id ident.ID) int {
 		return have.plan.ID.Compare(id)
 	})
 	g.instances = slices.Insert(g.instances, at, inst)
+	w.instances[rec.ID] = inst
+	return inst
 }
 
 // drop removes an instance from its group. It returns the resolving events of the instance's errors, for the caller to

@@ -1,6 +1,7 @@
 package shardstate
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -33,7 +34,7 @@ func (w *State) Listed(vms []infra.VM, asked time.Time) {
 			if vm.State != infra.Deleted {
 				s := w.strays[vm.ProviderID]
 				if s == nil {
-					s = &stray{since: asked}
+					s = &stray{}
 				}
 				s.vm = vm
 				strays[vm.ProviderID] = s
@@ -98,7 +99,7 @@ func (w *State) applyDescription(events []InstanceEvent, inst *instance, vm infr
 		return events
 	}
 	inst.vm = vm
-	return w.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, State: providerState(vm.State),
+	return w.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, State: providerStates[vm.State],
 		ProviderID: vm.ProviderID, LaunchedAt: vm.LaunchedAt}, "provider says "+string(vm.State))
 }
 
@@ -118,8 +119,9 @@ func (w *State) applyAnswer(events []InstanceEvent, inst *instance, answer plan.
 }
 
 func (w *State) event(inst *instance, typ InstanceEventType, reason string) InstanceEvent {
-	return InstanceEvent{Type: typ, Tenant: inst.record.Tenant, Group: inst.record.Group, Instance: inst.plan.ID,
-		At: w.opts.Now(), Reason: reason}
+	event := NewEvent(typ, &inst.record, reason)
+	event.At = w.opts.Now()
+	return event
 }
 
 func (w *State) emit(events []InstanceEvent) {
@@ -129,22 +131,12 @@ func (w *State) emit(events []InstanceEvent) {
 	}
 }
 
-// providerState maps a VM's state to the planner's state. A state that is not listed here becomes unknown.
-func providerState(state infra.State) plan.ProviderState {
-	switch state {
-	case infra.Pending:
-		return plan.ProviderPending
-	case infra.Running:
-		return plan.ProviderRunning
-	case infra.Stopping, infra.Deleting:
-		return plan.ProviderGoing
-	case infra.Stopped, infra.Failed:
-		return plan.ProviderStopped
-	case infra.Deleted:
-		return plan.ProviderGone
-	default:
-		return plan.ProviderUnknown
-	}
+// providerStates maps a VM's state to the planner's state. A state that is not listed here is unknown.
+var providerStates = map[infra.State]plan.ProviderState{
+	infra.Pending: plan.ProviderPending, infra.Running: plan.ProviderRunning,
+	infra.Stopping: plan.ProviderGoing, infra.Deleting: plan.ProviderGoing,
+	infra.Stopped: plan.ProviderStopped, infra.Failed: plan.ProviderStopped,
+	infra.Deleted: plan.ProviderGone,
 }
 
 // ReadMissing records a direct read of a stray's record key that found nothing.
@@ -152,38 +144,26 @@ func (w *State) ReadMissing(providerID string, at time.Time) {
 	w.changeStray(providerID, func(s *stray) { s.reads, s.busy = append(s.reads, at), false })
 }
 
-// BeginStray marks work on a stray as started. It returns false if the stray is unknown or busy.
-func (w *State) BeginStray(providerID string) bool {
+// BeginStray marks work on a stray as started and returns its VM. It returns false if the stray is unknown or busy.
+func (w *State) BeginStray(providerID string) (infra.VM, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.strays[providerID]
 	if s == nil || s.busy {
-		return false
+		return infra.VM{}, false
 	}
 	s.busy = true
-	return true
+	return s.vm, true
 }
 
 // EndStray marks the end of work on a stray. If gone is true, it removes the stray.
 func (w *State) EndStray(providerID string, gone bool) {
-	w.mu.Lock()
-	if s := w.strays[providerID]; s != nil {
+	w.changeStray(providerID, func(s *stray) {
 		s.busy = false
 		if gone {
 			delete(w.strays, providerID)
 		}
-	}
-	w.mu.Unlock()
-}
-
-// Stray returns a VM that has the shard's tags but no record.
-func (w *State) Stray(providerID string) (infra.VM, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s := w.strays[providerID]; s != nil {
-		return s.vm, true
-	}
-	return infra.VM{}, false
+	})
 }
 
 // Orphans returns the strays with an instance ID that have no live record, no tombstone and no reservation.
@@ -248,10 +228,7 @@ func (w *State) VM(id ident.ID) (infra.VM, bool) {
 
 // sortedStrays returns the strays in the order of their provider IDs. Call with mu held.
 func (w *State) sortedStrays() []*stray {
-	out := make([]*stray, 0, len(w.strays))
-	for _, s := range w.strays {
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b *stray) int { return strings.Compare(a.vm.ProviderID, b.vm.ProviderID) })
-	return out
+	return slices.SortedFunc(maps.Values(w.strays), func(a, b *stray) int {
+		return strings.Compare(a.vm.ProviderID, b.vm.ProviderID)
+	})
 }

@@ -67,7 +67,7 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 	stranger := p.vm(p.newID(t), infra.Running)
 	p.Listed([]infra.VM{stranger}, late.Add(2*time.Second))
 	p.Listed(nil, late)
-	if _, ok := p.Stray(stranger.ProviderID); !ok {
+	if !p.beginStray(stranger.ProviderID) {
 		t.Error("an older list dropped a stray")
 	}
 }
@@ -155,7 +155,7 @@ func TestStrays(t *testing.T) {
 
 	// Only one task works on a stray at a time, and the reads of its record stay from list to list.
 	of := "vm-" + orphan.String()
-	if !p.BeginStray(of) || p.BeginStray(of) || p.BeginStray("vm-nobody") {
+	if !p.beginStray(of) || p.beginStray(of) || p.beginStray("vm-nobody") {
 		t.Error("work on a stray is not one at a time")
 	}
 	p.ReadMissing(of, p.now)
@@ -164,13 +164,13 @@ func TestStrays(t *testing.T) {
 	if len(s.Strays) != 1 || len(s.Strays[0].Reads) != 1 || s.Strays[0].Busy {
 		t.Errorf("strays %+v", s.Strays)
 	}
-	p.BeginStray(of)
+	p.beginStray(of)
 	p.EndStray(of, false)
-	if !p.BeginStray(of) {
+	if !p.beginStray(of) {
 		t.Error("work on a stray did not end")
 	}
 	p.EndStray(of, true)
-	if _, ok := p.Stray(of); ok {
+	if p.beginStray(of) {
 		t.Error("a stray that is gone is there")
 	}
 	p.ReadMissing(of, p.now)

@@ -1,6 +1,7 @@
 package shardstate
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -82,14 +83,7 @@ func (w *State) Pools() []Pool {
 		}
 	}
 	slices.SortFunc(pools, func(a, b Pool) int {
-		switch {
-		case a == b:
-			return 0
-		case a.Tenant < b.Tenant || a.Tenant == b.Tenant && a.Kind < b.Kind:
-			return -1
-		default:
-			return 1
-		}
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Kind, b.Kind))
 	})
 	return pools
 }
@@ -132,21 +126,8 @@ func (w *State) Leftover(id ident.ID) (Reservation, bool) {
 // next conditional write.
 func (w *State) Use(rec record.Instance, token objstore.Token) {
 	w.mu.Lock()
-	inst := &instance{record: rec, token: token}
-	inst.plan.ID, inst.plan.Work = rec.ID, plan.Creating
-	inst.group = w.groupOf(&rec)
+	inst := w.addInstance(&rec)
+	inst.record, inst.token, inst.plan.Work = rec, token, plan.Creating
 	inst.plan = plan.ApplyRecord(inst.plan, &rec, w.opts.Now())
-	w.instances[rec.ID] = inst
-	inst.group.insert(inst)
 	w.mu.Unlock()
-}
-
-// Discard drops an instance that never had a VM: the provider definitely refused to create it.
-func (w *State) Discard(id ident.ID) {
-	w.mu.Lock()
-	if inst := w.instances[id]; inst != nil {
-		w.drop(inst)
-	}
-	w.mu.Unlock()
-	w.opts.Wake()
 }

@@ -15,7 +15,7 @@ import (
 func TestReservationsOfATerminatingShard(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	woken := 0
-	state := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+	state := shardstate.New(shardstate.Options{Term: 1, Now: func() time.Time {
 		return now
 	}, Wake: func() { woken++ }})
 	key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "g"}

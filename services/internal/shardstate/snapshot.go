@@ -1,6 +1,7 @@
 package shardstate
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -23,7 +24,7 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		instances = append(instances, inst.plan)
 	}
 	raised := func(kind plan.AlertKind) bool {
-		_, ok := w.standing[ErrorKey{Kind: kind, Tenant: key.Tenant, Group: key.Group}]
+		_, ok := w.standing[GroupError(kind, key, ident.ID{})]
 		return ok
 	}
 	return plan.Snapshot{
@@ -71,31 +72,18 @@ func (w *State) ShardSnapshot() plan.ShardSnapshot {
 	}
 	for _, stray := range w.sortedStrays() {
 		id := stray.vm.Tags.Instance
-		inst := w.instances[id]
-		_, dead := w.tombstones[id]
 		s.Strays = append(s.Strays, plan.Stray{ProviderID: stray.vm.ProviderID, Instance: id,
-			State:      providerState(stray.vm.State),
-			LaunchedAt: stray.vm.LaunchedAt, Tombstone: dead, Claimed: inst != nil, Reads: stray.reads,
-			Busy:      stray.busy,
-			Confirmed: stray.confirmed})
+			State: providerStates[stray.vm.State], LaunchedAt: stray.vm.LaunchedAt, Tombstone: w.tombstoned(id),
+			Claimed: w.instances[id] != nil, Reads: stray.reads, Busy: stray.busy, Confirmed: stray.confirmed})
 	}
-	for _, id := range sortedIDs(w.leftovers) {
+	for _, id := range slices.SortedFunc(maps.Keys(w.leftovers), ident.ID.Compare) {
 		s.Leftovers = append(s.Leftovers, plan.Leftover{Instance: id, Busy: w.collecting[id]})
 	}
-	for _, id := range sortedIDs(w.tombstones) {
+	for _, id := range slices.SortedFunc(maps.Keys(w.tombstones), ident.ID.Compare) {
 		s.Tombstones = append(s.Tombstones, plan.Tombstone{Instance: id, DeletedAt: w.tombstones[id].record.DeletedAt,
 			Busy: w.collecting[id], Unused: w.tombstones[id].record.Group == ""})
 	}
 	return s
-}
-
-func sortedIDs[V any](m map[ident.ID]V) []ident.ID {
-	ids := make([]ident.ID, 0, len(m))
-	for id := range m {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, ident.ID.Compare)
-	return ids
 }
 
 // BeginCollect marks a garbage collection action for an instance ID as started. It returns false if one is already

@@ -6,7 +6,7 @@
 package shardstate
 
 import (
-	"log/slog"
+	"cmp"
 	"maps"
 	"slices"
 	"sync"
@@ -22,14 +22,12 @@ import (
 
 // Options configures a State.
 type Options struct {
-	Cluster, Shard string
-	Term           uint64
-	Now            func() time.Time
+	Term uint64
+	Now  func() time.Time
 	// Wake is called without any lock held, whenever there may be something to plan. It must not block.
 	Wake func()
 	// Events receives the shard's events. If it is nil, they are dropped.
 	Events Events
-	Log    *slog.Logger
 }
 
 // State is the leader's view of its shard. All methods are safe for concurrent use and do not block.
@@ -69,7 +67,6 @@ type group struct {
 	pending   int         // creates that have no ID yet
 	backoff   plan.Backoff
 	blocked   string
-	forgotten bool
 }
 
 // instance is one instance of a group: the last known record, the last information from the provider and the agent, and
@@ -91,7 +88,6 @@ type tombstone struct {
 
 type stray struct {
 	vm    infra.VM
-	since time.Time
 	reads []time.Time // times of direct reads of the record's key that found nothing
 	busy  bool
 	// confirmed is true if a person allowed the termination although there are many orphans.
@@ -179,16 +175,14 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 				inst.plan.InLoadBalancers = false
 			}
 		}
-		have.Group, have.forgotten = g, false
+		have.Group = g
 	}
 	return over
 }
 
 // publishGroups publishes the resolved errors and the changed groups, and wakes the planner.
 func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
-	for _, event := range over {
-		w.opts.Events.Error(event)
-	}
+	w.publishResolved(over)
 	for _, key := range slices.SortedFunc(slices.Values(changed), compareKeys) {
 		w.opts.Events.Group(key)
 	}
@@ -212,19 +206,7 @@ func SettingsOf(shard *config.Shard) plan.Settings {
 }
 
 func compareKeys(a, b config.GroupKey) int {
-	if a.Tenant != b.Tenant {
-		if a.Tenant < b.Tenant {
-			return -1
-		}
-		return 1
-	}
-	if a.Group < b.Group {
-		return -1
-	}
-	if a.Group > b.Group {
-		return 1
-	}
-	return 0
+	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Group, b.Group))
 }
 
 // groupOf returns the group of a record. It creates a deleted group for an instance with an unknown group. Call with mu
@@ -245,21 +227,7 @@ func (w *State) touch(g *group) { w.dirty[g.GroupKey] = struct{}{} }
 
 // TouchGroup marks one group as dirty and wakes the planner.
 func (w *State) TouchGroup(key config.GroupKey) {
-	w.mu.Lock()
-	if _, ok := w.groups[key]; ok {
-		w.dirty[key] = struct{}{}
-	}
-	w.mu.Unlock()
-	w.opts.Wake()
-}
-
-// TouchAll marks every group as dirty and wakes the planner.
-func (w *State) TouchAll() {
-	w.mu.Lock()
-	for key := range w.groups {
-		w.dirty[key] = struct{}{}
-	}
-	w.mu.Unlock()
+	w.Mark(key)
 	w.opts.Wake()
 }
 
@@ -285,12 +253,8 @@ func (w *State) GarbageCollectionDue() bool {
 func (w *State) TakeDirty() []config.GroupKey {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	keys := make([]config.GroupKey, 0, len(w.dirty))
-	for key := range w.dirty {
-		keys = append(keys, key)
-	}
+	keys := slices.SortedFunc(maps.Keys(w.dirty), compareKeys)
 	clear(w.dirty)
-	slices.SortFunc(keys, compareKeys)
 	return keys
 }
 
@@ -299,7 +263,7 @@ func (w *State) Group(key config.GroupKey) (config.Group, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g, ok := w.groups[key]
-	if !ok || g.forgotten {
+	if !ok {
 		return config.Group{}, false
 	}
 	return g.Group, true
@@ -313,9 +277,7 @@ func (w *State) ForgetGroup(key config.GroupKey) {
 		over = w.dropGroup(key)
 	}
 	w.mu.Unlock()
-	for _, event := range over {
-		w.opts.Events.Error(event)
-	}
+	w.publishResolved(over)
 	w.opts.Events.Group(key)
 }
 

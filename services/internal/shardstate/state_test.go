@@ -115,8 +115,6 @@ func TestDirtyMarks(t *testing.T) {
 	p.TouchGroup(others)
 	p.TouchGroup(config.GroupKey{Tenant: "x", Group: "y"})
 	p.wantDirty(t, "one touched", others)
-	p.TouchAll()
-	p.wantDirty(t, "all touched", others, workers)
 	p.Mark(workers)
 	if p.wakes != 0 {
 		t.Error("a mark wakes the loop")

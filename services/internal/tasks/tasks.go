@@ -38,7 +38,7 @@ func Real() (env Env, wait func()) {
 	running := 0
 	return Env{
 			Now:   time.Now,
-			Sleep: sleep,
+			Sleep: Sleep,
 			Go: func(_ string, fn func()) {
 				mu.Lock()
 				running++
@@ -64,7 +64,8 @@ func Real() (env Env, wait func()) {
 		}
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
+// Sleep waits for d, or until ctx ends. In the latter case it returns ctx's error.
+func Sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
 	}

@@ -69,10 +69,7 @@ func NewSource(options Options) (*Source, error) {
 
 // SetCA sets the CA and the bundle that verifies clients, for all later connections.
 func (s *Source) SetCA(ca authority.CA, bundle []*x509.Certificate) error {
-	roots := x509.NewCertPool()
-	for _, cert := range bundle {
-		roots.AddCert(cert)
-	}
+	roots := authority.NewPool(bundle)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.issue(ca); err != nil {

@@ -6,10 +6,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -207,46 +205,20 @@ func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size ui
 	})
 }
 
-// CreateGroup creates a group. It fails if the group already exists.
-func (f *Fleet) CreateGroup(ctx context.Context, shards []string, spec GroupSpec) []GroupAnswer {
+// CreateGroup creates the group of the request. It fails if the group already exists.
+func (f *Fleet) CreateGroup(ctx context.Context, shards []string, r *nstancev1.UpsertGroupRequest) []GroupAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
 		have, err := f.groups(ctx, shard)
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(have, func(g Group) bool { return g.Name == spec.Name && !g.Deleting }) {
+		if slices.ContainsFunc(have, func(g Group) bool { return g.Name == r.GetGroup() && !g.Deleting }) {
 			return refuse(shard, codes.AlreadyExists, "nstance-admin group scale changes its size", "group %q exists",
-				spec.Name)
+				r.GetGroup())
 		}
-		into.Group, err = f.upsert(ctx, shard, spec.request())
+		into.Group, err = f.upsert(ctx, shard, r)
 		return err
 	})
-}
-
-// GroupSpec defines a new group. Unset fields take the values of the template.
-type GroupSpec struct {
-	Name, Template           string
-	Size                     uint32
-	InstanceType, SubnetPool string
-	InstanceTypes            []string
-	Vars                     map[string]string
-	LoadBalancers            []string
-	DrainTimeout             *time.Duration
-	MaxSurge                 *uint32
-	MaxUnhealthy             string
-}
-
-func (s GroupSpec) request() *nstancev1.UpsertGroupRequest {
-	r := &nstancev1.UpsertGroupRequest{
-		Group: s.Name, Template: s.Template, Size: &s.Size, InstanceType: s.InstanceType,
-		InstanceTypes: s.InstanceTypes, SubnetPool: s.SubnetPool,
-		Vars: s.Vars, SetVars: len(s.Vars) > 0, LoadBalancers: s.LoadBalancers, MaxSurge: s.MaxSurge,
-		MaxUnhealthy: s.MaxUnhealthy,
-	}
-	if s.DrainTimeout != nil {
-		r.DrainTimeout = durationpb.New(*s.DrainTimeout)
-	}
-	return r
 }
 
 func (f *Fleet) upsert(ctx context.Context, shard string, r *nstancev1.UpsertGroupRequest) (*Group, error) {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // Watcher receives the events of shards. Its functions are never called concurrently. They may block, and the events of
@@ -27,8 +28,8 @@ type Watcher struct {
 	Found func(shard string)
 }
 
-// FollowShards watches shards until ctx ends. It reconnects after every lost connection. A shard with a permanent error is
-// not retried. Follow returns these errors when ctx has ended or no other shard is left.
+// FollowShards watches shards until ctx ends. It reconnects after every lost connection. A shard with a permanent error
+// is not retried. Follow returns these errors when ctx has ended or no other shard is left.
 func (f *Fleet) FollowShards(ctx context.Context, shards []string, watcher Watcher) []*Error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -81,12 +82,7 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 			watcher.Lost(e, delay)
 		}
 		mu.Unlock()
-		timer := time.NewTimer(delay)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-		case <-timer.C:
-		}
+		_ = tasks.Sleep(ctx, delay)
 	}
 	return nil
 }

@@ -57,10 +57,6 @@ func LoadIdentity(dir string) (Identity, error) {
 	if err != nil {
 		return Identity{}, fmt.Errorf("read identity: %s: %w", CAFile, err)
 	}
-	roots := x509.NewCertPool()
-	for _, cert := range bundle {
-		roots.AddCert(cert)
-	}
 	pair, err := tls.X509KeyPair(content[1], content[2])
 	if err != nil {
 		return Identity{}, fmt.Errorf("read identity: %s and %s: %w", CertificateFile, KeyFile, err)
@@ -76,13 +72,14 @@ func LoadIdentity(dir string) (Identity, error) {
 		return Identity{}, fmt.Errorf("read identity: %s: is of role %s, want %s", CertificateFile, who.Role,
 			authority.RoleOperator)
 	}
-	return Identity{Who: who, Leaf: pair.Leaf, roots: roots, load: func() *tls.Certificate { return &pair }}, nil
+	return Identity{Who: who, Leaf: pair.Leaf, roots: authority.NewPool(bundle), load: func() *tls.Certificate {
+		return &pair
+	}}, nil
 }
 
 // RenewAt returns the time to renew the certificate, which is after two thirds of its life.
 func (i Identity) RenewAt() time.Time {
-	life := i.Leaf.NotAfter.Sub(i.Leaf.NotBefore) - authority.Skew
-	return i.Leaf.NotAfter.Add(-life / 3)
+	return authority.RenewAt(i.Leaf)
 }
 
 // config returns the TLS configuration of a connection to a server of a shard. It requires TLS 1.3 and a matching host

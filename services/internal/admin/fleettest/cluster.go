@@ -123,7 +123,11 @@ func (c *Cluster) Serve(t testing.TB, shard string, api nstancev1.OperatorServic
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(transport.ServerOptions(source, authority.RoleOperator, slog.New(slog.DiscardHandler))...)
+	options := transport.ServerOptions(source, authority.RoleOperator, slog.New(slog.DiscardHandler))
+	if shard, ok := api.(*Shard); ok {
+		options = append(options, grpc.ChainUnaryInterceptor(shard.intercept))
+	}
+	server := grpc.NewServer(options...)
 	nstancev1.RegisterOperatorServiceServer(server, api)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(listener) }) // ends with Stop

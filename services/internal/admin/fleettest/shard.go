@@ -3,9 +3,11 @@ package fleettest
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"sync"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -69,56 +71,49 @@ func (s *Shard) enter(ctx context.Context, method string) (leave func(), err err
 	return s.mu.Unlock, nil
 }
 
-// GetConfigStatus implements nstancev1.OperatorServiceServer.
-func (s *Shard) GetConfigStatus(ctx context.Context, _ *nstancev1.GetConfigStatusRequest) (
-	*nstancev1.GetConfigStatusResponse, error) {
-	leave, err := s.enter(ctx, "GetConfigStatus")
+// intercept is the interceptor of all unary calls. It makes them run one after the other.
+func (s *Shard) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
+	error) {
+	leave, err := s.enter(ctx, path.Base(info.FullMethod))
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	return proto.CloneOf(s.Config), nil
+	answer, err := handle(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	return proto.Clone(answer.(proto.Message)), nil // gRPC encodes the answer after the call
+}
+
+// GetConfigStatus implements nstancev1.OperatorServiceServer.
+func (s *Shard) GetConfigStatus(_ context.Context, _ *nstancev1.GetConfigStatusRequest) (
+	*nstancev1.GetConfigStatusResponse, error) {
+	return s.Config, nil
 }
 
 // RefreshConfig implements nstancev1.OperatorServiceServer.
-func (s *Shard) RefreshConfig(ctx context.Context, _ *nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfigResponse,
+func (s *Shard) RefreshConfig(_ context.Context, _ *nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfigResponse,
 	error) {
-	leave, err := s.enter(ctx, "RefreshConfig")
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	return proto.CloneOf(s.Refresh), nil
+	return s.Refresh, nil
 }
 
 // ListGroups implements nstancev1.OperatorServiceServer.
-func (s *Shard) ListGroups(ctx context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
-	leave, err := s.enter(ctx, "ListGroups")
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	return proto.CloneOf(&nstancev1.ListGroupsResponse{Groups: s.Groups}), nil
+func (s *Shard) ListGroups(_ context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+	return &nstancev1.ListGroupsResponse{Groups: s.Groups}, nil
 }
 
 func (s *Shard) group(name string) *nstancev1.GroupStatus {
-	for _, g := range s.Groups {
-		if g.GetGroup() == name {
-			return g
-		}
+	if n := slices.IndexFunc(s.Groups, func(g *nstancev1.GroupStatus) bool { return g.GetGroup() == name }); n >= 0 {
+		return s.Groups[n]
 	}
 	return nil
 }
 
 // UpsertGroup implements nstancev1.OperatorServiceServer. It applies size, vars, and template, and checks every
 // condition that nstance-admin depends on.
-func (s *Shard) UpsertGroup(ctx context.Context, r *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
+func (s *Shard) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
 	error) {
-	leave, err := s.enter(ctx, "UpsertGroup")
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
 	s.Upserts = append(s.Upserts, proto.CloneOf(r))
 	g := s.group(r.GetGroup())
 	switch {
@@ -137,17 +132,12 @@ func (s *Shard) UpsertGroup(ctx context.Context, r *nstancev1.UpsertGroupRequest
 		g.Vars = r.GetVars()
 	}
 	g.Etag = fmt.Sprintf("etag-%d", len(s.Upserts)+1)
-	return &nstancev1.UpsertGroupResponse{Group: proto.CloneOf(g)}, nil
+	return &nstancev1.UpsertGroupResponse{Group: g}, nil
 }
 
 // DeleteGroup implements nstancev1.OperatorServiceServer.
-func (s *Shard) DeleteGroup(ctx context.Context, r *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse,
+func (s *Shard) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse,
 	error) {
-	leave, err := s.enter(ctx, "DeleteGroup")
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
 	g := s.group(r.GetGroup())
 	switch {
 	case g == nil:
@@ -174,13 +164,8 @@ func (s *Shard) instance(id string) *nstancev1.InstanceStatus {
 }
 
 // CreateInstance implements nstancev1.OperatorServiceServer.
-func (s *Shard) CreateInstance(ctx context.Context, r *nstancev1.CreateInstanceRequest) (
+func (s *Shard) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceRequest) (
 	*nstancev1.CreateInstanceResponse, error) {
-	leave, err := s.enter(ctx, "CreateInstance")
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
 	if _, err := ident.ParseID(r.GetInstanceId()); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "instance_id: %v", err)
 	}
@@ -190,52 +175,37 @@ func (s *Shard) CreateInstance(ctx context.Context, r *nstancev1.CreateInstanceR
 			State: "reserved", InstanceType: r.GetInstanceType(), CreatedAt: timestamppb.New(Now)}
 		s.Instances = append(s.Instances, i)
 	}
-	return &nstancev1.CreateInstanceResponse{Instance: proto.CloneOf(i)}, nil
+	return &nstancev1.CreateInstanceResponse{Instance: i}, nil
 }
 
 // DeleteInstance implements nstancev1.OperatorServiceServer.
-func (s *Shard) DeleteInstance(ctx context.Context, r *nstancev1.DeleteInstanceRequest) (
+func (s *Shard) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
-	leave, err := s.enter(ctx, "DeleteInstance")
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
 	i := s.instance(r.GetInstanceId())
 	if i == nil {
 		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
 	}
 	i.State, i.DeleteReason = "deleting", r.GetReason()
-	return &nstancev1.DeleteInstanceResponse{Instance: proto.CloneOf(i)}, nil
+	return &nstancev1.DeleteInstanceResponse{Instance: i}, nil
 }
 
 // GetInstanceStatus implements nstancev1.OperatorServiceServer.
-func (s *Shard) GetInstanceStatus(ctx context.Context, r *nstancev1.GetInstanceStatusRequest) (
+func (s *Shard) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest) (
 	*nstancev1.GetInstanceStatusResponse, error) {
-	leave, err := s.enter(ctx, "GetInstanceStatus")
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
 	i := s.instance(r.GetInstanceId())
 	if i == nil {
 		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
 	}
-	return &nstancev1.GetInstanceStatusResponse{Instance: proto.CloneOf(i)}, nil
+	return &nstancev1.GetInstanceStatusResponse{Instance: i}, nil
 }
 
 // ListInstances implements nstancev1.OperatorServiceServer.
-func (s *Shard) ListInstances(ctx context.Context, r *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse,
+func (s *Shard) ListInstances(_ context.Context, r *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse,
 	error) {
-	leave, err := s.enter(ctx, "ListInstances")
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
 	out := &nstancev1.ListInstancesResponse{}
 	for _, i := range s.Instances {
 		if r.GetGroup() == "" || r.GetGroup() == i.GetGroup() {
-			out.Instances = append(out.Instances, proto.CloneOf(i))
+			out.Instances = append(out.Instances, i)
 		}
 	}
 	return out, nil

@@ -12,7 +12,6 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -110,7 +109,7 @@ func (s *Store) makeKey() (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make identity key: %w", err)
 	}
-	text, err := keypair.EncodePrivate(key)
+	text, err := authority.EncodePrivateKey(key)
 	if err != nil {
 		return nil, err
 	}
@@ -219,12 +218,7 @@ func (s *Store) Spend() error {
 
 // parse reads one PEM certificate and checks that it belongs to this key and this instance.
 func (s *Store) parse(key ed25519.PrivateKey, text []byte) (*Certificate, error) {
-	block, rest := pem.Decode(text)
-	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 ||
-		!bytes.HasPrefix(text, []byte("-----BEGIN")) {
-		return nil, errors.New("want exactly one PEM certificate")
-	}
-	leaf, err := x509.ParseCertificate(block.Bytes)
+	leaf, err := authority.ParseCertificate(text)
 	if err != nil {
 		return nil, err
 	}
@@ -266,9 +260,5 @@ func parseBundle(text []byte) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool := x509.NewCertPool()
-	for _, cert := range certs {
-		pool.AddCert(cert)
-	}
-	return pool, nil
+	return authority.NewPool(certs), nil
 }

@@ -23,6 +23,7 @@ import (
 	"sync"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
@@ -97,7 +98,7 @@ func (s *Store) ensure(name string, algorithm nstancev1.KeyAlgorithm) ([]byte, e
 		if key, err = generate(algorithm); err != nil {
 			return nil, err
 		}
-		if text, err = EncodePrivate(key); err != nil {
+		if text, err = authority.EncodePrivateKey(key); err != nil {
 			return nil, err
 		}
 		if err := s.dir.Write(stem+privateExt, text, Private(s.mode)); err != nil {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
 )
@@ -231,7 +232,7 @@ func FuzzParsePrivate(f *testing.F) {
 		if err != nil {
 			return
 		}
-		encoded, err := keypair.EncodePrivate(key)
+		encoded, err := authority.EncodePrivateKey(key)
 		if err != nil {
 			t.Fatalf("accepted a key that cannot be written: %v", err)
 		}

@@ -14,17 +14,8 @@ const (
 	publicType  = "PUBLIC KEY"  // PKIX, RFC 7468 section 13
 )
 
-// EncodePrivate returns a private key as PKCS#8 in PEM.
-func EncodePrivate(key crypto.Signer) ([]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, fmt.Errorf("encode private key: %w", err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: privateType, Bytes: der}), nil
-}
-
-// ParsePrivate reads the output of [EncodePrivate]: one PEM block without headers and nothing else. Errors do not quote
-// the input.
+// ParsePrivate reads the output of [authority.EncodePrivateKey]: one PEM block without headers and nothing else. Errors
+// do not quote the input.
 func ParsePrivate(text []byte) (crypto.Signer, error) {
 	block, rest := pem.Decode(text)
 	switch {

@@ -20,6 +20,7 @@ import (
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // Config configures a Provider.
@@ -91,7 +92,7 @@ func New(cfg Config) (*Provider, error) {
 		cfg.Now = time.Now
 	}
 	if cfg.Sleep == nil {
-		cfg.Sleep = sleep
+		cfg.Sleep = tasks.Sleep
 	}
 	if cfg.Answers == nil {
 		cfg.Answers = answers
@@ -153,15 +154,4 @@ func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 		return nil
 	}
 	return p.checkSubnets(ctx, subnets)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }

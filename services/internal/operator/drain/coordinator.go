@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // coordinator runs one task for each pending drain. On every change it compares the tasks with the pending drains.
@@ -100,20 +101,9 @@ func (c *coordinator) loop(ctx context.Context, due chan struct{}, check func(co
 		}
 		check(ctx)
 		// Changes that arrive together are handled together.
-		if sleep(ctx, minInterval) != nil {
+		if tasks.Sleep(ctx, minInterval) != nil {
 			return
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 

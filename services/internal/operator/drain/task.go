@@ -17,6 +17,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // task drains the Nodes of one instance.
@@ -212,7 +213,7 @@ func (t *task) evacuate(ctx context.Context) result {
 			t.recordEvents(nodes, corev1.EventTypeWarning, v1beta1.DrainFailedReason, "drain failed; trying again: %s",
 				truncate(reported))
 		}
-		if sleep(ctx, retry) != nil {
+		if tasks.Sleep(ctx, retry) != nil {
 			return t.resultOfStopped(context.Cause(ctx), nodes, err)
 		}
 		if nodes, err = t.nodesOf(ctx, t.currentDrain().Instance.GetProviderId()); err == nil && len(nodes) == 0 {
@@ -270,7 +271,7 @@ func (t *task) acknowledge(ctx context.Context) bool {
 				t.log.Warn("failed to acknowledge the drain; trying again", "error", err)
 			}
 		}
-		if sleep(ctx, retry) != nil {
+		if tasks.Sleep(ctx, retry) != nil {
 			return false
 		}
 	}

@@ -24,7 +24,7 @@ func FuzzParseKey(f *testing.F) {
 	f.Add(public)
 	f.Add(append(private, private...))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		key, err := parseKey(text)
+		key, err := authority.ParsePrivateKey(text)
 		if err != nil {
 			return
 		}
@@ -32,7 +32,7 @@ func FuzzParseKey(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if back, err := parseKey(again); err != nil || !back.Equal(key) {
+		if back, err := authority.ParsePrivateKey(again); err != nil || !back.Equal(key) {
 			t.Errorf("%q changes when written: %v", text, err)
 		}
 	})

@@ -7,13 +7,13 @@
 package identity
 
 import (
-	"bytes"
 	"crypto/ed25519"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
@@ -29,8 +29,7 @@ type Identity struct {
 
 // RenewAt returns the time at which the certificate is due for renewal, at two thirds of its life.
 func (i *Identity) RenewAt() time.Time {
-	life := i.Leaf.NotAfter.Sub(i.Leaf.NotBefore) - authority.Skew
-	return i.Leaf.NotAfter.Add(-life / 3)
+	return authority.RenewAt(i.Leaf)
 }
 
 // String returns the URI in the certificate.
@@ -39,11 +38,7 @@ func (i *Identity) String() string { return i.Who.URI() }
 // parseCertificate checks that a PEM certificate is for this operator and this key, and was signed by a CA of the
 // bundle.
 func (k *Keeper) parseCertificate(key ed25519.PrivateKey, roots *trustBundle, text []byte) (*Identity, error) {
-	block, rest := pem.Decode(text)
-	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 {
-		return nil, errors.New("want exactly one PEM certificate")
-	}
-	leaf, err := x509.ParseCertificate(block.Bytes)
+	leaf, err := authority.ParseCertificate(text)
 	if err != nil {
 		return nil, err
 	}
@@ -84,11 +79,7 @@ func parseTrust(text []byte) (*trustBundle, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool := x509.NewCertPool()
-	for _, cert := range certs {
-		pool.AddCert(cert)
-	}
-	return &trustBundle{text: text, certs: certs, pool: pool}, nil
+	return &trustBundle{text: text, certs: certs, pool: authority.NewPool(certs)}, nil
 }
 
 // lacks reports whether a bundle contains a CA that is not in this one.
@@ -98,51 +89,21 @@ func (t *trustBundle) lacks(bundle []byte) bool {
 		return false
 	}
 	for _, cert := range other {
-		known := false
-		for _, mine := range t.certs {
-			known = known || mine.Equal(cert)
-		}
-		if !known {
+		if !slices.ContainsFunc(t.certs, cert.Equal) {
 			return true
 		}
 	}
 	return false
 }
 
-const (
-	privateBlock = "PRIVATE KEY"
-	publicBlock  = "PUBLIC KEY"
-)
-
 // encodeKey encodes a key as PEM: PKCS #8 for the private part and PKIX for the public part.
 func encodeKey(key ed25519.PrivateKey) (private, public []byte, err error) {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, nil, errors.New("encode private key")
+	if private, err = authority.EncodePrivateKey(key); err != nil {
+		return nil, nil, err
 	}
-	pub, err := x509.MarshalPKIXPublicKey(key.Public())
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
 	if err != nil {
 		return nil, nil, fmt.Errorf("encode public key: %w", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: privateBlock, Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: publicBlock, Bytes: pub}), nil
-}
-
-// parseKey parses one PEM block with an Ed25519 key in PKCS #8. Its errors do not contain the key.
-func parseKey(text []byte) (ed25519.PrivateKey, error) {
-	text = bytes.TrimSpace(text)
-	block, rest := pem.Decode(text)
-	if block == nil || block.Type != privateBlock || len(bytes.TrimSpace(rest)) > 0 ||
-		!bytes.HasPrefix(text, []byte("-----BEGIN ")) {
-		return nil, errors.New("want exactly one PEM block with a PKCS #8 private key")
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, errors.New("the PEM block is not a PKCS #8 private key")
-	}
-	key, ok := parsed.(ed25519.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("the key is a %T, want an Ed25519 key", parsed)
-	}
-	return key, nil
+	return private, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
 }

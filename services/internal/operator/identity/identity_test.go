@@ -455,7 +455,7 @@ func TestRenews(t *testing.T) {
 		}, "another key"},
 		"none": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 			return &nstancev1.OperatorServiceRenewCertificateResponse{}, nil
-		}, "exactly one PEM certificate"},
+		}, "not PEM"},
 	} {
 		had := k.Current()
 		if err := k.Renew(t.Context(), bad.renew); err == nil || !strings.Contains(err.Error(), bad.want) ||

@@ -133,7 +133,7 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 				k.objectKey(k.KeySecret))
 		}
 	}
-	key, err := parseKey(secret.Data[PrivateKey])
+	key, err := authority.ParsePrivateKey(secret.Data[PrivateKey])
 	if err != nil {
 		return nil, nil, fmt.Errorf("secret %s, key %s: %w; delete the Secret to register again with a new nonce",
 			k.objectKey(k.KeySecret), PrivateKey, err)
@@ -156,7 +156,7 @@ func keyOf(certificate *corev1.Secret) ed25519.PrivateKey {
 	if certificate == nil {
 		return nil
 	}
-	key, err := parseKey(certificate.Data[corev1.TLSPrivateKeyKey])
+	key, err := authority.ParsePrivateKey(certificate.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
 		return nil // unusable, so a new key is created
 	}

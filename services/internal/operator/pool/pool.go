@@ -143,7 +143,6 @@ func referencedPool(mp *clusterv1.MachinePool) (name string, ok bool) {
 // Kinds used in object references.
 const (
 	machinePoolKind = "NstanceMachinePool"
-	shardGroupKind  = "NstanceShardGroup"
 	machineKind     = "NstanceMachine"
 )
 

@@ -67,9 +67,6 @@ func Variables() []Variable {
 	}
 }
 
-// Env reads the environment of this process.
-func Env() (Environment, error) { return ParseEnvironment(os.Getenv, NamespaceFile) }
-
 // ParseEnvironment reads the environment. An empty variable counts as unset. The error lists all problems.
 func ParseEnvironment(getenv func(string) string, namespaceFile string) (Environment, error) {
 	value := func(name string) string {

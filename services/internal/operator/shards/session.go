@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 const (
@@ -63,7 +64,7 @@ func (s *shard) session(ctx context.Context, addr string) (met bool, err error) 
 			return true, err
 		}
 		s.log.Warn("watch of the shard fell behind; starting it again", "error", err)
-		pause(ctx, resubscribe)
+		_ = tasks.Sleep(ctx, resubscribe)
 	}
 }
 
@@ -175,7 +176,7 @@ func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServ
 	}
 	whole()
 	for {
-		pause(ctx, relist+rand.N(relist/10))
+		_ = tasks.Sleep(ctx, relist+rand.N(relist/10))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

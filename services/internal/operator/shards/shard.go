@@ -13,6 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 const (
@@ -53,7 +54,7 @@ var _ Shard = (*shard)(nil)
 func newShard(id, addr string, set *Set) *shard {
 	return &shard{mirror: newMirror(id, set.options.Now), set: set, log: set.options.Log.With("shard", id), addr: addr,
 		lostErr: errNotConnected,
-		state:   State{Since: set.options.Now(), Err: errNotConnected.Error()}, removed: make(chan struct{})}
+		state:   State{Err: errNotConnected.Error()}, removed: make(chan struct{})}
 }
 
 func (s *shard) address() string {
@@ -119,7 +120,7 @@ func (s *shard) run(ctx context.Context) {
 		if met && lasted || errors.Is(err, errAddressChanged) {
 			continue // no delay: usually another server is already the leader
 		}
-		pause(ctx, delays.NextBackOff())
+		_ = tasks.Sleep(ctx, delays.NextBackOff())
 	}
 }
 
@@ -150,7 +151,7 @@ func (s *shard) setOnline(conn *grpc.ClientConn) {
 	s.conn, s.lostErr = conn, nil
 	changed := !s.state.Reachable
 	if changed {
-		s.state.Reachable, s.state.Since, s.state.Err = true, s.now(), ""
+		s.state.Reachable, s.state.Err = true, ""
 	}
 	s.mu.Unlock()
 	if changed {
@@ -191,7 +192,7 @@ func (s *shard) setOffline(err error, within time.Duration) {
 
 // setUnreachable marks the shard as unreachable. The caller must hold mu.
 func (s *shard) setUnreachable() {
-	s.state.Reachable, s.state.Since, s.state.Err = false, s.now(), reason(s.lostErr)
+	s.state.Reachable, s.state.Err = false, reason(s.lostErr)
 	s.graceTimer = nil
 	s.log.Warn("shard is unreachable", "error", s.lostErr)
 	go s.set.notifyAll(Change{Shard: s.id, Kind: ShardState}) // in a goroutine, because the caller holds mu
@@ -246,13 +247,4 @@ func (s *shard) Drains() []Drain { return s.allDrains() }
 // API implements [Shard].
 func (s *shard) API() nstancev1.OperatorServiceClient {
 	return nstancev1.NewOperatorServiceClient(leaderClient{s})
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

@@ -47,9 +47,8 @@ type Shard interface {
 
 // State is the state of the connection to a shard.
 type State struct {
-	// Reachable reports whether the leader answers. Since is the time at which Reachable last changed.
+	// Reachable reports whether the leader answers.
 	Reachable bool
-	Since     time.Time
 	// Synced reports whether all groups and instances have been read from a leader. It is false only before the first
 	// time, and stays true while the operator reconnects.
 	Synced bool

@@ -64,8 +64,8 @@ func New(t testing.TB, group config.Group) *Leader {
 	}})
 	l.Bucket = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a",
 		Now: l.Clock.Now})
-	l.State = shardstate.New(shardstate.Options{Cluster: l.Name, Shard: "a", Term: l.Term(), Now: l.Clock.Now,
-		Wake: func() {}, Events: sink{l}, Log: l.Log})
+	l.State = shardstate.New(shardstate.Options{Term: l.Term(), Now: l.Clock.Now,
+		Wake: func() {}, Events: sink{l}})
 	group.GroupKey = Group
 	shard := (&config.Shard{}).WithDefaults()
 	l.State.Configure(shard, map[config.GroupKey]config.Group{Group: group})

@@ -1,8 +1,10 @@
 package shardstest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"path"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -17,92 +19,89 @@ import (
 )
 
 // API implements shards.Shard.
-func (s *Shard) API() nstancev1.OperatorServiceClient { return &leaderAPI{shard: s} }
-
-// leaderAPI implements the calls that reconcilers make. Other calls panic.
-type leaderAPI struct {
-	nstancev1.OperatorServiceClient
-	shard *Shard
+func (s *Shard) API() nstancev1.OperatorServiceClient {
+	return nstancev1.NewOperatorServiceClient(leaderConn{s})
 }
 
-// beginCall begins a call and locks mu. The returned function unlocks mu and sends the changes.
-func (a *leaderAPI) beginCall(method, subject string) (leave func(changes ...shards.Change), err error) {
-	s := a.shard
+// leaderConn answers the calls that reconcilers make. Other calls panic.
+type leaderConn struct{ shard *Shard }
+
+// NewStream implements grpc.ClientConnInterface.
+func (leaderConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	panic("shardstest: the fake leader has no streams")
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c leaderConn) Invoke(_ context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
+	answer, changes, err := c.shard.call(path.Base(method), args)
+	if err != nil {
+		return err
+	}
+	proto.Merge(reply.(proto.Message), answer)
+	c.shard.set.notifyAll(changes...)
+	return nil
+}
+
+func (s *Shard) call(method string, request any) (answer proto.Message, changes []shards.Change, err error) {
 	s.mu.Lock()
-	switch {
-	case !s.state.Reachable:
-		err = status.Error(codes.Unavailable, "shard is unreachable")
-	case s.fail != nil:
-		err = s.fail(method)
+	defer s.mu.Unlock()
+	if !s.state.Reachable {
+		return nil, nil, status.Error(codes.Unavailable, "shard is unreachable")
 	}
-	if err != nil {
-		s.mu.Unlock()
-		return nil, err
+	if s.fail != nil {
+		if err := s.fail(method); err != nil {
+			return nil, nil, err
+		}
 	}
-	if !strings.HasPrefix(method, "List") && !strings.HasPrefix(method, "Get") {
-		s.calls = append(s.calls, method+" "+subject)
+	changed := func(subject string) { s.calls = append(s.calls, method+" "+subject) }
+	switch r := request.(type) {
+	case *nstancev1.ListGroupsRequest:
+		return &nstancev1.ListGroupsResponse{Groups: s.sortedGroups()}, nil, nil
+	case *nstancev1.ListInstancesRequest:
+		return &nstancev1.ListInstancesResponse{Instances: s.sortedInstances(r.GetGroup())}, nil, nil
+	case *nstancev1.GetInstanceStatusRequest:
+		i, err := s.knownInstance(r.GetInstanceId())
+		return &nstancev1.GetInstanceStatusResponse{Instance: i}, nil, err
+	case *nstancev1.UpsertGroupRequest:
+		changed(fmt.Sprintf("%s %d", r.GetGroup(), r.GetSize()))
+		return s.upsertGroup(r)
+	case *nstancev1.DeleteGroupRequest:
+		changed(r.GetGroup())
+		return s.deleteGroup(r)
+	case *nstancev1.CreateInstanceRequest:
+		changed(r.GetInstanceId())
+		return s.createInstance(r)
+	case *nstancev1.DeleteInstanceRequest:
+		changed(r.GetInstanceId())
+		i, err := s.knownInstance(r.GetInstanceId())
+		if err == nil && i.GetState() != "deleted" && i.GetState() != "deleting" {
+			changes = append(s.deleteInstance(r.GetInstanceId(), r.GetReason()), s.reconcileOf(i)...)
+		}
+		return &nstancev1.DeleteInstanceResponse{Instance: s.instances[r.GetInstanceId()]}, changes, err
+	case *nstancev1.AcknowledgeDrainedRequest:
+		changed(r.GetInstanceId())
+		return &nstancev1.AcknowledgeDrainedResponse{}, s.endDrain(r.GetInstanceId()), nil
 	}
-	return func(changes ...shards.Change) {
-		s.mu.Unlock()
-		s.set.notifyAll(changes...)
-	}, nil
+	panic("shardstest: the fake leader does not answer " + method)
 }
 
-func (a *leaderAPI) ListGroups(context.Context, *nstancev1.ListGroupsRequest,
-	...grpc.CallOption) (*nstancev1.ListGroupsResponse, error) {
-	leave, err := a.beginCall("ListGroups", "")
-	if err != nil {
-		return nil, err
+func (s *Shard) knownInstance(id string) (*nstancev1.InstanceStatus, error) {
+	if i, ok := s.instances[id]; ok {
+		return i, nil
 	}
-	leave()
-	return &nstancev1.ListGroupsResponse{Groups: a.shard.Groups()}, nil
+	return nil, status.Errorf(codes.NotFound, "instance_id: there is no instance %s", id)
 }
 
-func (a *leaderAPI) ListInstances(_ context.Context, r *nstancev1.ListInstancesRequest,
-	_ ...grpc.CallOption) (*nstancev1.ListInstancesResponse, error) {
-	leave, err := a.beginCall("ListInstances", "")
-	if err != nil {
-		return nil, err
-	}
-	leave()
-	return &nstancev1.ListInstancesResponse{Instances: a.shard.Instances(r.GetGroup())}, nil
-}
-
-func (a *leaderAPI) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest,
-	_ ...grpc.CallOption) (*nstancev1.GetInstanceStatusResponse, error) {
-	leave, err := a.beginCall("GetInstanceStatus", "")
-	if err != nil {
-		return nil, err
-	}
-	i, ok := a.shard.instances[r.GetInstanceId()]
-	leave()
-	if !ok {
-		return nil, status.Errorf(codes.NotFound, "instance_id: there is no instance %s", r.GetInstanceId())
-	}
-	return &nstancev1.GetInstanceStatusResponse{Instance: i}, nil
-}
-
-func (a *leaderAPI) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest,
-	_ ...grpc.CallOption) (*nstancev1.UpsertGroupResponse, error) {
-	leave, err := a.beginCall("UpsertGroup", fmt.Sprintf("%s %d", r.GetGroup(), r.GetSize()))
-	if err != nil {
-		return nil, err
-	}
-	s := a.shard
+func (s *Shard) upsertGroup(r *nstancev1.UpsertGroupRequest) (proto.Message, []shards.Change, error) {
 	g, ok := s.groups[r.GetGroup()]
 	switch {
 	case !ok && r.GetMustExist():
-		leave()
-		return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
+		return nil, nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
 	case (!ok || g.GetDeleting()) && r.GetTemplate() == "":
-		leave()
-		return nil, status.Error(codes.InvalidArgument, "template: is missing")
+		return nil, nil, status.Error(codes.InvalidArgument, "template: is missing")
 	case ok && g.GetIsStatic() && (r.GetTemplate() != "" || r.GetSubnetPool() != ""):
-		leave()
-		return nil,
-			status.Errorf(codes.FailedPrecondition,
-				"template: cannot be changed: group %s is static, only size, instance_type and vars can be",
-				r.GetGroup())
+		return nil, nil, status.Errorf(codes.FailedPrecondition,
+			"template: cannot be changed: group %s is static, only size, instance_type and vars can be", r.GetGroup())
 	}
 	own := s.own[r.GetGroup()]
 	if !ok || g.GetDeleting() {
@@ -124,122 +123,61 @@ func (a *leaderAPI) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupReque
 		size := int(r.GetSize())
 		own.Size = &size
 	}
-	if r.GetTemplate() != "" {
-		own.Template = r.GetTemplate()
-	}
-	if r.GetInstanceType() != "" {
-		own.InstanceType = r.GetInstanceType()
-	}
-	if r.GetSubnetPool() != "" {
-		own.SubnetPool = r.GetSubnetPool()
-	}
+	own.Template = cmp.Or(r.GetTemplate(), own.Template)
+	own.InstanceType = cmp.Or(r.GetInstanceType(), own.InstanceType)
+	own.SubnetPool = cmp.Or(r.GetSubnetPool(), own.SubnetPool)
 	if r.GetSetVars() {
 		own.Vars = r.GetVars()
 	}
 	s.own[r.GetGroup()] = own
-	g = s.merge(r.GetGroup())
-	changes := s.reconcile(g)
-	g = s.groups[r.GetGroup()]
-	leave(changes...)
-	return &nstancev1.UpsertGroupResponse{Group: g}, nil
+	changes := s.reconcile(s.merge(r.GetGroup()))
+	return &nstancev1.UpsertGroupResponse{Group: s.groups[r.GetGroup()]}, changes, nil
 }
 
-func (a *leaderAPI) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest,
-	_ ...grpc.CallOption) (*nstancev1.DeleteGroupResponse, error) {
-	leave, err := a.beginCall("DeleteGroup", r.GetGroup())
-	if err != nil {
-		return nil, err
-	}
-	g, ok := a.shard.groups[r.GetGroup()]
+func (s *Shard) deleteGroup(r *nstancev1.DeleteGroupRequest) (proto.Message, []shards.Change, error) {
+	g, ok := s.groups[r.GetGroup()]
 	switch {
 	case !ok:
-		leave()
-		return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
+		return nil, nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
 	case g.GetIsStatic() && !g.GetOverridden():
-		leave()
-		return nil, status.Errorf(codes.FailedPrecondition, "group: %s is static and has nothing to be removed here",
-			r.GetGroup())
+		return nil, nil, status.Errorf(codes.FailedPrecondition,
+			"group: %s is static and has nothing to be removed here", r.GetGroup())
 	}
 	if g.GetIsStatic() {
-		delete(a.shard.own, r.GetGroup())
-		g = a.shard.merge(r.GetGroup())
+		delete(s.own, r.GetGroup())
+		g = s.merge(r.GetGroup())
 	} else {
 		g = proto.CloneOf(g)
 		g.Deleting = true
-		a.shard.groups[r.GetGroup()] = g
+		s.groups[r.GetGroup()] = g
 	}
-	leave(a.shard.reconcile(g)...)
-	return &nstancev1.DeleteGroupResponse{RestoredStatic: g.GetIsStatic()}, nil
+	return &nstancev1.DeleteGroupResponse{RestoredStatic: g.GetIsStatic()}, s.reconcile(g), nil
 }
 
-func (a *leaderAPI) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceRequest,
-	_ ...grpc.CallOption) (*nstancev1.CreateInstanceResponse, error) {
-	leave, err := a.beginCall("CreateInstance", r.GetInstanceId())
-	if err != nil {
-		return nil, err
-	}
-	s := a.shard
+func (s *Shard) createInstance(r *nstancev1.CreateInstanceRequest) (proto.Message, []shards.Change, error) {
 	if i, ok := s.instances[r.GetInstanceId()]; ok {
-		leave()
-		return &nstancev1.CreateInstanceResponse{Instance: i}, nil
+		return &nstancev1.CreateInstanceResponse{Instance: i}, nil, nil
 	}
 	g, ok := s.groups[r.GetGroup()]
 	if _, bad := ident.ParseID(r.GetInstanceId()); bad != nil || !ok ||
 		!strings.HasPrefix(r.GetInstanceId(), g.GetKind()) {
-		leave()
-		return nil, status.Errorf(codes.InvalidArgument, "instance_id or group: %s, %s", r.GetInstanceId(),
+		return nil, nil, status.Errorf(codes.InvalidArgument, "instance_id or group: %s, %s", r.GetInstanceId(),
 			r.GetGroup())
 	}
 	i := s.newInstance(r.GetInstanceId(), g, r.GetInstanceType())
 	i.OnDemand = true
 	s.instances[i.GetInstanceId()] = i
-	leave(shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: i.GetInstanceId()})
-	return &nstancev1.CreateInstanceResponse{Instance: i}, nil
+	return &nstancev1.CreateInstanceResponse{Instance: i}, []shards.Change{s.instanceChanged(i)}, nil
 }
 
-func (a *leaderAPI) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceRequest,
-	_ ...grpc.CallOption) (*nstancev1.DeleteInstanceResponse, error) {
-	leave, err := a.beginCall("DeleteInstance", r.GetInstanceId())
-	if err != nil {
-		return nil, err
-	}
-	s := a.shard
-	i, ok := s.instances[r.GetInstanceId()]
+func (s *Shard) endDrain(id string) []shards.Change {
+	d, ok := s.drains[id]
 	if !ok {
-		leave()
-		return nil, status.Errorf(codes.NotFound, "instance_id: there is no instance %s", r.GetInstanceId())
+		return nil
 	}
-	var changes []shards.Change
-	if i.GetState() != "deleted" && i.GetState() != "deleting" {
-		changes = s.deleteInstance(r.GetInstanceId(), r.GetReason())
-		if g := s.groups[i.GetGroup()]; g != nil {
-			changes = append(changes, s.reconcile(g)...)
-		}
-	}
-	i = s.instances[r.GetInstanceId()]
-	leave(changes...)
-	return &nstancev1.DeleteInstanceResponse{Instance: i}, nil
-}
-
-func (a *leaderAPI) AcknowledgeDrained(_ context.Context, r *nstancev1.AcknowledgeDrainedRequest,
-	_ ...grpc.CallOption) (*nstancev1.AcknowledgeDrainedResponse, error) {
-	leave, err := a.beginCall("AcknowledgeDrained", r.GetInstanceId())
-	if err != nil {
-		return nil, err
-	}
-	s := a.shard
-	var changes []shards.Change
-	if d, ok := s.drains[r.GetInstanceId()]; ok {
-		delete(s.drains, r.GetInstanceId())
-		i := proto.CloneOf(d.Instance)
-		markDeleted(i)
-		s.instances[i.GetInstanceId()] = i
-		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(),
-			Instance: i.GetInstanceId()})
-		if g := s.groups[i.GetGroup()]; g != nil {
-			changes = append(changes, s.reconcile(g)...)
-		}
-	}
-	leave(changes...)
-	return &nstancev1.AcknowledgeDrainedResponse{}, nil
+	delete(s.drains, id)
+	i := proto.CloneOf(d.Instance)
+	markDeleted(i)
+	s.instances[id] = i
+	return append([]shards.Change{s.instanceChanged(i)}, s.reconcileOf(i)...)
 }

@@ -1,6 +1,7 @@
 package shardstest
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -132,10 +133,7 @@ func (s *Shard) Change(id string, change func(*nstancev1.InstanceStatus)) {
 	i := proto.CloneOf(s.instances[id])
 	change(i)
 	s.instances[id] = i
-	changes := []shards.Change{{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: id}}
-	if g := s.groups[i.GetGroup()]; g != nil {
-		changes = append(changes, s.reconcile(g)...)
-	}
+	changes := append([]shards.Change{s.instanceChanged(i)}, s.reconcileOf(i)...)
 	s.mu.Unlock()
 	s.set.notifyAll(changes...)
 }
@@ -147,10 +145,9 @@ func (s *Shard) Drain(id, reason string, deadline time.Time) {
 	i.State, i.DeleteReason, i.DeleteDeadline = "deleting", reason, timestamppb.New(deadline)
 	s.instances[id] = i
 	s.drains[id] = shards.Drain{Instance: i, Reason: reason, Deadline: deadline}
-	changes := []shards.Change{{Shard: s.id, Kind: shards.DrainPending, Group: i.GetGroup(), Instance: id}}
-	if g := s.groups[i.GetGroup()]; g != nil {
-		changes = append(changes, s.reconcile(g)...)
-	}
+	change := s.instanceChanged(i)
+	change.Kind = shards.DrainPending
+	changes := append([]shards.Change{change}, s.reconcileOf(i)...)
 	s.mu.Unlock()
 	s.set.notifyAll(changes...)
 }
@@ -175,6 +172,18 @@ func (s *Shard) Report(e *nstancev1.ErrorEvent) {
 		Error:    e})
 }
 
+func (s *Shard) instanceChanged(i *nstancev1.InstanceStatus) shards.Change {
+	return shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: i.GetInstanceId()}
+}
+
+// reconcileOf reconciles the group of an instance, if there is one.
+func (s *Shard) reconcileOf(i *nstancev1.InstanceStatus) []shards.Change {
+	if g := s.groups[i.GetGroup()]; g != nil {
+		return s.reconcile(g)
+	}
+	return nil
+}
+
 func markDeleted(i *nstancev1.InstanceStatus) {
 	i.State, i.ProviderState, i.DeletedAt = "deleted", "terminated", timestamppb.New(Start)
 }
@@ -187,8 +196,7 @@ func (s *Shard) reconcile(g *nstancev1.GroupStatus) (changes []shards.Change) {
 		id := s.newID()
 		s.instances[id] = s.newInstance(id, g, "")
 		live = append(live, id)
-		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: g.GetGroup(),
-			Instance: id})
+		changes = append(changes, s.instanceChanged(s.instances[id]))
 	}
 	for len(live) > int(g.GetSize()) || g.GetDeleting() && len(live) > 0 {
 		id := live[len(live)-1]
@@ -238,7 +246,7 @@ func (s *Shard) liveInstances(group string) (ids []string) {
 func (s *Shard) deleteInstance(id, reason string) []shards.Change {
 	i := proto.CloneOf(s.instances[id])
 	i.DeleteReason = reason
-	change := shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: id}
+	change := s.instanceChanged(i)
 	if s.holdDrains {
 		i.State = "deleting"
 		s.drains[id] = shards.Drain{Instance: i, Reason: reason, Deadline: Start.Add(time.Hour)}
@@ -261,13 +269,10 @@ func (s *Shard) newID() string {
 }
 
 func (s *Shard) newInstance(id string, g *nstancev1.GroupStatus, instanceType string) *nstancev1.InstanceStatus {
-	if instanceType == "" {
-		instanceType = g.GetInstanceType()
-	}
 	return &nstancev1.InstanceStatus{InstanceId: id, Group: g.GetGroup(), Template: g.GetTemplate(), Kind: g.GetKind(),
 		State: "registered", ProviderState: "running",
 		ProviderId: "test:///" + s.id + "/" + id, Health: "healthy", Ipv4: "10.0.0.1", Hostname: id,
-		InstanceType: instanceType, Zone: s.id, Region: "test"}
+		InstanceType: cmp.Or(instanceType, g.GetInstanceType()), Zone: s.id, Region: "test"}
 }
 
 // ID implements shards.Shard.
@@ -292,12 +297,13 @@ func (s *Shard) Group(name string) (*nstancev1.GroupStatus, bool) {
 func (s *Shard) Groups() []*nstancev1.GroupStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]*nstancev1.GroupStatus, 0, len(s.groups))
-	for _, g := range s.groups {
-		out = append(out, g)
-	}
-	slices.SortFunc(out, func(a, b *nstancev1.GroupStatus) int { return strings.Compare(a.GetGroup(), b.GetGroup()) })
-	return out
+	return s.sortedGroups()
+}
+
+func (s *Shard) sortedGroups() []*nstancev1.GroupStatus {
+	return slices.SortedFunc(maps.Values(s.groups), func(a, b *nstancev1.GroupStatus) int {
+		return strings.Compare(a.GetGroup(), b.GetGroup())
+	})
 }
 
 // Instance implements shards.Shard.
@@ -312,6 +318,10 @@ func (s *Shard) Instance(id string) (*nstancev1.InstanceStatus, bool) {
 func (s *Shard) Instances(group string) []*nstancev1.InstanceStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.sortedInstances(group)
+}
+
+func (s *Shard) sortedInstances(group string) []*nstancev1.InstanceStatus {
 	var out []*nstancev1.InstanceStatus
 	for _, i := range s.instances {
 		if (group == "" || i.GetGroup() == group) && i.GetState() != "deleted" {
@@ -328,12 +338,7 @@ func (s *Shard) Instances(group string) []*nstancev1.InstanceStatus {
 func (s *Shard) Drains() []shards.Drain {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]shards.Drain, 0, len(s.drains))
-	for _, d := range s.drains {
-		out = append(out, d)
-	}
-	slices.SortFunc(out, func(a, b shards.Drain) int {
+	return slices.SortedFunc(maps.Values(s.drains), func(a, b shards.Drain) int {
 		return strings.Compare(a.Instance.GetInstanceId(), b.Instance.GetInstanceId())
 	})
-	return out
 }

@@ -5,6 +5,7 @@
 package shardstest
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -70,12 +71,7 @@ func (s *Set) Of(id string) *Shard {
 func (s *Set) IDs() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ids := make([]string, 0, len(s.shards))
-	for id := range s.shards {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
+	return slices.Sorted(maps.Keys(s.shards))
 }
 
 // Shard implements shards.Shards.
