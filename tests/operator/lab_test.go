@@ -144,7 +144,7 @@ func newLab(t *testing.T) *lab {
 	if err := errors.Join(failed...); err != nil {
 		t.Fatal(err)
 	}
-	l.follow(t)
+	l.followEvents(t)
 	ca, nonce, err := store.credentials(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -176,8 +176,8 @@ func (l *lab) serveMetadata(t *testing.T) (url string) {
 	return "http://" + listener.Addr().String()
 }
 
-// follow starts the background work of the whole test: Nodes, supervisors and watches.
-func (l *lab) follow(t *testing.T) {
+// followEvents starts the background work of the whole test: Nodes, supervisors and watches.
+func (l *lab) followEvents(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup

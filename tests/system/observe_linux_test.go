@@ -125,8 +125,8 @@ type actionLog struct {
 	err   error
 }
 
-// follow reads new lines of all logs until ctx ends.
-func (j *actionLog) follow(ctx context.Context, s *local.Stack) {
+// collect reads new lines of all logs until ctx ends.
+func (j *actionLog) collect(ctx context.Context, s *local.Stack) {
 	for ctx.Err() == nil {
 		j.mu.Lock()
 		j.pass++

@@ -140,7 +140,7 @@ func startShard(t *testing.T, f form) *shard {
 			return lockHolder(ctx, stack)
 		})
 	})
-	running.Go(func() { s.actions.follow(background, stack) })
+	running.Go(func() { s.actions.collect(background, stack) })
 	for i := 1; i <= servers; i++ {
 		running.Go(func() { s.polls.poll(background, i, stack.URL(i, "/leader")) })
 	}

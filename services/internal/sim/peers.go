@@ -56,8 +56,8 @@ func (l *link) carries() bool {
 	return l.way(followerSide).cut+l.way(leaderSide).cut == 0 && !l.follower.paused && !l.leader.paused
 }
 
-// follow connects a candidate to the holder of the lock, as lease.Run does.
-func (s *server) follow() {
+// connectHolder connects a candidate to the holder of the lock, as lease.Run does.
+func (s *server) connectHolder() {
 	var peer election.Peer
 	if s.elector.Role() == election.Standby {
 		if holder, ok := s.elector.Holder(); ok && !holder.Released && holder.Incarnation != s.process.name {

@@ -166,7 +166,7 @@ func (s *server) give(in election.Input) {
 	if !s.alive() {
 		return
 	}
-	s.follow()
+	s.connectHolder()
 	s.wake++
 	if wake := s.wake; decision.Wake != election.Never {
 		s.world.sched.after(s.until(decision.Wake)+s.lateness(), func() {

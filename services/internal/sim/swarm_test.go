@@ -39,7 +39,7 @@ func TestSwarm(t *testing.T) {
 	stop := make(chan struct{})
 	var reports sync.WaitGroup
 	if many {
-		reports.Go(func() { s.tell(stop, began) })
+		reports.Go(func() { s.reportProgress(stop, began) })
 	}
 	s.play()
 	close(stop)
@@ -102,8 +102,8 @@ func (s *swarm) failures() int {
 	return len(s.errs)
 }
 
-// tell prints the progress every ten seconds.
-func (s *swarm) tell(stop <-chan struct{}, began time.Time) {
+// reportProgress prints the progress every ten seconds.
+func (s *swarm) reportProgress(stop <-chan struct{}, began time.Time) {
 	tick := time.NewTicker(10 * time.Second)
 	defer tick.Stop()
 	for {

@@ -468,7 +468,7 @@ type RefreshConfigResponse struct {
 	Result   RefreshResult          `protobuf:"varint,1,opt,name=result,proto3,enum=nstance.v1.RefreshResult" json:"result,omitempty"`
 	Problems []*ConfigProblem       `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	Etag     string                 `protobuf:"bytes,3,opt,name=etag,proto3" json:"etag,omitempty"`
-	// True when the change needs a restart of the server, which it now does by itself.
+	// True when the change needs a restart, which the server now performs.
 	Restarting    bool `protobuf:"varint,4,opt,name=restarting,proto3" json:"restarting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -228,5 +228,5 @@ func listBuckets(q *request) error {
 		}
 	}
 	q.s.mu.Unlock()
-	return q.tell(out)
+	return q.writeXML(out)
 }

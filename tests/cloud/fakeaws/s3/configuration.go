@@ -90,7 +90,7 @@ func configurationOperations() []operation {
 		}
 		needs := []string{p.name}
 		all = append(all, operation{name: "Get" + noun, method: "GET", level: onBucket, needs: needs, action: p.get,
-			serve: p.tell})
+			serve: p.writeConfiguration})
 		if p.fresh == nil {
 			continue
 		}
@@ -108,7 +108,7 @@ func configurationOperations() []operation {
 	return append(all, policyOperations()...)
 }
 
-func (p part) tell(q *request) error {
+func (p part) writeConfiguration(q *request) error {
 	q.s.mu.Lock()
 	document, ok := q.config.documents[p.name]
 	q.s.mu.Unlock()
@@ -117,11 +117,11 @@ func (p part) tell(q *request) error {
 	}
 	switch {
 	case ok:
-		return q.tell(document)
+		return q.writeXML(document)
 	case p.absent != nil:
 		return p.absent()
 	}
-	return q.tell(p.other())
+	return q.writeXML(p.other())
 }
 
 func (p part) set(q *request) error {

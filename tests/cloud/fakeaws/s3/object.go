@@ -227,7 +227,7 @@ func deleteObjects(q *request) error {
 			out.Deleted = append(out.Deleted, done)
 		}
 	}
-	return q.tell(out)
+	return q.writeXML(out)
 }
 
 func (q *request) deleteOne(object deletionObject) (deletionSuccess, *deletionError) {
@@ -281,7 +281,7 @@ func (q *request) encrypted(answer http.Header) {
 	k := encryptionKey{q.bucket, q.key, answer.Get("X-Amz-Version-Id")}
 	q.config.keep(k, e)
 	q.s.mu.Unlock()
-	e.tell(answer)
+	e.setHeaders(answer)
 }
 
 // keep records an encryption that is not S3's own default.
@@ -303,10 +303,10 @@ func (s *Service) setEncryptionHeaders(answer http.Header, bucket, key, version 
 		}
 	}
 	s.mu.Unlock()
-	e.tell(answer)
+	e.setHeaders(answer)
 }
 
-func (e encryption) tell(h http.Header) {
+func (e encryption) setHeaders(h http.Header) {
 	h.Set("X-Amz-Server-Side-Encryption", e.algorithm)
 	if e.algorithm != "aws:kms" {
 		return

@@ -138,7 +138,7 @@ func getACL(q *request) error {
 	g.Grantee.owner, g.Grantee.XSI, g.Grantee.Type = out.Owner, "http://www.w3.org/2001/XMLSchema-instance",
 		"CanonicalUser"
 	out.Grants = []grant{g}
-	return q.tell(out)
+	return q.writeXML(out)
 }
 
 func aclsDisabled() error {

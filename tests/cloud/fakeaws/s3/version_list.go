@@ -122,7 +122,7 @@ func listVersions(q *request) error {
 	if out.EncodingType == "url" {
 		out.escape()
 	}
-	return q.tell(out)
+	return q.writeXML(out)
 }
 
 // fill adds versions after the markers until the page is full.

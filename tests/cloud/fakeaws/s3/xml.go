@@ -85,8 +85,8 @@ func elements(document []byte) ([]string, error) {
 	}
 }
 
-// tell answers with a document.
-func (q *request) tell(document any) error {
+// writeXML answers with a document.
+func (q *request) writeXML(document any) error {
 	out, err := xml.Marshal(document)
 	if err != nil {
 		return err
