@@ -644,8 +644,8 @@ type GroupStatus struct {
 	InstanceIds   []string `protobuf:"bytes,24,rep,name=instance_ids,json=instanceIds,proto3" json:"instance_ids,omitempty"`
 	// Merged args, JSON.
 	ArgsJson string `protobuf:"bytes,25,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
-	// What the group itself says, in the form of its entry in groups/{shard}.jsonc (JSON): all but what it takes from its template. Of a
-	// static group, its override. Empty when there is none.
+	// The group's own settings (JSON), without those of its template, in the form of its entry in groups/{shard}.jsonc. For a
+	// static group, its override. Empty when the group has none.
 	SpecJson      string `protobuf:"bytes,26,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -874,19 +874,19 @@ type UpsertGroupRequest struct {
 	// When set_vars is true, vars replaces the group's own vars, an empty map included.
 	Vars    map[string]string `protobuf:"bytes,7,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	SetVars bool              `protobuf:"varint,8,opt,name=set_vars,json=setVars,proto3" json:"set_vars,omitempty"`
-	// Merged over the template's; JSON object; empty leaves as it is.
+	// JSON object, merged over the template's args. Empty: no change.
 	ArgsJson      string               `protobuf:"bytes,9,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
 	LoadBalancers []string             `protobuf:"bytes,10,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
 	DrainTimeout  *durationpb.Duration `protobuf:"bytes,11,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
 	MaxSurge      *uint32              `protobuf:"varint,12,opt,name=max_surge,json=maxSurge,proto3,oneof" json:"max_surge,omitempty"`
 	MaxUnhealthy  string               `protobuf:"bytes,13,opt,name=max_unhealthy,json=maxUnhealthy,proto3" json:"max_unhealthy,omitempty"`
-	// Empty: whatever is there. Otherwise ABORTED when it does not match.
+	// Empty: no check. Otherwise the call fails with ABORTED when it does not match.
 	ExpectedEtag string `protobuf:"bytes,14,opt,name=expected_etag,json=expectedEtag,proto3" json:"expected_etag,omitempty"`
 	// Refuse to create; only change what exists.
 	MustExist bool `protobuf:"varint,15,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
 	// Refuse to change what exists (ALREADY_EXISTS); only create.
 	MustCreate bool `protobuf:"varint,16,opt,name=must_create,json=mustCreate,proto3" json:"must_create,omitempty"`
-	// Names of fields of the group that go back to what the template, or the shard, says: size, instance_type, instance_types, subnet_pool,
+	// Names of fields to reset to the values of the template or the shard: size, instance_type, instance_types, subnet_pool,
 	// vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy. A field cannot be cleared and set.
 	ClearFields   []string `protobuf:"bytes,17,rep,name=clear_fields,json=clearFields,proto3" json:"clear_fields,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1578,7 +1578,7 @@ type InstanceStatus struct {
 	OnDemand   bool                   `protobuf:"varint,5,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"`
 	// reserved, created, registered, deleting, deleted.
 	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
-	// What the provider says: pending, running, ...
+	// State of the VM at the provider: pending, running, ...
 	ProviderState string `protobuf:"bytes,7,opt,name=provider_state,json=providerState,proto3" json:"provider_state,omitempty"`
 	ProviderId    string `protobuf:"bytes,8,opt,name=provider_id,json=providerId,proto3" json:"provider_id,omitempty"`
 	// healthy, unhealthy, silent, unregistered, unknown, stopping.

@@ -56,7 +56,7 @@ type OperatorServiceClient interface {
 	DeleteInstance(ctx context.Context, in *DeleteInstanceRequest, opts ...grpc.CallOption) (*DeleteInstanceResponse, error)
 	GetInstanceStatus(ctx context.Context, in *GetInstanceStatusRequest, opts ...grpc.CallOption) (*GetInstanceStatusResponse, error)
 	ListInstances(ctx context.Context, in *ListInstancesRequest, opts ...grpc.CallOption) (*ListInstancesResponse, error)
-	// AcknowledgeDrained says that the node is drained: delete now.
+	// AcknowledgeDrained reports that the node is drained, so the server may delete the VM.
 	AcknowledgeDrained(ctx context.Context, in *AcknowledgeDrainedRequest, opts ...grpc.CallOption) (*AcknowledgeDrainedResponse, error)
 	// WatchGroups sends every group as UPSERT, then SNAPSHOT_END, then changes. A slow reader is closed with RESOURCE_EXHAUSTED.
 	WatchGroups(ctx context.Context, in *WatchGroupsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchGroupsResponse], error)
@@ -263,7 +263,7 @@ type OperatorServiceServer interface {
 	DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error)
 	GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*GetInstanceStatusResponse, error)
 	ListInstances(context.Context, *ListInstancesRequest) (*ListInstancesResponse, error)
-	// AcknowledgeDrained says that the node is drained: delete now.
+	// AcknowledgeDrained reports that the node is drained, so the server may delete the VM.
 	AcknowledgeDrained(context.Context, *AcknowledgeDrainedRequest) (*AcknowledgeDrainedResponse, error)
 	// WatchGroups sends every group as UPSERT, then SNAPSHOT_END, then changes. A slow reader is closed with RESOURCE_EXHAUSTED.
 	WatchGroups(*WatchGroupsRequest, grpc.ServerStreamingServer[WatchGroupsResponse]) error
