@@ -84,5 +84,6 @@ resource "nstance_cluster" "this" {
     provider = local.encryption_key.provider
     source   = local.encryption_key.source
   }
-  force_destroy = var.force_destroy
+  deletion_protection = var.deletion_protection
+  force_destroy       = var.force_destroy
 }

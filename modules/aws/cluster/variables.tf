@@ -115,6 +115,13 @@ variable "secrets" {
   }
 }
 
+variable "deletion_protection" {
+  description = "Refuse every plan that destroys the cluster, until an apply has set this to `false`. It protects clusters with secrets in the bucket: others have no `nstance_cluster`."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
 variable "force_destroy" {
   description = "Let destroy delete the bucket with all objects, and the encryption key without a recovery window. If false, destroy fails while the bucket has objects or earlier versions, and a deleted key can be restored for 30 days."
   type        = bool

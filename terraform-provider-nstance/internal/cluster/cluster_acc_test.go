@@ -443,6 +443,25 @@ func TestAccEncryptionKeySource(t *testing.T) {
 	})
 }
 
+// TestAccDeletionProtection checks that plan refuses to destroy or replace a protected cluster.
+func TestAccDeletionProtection(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	protected := cluster(b, "deletion_protection = true")
+	refused := regexp.MustCompile(`(?s)Cannot destroy cluster example.*deletion_protection = false`)
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy:             destroyed(t, b),
+		Steps: []resource.TestStep{
+			{Config: protected, Check: usable(t, b)},
+			{Config: protected, PlanOnly: true},
+			{Config: protected, Destroy: true, PlanOnly: true, ExpectError: refused},
+			{Config: strings.Replace(protected, `"example"`, `"other"`, 1), PlanOnly: true, ExpectError: refused},
+			{Config: cluster(b, "deletion_protection = false"), Check: usable(t, b)},
+		},
+	})
+}
+
 func TestAccRefusesToDestroyWithInstances(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

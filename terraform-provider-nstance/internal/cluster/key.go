@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-framework/types/basetypes"
 
@@ -98,26 +98,16 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	return errors.Join(errs...)
 }
 
-// ModifyPlan implements resource.ResourceWithModifyPlan. It refuses a change of the encryption key if the secrets could
-// not be opened when the plan is applied. By then, other resources may already have replaced the stored key.
-func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
-	if req.State.Raw.IsNull() || req.Plan.Raw.IsNull() || !r.bucket.Known() {
-		return
-	}
-	var plan, config, before model
-	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
-	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
-	resp.Diagnostics.Append(req.State.Get(ctx, &before)...)
-	if resp.Diagnostics.HasError() || !keyChanges(before, plan) {
-		return
-	}
+// checkKeyChange refuses a change of the encryption key if the secrets could not be opened when the plan is applied. By
+// then, other resources may already have replaced the stored key.
+func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (diags diag.Diagnostics) {
 	lasting, err := r.lastingKeys(ctx, before, config)
 	if errors.Is(err, bucket.ErrUnknown) || slices.ContainsFunc(lasting, func(key envelope.Key) bool {
 		return key.ID().String() == before.EncryptionKeyID.ValueString()
 	}) {
 		return
 	}
-	resp.Diagnostics.Append(diagnostic.Failure{
+	diags.Append(diagnostic.Failure{
 		What:  "Cannot change the encryption key of cluster " + before.ID.ValueString(),
 		Where: r.bucket.Place(keys.ClusterSecret(secretstore.CAKey)),
 		Why: errors.Join(
@@ -128,6 +118,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 			`as old_encryption_keys = [{ provider = "file", source = "old.key" }], and plan again. Or undo the change ` +
 			"of the key.",
 	}.Error())
+	return diags
 }
 
 // lastingKeys returns the keys that are readable now and will still be readable when the plan is applied. With a new

@@ -92,6 +92,36 @@ func badKey(err error) diag.Diagnostic {
 	}.At(path.Root("encryption_key_wo"))
 }
 
+// ModifyPlan implements resource.ResourceWithModifyPlan. It refuses to destroy or replace a protected cluster, and to
+// change the encryption key without the old key.
+func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	if req.State.Raw.IsNull() {
+		return
+	}
+	var plan, config, before model
+	resp.Diagnostics.Append(req.State.Get(ctx, &before)...)
+	destroys := req.Plan.Raw.IsNull()
+	if !destroys {
+		resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+		resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+		// These changes replace the cluster, see Schema.
+		destroys = !plan.ID.Equal(before.ID) ||
+			!config.CACertificatePEM.IsNull() && !plan.CACertificatePEM.Equal(before.CACertificatePEM)
+	}
+	switch {
+	case resp.Diagnostics.HasError():
+	case destroys && before.DeletionProtection.ValueBool():
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot destroy cluster " + before.ID.ValueString(),
+			Why:  errors.New("it has deletion_protection"),
+			Do: "Nothing was changed. To destroy the cluster, set deletion_protection = false, apply, and destroy " +
+				"again.",
+		}.Error())
+	case !destroys && r.bucket.Known() && keyChanges(before, plan):
+		resp.Diagnostics.Append(r.checkKeyChange(ctx, before, config)...)
+	}
+}
+
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
 	var plan, config model

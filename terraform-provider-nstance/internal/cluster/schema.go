@@ -33,6 +33,7 @@ type model struct {
 	EncryptionKey          types.Object `tfsdk:"encryption_key"`
 	EncryptionKeyWO        types.String `tfsdk:"encryption_key_wo"`
 	EncryptionKeyWOVersion types.Int64  `tfsdk:"encryption_key_wo_version"`
+	DeletionProtection     types.Bool   `tfsdk:"deletion_protection"`
 	ForceDestroy           types.Bool   `tfsdk:"force_destroy"`
 	CAFingerprint          types.String `tfsdk:"ca_fingerprint"`
 	CANotAfter             types.String `tfsdk:"ca_not_after"`
@@ -112,6 +113,11 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 					"before it is not available.",
 				Optional:   true,
 				Validators: []validator.Int64{int64validator.AtLeast(0)},
+			},
+			"deletion_protection": schema.BoolAttribute{
+				MarkdownDescription: "Refuse every plan that destroys or replaces the cluster, until an apply has " +
+					"set this to `false`.",
+				Optional: true,
 			},
 			"force_destroy": schema.BoolAttribute{
 				MarkdownDescription: "Destroy the cluster's keys although there are records of instances. Their " +

@@ -67,6 +67,7 @@ run "choices" {
     kms_key_arn             = "arn:aws:kms:us-west-2:123456789012:key/00000000-0000-0000-0000-000000000000"
     encryption_key          = { provider = "aws-parameter-store", version = 3 }
     force_destroy           = true
+    deletion_protection     = true
     tags                    = { team = "a" }
   }
 
@@ -87,8 +88,8 @@ run "choices" {
     error_message = "the key is not in Parameter Store, in version 3"
   }
   assert {
-    condition     = aws_s3_bucket.this.force_destroy && nstance_cluster.this[0].force_destroy && length(aws_secretsmanager_secret.key) == 0
-    error_message = "destroy is not forced"
+    condition     = aws_s3_bucket.this.force_destroy && nstance_cluster.this[0].force_destroy && nstance_cluster.this[0].deletion_protection && length(aws_secretsmanager_secret.key) == 0
+    error_message = "destroy is not forced, or the cluster is not protected"
   }
   assert {
     condition     = aws_s3_bucket.this.tags["nstance:cluster"] == "example" && aws_s3_bucket.this.tags["team"] == "a"
