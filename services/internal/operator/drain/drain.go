@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -50,8 +51,16 @@ type Options struct {
 	Log           *slog.Logger
 }
 
-// nodeByProviderID is the name of the cache's index of Nodes.
-const nodeByProviderID = "spec.providerID"
+const (
+	// nodeByProviderID is the name of the cache's index of Nodes.
+	nodeByProviderID = "spec.providerID"
+	// machineByInstance is the name of the cache's index of NstanceMachines.
+	machineByInstance = "nstance.dev/drain.instance"
+)
+
+func indexMachine(object client.Object) []string {
+	return []string{object.(*v1beta1.NstanceMachine).Spec.InstanceID}
+}
 
 // Setup adds the coordinator, which drains and removes Nodes while this process is the leader.
 func Setup(mgr ctrl.Manager, o Options) error {
@@ -73,6 +82,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		})
 	if err != nil {
 		return fmt.Errorf("index of Nodes: %w", err)
+	}
+	err = mgr.GetFieldIndexer().IndexField(context.Background(), &v1beta1.NstanceMachine{}, machineByInstance, indexMachine)
+	if err != nil {
+		return fmt.Errorf("index of NstanceMachines: %w", err)
 	}
 	kube, err := kubernetes.NewForConfigAndClient(o.Workload.GetConfig(), o.Workload.GetHTTPClient())
 	if err != nil {

@@ -84,6 +84,8 @@ func (kube *testKubernetes) start() {
 		func(o client.Object) []string {
 			return []string{o.(*corev1.Node).Spec.ProviderID}
 		}))
+	kube.mustSucceed(c.GetFieldIndexer().IndexField(kube.Context(), &v1beta1.NstanceMachine{}, machineByInstance,
+		indexMachine))
 	clientset, err := kubernetes.NewForConfig(c.GetConfig())
 	kube.mustSucceed(err)
 	o := Options{Client: c.GetClient(), Recorder: c.GetEventRecorder("test"), Namespace: namespace, Shards: kube.shards,

@@ -296,14 +296,12 @@ func (t *task) recordEvents(nodes []corev1.Node, kind, reason, format string, ar
 	}
 	var machines v1beta1.NstanceMachineList
 	if err := t.Client.List(context.Background(), &machines, client.InNamespace(t.Namespace),
-		client.UnsafeDisableDeepCopy); err != nil {
+		client.MatchingFields{machineByInstance: t.instance}); err != nil {
 		t.log.Warn("failed to list machines", "error", err)
 		return
 	}
 	for i := range machines.Items {
-		if machines.Items[i].Spec.InstanceID == t.instance {
-			t.Recorder.Eventf(machines.Items[i].DeepCopy(), nil, kind, reason, "Drain", format, args...)
-		}
+		t.Recorder.Eventf(&machines.Items[i], nil, kind, reason, "Drain", format, args...)
 	}
 }
 
