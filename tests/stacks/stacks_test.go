@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-var terraformFlag = flag.String("terraform", "", "path of terraform, for one of the stacks; without it tofu applies both")
+var terraformFlag = flag.String("terraform", "",
+	"path of terraform, for one of the stacks; without it tofu applies both")
 
 // TestMain skips the stacks in `go test -short`. They take minutes, and need root and tools that scripts/tool.sh
 // builds.
@@ -30,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestStacks applies both examples, with different CLIs if -terraform is set. It compares the recorded calls with the servers'
-// permissions and with the operations of the fake AWS.
+// TestStacks applies both examples, with different CLIs if -terraform is set. It compares the recorded calls with the
+// servers' permissions and with the operations of the fake AWS.
 func TestStacks(t *testing.T) {
 	var calls ledger
 	t.Run("apply", func(t *testing.T) {

@@ -22,7 +22,8 @@ func (c *checker) planned(path, name string) {
 		if block.Planned && name != "" && (block.Name == name ||
 			slices.ContainsFunc(block.ObjectStores, func(s cloud.ObjectStore) bool { return s.Name == name }) ||
 			slices.ContainsFunc(block.SecretsStores, func(s cloud.SecretsStore) bool { return s.Name == name })) {
-			c.add(path, "%s is planned: this version of nstance-server has no such provider", quote(name)).ofCloud = true
+			c.add(path, "%s is planned: this version of nstance-server has no such provider",
+				quote(name)).ofCloud = true
 		}
 	}
 }

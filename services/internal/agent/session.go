@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// A server that died or was stopped silently is detected after at most 15 s. gRPC allows no shorter keepaliveTime. A
-	// server that does not answer a ping for keepaliveTimeout could not renew its lease either.
+	// A server that died or was stopped silently is detected after at most 15 s. gRPC allows no shorter keepaliveTime.
+	// A server that does not answer a ping for keepaliveTimeout could not renew its lease either.
 	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 5 * time.Second
 

@@ -91,8 +91,8 @@ func TestFirstConfigurationThatFailsItsTrial(t *testing.T) {
 }
 
 // TestAppliedConfigurationThatThisVersionWouldRefuse checks that a shard that led before an upgrade leads afterwards,
-// although the new version finds a mistake in args: with the applied configuration alone, and beside a newer one that is
-// invalid. A new configuration with that mistake is refused.
+// although the new version finds a mistake in args: with the applied configuration alone, and beside a newer one that
+// is invalid. A new configuration with that mistake is refused.
 func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
 	inAWS := strings.Replace(document("", `, "args": {"NoSuchField": 1}`), `{"kind": "mock"}`,
 		`{"kind": "aws", "region": "eu-central-1", "zone": "eu-central-1a"}`, 1)

@@ -9,9 +9,9 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
 
-// TestAccLeaderAppliesAtOnce checks applies to a real server that polls the bucket every three minutes. With an operator
-// block, an apply ends when the leader has applied the configuration, also after a restart. If the leader refuses the
-// configuration, the apply fails with the leader's reasons. A destroy does not wait for the poll either.
+// TestAccLeaderAppliesAtOnce checks applies to a real server that polls the bucket every three minutes. With an
+// operator block, an apply ends when the leader has applied the configuration, also after a restart. If the leader
+// refuses the configuration, the apply fails with the leader's reasons. A destroy does not wait for the poll either.
 func TestAccLeaderAppliesAtOnce(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -60,7 +60,8 @@ resource "nstance_shard" "test" {
 		}
 	}
 
-	write(`"encryption_key": {`, `"old_encryption_keys": [{"provider": "file", "source": "/no/such/key"}], "encryption_key": {`)
+	write(`"encryption_key": {`,
+		`"old_encryption_keys": [{"provider": "file", "source": "/no/such/key"}], "encryption_key": {`)
 	out, err := cli.Try("apply", "-auto-approve")
 	if err == nil || !strings.Contains(squeeze(out), "its leader refuses it") ||
 		!strings.Contains(out, "/no/such/key") || isApplied() {

@@ -196,8 +196,8 @@ func (c *contents) String() string {
 }
 
 // remove deletes all objects of an empty shard whose configuration is still version token. It deletes the configuration
-// last: if an earlier step fails, the resource still exists and can be destroyed again. It keeps the election lock while
-// a server leads, because the server would write the lock again.
+// last: if an earlier step fails, the resource still exists and can be destroyed again. It keeps the election lock
+// while a server leads, because the server would write the lock again.
 func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objstore.Token) error {
 	name := leader.shard
 	store, err := r.bucket.Store(ctx)

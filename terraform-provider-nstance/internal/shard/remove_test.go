@@ -42,7 +42,8 @@ func TestRemoveChecksAgain(t *testing.T) {
 	if _, err := store.Put(ctx, keys.Applied(name), []byte("x"), objstore.IfAbsent()); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := record.EncodeLock(record.Lock{LeaderID: "server-2", Incarnation: "incarnation-2", Term: 2, LeaseMS: 4000,
+	lock, err := record.EncodeLock(record.Lock{LeaderID: "server-2", Incarnation: "incarnation-2", Term: 2,
+		LeaseMS: 4000,
 		RenewMS: 1000, Revision: 1, RenewedAt: time.Now()})
 	if err != nil {
 		t.Fatal(err)

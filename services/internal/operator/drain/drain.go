@@ -83,7 +83,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return fmt.Errorf("index of Nodes: %w", err)
 	}
-	err = mgr.GetFieldIndexer().IndexField(context.Background(), &v1beta1.NstanceMachine{}, machineByInstance, indexMachine)
+	err = mgr.GetFieldIndexer().IndexField(context.Background(), &v1beta1.NstanceMachine{}, machineByInstance,
+		indexMachine)
 	if err != nil {
 		return fmt.Errorf("index of NstanceMachines: %w", err)
 	}
