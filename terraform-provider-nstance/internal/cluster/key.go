@@ -115,8 +115,8 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 				before.EncryptionKeyID.ValueString()), err),
 		Do: "Nothing was changed. Write the present key to a file, add it to the provider's old_encryption_keys, " +
 			"such " +
-			`as old_encryption_keys = [{ provider = "file", source = "old.key" }], and plan again. Or undo the change ` +
-			"of the key.",
+			`as old_encryption_keys = [{ provider = "file", source = "old.key" }], and plan again. Or undo the ` +
+			"change of the key.",
 	}.Error())
 	return diags
 }
