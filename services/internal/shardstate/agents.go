@@ -86,40 +86,9 @@ func (w *State) Disconnected(id ident.ID, stream uint64, reason string) {
 	w.emit(events)
 }
 
-// Repeated records a report that equals the previous one apart from metrics and addresses, and returns true. Such a
-// report needs no decision. For any other report, and for a stream that was replaced, Repeated changes nothing and
-// returns false; call [State.Reported] then.
-//
-// Repeated allocates nothing and needs little stack. Thousands of goroutines wait for reports, and each one keeps the
-// stack that it once needed.
-func (w *State) Repeated(id ident.ID, stream uint64, report *Report) bool {
-	now := w.opts.Now()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	inst := w.instances[id]
-	if inst == nil || inst.stream != stream || report.Files != nil || report.Keys != nil || report.Notice ||
-		report.Stopping != plan.NotStopping {
-		return false
-	}
-	p := &inst.plan
-	if p.LastReport.IsZero() || p.Healthy != report.Healthy || report.Healthy && !p.EverHealthy ||
-		p.RuntimeHash != report.RuntimeHash ||
-		!p.PowerOffAt.IsZero() || !p.RestartingAt.IsZero() || p.Reboot {
-		return false
-	}
-	p.LastReport = now
-	files, keys := inst.report.Files, inst.report.Keys
-	inst.report = *report
-	inst.report.Files, inst.report.Keys = files, keys
-	return true
-}
-
 // Reported records one report. It returns false for a stream that was replaced and for an instance that is gone. A
 // report that changes nothing marks no group as dirty and costs no write.
 func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
-	if w.Repeated(id, stream, &report) {
-		return true
-	}
 	now := w.opts.Now()
 	w.mu.Lock()
 	inst := w.instances[id]

@@ -79,67 +79,39 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-// TestRepeatedReports checks that Repeated accepts a report only if it needs no decision, and leaves all others
-// unchanged for Reported.
+// TestRepeatedReports checks that a report that repeats the previous one stores its measurements, keeps files and keys,
+// and leads to no planning. A repeated report without an announcement ends the announcement.
 func TestRepeatedReports(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
 	stream, _ := p.Connected(id)
-	p.forget()
-	same := shardstate.Report{Healthy: true, RuntimeHash: "r1"}
-	if p.Repeated(id, stream, &same) {
-		t.Error("the first report of all was taken as repeated")
-	}
 	p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1",
 		Files: []shardstate.FileState{{Name: "a"}}, Keys: []shardstate.KeyState{{Name: "k"}}})
 	p.forget()
 	p.now = p.now.Add(time.Second)
-	before, reportedAt := p.planned(t, id), p.now
-	for name, report := range map[string]shardstate.Report{
-		"unhealthy":             {RuntimeHash: "r1"},
-		"another configuration": {Healthy: true, RuntimeHash: "r2"},
-		"files":                 {Healthy: true, RuntimeHash: "r1", Files: []shardstate.FileState{}},
-		"keys":                  {Healthy: true, RuntimeHash: "r1", Keys: []shardstate.KeyState{}},
-		"a notice":              {Healthy: true, RuntimeHash: "r1", Notice: true},
-		"powering off":          {Healthy: true, RuntimeHash: "r1", Stopping: plan.PowerOff},
-		"an upgrade":            {Healthy: true, RuntimeHash: "r1", Stopping: plan.Upgrade},
-	} {
-		if p.Repeated(id, stream, &report) {
-			t.Errorf("%s: taken as repeated", name)
-		}
+	want := p.planned(t, id)
+	want.LastReport = p.now
+	same := shardstate.Report{Healthy: true, RuntimeHash: "r1", Message: "well"}
+	same.Metrics.CPU = 0.5
+	if !p.Reported(id, stream, same) {
+		t.Error("a repeated report was not accepted")
 	}
-	if p.Repeated(id, stream+1, &same) || p.Repeated(p.newID(t), stream, &same) {
-		t.Error("a report of an unknown instance was accepted")
-	}
-	if got := p.planned(t, id); got != before {
-		t.Errorf("%+v, was %+v: a report that was not taken left something behind", got, before)
-	}
-	same.Message, same.Metrics.CPU = "well", 0.5
-	if !p.Repeated(id, stream, &same) {
-		t.Error("a repeated report was not taken")
-	}
-	before.LastReport = reportedAt
-	if got := p.planned(t, id); got != before {
-		t.Errorf("%+v, want %+v", got, before)
+	if got := p.planned(t, id); got != want {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 	if got := p.lastReport(id); got.Message != "well" || got.Metrics.CPU != 0.5 || len(got.Files) != 1 ||
 		len(got.Keys) != 1 {
 		t.Errorf("last report %+v", got)
 	}
-	p.wantDirty(t, "nothing has changed")
+	p.wantDirty(t, "a repeated report")
 	if p.wakes != 0 {
-		t.Error("the loop is woken without need")
+		t.Error("a repeated report wakes the planner")
 	}
-	// A report that no longer contains an announcement ends the announcement, so it is not a repeated report.
 	for name, why := range map[string]plan.Stopping{"powering off": plan.PowerOff,
 		"a reboot": plan.Reboot, "a restart": plan.Restart} {
 		p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1", Stopping: why})
-		if p.Repeated(id, stream, &same) {
-			t.Errorf("the end of %s: taken as repeated", name)
-		}
 		p.Reported(id, stream, same)
-		if got := p.planned(t, id); !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() || got.Reboot ||
-			!p.Repeated(id, stream, &same) {
+		if got := p.planned(t, id); !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() || got.Reboot {
 			t.Errorf("after %s: %+v", name, got)
 		}
 	}
