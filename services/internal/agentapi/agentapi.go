@@ -44,8 +44,8 @@ type Keys interface {
 	DeleteKeys(ctx context.Context, instance ident.ID) error
 }
 
-// Leader is what a leader of one term needs to serve agents.
-type Leader struct {
+// Leadership is what a leader of one term needs to serve agents.
+type Leadership struct {
 	// Context ends with the leadership.
 	Context        context.Context
 	Cluster, Shard string
@@ -65,7 +65,7 @@ type Service struct {
 	nstancev1.UnimplementedAgentServiceServer
 	// Leader returns the current leadership, the same pointer for as long as it lasts. If another server leads, it
 	// returns the status error that names it.
-	Leader func() (*Leader, error)
+	Leader func() (*Leadership, error)
 	Keys   Keys
 	Now    func() time.Time
 	Log    *slog.Logger
@@ -82,7 +82,7 @@ var _ nstancev1.AgentServiceServer = (*Service)(nil)
 
 // board holds the agents of one leadership.
 type board struct {
-	leader *Leader
+	leader *Leadership
 
 	mu     sync.Mutex
 	agents map[ident.ID]*agent
@@ -90,7 +90,7 @@ type board struct {
 
 // boardOf returns the board of a leadership. When the leadership ends, the service drops the board and with it the
 // State.
-func (s *Service) boardOf(leader *Leader) *board {
+func (s *Service) boardOf(leader *Leadership) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.board == nil || s.board.leader != leader {
@@ -166,7 +166,7 @@ func (s *Service) Configured() {
 
 // call is one authorized call of an agent.
 type call struct {
-	leader *Leader
+	leader *Leadership
 	peer   *transport.Peer
 	agent  *agent
 	group  config.GroupKey

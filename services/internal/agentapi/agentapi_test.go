@@ -51,7 +51,7 @@ type testLeader struct {
 	*leadertest.Leader
 	service  *agentapi.Service
 	addr     string
-	leader   atomic.Pointer[agentapi.Leader]
+	leader   atomic.Pointer[agentapi.Leadership]
 	cache    *cache.Cache
 	disk     string // directory of the cache
 	interval atomic.Int64
@@ -88,7 +88,7 @@ func newTestLeader(t testing.TB) *testLeader {
 		NonceTTL: time.Minute,
 		Certificates: map[string]config.Certificate{"node": {Kind: "server", CN: "node",
 			DNS: []string{"{{ .Instance.Hostname }}"}, IP: []string{"{{ .Instance.IP4 }}"}, TTL: 30}}})
-	w.leader.Store(&agentapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
+	w.leader.Store(&agentapi.Leadership{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State,
 		Records: w.Executor, CertLog: w.Bucket, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration {
 			return time.Duration(w.interval.Load())
@@ -99,7 +99,7 @@ func newTestLeader(t testing.TB) *testLeader {
 	}
 	t.Cleanup(func() { w.cache.Close() })
 	w.service = &agentapi.Service{Keys: w.cache, Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
-		Leader: func() (*agentapi.Leader, error) {
+		Leader: func() (*agentapi.Leadership, error) {
 			if err := w.Current(); err != nil {
 				return nil, err
 			}

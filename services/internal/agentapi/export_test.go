@@ -10,6 +10,6 @@ import (
 func (s *Service) SetSendTimeout(d time.Duration) { s.sendTimeout = d }
 
 // TakeReports runs the reading goroutine of a health stream.
-func (s *Service) TakeReports(leader *Leader, id ident.ID, number uint64, stream reports) error {
+func (s *Service) TakeReports(leader *Leadership, id ident.ID, number uint64, stream reports) error {
 	return s.takeReports(&call{leader: leader, agent: s.boardOf(leader).agent(id)}, stream, number)
 }

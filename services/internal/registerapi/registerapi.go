@@ -42,8 +42,8 @@ type Store interface {
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
 }
 
-// Leader holds the dependencies with which the leader of one term registers clients.
-type Leader struct {
+// Registrar holds the dependencies with which the leader of one term registers clients.
+type Registrar struct {
 	// Context ends with the leadership.
 	Context        context.Context
 	Cluster, Shard string
@@ -60,7 +60,7 @@ type Leader struct {
 type Service struct {
 	nstancev1.UnimplementedRegistrationServiceServer
 	// Leader returns the current leadership, or the status error that names the actual leader.
-	Leader func() (*Leader, error)
+	Leader func() (*Registrar, error)
 	Now    func() time.Time
 	Log    *slog.Logger
 	// Metrics counts registrations by status code. Optional.
@@ -110,7 +110,7 @@ type certificate struct {
 type call struct {
 	*Service
 	ctx    context.Context
-	leader *Leader
+	leader *Registrar
 	key    ed25519.PublicKey
 	claims authority.NonceClaims
 	// expired means that the nonce has expired. Then only the key that consumed the nonce may present it.

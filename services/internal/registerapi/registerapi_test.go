@@ -36,7 +36,7 @@ import (
 
 type testLeader struct {
 	*leadertest.Leader
-	leader *registerapi.Leader
+	leader *registerapi.Registrar
 	addr   string
 	client nstancev1.RegistrationServiceClient
 }
@@ -45,11 +45,11 @@ func newTestLeader(t testing.TB) *testLeader {
 	t.Helper()
 	w := &testLeader{Leader: leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1",
 		InfraHash: "i1"})}
-	w.leader = &registerapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
+	w.leader = &registerapi.Registrar{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State,
 		Records: w.Executor, Store: w.Bucket, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer()}
 	service := &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
-		Leader: func() (*registerapi.Leader, error) {
+		Leader: func() (*registerapi.Registrar, error) {
 			if err := w.Current(); err != nil {
 				return nil, err
 			}
@@ -91,7 +91,8 @@ func (w *testLeader) register(nonce string, key ed25519.PrivateKey) (*nstancev1.
 		Ipv4:      "10.1.2.3", Ipv6: "2001:DB8::1", Hostname: "node-1"})
 }
 
-func (w *testLeader) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse, error) {
+func (w *testLeader) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse,
+	error) {
 	return w.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce,
 		PublicKey: transporttest.Public(key)})
 }
@@ -261,7 +262,8 @@ func TestRegistrationOfAnInstanceThatChanges(t *testing.T) {
 		"registered with another key": {func(t *testing.T, w *testLeader, id ident.ID) {
 			w.Change(t, id, func(r *record.Instance) {
 				r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(), other, "other"
-				r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0a", 16), NotAfter: w.Clock.Now().Add(time.Hour)}
+				r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0a", 16),
+					NotAfter: w.Clock.Now().Add(time.Hour)}
 			})
 		}, codes.PermissionDenied, "registered with another key or nonce"},
 		"being deleted": {func(t *testing.T, w *testLeader, id ident.ID) {

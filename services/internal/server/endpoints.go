@@ -241,8 +241,8 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 	}{
 		{"registration", s.ports.bind.Registration, "", func(g *grpc.Server) {
 			nstancev1.RegisterRegistrationServiceServer(g, &registerapi.Service{
-				Leader: func() (*registerapi.Leader, error) {
-					return leaderOf(s, func(l *leadership) *registerapi.Leader { return l.registration })
+				Leader: func() (*registerapi.Registrar, error) {
+					return leaderOf(s, func(l *leadership) *registerapi.Registrar { return l.registration })
 				},
 				Now: time.Now, Log: s.log, Metrics: s.metrics,
 			})

@@ -28,8 +28,8 @@ import (
 // leadership holds one term of this server.
 type leadership struct {
 	leader       *leader.Leader
-	registration *registerapi.Leader
-	agent        *agentapi.Leader
+	registration *registerapi.Registrar
+	agent        *agentapi.Leadership
 	operator     *operatorapi.Leader
 
 	generator *filegen.Generator
@@ -123,11 +123,12 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	issuer := transport.Issuer{CA: ca, Bundle: caPEM, Rand: rand.Reader, Now: time.Now}
 	l := &leadership{
 		leader: leader,
-		registration: &registerapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
+		registration: &registerapi.Registrar{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard,
+			Term:        a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(),
 			Issuer: issuer},
-		agent: &agentapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
+		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
 			Interval: func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() }},

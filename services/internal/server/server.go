@@ -145,8 +145,8 @@ func newServer(cfg Config) *server {
 		return leaderOf(s, func(l *leadership) *operatorapi.Leader { return l.operator })
 	})
 	s.agents = &agentapi.Service{
-		Leader: func() (*agentapi.Leader, error) {
-			return leaderOf(s, func(l *leadership) *agentapi.Leader { return l.agent })
+		Leader: func() (*agentapi.Leadership, error) {
+			return leaderOf(s, func(l *leadership) *agentapi.Leadership { return l.agent })
 		},
 		Keys: keyCache{s}, Now: time.Now, Log: s.log, Metrics: s.metrics,
 	}

@@ -78,12 +78,12 @@ type testShard struct {
 func newTestShard(t *testing.T) *testShard {
 	t.Helper()
 	l := leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1})
-	leader := &registerapi.Leader{Context: l.Context, Cluster: l.Name, Shard: "a", Term: l.Term(),
+	leader := &registerapi.Registrar{Context: l.Context, Cluster: l.Name, Shard: "a", Term: l.Term(),
 		Incarnation: leadertest.Incarnation, State: l.State,
 		Records: l.Executor, Store: l.Bucket, NonceKey: l.NonceKey.Public(), Issuer: l.Issuer()}
 	w := &testShard{Leader: l, log: new(bytes.Buffer), front: &front{Service: registerapi.Service{Now: l.Clock.Now,
 		Log:    l.Log,
-		Leader: func() (*registerapi.Leader, error) { return leader, nil }}}}
+		Leader: func() (*registerapi.Registrar, error) { return leader, nil }}}}
 	w.addr = l.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, w.front) })
 	nonce, _, err := authority.MintNonce(l.NonceKey, authority.NonceSpec{Role: authority.RoleOperator, Cluster: l.Name,
 		Tenant: "prod"}, rand.Reader, l.Clock.Now())
