@@ -84,6 +84,7 @@ var mayEnd = map[string]ends{
 	"another tenant's instance": must("NotFound").or(cut...),
 
 	"certificate":                             must("PermissionDenied").or(cut...), // except for the following
+	"certificate agents deleted":              must("NotFound").or(cut...),
 	"certificate agents none":                 must("Unavailable"),
 	"certificate operators none":              must("Unavailable"),
 	"certificate election none":               must("Unavailable"),
