@@ -48,8 +48,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	push := flags.String("push", "", "also push it under this name, with the credentials of the container tools")
 	insecure := flags.Bool("insecure", false, "push over plain HTTP")
 	architectures := flags.String("architectures", "amd64,arm64", "Linux architectures, separated by commas")
-	version := flags.String("version", "", "version of the program (default: what git says)")
-	revision := flags.String("revision", "", "commit that it is built from (default: what git says)")
+	version := flags.String("version", "", "version of the program (default: from git describe)")
+	revision := flags.String("revision", "", "commit that it is built from (default: HEAD)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

@@ -103,9 +103,8 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 	id := view.Record.ID
 	if view.Record.State != record.Deleting && view.Record.State != record.Deleted {
 		reason := first(req.GetReason(), "requested by operator "+c.operator.String())
-		c.Log.Info("instance marked for deletion", "tenant", c.tenant, "group", view.Record.Group, "instance", id.String(),
-			"operator", c.operator.String(),
-			"reason", reason)
+		c.Log.Info("instance marked for deletion", "tenant", c.tenant, "group", view.Record.Group,
+			"instance", id.String(), "operator", c.operator.String(), "reason", reason)
 		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
 		case errors.Is(err, leader.ErrNoInstance):
 			return nil, errNoInstance(id)

@@ -177,8 +177,8 @@ func (s *store) directories(from string) (names []string) {
 	return names
 }
 
-// readChangedFile updates one object from its file if a user has changed the file. It reports whether the file is missing. The
-// object is deleted only if settled is true, because some editors remove a file for a moment.
+// readChangedFile updates one object from its file if a user has changed the file. It reports whether the file is
+// missing. The object is deleted only if settled is true, because some editors remove a file for a moment.
 func (s *store) readChangedFile(name string, settled bool) (missing bool) {
 	c, k, ok := s.locate(name)
 	if !ok {
@@ -214,7 +214,8 @@ func (s *store) refresh(c *collection, k key) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, exists := c.objects[k]; exists {
-			return busy(s.shown(name), "it has been removed") // readChangedFile decides soon whether the removal was intended
+			// readChangedFile decides soon whether the removal was intended.
+			return busy(s.shown(name), "it has been removed")
 		}
 		return nil
 	case err != nil:
