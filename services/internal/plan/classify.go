@@ -49,70 +49,77 @@ type rule struct {
 	// cause is why instances of this row are deleted by themselves; none: they are not.
 	cause Cause
 	// applies changes nothing. until is when its answer may change by time alone; zero: never.
-	applies func(g *group, i *Instance) (yes bool, until time.Time)
+	applies func(g *group, i subject) (yes bool, until time.Time)
+}
+
+// subject is an instance that is being classified. Several rules need inTime ([Instance.reportsInTime]), so that it is
+// computed once.
+type subject struct {
+	*Instance
+	inTime bool
 }
 
 // rules is the classification table: rule n is rules[n-1], and the first that applies wins.
 var rules = [...]rule{
-	/*  1 */ {"leaving", classLeaving, CauseNone, func(_ *group, i *Instance) (bool, time.Time) {
+	/*  1 */ {"leaving", classLeaving, CauseNone, func(_ *group, i subject) (bool, time.Time) {
 		return i.isLeaving(), time.Time{}
 	}},
-	/*  2 */ {"creating", classCreating, CauseNone, func(_ *group, i *Instance) (bool, time.Time) {
+	/*  2 */ {"creating", classCreating, CauseNone, func(_ *group, i subject) (bool, time.Time) {
 		return i.awaitsCreate(), time.Time{}
 	}},
-	/*  3 */ {"notice", classLost, CauseNotice, func(_ *group, i *Instance) (bool, time.Time) {
+	/*  3 */ {"notice", classLost, CauseNotice, func(_ *group, i subject) (bool, time.Time) {
 		return i.Notice, time.Time{}
 	}},
-	/*  4 */ {"power off", classLost, CausePowerOff, func(g *group, i *Instance) (bool, time.Time) {
+	/*  4 */ {"power off", classLost, CausePowerOff, func(g *group, i subject) (bool, time.Time) {
 		if !i.PowerOffAt.IsZero() && !i.runs() {
 			return true, time.Time{}
 		}
 		return i.poweredOff(&g.Settings, g.Now)
 	}},
-	/*  5 */ {"ended unregistered", classLost, CauseUnregistered, func(_ *group, i *Instance) (bool, time.Time) {
+	/*  5 */ {"ended unregistered", classLost, CauseUnregistered, func(_ *group, i subject) (bool, time.Time) {
 		return !i.runs() && i.RegisteredAt.IsZero(), time.Time{}
 	}},
-	/*  6 */ {"gone", classLost, CauseGone, func(_ *group, i *Instance) (bool, time.Time) {
+	/*  6 */ {"gone", classLost, CauseGone, func(_ *group, i subject) (bool, time.Time) {
 		return !i.runs(), time.Time{}
 	}},
 	/*  7 */ {"unregistered", classFailed, CauseUnregistered, (*group).isRegistrationOverdue},
-	/*  8 */ {"on-demand expired", classOnDemandExpired, CauseExpired, func(g *group, i *Instance) (bool, time.Time) {
+	/*  8 */ {"on-demand expired", classOnDemandExpired, CauseExpired, func(g *group, i subject) (bool, time.Time) {
 		if !i.OnDemand {
 			return false, time.Time{}
 		}
-		return g.isOlder(i, g.Settings.OnDemandAge)
+		return g.isOlder(i.Instance, g.Settings.OnDemandAge)
 	}},
-	/*  9 */ {"on-demand", classOnDemand, CauseNone, func(_ *group, i *Instance) (bool, time.Time) {
+	/*  9 */ {"on-demand", classOnDemand, CauseNone, func(_ *group, i subject) (bool, time.Time) {
 		return i.OnDemand, time.Time{}
 	}},
-	/* 10 */ {"expired", classExpired, CauseExpired, func(g *group, i *Instance) (bool, time.Time) {
+	/* 10 */ {"expired", classExpired, CauseExpired, func(g *group, i subject) (bool, time.Time) {
 		// An instance that never registered has no age: it serves nobody, so it must not take the place of another
 		// instance. Rule 7 ends it.
 		if i.RegisteredAt.IsZero() {
 			return false, time.Time{}
 		}
-		return g.isOlder(i, g.Settings.ForcedAge)
+		return g.isOlder(i.Instance, g.Settings.ForcedAge)
 	}},
-	/* 11 */ {"held", classHeld, CauseNone, func(g *group, i *Instance) (bool, time.Time) {
+	/* 11 */ {"held", classHeld, CauseNone, func(g *group, i subject) (bool, time.Time) {
 		if !g.guarded {
 			return false, time.Time{}
 		}
 		return g.isUnhealthy(i)
 	}},
 	/* 12 */ {"silent", classSilent, CauseUnhealthy, (*group).isUnhealthy},
-	/* 13 */ {"unready, drifted", classUnreadyDrifted, CauseDrift, func(g *group, i *Instance) (bool, time.Time) {
-		return g.isDrifted(i) && !i.isWell(&g.Settings, g.Now), time.Time{}
+	/* 13 */ {"unready, drifted", classUnreadyDrifted, CauseDrift, func(g *group, i subject) (bool, time.Time) {
+		return g.isDrifted(i.Instance) && !i.isWell(), time.Time{}
 	}},
-	/* 14 */ {"unready", classUnready, CauseNone, func(g *group, i *Instance) (bool, time.Time) {
-		return !i.isWell(&g.Settings, g.Now), time.Time{} // group.addReports schedules the next missed report
+	/* 14 */ {"unready", classUnready, CauseNone, func(g *group, i subject) (bool, time.Time) {
+		return !i.isWell(), time.Time{} // group.addReports schedules the next missed report
 	}},
-	/* 15 */ {"drifted", classDrifted, CauseDrift, func(g *group, i *Instance) (bool, time.Time) {
-		return g.isDrifted(i), time.Time{}
+	/* 15 */ {"drifted", classDrifted, CauseDrift, func(g *group, i subject) (bool, time.Time) {
+		return g.isDrifted(i.Instance), time.Time{}
 	}},
-	/* 16 */ {"aged", classAged, CauseExpired, func(g *group, i *Instance) (bool, time.Time) {
-		return g.isOlder(i, g.Settings.EligibleAge)
+	/* 16 */ {"aged", classAged, CauseExpired, func(g *group, i subject) (bool, time.Time) {
+		return g.isOlder(i.Instance, g.Settings.EligibleAge)
 	}},
-	/* 17 */ {"well", classWell, CauseNone, func(*group, *Instance) (bool, time.Time) { return true, time.Time{} }},
+	/* 17 */ {"well", classWell, CauseNone, func(*group, subject) (bool, time.Time) { return true, time.Time{} }},
 }
 
 // group is a snapshot with its instances classified. Planning does not change it.
@@ -124,6 +131,7 @@ type group struct {
 	// anyReportMatters: some instance is not well, so that any report of it may change the plan.
 	anyReportMatters bool
 	rows             []uint8 // by instance: index of its rule
+	inTime           []bool  // by instance: it reports in time
 	tally            tally
 	schedule         Schedule // when the classification may change
 }
@@ -178,34 +186,45 @@ func (t *tally) total() int { return t.available() + t.unavailable() }
 // classifyGroup classifies every instance of a group. The unhealthy guard comes first: it depends on all of them.
 func classifyGroup(s Snapshot) *group {
 	g := &group{Snapshot: s, desired: max(0, s.Group.Size), surge: max(1, s.Group.MaxSurge),
-		rows: make([]uint8, len(s.Instances))}
+		rows: make([]uint8, len(s.Instances)), inTime: make([]bool, len(s.Instances))}
 	if g.emptying() {
 		g.desired = 0
 	}
 	for n := range g.Instances {
-		g.registered = g.registered || !g.Instances[n].RegisteredAt.IsZero()
-		g.addSilence(&g.Instances[n])
+		i := &g.Instances[n]
+		g.inTime[n] = i.reportsInTime(&g.Settings, g.Now)
+		g.registered = g.registered || !i.RegisteredAt.IsZero()
+		g.addSilence(subject{i, g.inTime[n]})
 	}
 	g.guarded = g.guardHolds()
 	for n := range g.Instances {
-		i := &g.Instances[n]
+		i := subject{&g.Instances[n], g.inTime[n]}
 		row, until := g.classify(i)
 		g.rows[n] = row
-		g.schedule = g.schedule.with(until)
+		g.planAgainAt(until)
 		g.addReports(i, rules[row].class)
 		if !i.OnDemand {
-			g.addToTally(i, row)
+			g.addToTally(i.Instance, row)
 		}
 	}
 	g.tally.of[classCreating] += g.PendingCreates
 	return g
 }
 
+// planAgainAt notes a time at which the classification may change; zero: none.
+func (g *group) planAgainAt(at time.Time) {
+	if !at.IsZero() {
+		g.schedule = g.schedule.with(at)
+	}
+}
+
 // classify returns the first rule that applies. until is when that may change by time alone.
-func (g *group) classify(i *Instance) (row uint8, until time.Time) {
+func (g *group) classify(i subject) (row uint8, until time.Time) {
 	for n := range rules {
 		yes, change := rules[n].applies(g, i)
-		until = sooner(until, change)
+		if !change.IsZero() {
+			until = sooner(until, change)
+		}
 		if yes {
 			return uint8(n), until
 		}
@@ -214,19 +233,19 @@ func (g *group) classify(i *Instance) (row uint8, until time.Time) {
 }
 
 // addSilence counts an instance for the unhealthy guard.
-func (g *group) addSilence(i *Instance) {
+func (g *group) addSilence(i subject) {
 	if i.OnDemand {
 		return
 	}
-	running, late, until := i.countSilence(&g.Settings, g.SilenceFrom, g.Now)
-	g.schedule = g.schedule.with(until)
+	running, late, until := i.countSilence(&g.Settings, g.SilenceFrom, g.Now, i.inTime)
+	g.planAgainAt(until)
 	if !running {
 		return
 	}
 	unhealthy := late
 	if !i.isLeaving() {
 		unhealthy, until = g.isUnhealthy(i)
-		g.schedule = g.schedule.with(until)
+		g.planAgainAt(until)
 	}
 	g.tally.running++
 	if late || unhealthy {
@@ -238,14 +257,14 @@ func (g *group) addSilence(i *Instance) {
 }
 
 // addReports notes when the next report of an instance is missed, or that any report of it may change the plan.
-func (g *group) addReports(i *Instance, c class) {
+func (g *group) addReports(i subject, c class) {
 	switch {
 	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
 	case c == classLeaving:
 		g.anyReportMatters = g.anyReportMatters || !g.SilenceFrom.IsZero()
-	case i.reportsInTime(&g.Settings, g.Now):
+	case i.inTime:
 		overdue, _ := i.reportOverdueAt(&g.Settings)
-		g.schedule = g.schedule.withReport(overdue)
+		g.schedule.NextPlan = sooner(g.schedule.NextPlan, overdue)
 	default:
 		g.anyReportMatters = true
 	}
@@ -286,9 +305,7 @@ func (i *Instance) awaitsCreate() bool {
 }
 
 // isWell reports whether a registered instance reports in time and is healthy.
-func (i *Instance) isWell(s *Settings, now time.Time) bool {
-	return !i.RegisteredAt.IsZero() && i.reportsInTime(s, now)
-}
+func (i subject) isWell() bool { return !i.RegisteredAt.IsZero() && i.inTime }
 
 // providerState is the provider's answer; absence from an incomplete answer is no answer.
 func (i *Instance) providerState() ProviderState {
@@ -326,7 +343,7 @@ func Counts(i *Instance) bool {
 // isRegistrationOverdue is rule 7. Time before silence counts does not count. While no agent has reached this leader,
 // others that registered before prove that the fault may be the leader's, so that nothing is overdue. So does the
 // unhealthy guard.
-func (g *group) isRegistrationOverdue(i *Instance) (bool, time.Time) {
+func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {
 	case !i.RegisteredAt.IsZero():
@@ -342,8 +359,8 @@ func (g *group) isRegistrationOverdue(i *Instance) (bool, time.Time) {
 
 // isUnhealthy is rule 12: three reports are missed, or the agent reports but was not healthy within the time that a
 // registration may take.
-func (g *group) isUnhealthy(i *Instance) (bool, time.Time) {
-	if i.RegisteredAt.IsZero() || i.reportsInTime(&g.Settings, g.Now) {
+func (g *group) isUnhealthy(i subject) (bool, time.Time) {
+	if i.RegisteredAt.IsZero() || i.inTime {
 		return false, time.Time{}
 	}
 	silentAt, ok := i.silentAt(&g.Settings, g.SilenceFrom)
@@ -364,10 +381,14 @@ func (g *group) isUnhealthy(i *Instance) (bool, time.Time) {
 
 // isOlder reports whether an instance was launched longer ago than an age; zero: never.
 func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
-	if launched := i.launched(); age > 0 && !launched.IsZero() {
-		return reached(launched.Add(age), g.Now)
+	if age <= 0 {
+		return false, time.Time{}
 	}
-	return false, time.Time{}
+	launched := i.launched()
+	if launched.IsZero() {
+		return false, time.Time{}
+	}
+	return reached(launched.Add(age), g.Now)
 }
 
 // isDrifted reports whether an instance was made from another infra configuration than the group's.

@@ -191,5 +191,5 @@ func (s *ShardSnapshot) removeTombstone(t *Tombstone, listed map[ident.ID]bool) 
 
 // collectStep plans an action now, and again if it has no effect.
 func (s *ShardSnapshot) collectStep(a Action) step {
-	return step{action: a, planned: true, until: s.Now.Add(collectRetry)}
+	return step{action: &a, until: s.Now.Add(collectRetry)}
 }

@@ -47,13 +47,17 @@ type steps struct {
 func (s *steps) add(a Action) { s.actions = append(s.actions, a) }
 
 func (s *steps) addStep(one step) {
-	if one.planned {
-		s.add(one.action)
+	if one.action != nil {
+		s.add(*one.action)
 	}
 	s.wait(one.until)
 }
 
-func (s *steps) wait(until time.Time) { s.until = sooner(s.until, until) }
+func (s *steps) wait(until time.Time) {
+	if !until.IsZero() {
+		s.until = sooner(s.until, until)
+	}
+}
 
 func (s *steps) block(reason string) {
 	if s.blocked == "" {
@@ -71,11 +75,10 @@ func (s *steps) merge(other steps) {
 	s.block(other.blocked)
 }
 
-// step is at most one action for one instance, and when that may change by time alone.
+// step is at most one action for one instance, and when that may change by time alone. Most steps have no action.
 type step struct {
-	action  Action
-	planned bool
-	until   time.Time
+	action *Action
+	until  time.Time
 }
 
 // planInstances plans what each instance needs next. chosen are the instances that the removal phase has dealt with.
@@ -87,7 +90,7 @@ func (g *group) planInstances(chosen []bool) steps {
 		case c == classLeaving:
 			if i.State == record.Deleting {
 				out.addStep(g.planEnd(i))
-				out.addStep(g.planQuestion(i))
+				out.addStep(g.planQuestion(subject{i, g.inTime[n]}))
 			}
 		case i.State == record.Reserved:
 			out.addStep(g.planSettlement(i))
@@ -97,7 +100,7 @@ func (g *group) planInstances(chosen []bool) steps {
 			out.addStep(g.planDeletion(i, g.cause(n), g.reason(i, g.cause(n))))
 		default:
 			out.addStep(g.planMaintenance(i))
-			out.addStep(g.planQuestion(i))
+			out.addStep(g.planQuestion(subject{i, g.inTime[n]}))
 		}
 	}
 	return out
@@ -117,7 +120,7 @@ func (g *group) attempt(i *Instance, f Failure, a Action) step {
 	if ready, until := retryReady(i.ID, f, g.Now); !ready {
 		return step{until: until}
 	}
-	return step{action: a, planned: true}
+	return step{action: &a}
 }
 
 // emptying reports whether all instances are to be deleted, on-demand ones included.

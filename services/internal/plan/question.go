@@ -9,7 +9,10 @@ import (
 // planQuestion is rule 31. The provider is asked about an instance after its stream was lost, after it missed one
 // report, while its agent's announced power-off has a grace, and after its termination was requested. An announced
 // restart excuses a lost stream. Further questions follow at doubling distances.
-func (g *group) planQuestion(i *Instance) step {
+func (g *group) planQuestion(i subject) step {
+	if i.inTime && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
+		return step{} // by far the most instances: they report in time and have announced nothing
+	}
 	if i.Work == Creating || i.State == record.Reserved || i.providerState() == ProviderGone || i.Asking {
 		return step{}
 	}
@@ -31,8 +34,7 @@ func (g *group) planQuestion(i *Instance) step {
 		consider(latest(i.LostAt, quiet), "its stream was lost")
 	}
 	// The schedule already contains the next report of an instance that reports in time.
-	inTime := i.reportsInTime(&g.Settings, g.Now)
-	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (!inTime || !quiet.IsZero()) {
+	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (!i.inTime || !quiet.IsZero()) {
 		consider(latest(overdueAfter(lastReport, g.Settings.HealthInterval), quiet), "it missed a report")
 	}
 	if !i.PowerOffAt.IsZero() && g.Settings.ShutdownGrace > 0 && !deleting {
@@ -44,7 +46,7 @@ func (g *group) planQuestion(i *Instance) step {
 	if since.IsZero() || !i.Provider.At.Before(since) {
 		return step{until: until}
 	}
-	question := g.attempt(i, i.AskFailed, Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
+	question := g.attempt(i.Instance, i.AskFailed, Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 	question.until = sooner(question.until, until)
 	return question
 }

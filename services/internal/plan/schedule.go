@@ -15,13 +15,10 @@ type Schedule struct {
 
 // with returns the schedule with one more time to plan at; zero: none.
 func (s Schedule) with(at time.Time) Schedule {
+	if at.IsZero() {
+		return s
+	}
 	return Schedule{NextPlan: sooner(s.NextPlan, at), NextIfReporting: sooner(s.NextIfReporting, at)}
-}
-
-// withReport returns the schedule with the time at which a report becomes overdue.
-func (s Schedule) withReport(overdue time.Time) Schedule {
-	s.NextPlan = sooner(s.NextPlan, overdue)
-	return s
 }
 
 // Postpone returns when to plan instead of NextPlan, where NextPlan only had to check for overdue reports and all

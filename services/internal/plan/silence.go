@@ -95,12 +95,13 @@ func (i *Instance) reportsInTime(s *Settings, now time.Time) bool {
 // as far as the provider has told, and whether it is silent (its stream was lost, or it missed a report). An instance
 // that was deleted for its silence counts until its VM is gone, so that deletions do not make room for more deletions.
 func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
-	running, silent, _ = i.countSilence(&s, silenceFrom, now)
+	running, silent, _ = i.countSilence(&s, silenceFrom, now, i.reportsInTime(&s, now))
 	return running, silent
 }
 
 // countSilence is CountSilence. until is when the result changes by time alone.
-func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time) (running, silent bool, until time.Time) {
+func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time, inTime bool) (running, silent bool,
+	until time.Time) {
 	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice {
 		return false, false, time.Time{}
 	}
@@ -116,8 +117,11 @@ func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time) (runnin
 	if off {
 		return false, false, time.Time{}
 	}
+	if inTime {
+		return true, false, until
+	}
 	at, ok := i.lateAt(s, silenceFrom)
-	if !ok || i.reportsInTime(s, now) {
+	if !ok {
 		return true, false, until
 	}
 	silent, late := reached(at, now)

@@ -148,7 +148,7 @@ func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 	}
 	deletion := g.planDeletion(i, cause, reason)
 	r.addStep(deletion)
-	if deletion.planned {
+	if deletion.action != nil {
 		r.planned++
 	}
 }
