@@ -133,6 +133,12 @@ func (noFiles) Push(context.Context, ident.ID) error { return nil }
 
 func newTestShard(t testing.TB) *testShard {
 	t.Helper()
+	return newTestShardOf(t, document(""))
+}
+
+// newTestShardOf starts the leader with a configuration.
+func newTestShardOf(t testing.TB, text string) *testShard {
+	t.Helper()
 	w := &testShard{Cluster: transporttest.New(t), cut: make(chan struct{})}
 	w.store = mem.New(mem.Options{Now: w.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		w.mu.Lock()
@@ -153,7 +159,7 @@ func newTestShard(t testing.TB) *testShard {
 		}
 		return script(ctx, call)
 	}})
-	w.configure(t, document(""))
+	w.configure(t, text)
 
 	ctx, authority, lose := lease.Unlimited(context.Background(), 3)
 	w.ctx, w.lose = ctx, lose
