@@ -9,14 +9,15 @@ import (
 
 // refuseWebPages refuses the requests that a browser sends for a web page: those with an Origin, those that the browser
 // marks as sent by a page (Sec-Fetch-Site, https://www.w3.org/TR/fetch-metadata), and those to a host name that an
-// attacker's DNS server can resolve to this machine. Programs send none of them: they use an IP address or localhost.
+// attacker's DNS server can resolve to this machine. Programs send none of them: they use an IP address or localhost, or
+// name no host, which HTTP/1.0 permits and no browser does.
 func refuseWebPages(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		site := r.Header.Get("Sec-Fetch-Site")
 		switch {
 		case r.Header.Get("Origin") != "" || site != "" && site != "none":
 			http.Error(w, "requests of web pages are refused", http.StatusForbidden)
-		case !isLocalName(r.Host):
+		case r.Host != "" && !isLocalName(r.Host):
 			http.Error(w, "host "+r.Host+" is refused: use an IP address or localhost", http.StatusForbidden)
 		default:
 			next.ServeHTTP(w, r)

@@ -25,7 +25,7 @@ func TestRefuseWebPages(t *testing.T) {
 		{host: "evil.example.com:8989", want: 403},
 		{host: "localhost.example.com:8989", want: 403},
 		{host: "evillocalhost", want: 403},
-		{host: "", want: 403},
+		{host: "", want: 200},
 		{host: "127.0.0.1:8989", header: http.Header{"Origin": {"https://evil.example.com"}}, want: 403},
 		{host: "127.0.0.1:8989", header: http.Header{"Origin": {"null"}}, want: 403},
 		{host: "127.0.0.1:8989", header: http.Header{"Sec-Fetch-Site": {"cross-site"}}, want: 403},
