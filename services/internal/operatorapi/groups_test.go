@@ -221,9 +221,11 @@ func TestUpsertGroupRefusals(t *testing.T) {
 
 // TestUpsertGroupChecksTheArgumentsOfTheCloud sends arguments that EC2 does not know to a shard of AWS.
 func TestUpsertGroupChecksTheArgumentsOfTheCloud(t *testing.T) {
-	w := newTestShardOf(t, strings.NewReplacer(
+	text := strings.NewReplacer(
 		`"kind": "mock", "region": "r", "zone": "z"`, `"kind": "aws", "region": "us-east-1", "zone": "us-east-1a"`,
-		`"args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}}`, `"args": {"EbsOptimized": true}`).Replace(document("")))
+		`"args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}}`, `"args": {"EbsOptimized": true}`,
+	).Replace(document(""))
+	w := newTestShardOf(t, text)
 	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "new", Template: "worker",
 		ArgsJson: `{"ImagId": "ami-1"}`})
 	wants(t, "unknown argument", err, codes.InvalidArgument, "args_json.ImagId: ", `did you mean "ImageId"?`)

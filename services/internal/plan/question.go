@@ -46,7 +46,8 @@ func (g *group) planQuestion(i subject) step {
 	if since.IsZero() || !i.Provider.At.Before(since) {
 		return step{until: until}
 	}
-	question := g.attempt(i.Instance, i.AskFailed, Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
+	question := g.attempt(i.Instance, i.AskFailed,
+		Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 	question.until = sooner(question.until, until)
 	return question
 }

@@ -9,8 +9,8 @@ import (
 
 // refuseWebPages refuses the requests that a browser sends for a web page: those with an Origin, those that the browser
 // marks as sent by a page (Sec-Fetch-Site, https://www.w3.org/TR/fetch-metadata), and those to a host name that an
-// attacker's DNS server can resolve to this machine. Programs send none of them: they use an IP address or localhost, or
-// name no host, which HTTP/1.0 permits and no browser does.
+// attacker's DNS server can resolve to this machine. Programs send none of them: they use an IP address or localhost,
+// or name no host, which HTTP/1.0 permits and no browser does.
 func refuseWebPages(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		site := r.Header.Get("Sec-Fetch-Site")
