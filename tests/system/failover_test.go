@@ -53,7 +53,7 @@ func TestFailover(t *testing.T) {
 	if f.rounds < 0 {
 		f.rounds = 30
 	}
-	var environment func(string) []string
+	var trial local.Trial
 	if failoverOptions.records > 0 && *binFlag != "" {
 		cloud, err := newCloud(t.Context())
 		if err != nil {
@@ -64,9 +64,10 @@ func TestFailover(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		f.cloud, environment = cloud, cloud.environment
+		f.cloud = cloud
+		trial.AccessKey, trial.Environment = cloud.access, cloud.environment
 	}
-	runShard(t, "scripts/failover.sh", environment, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/failover.sh", trial, func(ctx context.Context, stack *local.Stack) error {
 		f.stack = stack
 		if err := f.start(ctx); err != nil {
 			return err

@@ -39,8 +39,8 @@ var (
 )
 
 // runShard runs fn on a stack in a temporary directory and removes the stack. SIGINT and SIGTERM end the context of fn.
-func runShard(t *testing.T, script string, environment func(name string) []string,
-	fn func(ctx context.Context, stack *local.Stack) error) {
+// Of trial it takes what a stack without a cloud does not need.
+func runShard(t *testing.T, script string, trial local.Trial, fn func(context.Context, *local.Stack) error) {
 	t.Helper()
 	if *binFlag == "" {
 		t.Log("run by " + script + ", which builds the binaries")
@@ -48,10 +48,8 @@ func runShard(t *testing.T, script string, environment func(name string) []strin
 	}
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	if err := local.WithStack(ctx, local.Trial{Name: "system", Root: ".", Bin: *binFlag, Servers: servers,
-		Keep: *keepFlag, Environment: environment}, func(stack *local.Stack) error {
-		return fn(ctx, stack)
-	}); err != nil {
+	trial.Name, trial.Root, trial.Bin, trial.Servers, trial.Keep = "system", ".", *binFlag, servers, *keepFlag
+	if err := local.WithStack(ctx, trial, func(stack *local.Stack) error { return fn(ctx, stack) }); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -22,7 +22,7 @@ var terraformFlag = flag.String("terraform", "", "path of tofu or terraform, for
 // servers on one machine. The standby must serve, the agents must report to it, a killed VM must be replaced and no
 // other. The first leader must become a follower when it continues.
 func TestPausedLeader(t *testing.T) {
-	runShard(t, "scripts/paused.sh", nil, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/paused.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("timeout after 3 minutes"))
 		defer cancel()
 		return pauseLeader(ctx, stack)

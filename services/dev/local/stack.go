@@ -7,6 +7,7 @@ package local
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -50,6 +51,8 @@ type Options struct {
 	// Network has a machine for each program. Without it every program runs on this machine and listens on the loopback
 	// address.
 	Network Network
+	// AccessKey is the access key ID that the object store accepts; empty: a random one, kept in Dir.
+	AccessKey string
 	// Environment returns additional variables for the program of that name ([Store], [ServerName]). They override the
 	// variables of the stack. Optional.
 	Environment func(name string) []string
@@ -118,8 +121,6 @@ const Session = "nstance-dev-agents"
 type Stack struct {
 	Options
 
-	accessKey string // of the object store; random, kept in Dir
-
 	mu        sync.Mutex
 	processes []*Process
 }
@@ -146,8 +147,7 @@ func New(o Options) (*Stack, error) {
 			return nil, err
 		}
 	}
-	var err error
-	if s.accessKey, err = s.readOrMakeAccessKey(); err != nil {
+	if err := s.keepAccessKey(); err != nil {
 		return nil, err
 	}
 	// Programs run through this link, so that their command lines name the stack.
@@ -163,13 +163,17 @@ func New(o Options) (*Stack, error) {
 
 func (s *Stack) accessKeyFile() string { return filepath.Join(s.Dir, "access-key") }
 
-// readOrMakeAccessKey returns the access key ID of the object store, which other users of this machine must not know.
-func (s *Stack) readOrMakeAccessKey() (string, error) {
-	if content, err := os.ReadFile(s.accessKeyFile()); !errors.Is(err, os.ErrNotExist) {
-		return string(content), err
+// keepAccessKey writes the access key ID to its file. Without one it takes that of the file, or makes one that other
+// users of this machine do not know.
+func (s *Stack) keepAccessKey() error {
+	if s.AccessKey == "" {
+		content, err := os.ReadFile(s.accessKeyFile())
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		s.AccessKey = cmp.Or(string(content), "NSTANCE"+rand.Text())
 	}
-	key := "NSTANCE" + rand.Text()
-	return key, os.WriteFile(s.accessKeyFile(), []byte(key), 0o600)
+	return os.WriteFile(s.accessKeyFile(), []byte(s.AccessKey), 0o600)
 }
 
 // StoreDir returns the directory of the objects in the bucket.
@@ -218,7 +222,7 @@ func (s *Stack) Env() []string {
 
 // Settings returns the variables that programs need to reach the bucket of the stack and to open its secrets.
 func (s *Stack) Settings() []string {
-	return []string{"AWS_ACCESS_KEY_ID=" + s.accessKey, "AWS_SECRET_ACCESS_KEY=" + s.accessKey, "AWS_REGION=" + region,
+	return []string{"AWS_ACCESS_KEY_ID=" + s.AccessKey, "AWS_SECRET_ACCESS_KEY=" + s.AccessKey, "AWS_REGION=" + region,
 		"AWS_ENDPOINT_URL=" + s.storeURL(), "AWS_S3_USE_PATH_STYLE=true", "NSTANCE_ENCRYPTION_KEY=" + encryptionKey}
 }
 
