@@ -189,7 +189,7 @@ func (f *fleet) tryRegister(s *server, m *machine) {
 func (f *fleet) befalls(m *machine, k Kind) bool {
 	m.asked++
 	d := f.world.roll(string(k), hashText(m.id.String()), uint64(m.asked))
-	if !d.chance(f.world.rates.of[k]) || !f.world.faults.admit(d.state, k, m.met()) {
+	if !d.chance(f.world.rates.of[k]) || !f.world.faults.admit(d.state, k) {
 		return false
 	}
 	f.world.faults.about("%s", m.id)

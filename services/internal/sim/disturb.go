@@ -29,20 +29,25 @@ func (w *World) plan() {
 // lurking is a fault that waits until a server begins a certain operation.
 type lurking struct {
 	until time.Time
-	state state
+	task  string // the name of the task that begins the operation
 	delay time.Duration
 	fire  func()
 }
 
+// loadUnseen names the comparison of records with the bucket, which is a part of a task.
+const loadUnseen = "load unseen records"
+
+// lurksFor names the operations that faults wait for.
+var lurksFor = []string{"refresh", "create", "create an instance", "mark_deleting", "delete an instance", "drain",
+	"terminate", "forget", "register", "settle", "terminate_stray", "remove_tombstone", "refill reservations",
+	"register_load_balancers", "hold the address", "change a group", "write lock", "lead", loadUnseen}
+
 // lurk starts a fault. Half of the faults occur immediately; the others wait up to three minutes for the leader to
 // begin a random operation. Most operations take milliseconds, so a random time hardly ever meets them.
 func (w *World) lurk(moment uint64, k Kind, d *dice) {
-	wait, x := d.IntN(2) == 0, []state{configuring, creating, marking, draining, terminating, forgetting, registering,
-		settling, collecting, refilling, balancing,
-		addressing, regrouping, renewing, takingOver, rechecking}[d.IntN(16)]
-	l := lurking{until: w.sched.now.Add(3 * minute), state: x, delay: d.between(0, 30*time.Millisecond), fire: func() {
-		w.strike(moment, k, d)
-	}}
+	wait, task := d.IntN(2) == 0, lurksFor[d.IntN(len(lurksFor))]
+	l := lurking{until: w.sched.now.Add(3 * minute), task: task, delay: d.between(0, 30*time.Millisecond),
+		fire: func() { w.strike(moment, k, d) }}
 	s := w.acting()
 	if !wait || s == nil {
 		l.fire()
@@ -51,14 +56,14 @@ func (w *World) lurk(moment uint64, k Kind, d *dice) {
 	s.lurking = append(s.lurking, l)
 }
 
-// spring starts the faults that wait for operation x of this server.
-func (s *server) spring(x state) {
+// spring starts the faults that wait for a task of this server.
+func (s *server) spring(task string) {
 	now := s.world.sched.now
 	s.lurking = slices.DeleteFunc(s.lurking, func(l lurking) bool {
-		if l.state == x && now.Before(l.until) {
+		if l.task == task && now.Before(l.until) {
 			s.world.sched.after(l.delay, l.fire)
 		}
-		return l.state == x || !now.Before(l.until)
+		return l.task == task || !now.Before(l.until)
 	})
 }
 
@@ -72,21 +77,14 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 	if leader != nil && d.chance(0.5) {
 		s = leader
 	}
-	of := func(s *server, format string, args ...any) bool {
-		if !s.alive() || !w.faults.admit(moment, k, s.met()) {
-			return false
-		}
-		w.faults.about(format, args...)
-		return true
-	}
-	ofServer := func(format string, args ...any) bool { return of(s, format, args...) }
 	ofShard := func(format string, args ...any) bool {
-		if !w.faults.admit(moment, k, w.metLeader()) {
+		if !w.faults.admit(moment, k) {
 			return false
 		}
 		w.faults.about(format, args...)
 		return true
 	}
+	ofServer := func(format string, args ...any) bool { return s.alive() && ofShard(format, args...) }
 	switch k {
 	case killed9, killedMach:
 		if ofServer("%s", s.name) {
@@ -123,11 +121,11 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.flap(s, w.sched.elapsed+d.between(5*time.Second, 2*minute), d)
 		}
 	case peersCut, peersOneWay, peersLossy, peersSlow:
-		if s.alive() && w.faults.admit(moment, k, s.met()) {
+		if s.alive() && w.faults.admit(moment, k) {
 			w.strikePeers(k, s, d)
 		}
 	case heirKilled, heirPaused, pairKilled, pairCut:
-		w.strikeHeir(k, leader, d, of)
+		w.strikeHeir(moment, k, leader, d)
 	case killedAll, wiped:
 		if !ofShard("every server, VMs too: %t", k == wiped) {
 			return
@@ -187,7 +185,7 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 // strikeVM causes a fault of one VM, some VMs or all VMs.
 func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 	m := w.fleet.any(d)
-	if m == nil || !w.faults.admit(moment, k, m.met()) {
+	if m == nil || !w.faults.admit(moment, k) {
 		return
 	}
 	w.faults.about("%s", m.id)
@@ -216,11 +214,12 @@ func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 }
 
 // strikeHeir causes a fault of the heir, or of the leader and the heir together.
-func (w *World) strikeHeir(k Kind, leader *server, d *dice, admit func(s *server, format string, args ...any) bool) {
+func (w *World) strikeHeir(moment uint64, k Kind, leader *server, d *dice) {
 	heir := w.heir()
-	if heir == nil || (k == pairKilled || k == pairCut) && leader == nil || !admit(heir, "%s", heir.name) {
+	if heir == nil || (k == pairKilled || k == pairCut) && leader == nil || !w.faults.admit(moment, k) {
 		return
 	}
+	w.faults.about("%s", heir.name)
 	switch k {
 	case heirKilled:
 		w.restart(heir, d.IntN(3) == 0, d)

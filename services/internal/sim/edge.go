@@ -96,7 +96,7 @@ func (s *server) repeats(k Kind, about string) bool {
 	}
 	occasion := s.occasion("again", about)
 	d := dice{occasion}
-	if !d.chance(rate) || !s.world.faults.admit(occasion, k, s.world.metBy(s)) {
+	if !d.chance(rate) || !s.world.faults.admit(occasion, k) {
 		return false
 	}
 	s.world.faults.about("%s of %s", about, s.process.name)

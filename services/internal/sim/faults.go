@@ -23,12 +23,12 @@ var errCut = errors.New("network unreachable")
 
 // befalls draws the fault of one request, at most one, from the kinds that can accepts. Every kind consumes one random
 // number, even a kind that this World does not have.
-func (w *World) befalls(s *server, d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
+func (w *World) befalls(d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
 	for i, o := range ofRequests {
 		if u := d.Float64(); u >= w.rates.request[i] || !can(o.kind) {
 			continue
 		}
-		return o.kind, w.faults.admit(occasion, o.kind, w.metBy(s))
+		return o.kind, w.faults.admit(occasion, o.kind)
 	}
 	return "", false
 }
@@ -57,7 +57,7 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	reads := r.Op == mem.Get || r.Op == mem.List
 	step := r.Op == mem.Put && strings.HasPrefix(r.Key, recordPrefix)
 	again := d.Float64() // SDKs repeat reads, up to three times
-	what, befallen := w.befalls(s, &d, occasion, func(k Kind) bool {
+	what, befallen := w.befalls(&d, occasion, func(k Kind) bool {
 		switch k {
 		case bucketRefused:
 			return !reads || again < w.rates.of[k]*w.rates.of[k]
@@ -157,7 +157,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		return mock.Outcome{Latency: 2 * time.Second, Lost: true}
 	}
 	again := d.Float64()
-	what, befallen := w.befalls(s, &d, occasion, func(k Kind) bool {
+	what, befallen := w.befalls(&d, occasion, func(k Kind) bool {
 		switch k {
 		case cloudFails, cloudThrottles, cloudLag:
 			// If the bucket's list omits records, only the provider's list can reveal their VMs. It must be correct

@@ -152,7 +152,7 @@ func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
 	w := p.world
 	g := p.groups[d.IntN(len(p.groups))]
 	ofOperator := k == groupChanged || k == madeOne || k == removedOne
-	if ofOperator && l == nil || !w.faults.admit(moment, k, w.metLeader()) {
+	if ofOperator && l == nil || !w.faults.admit(moment, k) {
 		return
 	}
 	switch k {

@@ -18,23 +18,20 @@ type Injected struct {
 type schedule struct {
 	world    *World
 	only     map[uint64]bool // nil: all
-	without  map[Kind]bool
 	injected []Injected
-	seen     map[Kind]bool
-	cover    Coverage
+	counts   map[Kind]int
 }
 
-// admit reports whether a drawn fault occurs, and records it with the states that it meets.
-func (s *schedule) admit(occasion uint64, k Kind, met states) bool {
+// admit reports whether a drawn fault occurs, and records it.
+func (s *schedule) admit(occasion uint64, k Kind) bool {
 	w := s.world
-	if w.quiet || s.without[k] || s.only != nil && !s.only[occasion] {
+	if w.quiet || s.only != nil && !s.only[occasion] {
 		return false
 	}
 	s.injected = append(s.injected, Injected{ID: occasion, Kind: k, At: w.sched.elapsed})
 	w.result.Faults++
-	s.seen[k] = true
-	s.cover.add(k, met)
-	if w.opts.trap != nil && w.opts.trap(s.seen) {
+	s.counts[k]++
+	if w.opts.trap != nil && w.opts.trap(s.counts) {
 		w.fail(ruleSimulator, "%s fell into the trap", k)
 	}
 	return true

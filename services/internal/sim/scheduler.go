@@ -131,7 +131,6 @@ type process struct {
 	held []*task
 	// first and last are the ends of the list of tasks that have not ended, in the order in which they were started.
 	first, last *task
-	busy        [numStates]int // number of tasks in each state
 	resume      func()         // ends a pause
 	pauseID     uint64
 	rand        *dice
@@ -142,24 +141,12 @@ type process struct {
 // task is one coroutine. It belongs to a process and ends with it.
 type task struct {
 	name       string
-	state      state
 	process    *process
 	fn         func()
 	worker     *worker
 	done       bool
 	visit      uint64 // counts its waits
 	prev, next *task  // in its process
-}
-
-// forEachTask is the name of tasks that inherit the state of the task that started them.
-const forEachTask = "for each"
-
-// become changes the state of the current task.
-func (s *scheduler) become(x state) {
-	t := s.current
-	t.process.busy[t.state]--
-	t.state = x
-	t.process.busy[x]++
 }
 
 // worker is a coroutine that runs one task after another. Reusing it saves the growth of a new stack.
@@ -190,7 +177,6 @@ func (s *scheduler) worker() *worker {
 func (s *scheduler) perform(t *task) (whole bool) {
 	defer func() {
 		t.done = true
-		t.process.busy[t.state]--
 		if r := recover(); r != nil {
 			if _, ok := r.(killed); !ok {
 				s.crashed(fmt.Sprintf("%s panics: %v\n%s", t.name, r, debug.Stack()))
@@ -217,11 +203,7 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 	if p.dead {
 		return
 	}
-	t := &task{name: name, process: p, state: stateOf(name), fn: fn}
-	if name == forEachTask && s.current != nil {
-		t.state = s.current.state
-	}
-	p.busy[t.state]++
+	t := &task{name: name, process: p, fn: fn}
 	if t.prev = p.last; t.prev != nil {
 		t.prev.next = t
 	} else {
@@ -229,9 +211,7 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 	}
 	p.last = t
 	s.wakeAfter(0, t)
-	if p.server != nil && len(p.server.lurking) > 0 {
-		p.server.spring(t.state)
-	}
+	p.server.spring(name)
 }
 
 // unlink removes an ended task from its process.
@@ -387,7 +367,7 @@ func (s *scheduler) forEach(ctx context.Context, n, limit int, spawn func(string
 		}
 		for range min(limit, n) {
 			running++
-			spawn(forEachTask, worker)
+			spawn("for each", worker)
 		}
 	})
 	if first != nil {

@@ -63,7 +63,6 @@ type server struct {
 	beats    [beats]election.Instant     // when each heartbeat was sent
 	promises map[string]election.Instant // promises to it, by process: when the answered heartbeat was sent
 	flying   []objstore.Condition        // conditions of lock writes that may still take effect
-	ending   int                         // number of terms that are over but still have tasks
 	crashAt  uint64                      // the provider call after which it crashes
 	lurking  []lurking
 	yields   int           // how often that call has yielded
@@ -90,7 +89,7 @@ func (s *server) start() {
 	s.follows, s.link, s.incoming, s.vow, s.flying, s.promises = election.Peer{}, nil, nil, vow{}, nil,
 		map[string]election.Instant{}
 	s.inbox, s.term, s.waiting, s.confirms, s.stopping, s.config = nil, nil, nil, 0, false, gate{}
-	s.bootedAt, s.still, s.stillFrom, s.fooled, s.ending, s.crashAt = w.sched.elapsed, 0, 0, false, 0, 0
+	s.bootedAt, s.still, s.stillFrom, s.fooled, s.crashAt = w.sched.elapsed, 0, 0, false, 0
 	s.asked = map[uint64]int{}
 	s.manager = s.newManager()
 	w.trace("%s starts", s.process.name)
@@ -187,7 +186,7 @@ func (s *server) lateness() time.Duration {
 		if s.options.PeerLease > 0 {
 			rate *= float64(s.options.PeerInterval) / float64(s.options.Renew) // it has more timers
 		}
-		if d := (dice{occasion}); d.chance(rate) && w.faults.admit(occasion, timerLate, states(0).with(s.role())) {
+		if d := (dice{occasion}); d.chance(rate) && w.faults.admit(occasion, timerLate) {
 			return d.between(time.Millisecond, w.lease/20)
 		}
 	}

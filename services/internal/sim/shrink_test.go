@@ -12,7 +12,7 @@ func TestShrink(t *testing.T) {
 	for seed := uint64(1); seed < 50; seed++ {
 		opts := options(seed)
 		opts.Faulty = 10 * time.Minute
-		opts.trap = func(seen map[Kind]bool) bool { return seen[resize] && seen[lostVM] }
+		opts.trap = func(counts map[Kind]int) bool { return counts[resize] > 0 && counts[lostVM] > 0 }
 		shrunk := Shrink(opts, 300)
 		if shrunk == nil || shrunk.Of < 10 {
 			continue // this run lacks these faults, or has hardly any others

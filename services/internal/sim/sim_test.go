@@ -1,12 +1,16 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,11 +21,17 @@ const (
 	fixed = 60
 	// enough is the number of failing seeds at which a test stops.
 	enough = 20
+	// shrinkRuns is the maximum number of runs to find a smaller schedule of one failing seed.
+	shrinkRuns = 600
 )
 
-// TestWorlds plays runs, several in parallel. SIM_SEED selects one seed and prints its log. SIM_DURATION (in real time)
-// plays random seeds for that time. SIM_WORLDS plays that number of seeds from SIM_FIRST on. The default is a fixed set
-// of seeds.
+// TestWorlds plays runs, several in parallel. The default is a fixed set of seeds.
+//
+//   - SIM_SEED selects one seed and prints its log. SIM_ONLY selects some of its faults.
+//   - SIM_DURATION plays random seeds for that (real) time.
+//   - SIM_WORLDS plays that number of seeds, from SIM_FIRST on.
+//   - SIM_SWARM plays that number of seeds, from SIM_FIRST or a random seed on. It prints its progress, and shrinks the
+//     first failing schedule of each rule.
 func TestWorlds(t *testing.T) {
 	if seed, ok := number(t, "SIM_SEED"); ok {
 		opts := options(seed)
@@ -34,30 +44,41 @@ func TestWorlds(t *testing.T) {
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	began := time.Now()
-	first, ok := number(t, "SIM_FIRST")
-	if !ok {
-		first = 1
-	}
-	worlds, ok := number(t, "SIM_WORLDS")
-	if !ok {
+	worlds, counted := number(t, "SIM_WORLDS")
+	if !counted {
 		worlds = fixed
 	}
+	swarm, isSwarm := number(t, "SIM_SWARM")
+	if isSwarm {
+		worlds = swarm
+	}
 	more := func(played uint64) bool { return played < worlds }
-	if text := os.Getenv("SIM_DURATION"); text != "" && !ok {
+	text := os.Getenv("SIM_DURATION")
+	timed := text != "" && !counted && !isSwarm
+	if timed {
 		duration, err := time.ParseDuration(text)
 		if err != nil {
 			t.Fatalf("SIM_DURATION: %v", err)
 		}
-		first = rand.Uint64N(1 << 48)
 		more = func(uint64) bool { return time.Since(began) < duration }
 	}
-	total, played := playAll(t, first, more)
+	first, ok := number(t, "SIM_FIRST")
+	switch {
+	case !ok && (timed || isSwarm):
+		first = rand.Uint64N(1 << 48)
+	case !ok:
+		first = 1
+	}
+	total, played, broken := playAll(t, first, more, isSwarm)
 	took := time.Since(began)
 	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d "+
 		"create calls, %d delete calls, %d replacements, %d faults, %d steps",
 		played, first, total.Simulated.Hours(), took.Round(time.Millisecond), total.Simulated.Hours()/took.Minutes(),
 		total.Terms, total.Inherited, total.Creates,
 		total.Deletes, total.Replaced, total.Faults, total.Steps)
+	if isSwarm {
+		reportRules(t, broken)
+	}
 	if n := int(played); n >= fixed && (total.Terms < 2*n || total.Inherited < n || total.Creates < 5*n ||
 		total.Replaced < 2*n || total.Faults < 10*n) {
 		t.Errorf("these worlds were too peaceful to prove anything")
@@ -66,20 +87,29 @@ func TestWorlds(t *testing.T) {
 		return
 	}
 	for _, k := range Kinds() {
-		if *total.Coverage.row(k) == [numStates]uint64{} {
+		if total.Kinds[k] == 0 {
 			t.Errorf("%q never came about", k)
 		}
 	}
 }
 
-// playAll plays runs in parallel until more returns false, and sums up their results.
-func playAll(t *testing.T, first uint64, more func(played uint64) bool) (total Result, played uint64) {
+// playAll plays runs in parallel until more returns false, and sums up their results. With progress, it prints a line
+// every ten seconds.
+func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress bool) (total Result, played uint64,
+	failed []*Broken) {
+	began := time.Now()
+	printed := began
 	var mu sync.Mutex
-	failed := 0
 	next := func() (uint64, bool) {
 		mu.Lock()
 		defer mu.Unlock()
-		if !more(played) || failed >= enough {
+		if progress && time.Since(printed) > 10*time.Second {
+			printed = time.Now()
+			hours := total.Simulated.Hours()
+			fmt.Printf("%d worlds, %.0f shard-hours, %.0f a minute, %d faults, %d broken\n", played, hours,
+				hours/time.Since(began).Minutes(), total.Faults, len(failed))
+		}
+		if !more(played) || len(failed) >= enough {
 			return 0, false
 		}
 		played++
@@ -92,8 +122,9 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool) (total R
 				result, err := newWorld(seed).Run()
 				mu.Lock()
 				total.add(result)
-				if err != nil {
-					failed++
+				var broken *Broken
+				if errors.As(err, &broken) {
+					failed = append(failed, broken)
 					t.Errorf("%v\nrepeat it with: make sim SEED=%d", err, seed)
 				}
 				mu.Unlock()
@@ -101,7 +132,21 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool) (total R
 		})
 	}
 	wg.Wait()
-	return total, played
+	return total, played, failed
+}
+
+// reportRules logs the failing seeds of each rule, and the shrunk schedule of the first one.
+func reportRules(t *testing.T, failed []*Broken) {
+	seeds := map[string][]uint64{}
+	for _, broken := range failed {
+		seeds[broken.Rule] = append(seeds[broken.Rule], broken.Seed)
+	}
+	for _, rule := range slices.Sorted(maps.Keys(seeds)) {
+		t.Logf("rule %q: %d seeds", rule, len(seeds[rule]))
+		if shrunk := Shrink(options(slices.Min(seeds[rule])), shrinkRuns); shrunk != nil {
+			t.Log(shrunk)
+		}
+	}
 }
 
 // workers returns the number of parallel runs: SIM_WORKERS, or the number of processors.
@@ -121,7 +166,12 @@ func (r *Result) add(o Result) {
 	r.Deletes += o.Deletes
 	r.Faults += o.Faults
 	r.Replaced += o.Replaced
-	r.Coverage.merge(&o.Coverage)
+	if r.Kinds == nil {
+		r.Kinds = map[Kind]int{}
+	}
+	for k, n := range o.Kinds {
+		r.Kinds[k] += n
+	}
 }
 
 func number(t *testing.T, variable string) (n uint64, ok bool) {
@@ -134,6 +184,23 @@ func number(t *testing.T, variable string) (n uint64, ok bool) {
 		t.Fatalf("%s: %v", variable, err)
 	}
 	return n, true
+}
+
+// chosen returns the faults that SIM_ONLY names, or nil for all.
+func chosen(t *testing.T) map[uint64]bool {
+	text, ok := os.LookupEnv("SIM_ONLY")
+	if !ok {
+		return nil
+	}
+	only := map[uint64]bool{}
+	for id := range strings.SplitSeq(text, ",") {
+		n, err := strconv.ParseUint(id, 16, 64)
+		if err != nil && text != "" {
+			t.Fatalf("SIM_ONLY: %v", err)
+		}
+		only[n] = true
+	}
+	return only
 }
 
 func options(seed uint64) Options {

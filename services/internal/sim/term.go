@@ -142,7 +142,6 @@ func (t *term) takeOver() {
 		return
 	}
 	t.ready = true
-	w.sched.become(configuring)
 	t.wakeLoop()
 	t.env.Go("collect", func() { t.leader.Collect(t.scope) })
 	t.env.Go("recheck", func() { t.leader.Recheck(t.scope) })
@@ -162,10 +161,8 @@ func (t *term) taskEnded() {
 // whenEnded calls fn, in a separate event, after the last task of an ended term.
 func (t *term) whenEnded(fn func()) {
 	process := t.server.process
-	t.server.ending++
 	t.ended = func() {
 		if t.server.process == process {
-			t.server.ending--
 			t.server.manager.Follow()
 			fn()
 		}
@@ -248,16 +245,11 @@ type records struct {
 	world *World
 }
 
-// LoadUnseen implements leader.Records. The task counts as rechecking only during this call, because it waits most of
-// the time.
+// LoadUnseen implements leader.Records.
 func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 	take func(record.Instance, objstore.Token)) error {
-	sched := r.world.sched
-	sched.become(rechecking)
-	sched.current.process.server.spring(rechecking)
-	err := r.State.LoadUnseen(ctx, seen, take)
-	sched.become(working)
-	return err
+	r.world.caller().spring(loadUnseen)
+	return r.State.LoadUnseen(ctx, seen, take)
 }
 
 // documents is the configuration's access to the bucket, as the server's root builds it.

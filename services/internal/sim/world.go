@@ -38,12 +38,10 @@ type Options struct {
 	Faulty, Quiet time.Duration
 	// Log receives one line for each notable event. It may be nil.
 	Log func(format string, args ...any)
-	// Only, if not nil, holds the IDs of the faults that may occur. Without holds kinds that never occur. Neither
-	// changes anything else in the run.
-	Only    map[uint64]bool
-	Without map[Kind]bool
-	// trap, used by tests, breaks a rule when it returns true for the kinds that have occurred.
-	trap func(seen map[Kind]bool) bool
+	// Only, if not nil, holds the IDs of the faults that may occur. It changes nothing else in the run.
+	Only map[uint64]bool
+	// trap, used by tests, breaks a rule when it returns true for the numbers of faults that have occurred.
+	trap func(counts map[Kind]int) bool
 }
 
 // Result describes a run.
@@ -52,7 +50,8 @@ type Result struct {
 	Steps                                     uint64
 	Terms, Creates, Deletes, Faults, Replaced int
 	Inherited                                 int // number of takeovers by an heir
-	Coverage                                  Coverage
+	// Kinds counts the faults of each kind.
+	Kinds map[Kind]int
 	// Injected are the faults of this run, in order.
 	Injected []Injected
 }
@@ -114,7 +113,7 @@ func New(opts Options) *World {
 	w.sched = newScheduler(func(why string) { w.fail(ruleNoPanic, "%s", why) })
 	w.drawn = w.roll("world")
 	w.slowAnswers = map[uint64]time.Duration{}
-	w.faults = schedule{world: w, seen: map[Kind]bool{}, only: opts.Only, without: opts.Without}
+	w.faults = schedule{world: w, counts: map[Kind]int{}, only: opts.Only}
 	w.promise = w.drawPromise()
 	w.reportInterval = w.drawReportInterval()
 	w.rates = w.drawRates()
@@ -219,7 +218,7 @@ func (w *World) Run() (result Result, err error) {
 		w.checkHeir()
 	}
 	w.result.Simulated, w.result.Steps = w.sched.elapsed, w.sched.steps
-	w.result.Coverage, w.result.Injected = w.faults.cover, w.faults.injected
+	w.result.Kinds, w.result.Injected = w.faults.counts, w.faults.injected
 	return w.result, w.err
 }
 
