@@ -131,7 +131,7 @@ type process struct {
 	held []*task
 	// first and last are the ends of the list of tasks that have not ended, in the order in which they were started.
 	first, last *task
-	resume      func()         // ends a pause
+	resume      func() // ends a pause
 	pauseID     uint64
 	rand        *dice
 	net         *dice // for its connections
