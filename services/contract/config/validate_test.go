@@ -269,7 +269,7 @@ func TestValidate(t *testing.T) {
 				`templates.t.files.a.source: secret name must be of [A-Za-z0-9._-] with a letter or digit at both ends`}},
 		{"storage file", file("a", `"kind": "storage", "source": @"files/../config/{{ .Server.Shard }}.jsonc"`),
 			[]string{
-				`templates.t.files.a.source: bucket key "files/../config/a.jsonc": file name is empty or has an empty, . or .. segment, or one longer than 200 bytes (rendered for group default/g)`}},
+				`templates.t.files.a.source: bucket key "files/../config/a.jsonc": file: name is empty or has an empty, . or .. segment, or one longer than 200 bytes (rendered for group default/g)`}},
 		{"env file",
 			with("",
 				`, "files": {"a.env": {"kind": "env", "vars": {@"A-B": "x", "C": @"{{ .Foo }}", "D": @"{{ .Vars.d }}"}}}`, "", ""), []string{

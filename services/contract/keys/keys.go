@@ -1,8 +1,8 @@
-// Package keys defines the layout of the bucket: it builds and parses every key and knows which program may write it.
+// Package keys defines the layout of the bucket: it builds and parses every key.
 //
-// Invariant: for every key k that Parse accepts, the parsed Key's String is k again; and every key that a builder makes
-// from valid parts is accepted by Parse. All keys are relative to the bucket's optional prefix (objstore.WithPrefix
-// adds it).
+// Invariant: for every key that Parse accepts, the builder of its kind makes the same key from the parsed parts; and
+// every key that a builder makes from valid parts is accepted by Parse. All keys are relative to the bucket's optional
+// prefix (objstore.WithPrefix adds it).
 //
 // Builders join their arguments without checking them: names come from packages that have validated them (ident). IDs
 // are in storage form, "{uuid with dashes}-{prefix}", which sorts by time. No part may hold a dot except a secret's
@@ -10,7 +10,7 @@
 package keys
 
 import (
-	"fmt"
+	"strings"
 	"time"
 )
 
@@ -85,9 +85,9 @@ const ClusterProbeShard = "cluster"
 func Probe(shard, nonce string) string { return ProbePrefix(shard) + nonce }
 
 // Times look like 20260728T101112.123456789Z without the dot.
-const secondsLayout = "20060102T150405"
+const (
+	secondsLayout = "20060102T150405"
+	timeLayout    = secondsLayout + ".000000000Z"
+)
 
-func formatTime(at time.Time) string {
-	at = at.UTC()
-	return fmt.Sprintf("%s%09dZ", at.Format(secondsLayout), at.Nanosecond())
-}
+func formatTime(at time.Time) string { return strings.Replace(at.UTC().Format(timeLayout), ".", "", 1) }

@@ -20,37 +20,31 @@ var issued = time.Date(2026, 1, 2, 15, 4, 5, 60_000_007, time.UTC)
 
 // layout lists an example of every key in the bucket.
 var layout = []struct {
-	built   string
-	key     string
-	parsed  keys.Key
-	writers string
-	cluster bool
+	built  string
+	key    string
+	parsed keys.Key
 }{
-	{keys.ClusterCA(), "cluster/ca.crt", keys.Key{Kind: keys.KindClusterCA}, "provider admin server", true},
-	{keys.ClusterSecret("ca.key"), "cluster/secret/ca.key", keys.Key{Kind: keys.KindClusterSecret, Name: "ca.key"},
-		"provider admin server", true},
+	{keys.ClusterCA(), "cluster/ca.crt", keys.Key{Kind: keys.KindClusterCA}},
+	{keys.ClusterSecret("ca.key"), "cluster/secret/ca.key", keys.Key{Kind: keys.KindClusterSecret, Name: "ca.key"}},
 	{
 		keys.ClusterOperator("acme", operatorID), "cluster/operator/acme." + operatorID + ".json",
-		keys.Key{Kind: keys.KindClusterOperator, Tenant: "acme", ID: operatorID}, "provider admin server", true,
+		keys.Key{Kind: keys.KindClusterOperator, Tenant: "acme", ID: operatorID},
 	},
-	{keys.Config("dev-1"), "config/dev-1.jsonc", keys.Key{Kind: keys.KindConfig, Shard: "dev-1"}, "provider admin",
-		false},
-	{keys.Groups("dev-1"), "groups/dev-1.jsonc", keys.Key{Kind: keys.KindGroups, Shard: "dev-1"}, "server", false},
-	{keys.File("etc/motd"), "files/etc/motd", keys.Key{Kind: keys.KindFile, Name: "etc/motd"}, "provider admin", false},
-	{keys.Leader("dev-1"), "shard/dev-1/leader.json", keys.Key{Kind: keys.KindLeader, Shard: "dev-1"}, "server", false},
-	{keys.Applied("dev-1"), "shard/dev-1/applied.jsonc", keys.Key{Kind: keys.KindApplied, Shard: "dev-1"}, "server",
-		false},
+	{keys.Config("dev-1"), "config/dev-1.jsonc", keys.Key{Kind: keys.KindConfig, Shard: "dev-1"}},
+	{keys.Groups("dev-1"), "groups/dev-1.jsonc", keys.Key{Kind: keys.KindGroups, Shard: "dev-1"}},
+	{keys.File("etc/motd"), "files/etc/motd", keys.Key{Kind: keys.KindFile, Name: "etc/motd"}},
+	{keys.Leader("dev-1"), "shard/dev-1/leader.json", keys.Key{Kind: keys.KindLeader, Shard: "dev-1"}},
+	{keys.Applied("dev-1"), "shard/dev-1/applied.jsonc", keys.Key{Kind: keys.KindApplied, Shard: "dev-1"}},
 	{
 		keys.Instance("dev-1", "acme", instanceID), "shard/dev-1/instance/acme." + instanceID + ".json",
-		keys.Key{Kind: keys.KindInstance, Shard: "dev-1", Tenant: "acme", ID: instanceID}, "server", false,
+		keys.Key{Kind: keys.KindInstance, Shard: "dev-1", Tenant: "acme", ID: instanceID},
 	},
 	{
 		keys.CertLog("dev-1", "acme", issued, instanceID), "shard/dev-1/certlog/acme.20260102T150405060000007Z." +
 			instanceID + ".json",
-		keys.Key{Kind: keys.KindCertLog, Shard: "dev-1", Tenant: "acme", ID: instanceID, Time: issued}, "server", false,
+		keys.Key{Kind: keys.KindCertLog, Shard: "dev-1", Tenant: "acme", ID: instanceID, Time: issued},
 	},
-	{keys.Probe("dev-1", "a-9"), "shard/dev-1/probe/a-9", keys.Key{Kind: keys.KindProbe, Shard: "dev-1", Name: "a-9"},
-		"server provider admin", false},
+	{keys.Probe("dev-1", "a-9"), "shard/dev-1/probe/a-9", keys.Key{Kind: keys.KindProbe, Shard: "dev-1", Name: "a-9"}},
 }
 
 func TestLayout(t *testing.T) {
@@ -66,34 +60,40 @@ func TestLayout(t *testing.T) {
 			if diff := cmp.Diff(row.parsed, parsed); diff != "" {
 				t.Errorf("parsed (-want +got):\n%s", diff)
 			}
-			if parsed.String() != row.key {
-				t.Errorf("String() = %q", parsed.String())
-			}
-			var writers []string
-			for _, w := range parsed.Writers() {
-				writers = append(writers, string(w))
-			}
-			if got := strings.Join(writers, " "); got != row.writers {
-				t.Errorf("writers = %s, want %s", got, row.writers)
-			}
-			if parsed.ClusterScoped() != row.cluster {
-				t.Errorf("ClusterScoped() = %v", parsed.ClusterScoped())
+			if again := build(parsed); again != row.key {
+				t.Errorf("built again: %q", again)
 			}
 		})
 	}
 }
 
-func TestServerNeverWritesConfig(t *testing.T) {
-	k, err := keys.Parse(keys.Config("s"))
-	if err != nil {
-		t.Fatal(err)
+// build calls the builder of a parsed key's kind.
+func build(k keys.Key) string {
+	switch k.Kind {
+	case keys.KindClusterCA:
+		return keys.ClusterCA()
+	case keys.KindClusterSecret:
+		return keys.ClusterSecret(k.Name)
+	case keys.KindClusterOperator:
+		return keys.ClusterOperator(k.Tenant, k.ID)
+	case keys.KindConfig:
+		return keys.Config(k.Shard)
+	case keys.KindGroups:
+		return keys.Groups(k.Shard)
+	case keys.KindFile:
+		return keys.File(k.Name)
+	case keys.KindLeader:
+		return keys.Leader(k.Shard)
+	case keys.KindApplied:
+		return keys.Applied(k.Shard)
+	case keys.KindInstance:
+		return keys.Instance(k.Shard, k.Tenant, k.ID)
+	case keys.KindCertLog:
+		return keys.CertLog(k.Shard, k.Tenant, k.Time, k.ID)
+	case keys.KindProbe:
+		return keys.Probe(k.Shard, k.Name)
 	}
-	if slices.Contains(k.Writers(), keys.Server) {
-		t.Error("the server may write config/")
-	}
-	if w := (keys.Key{}).Writers(); w != nil {
-		t.Errorf("a zero key has writers %v", w)
-	}
+	return ""
 }
 
 func TestPrefixesHoldTheirKeys(t *testing.T) {
@@ -172,11 +172,8 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if k.String() != key {
-			t.Errorf("Parse(%q).String() = %q", key, k.String())
-		}
-		if len(k.Writers()) == 0 {
-			t.Errorf("no program may write %q", key)
+		if again := build(k); again != key {
+			t.Errorf("%q was parsed, and built again as %q", key, again)
 		}
 		if strings.HasPrefix(key, "/") || strings.Contains(key, "//") ||
 			slices.Contains(strings.Split(key, "/"), "..") {

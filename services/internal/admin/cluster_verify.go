@@ -86,7 +86,7 @@ func verify(ctx context.Context, c *cluster, now time.Time) (verification, error
 	for _, entry := range entries {
 		key, err := keys.Parse(entry.Key)
 		if err == nil {
-			v.Kinds[key.Kind.String()]++
+			v.Kinds[string(key.Kind)]++
 			switch {
 			case key.Kind == keys.KindConfig:
 				configured[key.Shard] = true
