@@ -17,7 +17,7 @@ import (
 )
 
 // linkMethod is the method of the election port.
-const linkMethod = "/nstance.election.v1.Peers/Link"
+const linkMethod = "/nstance.election.v2.Peers/Link"
 
 // nonces returns registrations that must not succeed.
 func (a *attacker) nonces() (list []attack) {

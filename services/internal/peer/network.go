@@ -78,30 +78,16 @@ func newLink(peer election.Peer, incoming bool) *link {
 func (l *link) close() { l.once.Do(func() { close(l.done) }) }
 
 // pump sends messages until the link is closed, and then those that are still queued.
-func (l *link) pump(send func(frame []byte) error) error {
-	one := func(m election.Message) error {
-		frame, err := encode(m)
-		if err != nil {
-			return err
-		}
-		return send(frame)
-	}
+func (l *link) pump(send func(message any) error) error {
 	for {
 		select {
 		case m := <-l.out:
-			if err := one(m); err != nil {
+			if err := send(m); err != nil {
 				return err
 			}
 		case <-l.done:
-			for {
-				select {
-				case m := <-l.out:
-					if err := one(m); err != nil {
-						return err
-					}
-				default:
-					return nil
-				}
+			if len(l.out) == 0 {
+				return nil
 			}
 		}
 	}

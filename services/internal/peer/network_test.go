@@ -194,26 +194,31 @@ func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certifi
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method,
-		grpc.ForceCodec(raw{}))
+		grpc.ForceCodec(rawCodec{}))
 	if err != nil {
 		return err
 	}
 	for _, message := range first {
-		frame, ok := message.([]byte)
-		if !ok {
-			if frame, err = encode(message); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := send(s, frame); err != nil {
+		if err := s.SendMsg(message); err != nil {
 			break // the answer contains the reason
 		}
 	}
 	for {
-		if _, err := receive(s); err != nil {
+		var message any
+		if err := s.RecvMsg(&message); err != nil {
 			return err
 		}
 	}
+}
+
+// rawCodec also sends bytes that are no message.
+type rawCodec struct{ codec }
+
+func (c rawCodec) Marshal(message any) ([]byte, error) {
+	if frame, ok := message.([]byte); ok {
+		return frame, nil
+	}
+	return c.codec.Marshal(message)
 }
 
 func TestOnlyServersOfTheShardAreAccepted(t *testing.T) {
@@ -251,7 +256,7 @@ func TestOnlyServersOfTheShardAreAccepted(t *testing.T) {
 		"no hello": {good, []any{promise}, codes.InvalidArgument, "before the hello"},
 		"itself": {certificate(a.source), []any{hello{a.self}}, codes.InvalidArgument,
 			"is this process"},
-		"garbage": {good, []any{hello{self}, []byte("garbage")}, codes.Aborted, "kind is"},
+		"garbage": {good, []any{hello{self}, []byte("garbage")}, codes.Internal, "invalid character"},
 		"in another's name": {good, []any{hello{self}, election.Promise{Leader: a.self, Standby: leader,
 			Term: 3, Beat: 1, Length: 1}}, codes.Aborted, "another process"},
 		"as a leader": {good, []any{hello{self}, election.Handover{Leader: a.self, Standby: self,

@@ -26,29 +26,8 @@ const (
 	// redialAfter is the first pause before another attempt to connect to the holder. The pause doubles up to
 	// redialMost, which is short so that a follower reconnects soon after a partition.
 	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
-	method                  = "/nstance.election.v1.Peers/Link"
+	method                  = "/nstance.election.v2.Peers/Link"
 )
-
-// raw is a gRPC codec that passes frames through unchanged.
-type raw struct{}
-
-func (raw) Name() string { return "nstance-peer" }
-
-func (raw) Marshal(v any) ([]byte, error) {
-	if frame, ok := v.(*[]byte); ok {
-		return *frame, nil
-	}
-	return nil, fmt.Errorf("%T is no frame", v)
-}
-
-func (raw) Unmarshal(data []byte, v any) error {
-	frame, ok := v.(*[]byte)
-	if !ok {
-		return fmt.Errorf("%T is no frame", v)
-	}
-	*frame = append([]byte(nil), data...)
-	return nil
-}
 
 // stream is the common part of gRPC's client and server streams.
 type stream interface {
@@ -56,43 +35,25 @@ type stream interface {
 	RecvMsg(m any) error
 }
 
-func send(s stream, frame []byte) error { return s.SendMsg(&frame) }
-
-func receive(s stream) (any, error) {
-	var frame []byte
-	if err := s.RecvMsg(&frame); err != nil {
-		return nil, err
-	}
-	return decode(frame)
-}
-
-func sayHello(s stream, self election.Peer) error {
-	frame, err := encode(hello{from: self})
-	if err != nil {
-		return err
-	}
-	return send(s, frame)
-}
-
-func hearHello(s stream) (election.Peer, error) {
-	message, err := receive(s)
-	if err != nil {
+func receiveHello(s stream) (election.Peer, error) {
+	var message any
+	if err := s.RecvMsg(&message); err != nil {
 		return election.Peer{}, err
 	}
 	h, ok := message.(hello)
 	if !ok {
 		return election.Peer{}, fmt.Errorf("%T before the hello", message)
 	}
-	return h.from, nil
+	return h.From, nil
 }
 
 // Server returns the gRPC server of the election port. It serves only servers of the same shard.
 func (n *Network) Server(source *transport.Source) *grpc.Server {
 	options := append(transport.ServerOptions(source, authority.RoleServer, n.options.Log),
-		grpc.ForceServerCodec(raw{}), grpc.MaxRecvMsgSize(maxFrame),
+		grpc.ForceServerCodec(codec{}), grpc.MaxRecvMsgSize(maxFrame),
 		grpc.MaxSendMsgSize(maxFrame), grpc.WaitForHandlers(true))
 	server := grpc.NewServer(options...)
-	server.RegisterService(&grpc.ServiceDesc{ServiceName: "nstance.election.v1.Peers", HandlerType: (*any)(nil),
+	server.RegisterService(&grpc.ServiceDesc{ServiceName: "nstance.election.v2.Peers", HandlerType: (*any)(nil),
 		Streams: []grpc.StreamDesc{{
 			StreamName: "Link", ServerStreams: true, ClientStreams: true,
 			Handler: func(_ any, s grpc.ServerStream) error { return n.accept(s) },
@@ -110,7 +71,7 @@ func (n *Network) accept(s grpc.ServerStream) error {
 		return status.Errorf(codes.PermissionDenied, "this port is for servers of the shard %s, %s is one of %s",
 			n.options.Shard, identity.Server, identity.Shard)
 	}
-	from, err := hearHello(s)
+	from, err := receiveHello(s)
 	switch {
 	case err != nil:
 		return status.Error(codes.InvalidArgument, err.Error())
@@ -120,7 +81,7 @@ func (n *Network) accept(s grpc.ServerStream) error {
 	case from == n.options.Self:
 		return status.Error(codes.InvalidArgument, "the peer is this process")
 	}
-	if err := sayHello(s, n.options.Self); err != nil {
+	if err := s.SendMsg(hello{n.options.Self}); err != nil {
 		return err
 	}
 	l := newLink(from, true)
@@ -131,7 +92,7 @@ func (n *Network) accept(s grpc.ServerStream) error {
 		ended <- n.listen(l, s) // ends with the stream, which ends when accept returns
 		l.close()
 	}()
-	if err := l.pump(func(frame []byte) error { return send(s, frame) }); err != nil {
+	if err := l.pump(s.SendMsg); err != nil {
 		return err
 	}
 	select {
@@ -145,8 +106,8 @@ func (n *Network) accept(s grpc.ServerStream) error {
 // listen receives messages until the stream ends or a message is invalid.
 func (n *Network) listen(l *link, s stream) error {
 	for {
-		message, err := receive(s)
-		if err != nil {
+		var message any
+		if err := s.RecvMsg(&message); err != nil {
 			return err
 		}
 		if !n.deliver(l, message) {
@@ -210,7 +171,7 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	conn, err := grpc.NewClient("passthrough:///"+holder.Addresses.Election,
 		grpc.WithTransportCredentials(transport.ClientCredentials(n.options.Source(), holder.LeaderID)),
 		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.MaxCallRecvMsgSize(maxFrame),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{}), grpc.MaxCallRecvMsgSize(maxFrame),
 			grpc.MaxCallSendMsgSize(maxFrame)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
@@ -229,10 +190,10 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	if err != nil {
 		return err
 	}
-	if err := sayHello(s, n.options.Self); err != nil && !errors.Is(err, io.EOF) {
+	if err := s.SendMsg(hello{n.options.Self}); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	from, err := hearHello(s)
+	from, err := receiveHello(s)
 	if err != nil {
 		return err
 	}
@@ -256,7 +217,7 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 		ended <- n.listen(l, s)
 		l.close()
 	}()
-	if err := l.pump(func(frame []byte) error { return send(s, frame) }); err != nil {
+	if err := l.pump(s.SendMsg); err != nil {
 		return err
 	}
 	_ = s.CloseSend()
