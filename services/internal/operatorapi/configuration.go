@@ -18,20 +18,17 @@ func (s *Service) GetConfigStatus(ctx context.Context, req *nstancev1.GetConfigS
 
 func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetConfigStatusResponse, error) {
 	status := c.Config.Status()
-	// The time of the last modification costs one listing. An error of that listing is ignored, because the rest of the
-	// status does not need the bucket.
-	if status.Modified.IsZero() && status.RefusedETag == "" && c.ConfigModified != nil {
-		if at, err := c.ConfigModified(c); err == nil {
-			status.Modified = at
-		}
-	}
 	answer := &nstancev1.GetConfigStatusResponse{
 		Etag: status.ETag, Size: uint64(status.Size), Generation: status.Generation, RefusedEtag: status.RefusedETag,
 		Problems: problems(status.Problems),
 		Shard:    c.Shard, LeaderId: c.ID, Term: c.state().Term(), ClusterId: c.Cluster,
 	}
-	if !status.Modified.IsZero() {
-		answer.LastModified = timestamppb.New(status.Modified)
+	// The time of the last modification costs one listing. An error of that listing is ignored, because the rest of the
+	// status does not need the bucket.
+	if status.RefusedETag == "" && c.ConfigModified != nil {
+		if at, err := c.ConfigModified(c); err == nil {
+			answer.LastModified = timestamppb.New(at)
+		}
 	}
 	return answer, nil
 }

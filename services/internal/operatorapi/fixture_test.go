@@ -95,31 +95,6 @@ func (a applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []
 	a.ConfigureGroups(groups, changed)
 }
 
-// bucket implements shardconfig.Store like a server.
-type bucket struct{ *clusterstate.State }
-
-func (b bucket) Config(ctx context.Context) (shardconfig.Document, error) {
-	body, token, err := b.ReadConfig(ctx, "a")
-	return shardconfig.Document{Body: body, Token: token}, err
-}
-
-func (b bucket) Groups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
-	return b.ReadGroups(ctx)
-}
-
-func (b bucket) PutGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
-	return b.WriteGroups(ctx, groups, token)
-}
-
-func (b bucket) Applied(ctx context.Context) (shardconfig.Applied, error) {
-	applied, err := b.ReadApplied(ctx)
-	return shardconfig.Applied{Body: applied.Body, Source: objstore.Token(applied.Source), Term: applied.Term}, err
-}
-
-func (b bucket) PutApplied(ctx context.Context, applied shardconfig.Applied) error {
-	return b.WriteApplied(ctx, applied.Body, applied.Source, applied.Term)
-}
-
 // renderer returns a minimal machine. Templates have separate tests.
 type renderer struct{}
 
@@ -165,7 +140,7 @@ func newTestShardOf(t testing.TB, text string) *testShard {
 	w.ctx, w.lose = ctx, lose
 	env, wait := tasks.Real()
 	env.Now = w.Clock.Now
-	w.manager = shardconfig.New(bucket{w.state}, w.Log)
+	w.manager = shardconfig.New(w.state, "a", w.Log)
 	events, wake := operatorapi.NewEvents(), make(chan struct{}, 1)
 	w.leader = leader.NewLeader(leader.Parts{Owner: infra.Owner{Cluster: w.Name, Shard: "a"},
 		Incarnation: "incarnation-1", Authority: authority,

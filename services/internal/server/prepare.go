@@ -31,7 +31,7 @@ func (s *server) openBucket(ctx context.Context) error {
 	s.metrics.WatchRequests("list", func() uint64 { return counted.Counts().List })
 	s.store, s.documents = counted, objstore.WithLimit(counted, maxBucketRequests)
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
-	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
+	s.manager = shardconfig.New(s.state, s.opts.Shard, s.log)
 	s.manager.SetTrial(s.tryConfig)
 	return nil
 }

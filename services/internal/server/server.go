@@ -140,7 +140,7 @@ func newServer(cfg Config) *server {
 		wait:        wait,
 		incarnation: hex.EncodeToString(incarnation)}
 	s.endpoints.sourced, s.endpoints.announceSource = context.WithCancel(context.Background())
-	s.manager = shardconfig.New(nil, s.log)
+	s.manager = shardconfig.New(nil, "", s.log)
 	s.operators = operatorapi.New(func() (*operatorapi.Leader, error) {
 		return leaderOf(s, func(l *leadership) *operatorapi.Leader { return l.operator })
 	})

@@ -43,9 +43,7 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 // Override returns the group's entry in the dynamic groups, and whether it has one.
 func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.groups.Get(key)
+	return m.view().groups.groups.Get(key)
 }
 
 // Upsert creates or changes a group, and returns the merged group when it is durable and in force. If expected is not
@@ -59,17 +57,15 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	for {
-		m.mu.Lock()
-		shard, groups, token, merged := m.shard, m.groups, m.groupsToken, m.merged
-		m.mu.Unlock()
-		have, exists := merged[key]
+		now := m.view()
+		have, exists := now.merged[key]
 		exists = exists && !have.Deleted
 		if expected != "" && (!exists || GroupETag(have) != expected) {
 			return config.Group{}, ErrGroupChanged
 		}
-		entry, overridden := groups.Get(key)
+		entry, overridden := now.groups.groups.Get(key)
 		spec := entry
-		switch _, static := shard.Groups[key.Tenant][key.Group]; {
+		switch _, static := now.shard.Groups[key.Tenant][key.Group]; {
 		case static && !spec.Deleted:
 			// The other fields are from a time when the group was not static. They are ignored, and this write drops
 			// them.
@@ -84,18 +80,15 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 		if (overridden || exists) && reflect.DeepEqual(spec, entry) {
 			return have, nil
 		}
-		if err := config.CheckUpsert(shard, key, spec); err != nil {
+		if err := config.CheckUpsert(now.shard, key, spec); err != nil {
 			return config.Group{}, &RefusedError{err}
 		}
-		ok, err := m.write(ctx, with(groups, key, &spec), token)
+		ok, err := m.write(ctx, with(now.groups.groups, key, &spec), now.groups.token)
 		if err != nil {
 			return config.Group{}, err
 		}
 		if ok {
-			m.mu.Lock()
-			group := m.merged[key]
-			m.mu.Unlock()
-			return group, nil
+			return m.view().merged[key], nil
 		}
 	}
 }
@@ -106,16 +99,15 @@ func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected stri
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	for {
-		m.mu.Lock()
-		groups, token, merged := m.groups, m.groupsToken, m.merged
-		m.mu.Unlock()
-		have, exists := merged[key]
+		now := m.view()
+		have, exists := now.merged[key]
 		if !exists {
 			return false, ErrNoGroup
 		}
 		if expected != "" && GroupETag(have) != expected {
 			return false, ErrGroupChanged
 		}
+		groups := now.groups.groups
 		spec, overridden := groups.Get(key)
 		var next config.Groups
 		switch {
@@ -129,7 +121,7 @@ func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected stri
 			spec.Deleted = true
 			next = with(groups, key, &spec)
 		}
-		ok, err := m.write(ctx, next, token)
+		ok, err := m.write(ctx, next, now.groups.token)
 		if err != nil {
 			return false, err
 		}
@@ -144,14 +136,12 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	for {
-		m.mu.Lock()
-		groups, token := m.groups, m.groupsToken
-		m.mu.Unlock()
-		spec, ok := groups.Get(key)
+		now := m.view().groups
+		spec, ok := now.groups.Get(key)
 		if !ok || !spec.Deleted {
 			return nil
 		}
-		done, err := m.write(ctx, with(groups, key, nil), token)
+		done, err := m.write(ctx, with(now.groups, key, nil), now.token)
 		if err != nil || done {
 			return err
 		}
@@ -161,9 +151,7 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 // write stores the groups and puts them in force. It returns ok false if another write came first. It has then read the
 // groups again, and the caller must retry.
 func (m *Manager) write(ctx context.Context, groups config.Groups, token objstore.Token) (ok bool, err error) {
-	m.mu.Lock()
-	term := m.term
-	m.mu.Unlock()
+	term := m.view().term
 	if groups.Term > term {
 		return false, &SupersededError{groups.Term}
 	}
@@ -173,13 +161,13 @@ func (m *Manager) write(ctx context.Context, groups config.Groups, token objstor
 		return false, &RefusedError{fmt.Errorf("the shard's dynamic groups would be %d bytes, at most %d are allowed",
 			size, maxGroups)}
 	}
-	newToken, err := m.store.PutGroups(ctx, groups, token)
+	newToken, err := m.bucket.WriteGroups(ctx, groups, token)
 	if err == nil {
 		m.takeGroups(dynamic{groups, newToken})
 		return true, nil
 	}
 	if !errors.Is(err, objstore.ErrConflict) {
-		return false, fmt.Errorf("write the dynamic groups: %w", err)
+		return false, err
 	}
 	fresh, readErr := m.readGroups(ctx)
 	switch {
@@ -188,7 +176,7 @@ func (m *Manager) write(ctx context.Context, groups config.Groups, token objstor
 	case fresh.groups.Term > term:
 		return false, &SupersededError{fresh.groups.Term}
 	case fresh.token == token:
-		return false, fmt.Errorf("write the dynamic groups: %w", err)
+		return false, err
 	}
 	m.takeGroups(fresh)
 	return false, nil
@@ -196,20 +184,12 @@ func (m *Manager) write(ctx context.Context, groups config.Groups, token objstor
 
 // takeGroups puts dynamic groups in force and passes the changed ones to the applier.
 func (m *Manager) takeGroups(d dynamic) {
-	m.mu.Lock()
-	shard := m.shard
-	m.mu.Unlock()
-	merged, problems := shard.Merged(d.groups)
-	for _, problem := range problems {
-		m.log.Warn("dynamic groups", "problem", problem.String())
-	}
-	m.mu.Lock()
-	changed := changedGroups(m.merged, merged)
-	m.groups, m.groupsToken, m.merged = d.groups, d.token, merged
-	applier := m.applier
-	m.mu.Unlock()
-	if applier != nil && len(changed) > 0 {
-		applier.ApplyGroups(merged, changed)
+	before := m.view()
+	merged := m.merge(before.shard, d)
+	changed := changedGroups(before.merged, merged)
+	m.update(func(f *inForce) { f.groups, f.merged = d, merged })
+	if before.applier != nil && len(changed) > 0 {
+		before.applier.ApplyGroups(merged, changed)
 	}
 }
 

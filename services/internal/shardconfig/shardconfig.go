@@ -6,7 +6,6 @@
 package shardconfig
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,37 +14,11 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
-	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
-
-// Document is a configuration as stored in the bucket.
-type Document struct {
-	Body     []byte
-	Token    objstore.Token
-	Modified time.Time
-}
-
-// Applied is the last configuration that a leader accepted. Source is the token of its document, and Term is the term
-// of the leader that applied it.
-type Applied struct {
-	Body   []byte
-	Source objstore.Token
-	Term   uint64
-}
-
-// Store reads and writes a shard's configuration in the bucket. A missing document is objstore.ErrNotFound.
-type Store interface {
-	Config(ctx context.Context) (Document, error)
-	Groups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error)
-	// PutGroups writes the groups if token is still their version. token "" means that the document must not exist. It
-	// fails with objstore.ErrConflict if the version differs.
-	PutGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error)
-	Applied(ctx context.Context) (Applied, error)
-	PutApplied(ctx context.Context, applied Applied) error
-}
 
 // Result is the result of a check for a newer configuration.
 type Result uint8
@@ -64,7 +37,6 @@ var ErrRestart = errors.New("the configuration needs a restart of the server")
 // Status describes the configuration in force and the refused one.
 type Status struct {
 	ETag       string
-	Modified   time.Time
 	Size       int
 	Generation uint64
 	// RestartETag is the ETag of a newer, valid document that needs a new process.
@@ -72,7 +44,6 @@ type Status struct {
 	// RefusedETag and Problems describe a newer document that was refused.
 	RefusedETag string
 	Problems    config.Problems
-	Shard       *config.Shard
 }
 
 // Applier puts configurations in force on a leader. The Manager calls one method at a time. The methods must not call a
@@ -88,24 +59,42 @@ type Applier interface {
 
 // Manager holds the configuration in force. It is safe for concurrent use, and changes groups one at a time.
 type Manager struct {
-	store Store
-	log   *slog.Logger
-	trial Trial
+	bucket *clusterstate.State
+	name   string // of the shard
+	log    *slog.Logger
+	trial  Trial
 
 	changing sync.Mutex // held for a read-modify-write of the bucket's documents; readers need only mu
 
-	mu          sync.Mutex
-	current     Document
-	shard       *config.Shard // with defaults filled in
-	groups      config.Groups
-	groupsToken objstore.Token
-	merged      map[config.GroupKey]config.Group
-	generation  uint64
-	restart     Document
-	refused     Document
-	problems    config.Problems // errors only
-	applier     Applier         // nil while not leading
-	term        uint64
+	mu      sync.Mutex
+	inForce inForce
+}
+
+// inForce is the state of a Manager. Its maps are never changed, so that a copy can be used without the lock.
+type inForce struct {
+	current          objstore.Object // the configuration
+	shard            *config.Shard   // with defaults filled in
+	groups           dynamic
+	merged           map[config.GroupKey]config.Group
+	generation       uint64
+	restart, refused objstore.Object
+	problems         config.Problems // of refused, errors only
+	applier          Applier         // nil while not leading
+	term             uint64
+}
+
+// view returns the present state.
+func (m *Manager) view() inForce {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.inForce
+}
+
+// update changes the state.
+func (m *Manager) update(change func(*inForce)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change(&m.inForce)
 }
 
 // Trial opens, without using it, everything that a configuration names and this server does not use yet: the provider,
@@ -118,8 +107,10 @@ type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 // before any other method.
 func (m *Manager) SetTrial(trial Trial) { m.trial = trial }
 
-// New returns a Manager without a configuration in force.
-func New(store Store, log *slog.Logger) *Manager { return &Manager{store: store, log: log} }
+// New returns a Manager of a shard without a configuration in force.
+func New(bucket *clusterstate.State, shard string, log *slog.Logger) *Manager {
+	return &Manager{bucket: bucket, name: shard, log: log}
+}
 
 // Load reads and validates the configuration in the bucket, for a server that does not lead. It writes nothing. If the
 // configuration is invalid, Load puts the last applied one in force. Without an applied one, it returns the problems as
@@ -137,10 +128,8 @@ func (m *Manager) Load(ctx context.Context) error {
 func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
-	m.mu.Lock()
-	m.applier, m.term, m.generation = nil, term, 0
-	before := m.shard
-	m.mu.Unlock()
+	before := m.view().shard
+	m.update(func(f *inForce) { f.applier, f.term, f.generation = nil, term, 0 })
 	doc, err := m.begin(ctx)
 	if err != nil {
 		return err
@@ -152,26 +141,24 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	if err := m.record(ctx, doc); err != nil {
 		return err
 	}
-	m.mu.Lock()
-	m.applier = applier
-	m.mu.Unlock()
+	m.update(func(f *inForce) { f.applier = applier })
 	m.applyConfig()
 	return nil
 }
 
 // candidate is a configuration that may be put in force.
 type candidate struct {
-	doc    Document
+	doc    objstore.Object
 	shard  *config.Shard
 	groups dynamic
-	// parseErr means that the configuration is invalid. trialErr means that this server cannot run it. broken lists the
-	// groups that cannot be made from it.
-	parseErr, trialErr error
-	broken             config.Problems
+	// err means that the configuration is invalid, or that this server cannot run it. broken lists the groups that
+	// cannot be made from it.
+	err    error
+	broken config.Problems
 }
 
 // parse parses a configuration and merges it with dynamic groups. applied means that a leader has run with it.
-func (m *Manager) parse(doc Document, groups dynamic, applied bool) candidate {
+func (m *Manager) parse(doc objstore.Object, groups dynamic, applied bool) candidate {
 	c := candidate{doc: doc, groups: groups}
 	var problems config.Problems
 	if applied {
@@ -179,7 +166,7 @@ func (m *Manager) parse(doc Document, groups dynamic, applied bool) candidate {
 	} else {
 		c.shard, problems = config.Parse("config", doc.Body)
 	}
-	if c.parseErr = problems.Err(); c.parseErr != nil {
+	if c.err = problems.Err(); c.err != nil {
 		return c
 	}
 	for _, problem := range problems.Warnings() {
@@ -192,87 +179,76 @@ func (m *Manager) parse(doc Document, groups dynamic, applied bool) candidate {
 // try runs the trial of a valid configuration that is not in force already. applied means that a leader has run with
 // it.
 func (m *Manager) try(ctx context.Context, c *candidate, applied bool) {
-	m.mu.Lock()
-	inForce := m.current.Token != "" && m.current.Token == c.doc.Token
-	m.mu.Unlock()
-	if c.parseErr == nil && !inForce && m.trial != nil {
-		c.trialErr = m.trial(ctx, c.shard.WithDefaults(), applied)
+	current := m.view().current.Token
+	if c.err == nil && (current == "" || current != c.doc.Token) && m.trial != nil {
+		c.err = m.trial(ctx, c.shard.WithDefaults(), applied)
 	}
 }
 
-// err returns why the configuration cannot be put in force. It is nil if only some of its groups are broken.
-func (c *candidate) err() error { return cmp.Or(c.parseErr, c.trialErr) }
-
 // problems returns everything that is wrong with the configuration.
 func (c *candidate) problems() config.Problems {
-	if err := c.err(); err != nil {
-		return problemsOf(err)
+	if c.err != nil {
+		return problemsOf(c.err)
 	}
 	return c.broken
 }
 
 // begin puts the configuration in the bucket in force, or the last applied one if that is refused.
-func (m *Manager) begin(ctx context.Context) (Document, error) {
-	doc, err := m.store.Config(ctx)
+func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
+	doc, err := m.readConfig(ctx)
 	if err != nil {
-		return Document{}, fmt.Errorf("read the shard's configuration: %w", err)
+		return objstore.Object{}, err
 	}
-	m.mu.Lock()
-	m.groups, m.groupsToken = config.Groups{}, "" // groups of an earlier term do not count
-	m.mu.Unlock()
+	m.update(func(f *inForce) { f.groups = dynamic{} }) // groups of an earlier term do not count
 	groups, err := m.readGroups(ctx)
 	if err != nil {
-		return Document{}, err
+		return objstore.Object{}, err
 	}
-	applied, err := m.store.Applied(ctx)
+	applied, err := m.bucket.ReadApplied(ctx)
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
-		return Document{}, fmt.Errorf("read the applied configuration: %w", err)
+		return objstore.Object{}, err
 	}
 	isApplied := err == nil && string(applied.Body) == string(doc.Body)
 	newest := m.parse(doc, groups, isApplied)
 	m.try(ctx, &newest, isApplied)
 	if len(newest.problems()) == 0 {
-		m.refuse(Document{}, nil)
+		m.refuse(objstore.Object{}, nil)
 		m.adopt(newest)
 		return doc, nil
 	}
 	if err == nil && !isApplied {
-		before := m.parse(Document{Body: applied.Body, Token: applied.Source}, groups, true)
-		better := newest.err() != nil || len(before.broken) < len(newest.broken)
+		before := m.parse(objstore.Object{Body: applied.Body, Token: objstore.Token(applied.Source)}, groups, true)
+		better := newest.err != nil || len(before.broken) < len(newest.broken)
 		if better { // the last trial that passes must be that of the configuration in force
 			m.try(ctx, &before, true)
 		}
 		switch {
-		case better && before.err() == nil:
+		case better && before.err == nil:
 			m.log.Warn("the newest configuration is refused: the one that was applied last stays in force",
-				"refused_etag", string(doc.Token), "etag", string(applied.Source),
+				"refused_etag", string(doc.Token), "etag", applied.Source,
 				"problems", newest.problems().Error())
 			m.refuse(doc, newest.problems())
 			m.adopt(before)
 			return before.doc, nil
-		case before.err() != nil && newest.err() != nil:
-			return Document{}, fmt.Errorf("neither the configuration nor the applied one can be used:\n%w\n%w",
-				newest.err(), before.err())
+		case before.err != nil && newest.err != nil:
+			return objstore.Object{}, fmt.Errorf("neither the configuration nor the applied one can be used:\n%w\n%w",
+				newest.err, before.err)
 		}
 	}
-	if err := newest.err(); err != nil {
-		return Document{}, err
+	if newest.err != nil {
+		return objstore.Object{}, newest.err
 	}
 	// No better configuration was ever applied. The groups that can be made are served.
 	for _, problem := range newest.broken {
 		m.log.Warn("some groups cannot be created", "problem", problem.String())
 	}
-	m.refuse(Document{}, nil)
+	m.refuse(objstore.Object{}, nil)
 	m.adopt(newest)
 	return doc, nil
 }
 
 // Follow ends leading. The Manager no longer passes changes on.
-func (m *Manager) Follow() {
-	m.mu.Lock()
-	m.applier = nil
-	m.mu.Unlock()
-}
+func (m *Manager) Follow() { m.update(func(f *inForce) { f.applier = nil }) }
 
 // dynamic is the document of the dynamic groups as read from the bucket.
 type dynamic struct {
@@ -280,22 +256,26 @@ type dynamic struct {
 	token  objstore.Token
 }
 
+func (m *Manager) readConfig(ctx context.Context) (objstore.Object, error) {
+	body, token, err := m.bucket.ReadConfig(ctx, m.name)
+	return objstore.Object{Body: body, Token: token}, err
+}
+
 // readGroups reads the dynamic groups. If the document existed in this term and is now missing, that is a mistake, and
 // the known groups stay in force. Otherwise all their instances would be deleted.
 func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
-	groups, token, warnings, err := m.store.Groups(ctx)
+	groups, token, warnings, err := m.bucket.ReadGroups(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.groupsToken != "" {
+		known := m.view().groups
+		if known.token != "" {
 			m.log.Error(
 				"the dynamic groups are gone from the bucket; those known stay in force and are written again with " +
 					"the next change")
 		}
-		return dynamic{m.groups, ""}, nil
+		return dynamic{known.groups, ""}, nil
 	}
 	if err != nil {
-		return dynamic{}, fmt.Errorf("read the dynamic groups: %w", err)
+		return dynamic{}, err
 	}
 	for _, warning := range warnings {
 		m.log.Warn("dynamic groups", "problem", warning.String())
@@ -314,38 +294,36 @@ func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
 
 // adopt puts a valid configuration in force together with dynamic groups.
 func (m *Manager) adopt(c candidate) {
-	doc, d := c.doc, c.groups
 	full := c.shard.WithDefaults()
-	merged, problems := full.Merged(d.groups)
+	merged := m.merge(full, c.groups)
+	m.update(func(f *inForce) {
+		f.current, f.shard, f.groups, f.merged, f.restart = c.doc, full, c.groups, merged, objstore.Object{}
+		f.generation++
+	})
+}
+
+// merge returns the groups of a configuration with dynamic groups, and logs what is wrong with them.
+func (m *Manager) merge(shard *config.Shard, d dynamic) map[config.GroupKey]config.Group {
+	merged, problems := shard.Merged(d.groups)
 	for _, problem := range problems {
 		m.log.Warn("dynamic groups", "problem", problem.String())
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.current, m.shard, m.groups, m.groupsToken, m.merged, m.restart = doc, full, d.groups, d.token, merged, Document{}
-	m.generation++
+	return merged
 }
 
 // record stores the configuration in force for the next leader, once per term. It is the first write of a leader, so
 // the term stays known even if the lock is removed before any other write.
-func (m *Manager) record(ctx context.Context, doc Document) error {
-	m.mu.Lock()
-	term := m.term
-	m.mu.Unlock()
-	if have, err := m.store.Applied(ctx); err == nil && have.Term == term && have.Source == doc.Token &&
+func (m *Manager) record(ctx context.Context, doc objstore.Object) error {
+	term := m.view().term
+	if have, err := m.bucket.ReadApplied(ctx); err == nil && have.Term == term && have.Source == string(doc.Token) &&
 		string(have.Body) == string(doc.Body) {
 		return nil
 	}
-	if err := m.store.PutApplied(ctx, Applied{Body: doc.Body, Source: doc.Token, Term: term}); err != nil {
-		return fmt.Errorf("record the applied configuration: %w", err)
-	}
-	return nil
+	return m.bucket.WriteApplied(ctx, doc.Body, doc.Token, term)
 }
 
-func (m *Manager) refuse(doc Document, problems config.Problems) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.refused, m.problems = doc, problems
+func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
+	m.update(func(f *inForce) { f.refused, f.problems = doc, problems })
 }
 
 // Refresh reads the configuration and the groups again, and applies newer ones in place. Problems come with Invalid. An
@@ -356,20 +334,18 @@ func (m *Manager) refuse(doc Document, problems config.Problems) {
 func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
-	doc, err := m.store.Config(ctx)
+	doc, err := m.readConfig(ctx)
 	if err != nil {
-		return Unchanged, nil, fmt.Errorf("read the shard's configuration: %w", err)
+		return Unchanged, nil, err
 	}
 	groups, err := m.readGroups(ctx)
 	if err != nil {
 		return Unchanged, nil, err
 	}
-	m.mu.Lock()
-	current, shard, groupsToken := m.current, m.shard, m.groupsToken
-	m.mu.Unlock()
-	if doc.Token == current.Token {
-		m.refuse(Document{}, nil)
-		if groups.token == groupsToken || groups.token == "" {
+	now := m.view()
+	if doc.Token == now.current.Token {
+		m.refuse(objstore.Object{}, nil)
+		if groups.token == now.groups.token || groups.token == "" {
 			return Unchanged, nil, nil
 		}
 		m.takeGroups(groups)
@@ -378,8 +354,8 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	next := m.parse(doc, groups, false)
 	m.try(ctx, &next, false)
 	problems := next.problems()
-	if next.err() == nil {
-		problems = m.newlyBroken(shard, next.shard, groups)
+	if next.err == nil {
+		problems = m.newlyBroken(now.shard, next.shard, groups)
 	}
 	if ctx.Err() != nil {
 		return Unchanged, nil, ctx.Err() // an interrupted trial proves nothing
@@ -389,11 +365,9 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		m.refuse(doc, problems)
 		return Invalid, problems, nil
 	}
-	if !InPlace(shard, next.shard.WithDefaults()) {
-		m.refuse(Document{}, nil)
-		m.mu.Lock()
-		m.restart = doc
-		m.mu.Unlock()
+	if !InPlace(now.shard, next.shard.WithDefaults()) {
+		m.refuse(objstore.Object{}, nil)
+		m.update(func(f *inForce) { f.restart = doc })
 		return Restart, nil, nil
 	}
 	// The configuration is recorded before it is applied, so that the next leader starts from it even if the bucket's
@@ -401,7 +375,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	if err := m.record(ctx, doc); err != nil {
 		return Unchanged, nil, err
 	}
-	m.refuse(Document{}, nil)
+	m.refuse(objstore.Object{}, nil)
 	m.adopt(next)
 	m.applyConfig()
 	return Updated, nil, nil
@@ -447,37 +421,23 @@ func InPlace(a, b *config.Shard) bool {
 
 // applyConfig passes the configuration in force to the applier, if this server leads.
 func (m *Manager) applyConfig() {
-	m.mu.Lock()
-	applier, shard, merged := m.applier, m.shard, m.merged
-	m.mu.Unlock()
-	if applier != nil {
-		applier.ApplyConfig(shard, merged)
+	if now := m.view(); now.applier != nil {
+		now.applier.ApplyConfig(now.shard, now.merged)
 	}
 }
 
 // Status returns the state of the configuration.
 func (m *Manager) Status() Status {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return Status{ETag: string(m.current.Token), Modified: m.current.Modified, Size: len(m.current.Body),
-		Generation:  m.generation,
-		RestartETag: string(m.restart.Token), RefusedETag: string(m.refused.Token), Problems: m.problems,
-		Shard: m.shard}
+	now := m.view()
+	return Status{ETag: string(now.current.Token), Size: len(now.current.Body), Generation: now.generation,
+		RestartETag: string(now.restart.Token), RefusedETag: string(now.refused.Token), Problems: now.problems}
 }
 
 // Shard returns the configuration in force with defaults filled in, or nil before Load. The caller must not change it.
-func (m *Manager) Shard() *config.Shard {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.shard
-}
+func (m *Manager) Shard() *config.Shard { return m.view().shard }
 
 // Groups returns the merged groups in force. The caller must not change the map.
-func (m *Manager) Groups() map[config.GroupKey]config.Group {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.merged
-}
+func (m *Manager) Groups() map[config.GroupKey]config.Group { return m.view().merged }
 
 // GroupETag returns an identifier of a group's definition. It changes whenever the merged group changes.
 func GroupETag(g config.Group) string {

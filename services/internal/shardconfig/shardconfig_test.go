@@ -33,7 +33,7 @@ func document(more, template string) string {
 }`, more, template)
 }
 
-// bucket is a Store in memory that works like that of a server.
+// bucket is the bucket of a shard, in memory.
 type bucket struct {
 	*mem.Store
 	state *clusterstate.State
@@ -43,28 +43,6 @@ func newBucket(opts ...mem.Options) *bucket {
 	store := mem.New(opts...)
 	return &bucket{store, clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: "example",
 		ShardID: shardName})}
-}
-
-func (b *bucket) Config(ctx context.Context) (Document, error) {
-	body, token, err := b.state.ReadConfig(ctx, shardName)
-	return Document{Body: body, Token: token}, err
-}
-
-func (b *bucket) Groups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
-	return b.state.ReadGroups(ctx)
-}
-
-func (b *bucket) PutGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
-	return b.state.WriteGroups(ctx, groups, token)
-}
-
-func (b *bucket) Applied(ctx context.Context) (Applied, error) {
-	applied, err := b.state.ReadApplied(ctx)
-	return Applied{Body: applied.Body, Source: objstore.Token(applied.Source), Term: applied.Term}, err
-}
-
-func (b *bucket) PutApplied(ctx context.Context, applied Applied) error {
-	return b.state.WriteApplied(ctx, applied.Body, applied.Source, applied.Term)
 }
 
 // write stores a configuration like Terraform.
@@ -88,7 +66,7 @@ type leader struct {
 
 func lead(t testing.TB, b *bucket, term uint64) *leader {
 	t.Helper()
-	l := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
+	l := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
 	if err := l.Lead(t.Context(), term, l); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +131,7 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	if l.applied != 1 || l.groups[static].Size != 3 || l.shard.Server.HealthCheckInterval.D() == 0 {
 		t.Errorf("handed on %d times: %v", l.applied, l.groups)
 	}
-	applied, err := b.Applied(t.Context())
+	applied, err := b.state.ReadApplied(t.Context())
 	if err != nil || applied.Term != 3 || string(applied.Body) != document("", "") ||
 		string(applied.Source) != l.Status().ETag {
 		t.Errorf("applied: term %d, source %s, %v", applied.Term, applied.Source, err)
@@ -182,7 +160,7 @@ func TestEveryTermIsRecorded(t *testing.T) {
 	b.write(t, document("", ""))
 	for _, term := range []uint64{3, 4, 9} {
 		lead(t, b, term)
-		if applied, err := b.Applied(t.Context()); err != nil || applied.Term != term {
+		if applied, err := b.state.ReadApplied(t.Context()); err != nil || applied.Term != term {
 			t.Errorf("term %d: recorded %d, %v", term, applied.Term, err)
 		}
 		if highest, err := b.state.HighestTerm(t.Context()); err != nil || highest != term {
@@ -212,7 +190,7 @@ func TestInvalidConfigurationKeepsTheCurrentOne(t *testing.T) {
 	if s := next.Status(); s.ETag != before.ETag || s.RefusedETag == "" || next.groups[static].Size != 3 {
 		t.Errorf("next leader's status %+v", s)
 	}
-	standby := New(b, slog.New(slog.DiscardHandler))
+	standby := New(b.state, shardName, slog.New(slog.DiscardHandler))
 	if err := standby.Load(t.Context()); err != nil || standby.Shard() == nil {
 		t.Errorf("a standby does not start: %v", err)
 	}
@@ -235,7 +213,7 @@ func TestInvalidConfigurationKeepsTheCurrentOne(t *testing.T) {
 
 func TestInvalidFromTheStart(t *testing.T) {
 	b := newBucket()
-	m := New(b, slog.New(slog.DiscardHandler))
+	m := New(b.state, shardName, slog.New(slog.DiscardHandler))
 	if err := m.Load(t.Context()); !errors.Is(err, objstore.ErrNotFound) {
 		t.Errorf("no configuration: %v", err)
 	}
@@ -247,7 +225,7 @@ func TestInvalidFromTheStart(t *testing.T) {
 	if err := m.Lead(t.Context(), 1, &leader{}); !errors.As(err, &problems) {
 		t.Errorf("invalid: %v", err)
 	}
-	if _, err := b.Applied(t.Context()); !errors.Is(err, objstore.ErrNotFound) {
+	if _, err := b.state.ReadApplied(t.Context()); !errors.Is(err, objstore.ErrNotFound) {
 		t.Errorf("an invalid configuration was recorded as applied: %v", err)
 	}
 }
@@ -267,7 +245,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("the configuration that waits for a restart has the ETag %q", s.RestartETag)
 	}
 	// No leader has run with the configuration yet, so servers do not fall back to it.
-	if applied, err := b.Applied(t.Context()); err != nil || string(applied.Source) != was {
+	if applied, err := b.state.ReadApplied(t.Context()); err != nil || string(applied.Source) != was {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
 	}
 	if next := lead(t, b, 2); next.shard.Server.Provider.Zone != "z" {
@@ -284,7 +262,7 @@ func TestRestart(t *testing.T) {
 func TestRestartAtTakeover(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
-	standby := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
+	standby := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
 	if err := standby.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -401,7 +379,7 @@ func TestDynamicGroupsLife(t *testing.T) {
 		t.Fatalf("%+v, %v", g, err)
 	}
 	// Nothing changed, so nothing is written.
-	_, token, _, err := b.Groups(t.Context())
+	_, token, _, err := b.state.ReadGroups(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +387,7 @@ func TestDynamicGroupsLife(t *testing.T) {
 		GroupETag(again) != GroupETag(g) {
 		t.Errorf("%+v, %v", again, err)
 	}
-	if _, now, _, _ := b.Groups(t.Context()); now != token {
+	if _, now, _, _ := b.state.ReadGroups(t.Context()); now != token {
 		t.Error("written although nothing changed")
 	}
 	if restored, err := l.Delete(t.Context(), fleet, GroupETag(g)); err != nil || restored {
@@ -449,7 +427,7 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if err := next.Forget(t.Context(), fleet); err != nil {
 		t.Error(err)
 	}
-	groups, _, _, err := b.Groups(t.Context())
+	groups, _, _, err := b.state.ReadGroups(t.Context())
 	if err != nil || len(groups.Tenants) != 0 || groups.Term != 2 || groups.Revision != 5 {
 		t.Errorf("%+v, %v", groups, err)
 	}
@@ -533,14 +511,14 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	other := config.GroupKey{Tenant: "prod", Group: "other"}
 
 	// A late write of an earlier leader comes first. Both changes are kept.
-	groups, token, _, err := b.Groups(t.Context())
+	groups, token, _, err := b.state.ReadGroups(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	one := 1
 	groups = with(groups, other, &config.GroupSpec{Template: "t", Size: &one})
 	groups.Term, groups.Revision = 4, groups.Revision+1
-	if _, err := b.PutGroups(t.Context(), groups, token); err != nil {
+	if _, err := b.state.WriteGroups(t.Context(), groups, token); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.Upsert(t.Context(), fleet, "", size(3)); err != nil {
@@ -551,10 +529,10 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	}
 
 	// The same holds if only a refresh notices the write.
-	groups, token, _, _ = b.Groups(t.Context())
+	groups, token, _, _ = b.state.ReadGroups(t.Context())
 	groups = with(groups, other, nil)
 	groups.Revision++
-	if _, err := b.PutGroups(t.Context(), groups, token); err != nil {
+	if _, err := b.state.WriteGroups(t.Context(), groups, token); err != nil {
 		t.Fatal(err)
 	}
 	l.refresh(t, Updated)
@@ -573,14 +551,14 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	if _, err := l.Upsert(t.Context(), other, "", dynamicGroup(1)); err != nil {
 		t.Fatal(err)
 	}
-	groups, token, _, err = b.Groups(t.Context())
+	groups, token, _, err = b.state.ReadGroups(t.Context())
 	if err != nil || len(groups.Tenants["prod"]) != 2 {
 		t.Errorf("%+v, %v", groups, err)
 	}
 
 	// A write of a leader with a higher term ends this leader.
 	groups.Term, groups.Revision = 6, groups.Revision+1
-	if _, err := b.PutGroups(t.Context(), groups, token); err != nil {
+	if _, err := b.state.WriteGroups(t.Context(), groups, token); err != nil {
 		t.Fatal(err)
 	}
 	var superseded *SupersededError
@@ -635,7 +613,7 @@ func TestConcurrentChanges(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	groups, _, _, err := b.Groups(t.Context())
+	groups, _, _, err := b.state.ReadGroups(t.Context())
 	if err != nil || len(groups.Tenants["prod"]) != 20 || groups.Revision != 20 {
 		t.Errorf("%d groups, revision %d, %v", len(groups.Tenants["prod"]), groups.Revision, err)
 	}

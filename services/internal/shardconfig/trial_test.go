@@ -31,7 +31,7 @@ func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	var trials int
-	l := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
+	l := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
 	l.SetTrial(refuseZone("bad", &trials))
 	if err := l.Load(t.Context()); err != nil {
 		t.Fatal(err)
@@ -50,12 +50,12 @@ func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
 	if s := l.Status(); s.ETag != was || s.RefusedETag == "" || s.RestartETag != "" {
 		t.Errorf("status %+v", s)
 	}
-	if applied, err := b.Applied(t.Context()); err != nil || string(applied.Source) != was {
+	if applied, err := b.state.ReadApplied(t.Context()); err != nil || string(applied.Source) != was {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
 	}
 
 	// A new process, and then its leader, continue with the applied configuration.
-	next := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
+	next := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
 	next.SetTrial(refuseZone("bad", &trials))
 	if err := next.Load(t.Context()); err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func TestFirstConfigurationThatFailsItsTrial(t *testing.T) {
 	b := newBucket()
 	b.write(t, inZone("bad"))
 	var trials int
-	m := New(b, slog.New(slog.DiscardHandler))
+	m := New(b.state, shardName, slog.New(slog.DiscardHandler))
 	m.SetTrial(refuseZone("bad", &trials))
 	if err := m.Load(t.Context()); err == nil || err.Error() != "open provider mock: there is no zone bad" {
 		t.Errorf("got %v", err)
@@ -99,15 +99,15 @@ func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
 	for name, newest := range map[string]string{"alone": inAWS, "beside an invalid one": "{"} {
 		b := newBucket()
 		b.write(t, inAWS)
-		applied, err := b.Config(t.Context())
+		body, token, err := b.state.ReadConfig(t.Context(), shardName)
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := New(b, slog.New(slog.DiscardHandler))
+		m := New(b.state, shardName, slog.New(slog.DiscardHandler))
 		if err := m.Load(t.Context()); err == nil {
 			t.Fatal("the configuration is valid")
 		}
-		if err := b.PutApplied(t.Context(), Applied{Body: applied.Body, Source: applied.Token, Term: 1}); err != nil {
+		if err := b.state.WriteApplied(t.Context(), body, token, 1); err != nil {
 			t.Fatal(err)
 		}
 		b.write(t, newest)

@@ -228,7 +228,7 @@ func (s *server) state(env tasks.Env) *clusterstate.State {
 func (s *server) newManager() *shardconfig.Manager {
 	none := func() {}
 	env := s.world.sched.env(s.process, s.wallSkew, none, none)
-	return shardconfig.New(documents{s.state(env)}, slog.New(tracer{s.world, s.process.name}))
+	return shardconfig.New(s.state(env), shardName, slog.New(tracer{s.world, s.process.name}))
 }
 
 // renderer returns the smallest machine that a provider accepts. Templates have separate tests.
@@ -250,31 +250,6 @@ func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.To
 	take func(record.Instance, objstore.Token)) error {
 	r.world.caller().spring(loadUnseen)
 	return r.State.LoadUnseen(ctx, seen, take)
-}
-
-// documents is the configuration's access to the bucket, as the server's root builds it.
-type documents struct{ state *clusterstate.State }
-
-func (d documents) Config(ctx context.Context) (shardconfig.Document, error) {
-	body, token, err := d.state.ReadConfig(ctx, shardName)
-	return shardconfig.Document{Body: body, Token: token}, err
-}
-
-func (d documents) Groups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
-	return d.state.ReadGroups(ctx)
-}
-
-func (d documents) PutGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
-	return d.state.WriteGroups(ctx, groups, token)
-}
-
-func (d documents) Applied(ctx context.Context) (shardconfig.Applied, error) {
-	applied, err := d.state.ReadApplied(ctx)
-	return shardconfig.Applied{Body: applied.Body, Source: objstore.Token(applied.Source), Term: applied.Term}, err
-}
-
-func (d documents) PutApplied(ctx context.Context, applied shardconfig.Applied) error {
-	return d.state.WriteApplied(ctx, applied.Body, applied.Source, applied.Term)
 }
 
 // events checks the events that a leader publishes.
