@@ -98,6 +98,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	// apply has waited for the leader, which has its address by then.
 	f.healthy(t)
 	f.settled(t, 2, nil)
+	f.reached(t)
 	if code, output := stack.Plan(t); code != 0 {
 		t.Fatalf("a plan right after apply finds changes (exit code %d):\n%s", code, output)
 	}
@@ -228,8 +229,10 @@ func ids(instances []ec2.InstanceView) []string {
 	return out
 }
 
-// healthy waits until the leader answers at the shard's fixed address, as seen from a VM of the network, and holds the
-// leader interface.
+// dialer connects from somewhere in the cloud.
+type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
+// healthy waits until the leader answers at the shard's fixed address, as seen from the router of its network.
 func (f *fleet) healthy(t *testing.T) {
 	t.Helper()
 	lab.Eventually(t, soon, "the leader answers at "+f.shard.LeaderIP, func() string {
@@ -237,21 +240,45 @@ func (f *fleet) healthy(t *testing.T) {
 		if len(servers) == 0 {
 			return "there is no server"
 		}
-		client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				return f.Machines.DialVPC(ctx, servers[0].VPC, network, address)
-			}}}
-		resp, err := client.Get("http://" + net.JoinHostPort(f.shard.LeaderIP, "8990") + "/health")
-		if err != nil {
-			return err.Error()
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != http.StatusOK {
-			return fmt.Sprintf("%d %s %v", resp.StatusCode, body, err)
-		}
-		return ""
+		return f.health(func(ctx context.Context, network, address string) (net.Conn, error) {
+			return f.Machines.DialVPC(ctx, servers[0].VPC, network, address)
+		})
 	})
+}
+
+// health asks the leader for its health at the shard's fixed address. It returns "" if the leader is healthy.
+func (f *fleet) health(dial dialer) string {
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: dial}}
+	resp, err := client.Get("http://" + net.JoinHostPort(f.shard.LeaderIP, "8990") + "/health")
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Sprintf("%d %s %v", resp.StatusCode, body, err)
+	}
+	return ""
+}
+
+// reached checks that a VM in another subnet reaches the leader at its address. The servers have two interfaces in one
+// subnet, and the network drops a reply that leaves by the interface without the address.
+func (f *fleet) reached(t *testing.T) {
+	t.Helper()
+	server, worker := f.servers()[0], f.workers()[0]
+	if server.Subnet == worker.Subnet {
+		t.Errorf("the VM %s is in the servers' subnet %s, want another", worker.ID, server.Subnet)
+	}
+	if problem := f.health(func(ctx context.Context, network, address string) (net.Conn, error) {
+		return f.Machines.Dial(ctx, worker.ID, network, address)
+	}); problem != "" {
+		t.Errorf("%s does not reach the leader at %s: %s", worker.ID, f.shard.LeaderIP, problem)
+	}
+	if out, err := f.Machines.Exec(server.ID, "ip", "-o", "route", "get", "192.0.2.1", "from", f.shard.LeaderIP); err != nil ||
+		!strings.Contains(out, " dev eth1 ") {
+		t.Errorf("replies from %s take the route %q, %v", f.shard.LeaderIP, out, err)
+	}
 }
 
 // settled waits until the shard has the given number of VMs, each with a registered agent. None of them may be in gone.

@@ -264,7 +264,7 @@ func TestMachines(t *testing.T) {
 		!m.spec.TokensRequired || m.spec.HopLimit != 3 || m.spec.Primary.MAC != nic {
 		t.Errorf("the machine: %+v", m.spec)
 	}
-	if got := m.spec.Primary.Addresses[0].String(); got != "10.0.1.4/16" {
+	if got := m.spec.Primary.Addresses[0].String(); got != "10.0.1.4/24" {
 		t.Errorf("its address %s has not the prefix length of the VPC", got)
 	}
 	if text, ok := m.spec.Metadata("instance-id"); !ok || text != id {

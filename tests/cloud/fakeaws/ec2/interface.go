@@ -263,17 +263,16 @@ func (s *Service) SetAttaching(d time.Duration) {
 
 // nic returns the machine's view of an interface.
 func (s *Service) nic(i *Interface) NIC {
-	v := s.vpcs[i.VPC]
-	out := NIC{MAC: i.MAC, VPC: i.VPC}
+	n := s.subnets[i.Subnet]
+	out := NIC{MAC: i.MAC, VPC: i.VPC, SourceDestCheck: i.SourceDestCheck}
 	if i.Attachment != nil {
 		out.Index = i.Attachment.Index
 	}
-	for _, a := range slices.Concat(i.IPv4, i.IPv6) {
-		for _, b := range slices.Concat(v.blocks, v.blocks6) {
-			if b.prefix.Contains(a) {
-				out.Addresses = append(out.Addresses, netip.PrefixFrom(a, b.prefix.Bits()))
-			}
-		}
+	for _, a := range i.IPv4 {
+		out.Addresses = append(out.Addresses, netip.PrefixFrom(a, n.block.Bits()))
+	}
+	for _, a := range i.IPv6 {
+		out.Addresses = append(out.Addresses, netip.PrefixFrom(a, n.blocks6[0].prefix.Bits()))
 	}
 	return out
 }

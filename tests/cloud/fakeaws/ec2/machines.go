@@ -37,7 +37,9 @@ type MachineSpec struct {
 // NIC is a machine's view of a network interface.
 type NIC struct {
 	MAC, VPC string
-	// Addresses have the prefix length of the VPC's block, not of the subnet's: the VPC is one flat network.
+	// Addresses have the prefix length of the subnet.
 	Addresses []netip.Prefix
 	Index     int
+	// SourceDestCheck reports whether the network drops packets of which the source is none of the addresses.
+	SourceDestCheck bool
 }

@@ -1,8 +1,10 @@
 package machine
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -15,6 +17,8 @@ import (
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/boot"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/networkd"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
 )
 
@@ -139,6 +143,7 @@ func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
 		Tree:       rootfs.Tree{Layers: []string{i.tree}, Files: files, DMI: dmi},
 		Hostname:   hostname,
 		InstanceID: i.spec.ID, Userdata: i.spec.Userdata, Environment: i.runner.environment(),
+		Links: []networkd.Link{i.ports[i.spec.Primary.MAC].link()},
 	}, i.ns, log)
 	return ready, err
 }
@@ -205,8 +210,17 @@ func (i *Instance) Stop() {
 	<-i.dead
 }
 
-// Plug implements [ec2.Machine].
+// plugTime limits how long a running machine takes to configure an interface.
+const plugTime = 30 * time.Second
+
+// Plug implements [ec2.Machine]. It returns when the machine has configured the interface, or found that no file is for
+// it.
 func (i *Instance) Plug(nic ec2.NIC) error {
+	ctx, cancel := context.WithTimeout(context.Background(), plugTime)
+	defer cancel()
+	if err := i.wait(ctx); err != nil {
+		return fmt.Errorf("plug %s into %s: %w", nic.MAC, i.spec.ID, err)
+	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.ns == nil {
@@ -217,9 +231,33 @@ func (i *Instance) Plug(nic ec2.NIC) error {
 			return fmt.Errorf("plug %s: the machine %s has an interface %d already", nic.MAC, i.spec.ID, nic.Index)
 		}
 	}
-	return i.plug(nic)
+	if err := i.plug(nic); err != nil {
+		return err
+	}
+	p := i.ports[nic.MAC]
+	link, err := json.Marshal(p.link())
+	if err != nil {
+		return err
+	}
+	if err := i.report(ctx, control.LinkAdded, string(link)); err != nil {
+		return err
+	}
+	return p.announce(i.ns)
 }
 
+// report tells the machine about an interface. An error in the machine's configuration is in its journal, as on a real
+// machine.
+func (i *Instance) report(ctx context.Context, what, link string) error {
+	var failure *ExitError
+	if _, err := i.exec(ctx, control.Request{Program: what, Args: []string{link}}); errors.As(err, &failure) {
+		i.runner.Log.Error("A machine cannot configure an interface", "id", i.spec.ID, "error", err)
+	} else if err != nil {
+		return fmt.Errorf("%s of the machine %s: %w", what, i.spec.ID, err)
+	}
+	return nil
+}
+
+// plug adds an interface to the machine's namespace.
 func (i *Instance) plug(nic ec2.NIC) error {
 	if _, ok := i.ports[nic.MAC]; ok {
 		return fmt.Errorf("plug %s: the machine %s has it already", nic.MAC, i.spec.ID)
@@ -248,5 +286,10 @@ func (i *Instance) Unplug(mac string) error {
 		return fmt.Errorf("unplug %s: the machine %s does not have it", mac, i.spec.ID)
 	}
 	delete(i.ports, mac)
-	return p.unplug(i.ns)
+	if err := p.vpc.remove(p); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), plugTime)
+	defer cancel()
+	return i.report(ctx, control.LinkRemoved, p.device())
 }

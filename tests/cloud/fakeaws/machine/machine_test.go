@@ -130,10 +130,10 @@ func (w *testRunner) start(vpc string, n int, userdata string, change ...func(*e
 }
 
 func nic(vpc string, n, index int) ec2.NIC {
-	return ec2.NIC{MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", index, n), VPC: vpc, Index: index,
+	return ec2.NIC{MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", index, n), VPC: vpc, Index: index, SourceDestCheck: true,
 		Addresses: []netip.Prefix{
-			netip.MustParsePrefix(fmt.Sprintf("10.0.%d.%d/16", index, n)),
-			netip.MustParsePrefix(fmt.Sprintf("fd00:1::%x:%x/56", index, n)),
+			netip.MustParsePrefix(fmt.Sprintf("10.0.%d.%d/24", index, n)),
+			netip.MustParsePrefix(fmt.Sprintf("fd00:1:0:%x::%x/64", index, n)),
 		}}
 }
 

@@ -83,6 +83,17 @@ func (n *netns) ip(lines ...string) error {
 	})
 }
 
+// tc runs a command of tc(8) inside the namespace.
+func (n *netns) tc(arguments ...string) error {
+	return n.do(func() error {
+		out, err := exec.Command("tc", arguments...).CombinedOutput() //nolint:noctx // it does not wait for anything
+		if err != nil {
+			return fmt.Errorf("tc %s: %w: %s", strings.Join(arguments, " "), err, strings.TrimSpace(string(out)))
+		}
+		return nil
+	})
+}
+
 // show returns the output of ip(8), run inside the namespace.
 func (n *netns) show(arguments ...string) (text string, err error) {
 	err = n.do(func() error {

@@ -10,9 +10,14 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/networkd"
 )
 
-// vpc is the network of one VPC: a bridge in its own namespace. The bridge also takes the place of the VPC's router.
+// routerAddress is the link-local address of the VPC's router.
+var routerAddress = netip.MustParseAddr("fe80::ec2:1")
+
+// vpc is the network of one VPC: a bridge in its own namespace. The bridge also takes the place of the VPC's router,
+// which forwards between the subnets.
 type vpc struct {
 	ns *netns
 
@@ -29,7 +34,8 @@ type port struct {
 }
 
 // settings are the kernel settings of every namespace. They make addresses usable immediately and announce them when
-// they come up. They also make only the interface that has an address answer for it.
+// they come up. They also make only the interface that has an address answer for it, and keep the path of a packet to
+// what the routes say.
 var settings = map[string]string{
 	"ipv4/conf/all/arp_notify": "1", "ipv4/conf/default/arp_notify": "1", "ipv4/conf/all/arp_ignore": "1",
 	"ipv4/conf/all/arp_announce": "2",
@@ -37,7 +43,12 @@ var settings = map[string]string{
 	"ipv6/conf/all/accept_dad": "0", "ipv6/conf/default/accept_dad": "0", "ipv6/conf/all/accept_ra": "0",
 	"ipv6/conf/default/accept_ra": "0",
 	"ipv6/conf/all/ndisc_notify":  "1", "ipv6/conf/default/ndisc_notify": "1",
+	"ipv4/conf/all/send_redirects": "0", "ipv4/conf/default/send_redirects": "0",
+	"ipv6/conf/all/accept_redirects": "0", "ipv6/conf/default/accept_redirects": "0",
 }
+
+// forwarding are the further settings of a VPC's router.
+var forwarding = map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1"}
 
 // network returns the network of a VPC. It creates the network on the first call.
 func (r *Runner) network(id string) (*vpc, error) {
@@ -51,8 +62,9 @@ func (r *Runner) network(id string) (*vpc, error) {
 		return nil, err
 	}
 	v := &vpc{ns: ns}
-	if err = ns.set(settings); err == nil {
-		err = ns.ip("link set lo up", "link add br0 type bridge mcast_snooping 0", "link set br0 up")
+	if err = errors.Join(ns.set(settings), ns.set(forwarding)); err == nil {
+		err = ns.ip("link set lo up", "link add br0 type bridge mcast_snooping 0", "link set br0 up",
+			fmt.Sprintf("-6 addr add %s/64 dev br0 nodad", routerAddress))
 	}
 	if err != nil {
 		_ = ns.close() // The error above is more useful.
@@ -87,13 +99,12 @@ func (v *vpc) plug(ns *netns, nic ec2.NIC) (*port, error) {
 	if err := v.ns.ip(lines...); err != nil {
 		return nil, fmt.Errorf("plug %s: %w", nic.MAC, err)
 	}
-	err := ns.ip(p.configuration()...)
+	err := ns.ip(fmt.Sprintf("link set %s up", p.device()))
 	if err == nil {
 		err = v.forwards(p)
 	}
-	if err == nil {
-		// Setting the MAC address again announces the addresses. Neighbors may have cached failed lookups for them.
-		err = ns.ip(fmt.Sprintf("link set %s address %s", p.device(), nic.MAC))
+	if err == nil && nic.SourceDestCheck {
+		err = v.checkSources(p)
 	}
 	if err != nil {
 		_ = v.ns.ip("link del " + p.name) // The error above is more useful.
@@ -120,19 +131,18 @@ func (v *vpc) forwards(p *port) error {
 // forwardTime limits the wait of forwards. The kernel needs far less.
 const forwardTime = 10 * time.Second
 
-// unplug removes the port from the network and the machine. The machine's addresses and routes vanish with the
-// interface, but unplug must delete the routing rules.
-func (p *port) unplug(ns *netns) error {
-	if err := p.vpc.remove(p); err != nil {
+// checkSources drops all packets from the machine that do not have one of the interface's own addresses as their
+// source. The bridge delivers packets to other destinations to other ports.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-eni.html#eni-basics
+func (v *vpc) checkSources(p *port) error {
+	program, err := sourceFilter(p.nic.Addresses)
+	if err != nil {
 		return err
 	}
-	var lines []string
-	for _, a := range p.nic.Addresses {
-		if p.nic.Index > 0 {
-			lines = append(lines, p.rule("del", a))
-		}
+	if err := v.ns.tc("qdisc", "add", "dev", p.name, "clsact"); err != nil {
+		return err
 	}
-	return ns.ip(lines...)
+	return v.ns.tc("filter", "add", "dev", p.name, "ingress", "bpf", "direct-action", "bytecode", program)
 }
 
 // remove deletes both ends of a port.
@@ -147,33 +157,13 @@ func (v *vpc) remove(p *port) error {
 
 func (p *port) device() string { return fmt.Sprintf("eth%d", p.nic.Index) }
 
-func (p *port) rule(verb string, a netip.Prefix) string {
-	family := ""
-	if a.Addr().Is6() {
-		family = "-6 "
-	}
-	return fmt.Sprintf(family+"rule %s from %s lookup %d", verb, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()), 10000+
-		p.nic.Index)
+// link returns the machine's view of the port.
+func (p *port) link() networkd.Link {
+	return networkd.Link{Device: p.device(), MAC: p.nic.MAC, Addresses: p.nic.Addresses, Router: routerAddress}
 }
 
-// configuration returns the commands of ip(8) that configure the interface. They do what an image's network tools do,
-// such as amazon-ec2-net-utils on Amazon Linux. Packets from an address of a secondary interface leave through that
-// interface. All other packets leave through the first interface.
-func (p *port) configuration() []string {
-	var lines []string
-	for _, a := range p.nic.Addresses {
-		line := fmt.Sprintf("addr add %s dev %s metric %d", a, p.device(), 512+p.nic.Index)
-		if a.Addr().Is6() {
-			line += " nodad" // The address is unique, and must work immediately.
-		}
-		lines = append(lines, line)
-	}
-	lines = append(lines, fmt.Sprintf("link set %s up", p.device()))
-	for _, a := range p.nic.Addresses {
-		if p.nic.Index > 0 {
-			lines = append(lines, fmt.Sprintf("route add %s dev %s table %d", a.Masked(), p.device(), 10000+
-				p.nic.Index), p.rule("add", a))
-		}
-	}
-	return lines
+// announce makes the machine announce its addresses: neighbors may have cached failed lookups for them. Setting the MAC
+// address again has this effect.
+func (p *port) announce(ns *netns) error {
+	return ns.ip(fmt.Sprintf("link set %s address %s", p.device(), p.nic.MAC))
 }

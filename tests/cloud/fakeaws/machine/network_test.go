@@ -79,7 +79,7 @@ func TestNetwork(t *testing.T) {
 		t.Error("a name was dialled, which is looked up on the host")
 	}
 
-	l, err := w.ListenVPC("vpc-a", netip.MustParsePrefix("10.0.200.200/16"), 7)
+	l, err := w.ListenVPC("vpc-a", netip.MustParsePrefix("10.0.200.200/24"), 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,61 +97,146 @@ func TestNetwork(t *testing.T) {
 	w.reaches("a host in the VPC", w.from(two), "10.0.200.200:7", "balancer")
 }
 
+// networkFile is a boot script that tells systemd-networkd how to configure an interface with the addresses of
+// [movingNIC], and then stays like answerer.
+const networkFile = `#!/bin/sh
+set -eu
+umask 077
+mkdir -p /etc/systemd/network
+cat >/etc/systemd/network/05-moving.network <<END
+[Match]
+MACAddress=02:00:00:00:01:09
+
+[Link]
+RequiredForOnline=no
+
+[Network]
+IPv6AcceptRA=yes
+
+[Address]
+Address=10.0.0.9/32
+
+[Route]
+Gateway=10.0.0.1
+GatewayOnLink=yes
+Table=1000
+
+[RoutingPolicyRule]
+From=10.0.0.9/32
+Table=1000
+
+[Address]
+Address=fd00:1::9/128
+DuplicateAddressDetection=none
+
+[RoutingPolicyRule]
+From=fd00:1::9/128
+Table=1000
+
+[IPv6AcceptRA]
+DHCPv6Client=no
+RouteTable=1000
+END
+chmod 644 /etc/systemd/network/05-moving.network
+networkctl reload
+exec answerer
+`
+
+// movingNIC is a secondary interface in the subnet of the machines' primary interfaces.
+func movingNIC() ec2.NIC {
+	n := nic("vpc-a", 9, 0)
+	n.Index, n.MAC = 1, "02:00:00:00:01:09"
+	return n
+}
+
+// inOtherSubnet moves a machine to another subnet of the VPC.
+func inOtherSubnet(s *ec2.MachineSpec) {
+	s.Primary.Addresses = nic("vpc-a", 14, 2).Addresses
+}
+
+func (w *testRunner) plug(id string, n ec2.NIC) {
+	w.t.Helper()
+	m, _ := w.Machine(id)
+	if err := m.Plug(n); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 func TestMoveAddress(t *testing.T) {
 	w := newTestRunner(t, nil).with("answerer")
-	one, two, three := w.start("vpc-a", 11, answerer), w.start("vpc-a", 12, answerer), w.start("vpc-a", 13, "")
+	one, two := w.start("vpc-a", 11, networkFile), w.start("vpc-a", 12, networkFile)
+	near, far := w.start("vpc-a", 13, ""), w.start("vpc-a", 14, "", inOtherSubnet)
 	for _, id := range []string{one, two} {
 		w.eventually(id, "ls /run/listening", "/run/listening")
 	}
-	machine := func(id string) ec2.Machine {
-		m, _ := w.Machine(id)
-		return m
-	}
-	moving := nic("vpc-a", 9, 1)
-	v4, v6 := "10.0.1.9:7", "[fd00:1::1:9]:7"
-	w.reaches("nobody", w.from(three), v4, "")
+	moving := movingNIC()
+	v4, v6 := "10.0.0.9:7", "[fd00:1::9]:7"
+	w.reaches("nobody", w.from(near), v4, "")
 	for round := range 2 {
 		for id, name := range map[string]string{one: "ip-10-0-0-11", two: "ip-10-0-0-12"} {
-			if err := machine(id).Plug(moving); err != nil {
-				t.Fatal(err)
-			}
-			if err := machine(id).Plug(moving); err == nil {
+			w.plug(id, moving)
+			machine, _ := w.Machine(id)
+			if err := machine.Plug(moving); err == nil {
 				t.Error("the same interface was plugged twice")
 			}
 			begun := time.Now()
-			w.reaches(fmt.Sprintf("round %d: %s", round, id), w.from(three), v4, name)
-			w.reaches(fmt.Sprintf("round %d: %s", round, id), w.from(three), v6, name)
-			w.reaches(fmt.Sprintf("round %d: %s", round, id), w.fromVPC("vpc-a"), v4, name)
+			for _, from := range []string{near, far} {
+				w.reaches(fmt.Sprintf("round %d: %s", round, from), w.from(from), v4, name)
+				w.reaches(fmt.Sprintf("round %d: %s", round, from), w.from(from), v6, name)
+			}
+			w.reaches(fmt.Sprintf("round %d: the VPC", round), w.fromVPC("vpc-a"), v4, name)
 			t.Logf("reached after %v", time.Since(begun))
 			if got := w.run(id,
-				"cat /sys/class/net/eth1/address; ip -o route get 10.0.0.13 from 10.0.1.9 | grep -o 'dev eth.'; ip "+
+				"cat /sys/class/net/eth1/address; ip -o route get 10.0.0.13 from 10.0.0.9 | grep -o 'dev eth.'; ip "+
 					"-o route get 10.0.0.13 | grep -o 'dev eth.'"); got != moving.MAC+"\ndev eth1\ndev eth0" {
 				t.Errorf("%s has it as\n%s", id, got)
 			}
-			if err := machine(id).Unplug(moving.MAC); err != nil {
+			if err := machine.Unplug(moving.MAC); err != nil {
 				t.Fatal(err)
 			}
-			if err := machine(id).Unplug(moving.MAC); err == nil {
+			if err := machine.Unplug(moving.MAC); err == nil {
 				t.Error("an interface was unplugged twice")
 			}
-			w.reaches("nobody", w.from(three), v4, "")
-			if got := w.run(id, "ip rule | grep -c 10.0.1.9; ls /sys/class/net"); got != "0\neth0\nlo" {
+			w.reaches("nobody", w.from(near), v4, "")
+			if got := w.run(id, "ip rule | grep -c 10.0.0.9; ls /sys/class/net"); got != "0\neth0\nlo" {
 				t.Errorf("of the interface stays\n%s", got)
 			}
 		}
 	}
 	// The machine that holds the interface dies.
-	if err := machine(one).Plug(moving); err != nil {
-		t.Fatal(err)
-	}
-	machine(one).Stop()
-	if err := machine(two).Plug(moving); err != nil {
-		t.Fatal(err)
-	}
-	w.reaches("the heir", w.from(three), v4, "ip-10-0-0-12")
-	if err := machine(one).Plug(nic("vpc-a", 8, 2)); err == nil {
+	w.plug(one, moving)
+	holder, _ := w.Machine(one)
+	holder.Stop()
+	w.plug(two, moving)
+	w.reaches("the heir", w.from(far), v4, "ip-10-0-0-12")
+	if err := holder.Plug(nic("vpc-a", 8, 2)); err == nil {
 		t.Error("something was plugged into a machine that has ended")
 	}
+}
+
+// TestSourceDestCheck plugs a secondary interface into a machine that configures it like every interface, by DHCP.
+// Replies from its address leave by the primary interface, and the network drops them if it checks sources.
+func TestSourceDestCheck(t *testing.T) {
+	w := newTestRunner(t, nil).with("answerer")
+	id, far := w.start("vpc-a", 11, answerer), w.start("vpc-a", 14, "", inOtherSubnet)
+	w.eventually(id, "ls /run/listening", "/run/listening")
+	w.reaches("a machine in another subnet", w.from(far), "10.0.0.11:7", "ip-10-0-0-11")
+	moving := movingNIC()
+	w.plug(id, moving)
+	if got := w.run(id, "ip -4 -o addr show dev eth1 | grep -o 10.0.0.9/24; ip -6 -o addr show dev eth1 | grep -o "+
+		"fd00:1::9/128"); got != "10.0.0.9/24\nfd00:1::9/128" {
+		t.Errorf("the secondary interface has the addresses\n%s", got)
+	}
+	w.reaches("a machine in another subnet", w.from(far), "10.0.0.9:7", "")
+	machine, _ := w.Machine(id)
+	if err := machine.Unplug(moving.MAC); err != nil {
+		t.Fatal(err)
+	}
+	// A primary interface without the check forwards everything.
+	open := w.start("vpc-a", 12, answerer, func(s *ec2.MachineSpec) { s.Primary.SourceDestCheck = false })
+	w.eventually(open, "ls /run/listening", "/run/listening")
+	w.plug(open, moving)
+	w.reaches("a machine in another subnet", w.from(far), "10.0.0.9:7", "ip-10-0-0-12")
 }
 
 func TestMetadata(t *testing.T) {

@@ -9,7 +9,8 @@
 // the runner is closed, or after the runner's process is killed. For this reason networks use unnamed namespaces, and
 // the first process of a machine ends with the thread that started it.
 //
-// The package needs root, iproute2, and a kernel with namespaces, overlayfs, veth and bridges.
+// The package needs root, iproute2, and a kernel with namespaces, overlayfs, veth, bridges and BPF
+// classifiers.
 package machine
 
 import (
@@ -36,7 +37,7 @@ import (
 const guestPackage = "github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/cmd/guest"
 
 // programs are the names under which the guest program is installed in the machines.
-var programs = []string{"systemctl", "journalctl", "poweroff", "reboot", "shutdown"}
+var programs = []string{"systemctl", "journalctl", "networkctl", "poweroff", "reboot", "shutdown"}
 
 // Config configures a [Runner].
 type Config struct {
@@ -77,7 +78,7 @@ func New(c Config) (*Runner, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("machines are made of namespaces and mounts, which only root can make: run this as root")
 	}
-	for _, program := range []string{"ip", "cp"} {
+	for _, program := range []string{"ip", "tc", "cp"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return nil, fmt.Errorf("machines need %s (packages iproute2 and coreutils): %w", program, err)
 		}

@@ -3,7 +3,10 @@
 // Invariant: the data is passed once, through an unnamed file, so that no other process can read it.
 package boot
 
-import "github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
+import (
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/networkd"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
+)
 
 // File descriptors of the first process, which inherits them. Its standard output is the machine's log.
 const (
@@ -21,6 +24,8 @@ type Config struct {
 	Hostname   string
 	InstanceID string
 	Userdata   []byte
+	// Links are the network interfaces with which the machine starts.
+	Links []networkd.Link
 	// If Build is set, the machine does not boot. It runs Userdata and ends with its exit code.
 	Build bool
 	// Environment is added to the environment of everything that the machine starts.

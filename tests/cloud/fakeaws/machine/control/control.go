@@ -21,13 +21,20 @@ const Socket = "/run/fakeaws/control"
 // Guest is the path, inside the machine, of the program that serves as init, systemctl and the related programs.
 const Guest = "/usr/lib/fakeaws/guest"
 
+// Programs of the requests with which the runner reports a network interface that it has plugged in or unplugged. The
+// argument is the Link of package networkd in JSON, or the device.
+const (
+	LinkAdded   = "link-added"
+	LinkRemoved = "link-removed"
+)
+
 // largest is the maximum size of a message in bytes. It exceeds any output that the tests request.
 const largest = 64 << 20
 
 // Request names a program that init runs, or a program that init answers for.
 type Request struct {
-	// Program is "exec", which runs Args, or a program that init answers for, such as "systemctl", "journalctl" or
-	// "shutdown".
+	// Program is "exec", which runs Args, a program that init answers for, such as "systemctl", "journalctl" or
+	// "shutdown", or a message of the runner.
 	Program string
 	Args    []string
 }

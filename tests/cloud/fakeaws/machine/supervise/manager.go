@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/networkd"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
@@ -37,6 +38,8 @@ type Options struct {
 	// Ready is closed when init listens.
 	Ready    io.Closer
 	Hostname string
+	// Links are the network interfaces with which the machine starts.
+	Links []networkd.Link
 }
 
 // Manager is the machine's init. mu guards the fields below it.
@@ -45,6 +48,7 @@ type Manager struct {
 	journal   *journal
 	processes *processes
 	null      *os.File
+	network   *network
 
 	mu       sync.Mutex
 	services map[string]*service
@@ -64,6 +68,7 @@ func Run(o Options) (int, error) {
 		services: map[string]*service{}, state: "starting",
 		down: make(chan string, 1)}
 	go m.processes.reap()
+	m.network = &network{m: m}
 	if err := os.MkdirAll(filepath.Dir(control.Socket), 0o700); err != nil {
 		return 1, err
 	}
@@ -73,6 +78,9 @@ func Run(o Options) (int, error) {
 	}
 	go func() { _ = control.Serve(listener, m.handle) }() // Ends with the machine.
 	m.listen()
+	if err := m.network.start(o.Links); err != nil {
+		m.journal.write("systemd-networkd", 0, err.Error())
+	}
 	if err := o.Ready.Close(); err != nil {
 		return 1, err
 	}
@@ -347,6 +355,9 @@ func (m *Manager) renew() error {
 				}
 			}
 		}
+	}
+	if err := m.network.restart(); err != nil {
+		m.journal.write("systemd-networkd", 0, err.Error())
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -31,6 +31,10 @@ func (m *Manager) handle(ctx context.Context, r control.Request) control.Respons
 		code, err = c.systemctl(r.Args)
 	case "journalctl":
 		err = c.journalctl(r.Args)
+	case "networkctl":
+		err = c.networkctl(r.Args)
+	case control.LinkAdded, control.LinkRemoved:
+		err = m.link(r)
 	case "poweroff", "reboot":
 		c.force = slices.Contains(r.Args, "--force")
 		err = c.goDown(r.Program)

@@ -1,5 +1,5 @@
-// Package unit parses the unit files of nstance-server and nstance-agent. It supports the directives that the units of
-// the images and of the boot scripts use, and no others.
+// Package unit parses the unit files of nstance-server and nstance-agent, and the syntax that all files of systemd share.
+// It supports the directives that the units of the images and of the boot scripts use, and no others.
 //
 // Invariant: a directive or a form of a value that is not supported is an error. No line is silently skipped.
 package unit
@@ -12,6 +12,8 @@ import (
 // Entry is one assignment in a unit file.
 type Entry struct {
 	Section, Key, Value string
+	// Number counts the section headers up to the entry. It distinguishes sections of the same name.
+	Number int
 	// Where is the file:line of the assignment, for error messages.
 	Where string
 }
@@ -19,7 +21,7 @@ type Entry struct {
 // Parse parses the lines of one unit file. https://www.freedesktop.org/software/systemd/man/252/systemd.syntax.html
 func Parse(file, text string) ([]Entry, error) {
 	var entries []Entry
-	section := ""
+	section, number := "", 0
 	for n, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(line)
 		where := fmt.Sprintf("%s:%d", file, n+1)
@@ -29,6 +31,7 @@ func Parse(file, text string) ([]Entry, error) {
 		case strings.HasSuffix(line, `\`):
 			return nil, fmt.Errorf("%s: continued lines are not supported", where)
 		case isSection:
+			number++
 			var ok bool
 			if section, ok = strings.CutSuffix(name, "]"); !ok || section == "" {
 				return nil, fmt.Errorf("%s: malformed section %q", where, line)
@@ -36,7 +39,7 @@ func Parse(file, text string) ([]Entry, error) {
 		case !assigned || section == "" || strings.TrimSpace(key) == "":
 			return nil, fmt.Errorf("%s: %q is no assignment in a section", where, line)
 		default:
-			entries = append(entries, Entry{Section: section, Key: strings.TrimSpace(key),
+			entries = append(entries, Entry{Section: section, Number: number, Key: strings.TrimSpace(key),
 				Value: strings.TrimSpace(value), Where: where})
 		}
 	}

@@ -1,5 +1,5 @@
 // Command guest is PID 1 of a machine. Under other names it is the programs that talk to PID 1: systemctl, journalctl,
-// poweroff, reboot and shutdown.
+// networkctl, poweroff, reboot and shutdown.
 package main
 
 import (
@@ -105,7 +105,7 @@ func start() (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	return supervise.Run(supervise.Options{InstanceID: c.InstanceID, Userdata: c.Userdata, Build: c.Build,
+	return supervise.Run(supervise.Options{InstanceID: c.InstanceID, Userdata: c.Userdata, Build: c.Build, Links: c.Links,
 		Environment: c.Environment, Log: os.Stdout, Ready: os.NewFile(boot.Ready, "ready"), Hostname: c.Hostname})
 }
 
