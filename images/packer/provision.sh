@@ -27,10 +27,7 @@ server | agent) ;;
 	;;
 esac
 case $platform in
-# amazon-ec2-net-utils configures routes for a network interface that is attached to a running VM, as the leader
-# interface is.
-aws) packages="ca-certificates amazon-ec2-net-utils" ;;
-gcp | qemu) packages="ca-certificates" ;;
+aws | gcp | qemu) packages="ca-certificates" ;;
 none) packages= ;;
 *)
 	echo "provision.sh: NSTANCE_PLATFORM is \"$platform\", not aws, gcp, qemu or none" >&2

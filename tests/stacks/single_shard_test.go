@@ -275,8 +275,8 @@ func (f *fleet) reached(t *testing.T) {
 	}); problem != "" {
 		t.Errorf("%s does not reach the leader at %s: %s", worker.ID, f.shard.LeaderIP, problem)
 	}
-	if out, err := f.Machines.Exec(server.ID, "ip", "-o", "route", "get", "192.0.2.1", "from", f.shard.LeaderIP); err != nil ||
-		!strings.Contains(out, " dev eth1 ") {
+	out, err := f.Machines.Exec(server.ID, "ip", "-o", "route", "get", "192.0.2.1", "from", f.shard.LeaderIP)
+	if err != nil || !strings.Contains(out, " dev eth1 ") {
 		t.Errorf("replies from %s take the route %q, %v", f.shard.LeaderIP, out, err)
 	}
 }

@@ -16,6 +16,10 @@ locals {
   if length(list) > 0 && (var.subnet_pools == null ? true : contains(var.subnet_pools, role)) }
 }
 
+data "aws_subnet" "leader" {
+  id = local.server_subnets[0].id
+}
+
 # Clients find the shard at this interface. The leader attaches it to its own VM. Nothing else attaches it.
 resource "aws_network_interface" "leader" {
   description     = "Leader of the Nstance shard ${var.cluster.id}/${var.shard}"

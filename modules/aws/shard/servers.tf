@@ -22,6 +22,13 @@ data "nstance_userdata" "server" {
   prefix           = var.cluster.prefix == "" ? null : var.cluster.prefix
   region           = var.cluster.region
   leader_interface = aws_network_interface.leader.id
+  leader_network = {
+    mac_address = aws_network_interface.leader.mac_address
+    ipv4        = local.leader_ipv4
+    # The first address of a subnet belongs to its router.
+    ipv4_gateway = local.leader_ipv4 == null ? null : cidrhost(data.aws_subnet.leader.cidr_block, 1)
+    ipv6         = local.leader_ipv6
+  }
   extra_args       = length(var.server_args) == 0 ? null : var.server_args
   binaries         = length(var.server_binaries) == 0 ? null : var.server_binaries
   commands_before  = length(var.server_commands) == 0 ? null : var.server_commands

@@ -2,7 +2,7 @@
 // values in them.
 //
 // A script writes the service's environment file, installs the binary if the image lacks it and records its location,
-// and starts the unit. It is a POSIX sh script of less than 4 KiB, not counting the caller's own commands. It can be
+// and starts the unit. A server's script also writes the network configuration of the leader's interface. It is a POSIX sh script of less than 4 KiB, not counting the caller's own commands. It can be
 // run repeatedly.
 //
 // Invariant: for all values of the fields, a returned script runs only the commands of this package and the caller's
@@ -55,6 +55,8 @@ type Server struct {
 	Region string
 	// LeaderInterface is the ID of the network interface that the leader acquires, or "".
 	LeaderInterface string
+	// LeaderNetwork is how systemd-networkd configures that interface.
+	LeaderNetwork LeaderNetwork
 	// ExtraArgs are added to the command line.
 	ExtraArgs []string
 }
@@ -114,11 +116,13 @@ func (s Server) Script() (string, error) {
 	}
 	environment["NSTANCE_SERVER_ARGS"] = strings.Join(args, " ")
 	errs.common(s.Common)
+	s.LeaderNetwork.validate(&errs)
 	if len(errs) > 0 {
 		return "", errors.Join(errs...)
 	}
 	return sized(head(s.Common, server) + "mkdir -p -m 755 /etc/nstance\n" +
-		"put /etc/nstance/server.env " + quote(environmentFile(environment)) + "\n" + tail(s.Common, server))
+		"put /etc/nstance/server.env " + quote(environmentFile(environment)) + "\n" + s.LeaderNetwork.commands() +
+		tail(s.Common, server))
 }
 
 // Script returns the template. The error joins [FieldError]s.

@@ -23,7 +23,12 @@ var update = flag.Bool("update", false, "write the golden files")
 
 func server() bootscript.Server {
 	return bootscript.Server{Shard: "us-west-2a", Storage: "s3", Bucket: "my-bucket", Prefix: "some/where",
-		Region: "us-west-2", LeaderInterface: "eni-0123456789abcdef0"}
+		Region: "us-west-2", LeaderInterface: "eni-0123456789abcdef0", LeaderNetwork: leaderNetwork()}
+}
+
+func leaderNetwork() bootscript.LeaderNetwork {
+	return bootscript.LeaderNetwork{MAC: "02:00:00:ab:cd:ef", IPv4: "10.0.1.100", Gateway: "10.0.1.1",
+		IPv6: "2001:db8::100"}
 }
 
 func binaries(url string, content string) map[string]bootscript.Binary {
@@ -84,6 +89,7 @@ func newMachine(t *testing.T) machine {
 		}
 	}
 	m.write(t, "shims/systemctl", "#!/bin/sh\necho \"$@\" >>"+m.root+"/systemctl.log\n")
+	m.write(t, "shims/networkctl", "#!/bin/sh\necho \"$@\" >>"+m.root+"/networkctl.log\n")
 	return m
 }
 
@@ -142,6 +148,13 @@ NSTANCE_SERVER_ARGS="--shard us-west-2a --storage s3 --bucket my-bucket --prefix
 		m.read(t, "systemctl.log")); diff != "" {
 		t.Error(diff)
 	}
+	if m.read(t, "networkctl.log") != "reload\n" {
+		t.Error("systemd-networkd does not know of the new file")
+	}
+	network := filepath.Join(m.root, "etc/systemd/network/05-nstance-leader.network")
+	if info, err := os.Stat(network); err != nil || info.Mode() != 0o644 {
+		t.Errorf("systemd-networkd cannot read the file: %v, %v", info, err)
+	}
 	if m.read(t, "greeting") != "hello\n" {
 		t.Error("the caller's commands did not run")
 	}
@@ -156,9 +169,12 @@ NSTANCE_SERVER_ARGS="--shard us-west-2a --storage s3 --bucket my-bucket --prefix
 
 func TestServerOutsideAWSHasNoRegion(t *testing.T) {
 	s := server()
-	s.Storage, s.Prefix, s.LeaderInterface = "gcs", "", ""
+	s.Storage, s.Prefix, s.LeaderInterface, s.LeaderNetwork = "gcs", "", "", bootscript.LeaderNetwork{}
 	m := newMachine(t)
 	m.mustBoot(t, must(t)(s.Script()))
+	if entries, err := os.ReadDir(filepath.Join(m.root, "etc/systemd/network")); err == nil {
+		t.Errorf("there are network files: %v", entries)
+	}
 	want := "NSTANCE_SERVER_ARGS=\"--shard us-west-2a --storage gcs --bucket my-bucket --cachedir " +
 		"/var/cache/nstance-server\"\n"
 	if diff := cmp.Diff(want, m.read(t, "etc/nstance/server.env")); diff != "" {
@@ -305,14 +321,22 @@ func TestRefused(t *testing.T) {
 		change func(*bootscript.Server)
 		field  string
 	}{
-		"no shard":       {func(s *bootscript.Server) { s.Shard = "" }, "shard"},
-		"shard":          {func(s *bootscript.Server) { s.Shard = "a b" }, "shard"},
-		"storage":        {func(s *bootscript.Server) { s.Storage = "ftp" }, "storage"},
-		"no bucket":      {func(s *bootscript.Server) { s.Bucket = "" }, "bucket"},
-		"bucket":         {func(s *bootscript.Server) { s.Bucket = "a b" }, "bucket"},
-		"prefix":         {func(s *bootscript.Server) { s.Prefix = "$(id)" }, "prefix"},
-		"region":         {func(s *bootscript.Server) { s.Region = "us west" }, "region"},
-		"interface":      {func(s *bootscript.Server) { s.LeaderInterface = "eni'" }, "leader_interface"},
+		"no shard":   {func(s *bootscript.Server) { s.Shard = "" }, "shard"},
+		"shard":      {func(s *bootscript.Server) { s.Shard = "a b" }, "shard"},
+		"storage":    {func(s *bootscript.Server) { s.Storage = "ftp" }, "storage"},
+		"no bucket":  {func(s *bootscript.Server) { s.Bucket = "" }, "bucket"},
+		"bucket":     {func(s *bootscript.Server) { s.Bucket = "a b" }, "bucket"},
+		"prefix":     {func(s *bootscript.Server) { s.Prefix = "$(id)" }, "prefix"},
+		"region":     {func(s *bootscript.Server) { s.Region = "us west" }, "region"},
+		"interface":  {func(s *bootscript.Server) { s.LeaderInterface = "eni'" }, "leader_interface"},
+		"MAC":        {func(s *bootscript.Server) { s.LeaderNetwork.MAC = "eth1" }, "leader_network.mac_address"},
+		"IPv4":       {func(s *bootscript.Server) { s.LeaderNetwork.IPv4 = "fd00::1" }, "leader_network.ipv4"},
+		"no gateway": {func(s *bootscript.Server) { s.LeaderNetwork.Gateway = "" }, "leader_network.ipv4_gateway"},
+		"gateway":    {func(s *bootscript.Server) { s.LeaderNetwork.Gateway = "x" }, "leader_network.ipv4_gateway"},
+		"IPv6":       {func(s *bootscript.Server) { s.LeaderNetwork.IPv6 = "fe80::1%a" }, "leader_network.ipv6"},
+		"no address": {func(s *bootscript.Server) {
+			s.LeaderNetwork = bootscript.LeaderNetwork{MAC: s.LeaderNetwork.MAC}
+		}, "leader_network"},
 		"argument":       {func(s *bootscript.Server) { s.ExtraArgs = []string{"--debug", `"`} }, "extra_args[1]"},
 		"empty argument": {func(s *bootscript.Server) { s.ExtraArgs = []string{""} }, "extra_args[0]"},
 		"architecture": {func(s *bootscript.Server) {

@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
+	"github.com/hashicorp/terraform-plugin-framework/types/basetypes"
 
 	"github.com/nstance-kit/nstance/services/contract/bootscript"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -46,12 +47,19 @@ type (
 		Prefix          types.String `tfsdk:"prefix"`
 		Region          types.String `tfsdk:"region"`
 		LeaderInterface types.String `tfsdk:"leader_interface"`
+		LeaderNetwork   types.Object `tfsdk:"leader_network"`
 		ExtraArgs       types.List   `tfsdk:"extra_args"`
 		Binaries        types.Map    `tfsdk:"binaries"`
 		Environment     types.Map    `tfsdk:"environment"`
 		CommandsBefore  types.List   `tfsdk:"commands_before"`
 		Content         types.String `tfsdk:"content"`
 		ContentBase64   types.String `tfsdk:"content_base64"`
+	}
+	leaderNetworkModel struct {
+		MACAddress  types.String `tfsdk:"mac_address"`
+		IPv4        types.String `tfsdk:"ipv4"`
+		IPv4Gateway types.String `tfsdk:"ipv4_gateway"`
+		IPv6        types.String `tfsdk:"ipv6"`
 	}
 	binaryModel struct {
 		URL    string `tfsdk:"url"`
@@ -96,6 +104,18 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 			"leader_interface": optional(
 				"Servers: ID of the network interface that the leader takes. It has to be that of the shard's " +
 					"configuration."),
+			"leader_network": schema.SingleNestedAttribute{
+				MarkdownDescription: "Servers: how systemd-networkd configures that interface. Without it, the image " +
+					"has to send replies from the interface's addresses by that interface.",
+				Optional: true,
+				Attributes: map[string]schema.Attribute{
+					"mac_address": schema.StringAttribute{MarkdownDescription: "MAC address of the interface.",
+						Required: true},
+					"ipv4":         optional("IPv4 address of the interface."),
+					"ipv4_gateway": optional("Router of the interface's subnet. Required with `ipv4`."),
+					"ipv6":         optional("IPv6 address of the interface."),
+				},
+			},
 			"extra_args": texts("Servers: more arguments of `nstance-server`, such as `--debug`."),
 			"binaries": schema.MapNestedAttribute{
 				MarkdownDescription: "Download of the program for images without it, by architecture: `amd64`, " +
@@ -166,6 +186,10 @@ func (m model) script(ctx context.Context) (string, diag.Diagnostics) {
 		}
 		common.Binaries[arch] = bootscript.Binary{URL: b.URL, SHA256: b.SHA256}
 	}
+	var leader leaderNetworkModel
+	if !m.LeaderNetwork.IsNull() {
+		diags.Append(m.LeaderNetwork.As(ctx, &leader, basetypes.ObjectAsOptions{})...)
+	}
 	var extra []string
 	diags.Append(m.ExtraArgs.ElementsAs(ctx, &extra, false)...)
 	if diags.HasError() {
@@ -181,7 +205,10 @@ func (m model) script(ctx context.Context) (string, diag.Diagnostics) {
 	return report(&diags)(bootscript.Server{
 		Common: common, Shard: m.Shard.ValueString(), Storage: storage, Bucket: m.Bucket.ValueString(),
 		Prefix: m.Prefix.ValueString(),
-		Region: m.Region.ValueString(), LeaderInterface: m.LeaderInterface.ValueString(), ExtraArgs: extra,
+		Region: m.Region.ValueString(), LeaderInterface: m.LeaderInterface.ValueString(),
+		LeaderNetwork: bootscript.LeaderNetwork{MAC: leader.MACAddress.ValueString(), IPv4: leader.IPv4.ValueString(),
+			Gateway: leader.IPv4Gateway.ValueString(), IPv6: leader.IPv6.ValueString()},
+		ExtraArgs: extra,
 	}.Script())
 }
 
@@ -198,6 +225,7 @@ func (m model) agent(common bootscript.Common) (string, error) {
 		{"prefix", m.Prefix},
 		{"region", m.Region},
 		{"leader_interface", m.LeaderInterface},
+		{"leader_network", m.LeaderNetwork},
 		{"extra_args", m.ExtraArgs},
 	} {
 		if !only.value.IsNull() {
@@ -220,8 +248,8 @@ func report(diags *diag.Diagnostics) func(string, error) (string, diag.Diagnosti
 			name := "the arguments"
 			if errors.As(err, &field) {
 				name, why = field.Field, field.Err
-				root, _, _ := strings.Cut(name, "[")
-				at = path.Root(root)
+				root := strings.FieldsFunc(name, func(r rune) bool { return r == '[' || r == '.' })
+				at = path.Root(root[0])
 			}
 			diags.Append(diagnostic.Failure{What: "Invalid userdata: " + name, Why: why, Do: "Correct " + name +
 				"."}.At(at))

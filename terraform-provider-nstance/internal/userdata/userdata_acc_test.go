@@ -57,6 +57,7 @@ func TestAccUserdata(t *testing.T) {
 	whole := bootscript.Server{
 		Common: common, Shard: "us-west-2a", Storage: "gcs", Bucket: "my-bucket", Prefix: "x/y", Region: "us-west-2",
 		LeaderInterface: "eni-1", ExtraArgs: []string{"--debug"},
+		LeaderNetwork: bootscript.LeaderNetwork{MAC: "02:00:00:ab:cd:ef", IPv4: "10.0.1.100", Gateway: "10.0.1.1"},
 	}
 	bad := func(attributes, expect string) resource.TestStep {
 		return resource.TestStep{Config: userdata(attributes), PlanOnly: true, ExpectError: regexp.MustCompile(expect)}
@@ -75,6 +76,7 @@ func TestAccUserdata(t *testing.T) {
   prefix           = "x/y"
   region           = "us-west-2"
   leader_interface = "eni-1"
+  leader_network   = { mac_address = "02:00:00:ab:cd:ef", ipv4 = "10.0.1.100", ipv4_gateway = "10.0.1.1" }
   extra_args       = ["--debug"]` + shared),
 				Check: says(t)(whole.Script()),
 			},

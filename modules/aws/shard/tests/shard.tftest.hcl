@@ -5,8 +5,11 @@ mock_provider "aws" {
   mock_data "aws_ami" {
     defaults = { id = "ami-0000000000000000a", root_device_name = "/dev/xvda" }
   }
+  mock_data "aws_subnet" {
+    defaults = { cidr_block = "10.0.1.0/24" }
+  }
   mock_resource "aws_network_interface" {
-    defaults = { id = "eni-0000000000000000a", private_ip = "10.0.1.100", ipv6_addresses = ["2001:db8::100"] }
+    defaults = { id = "eni-0000000000000000a", mac_address = "02:00:00:ab:cd:ef", private_ip = "10.0.1.100", ipv6_addresses = ["2001:db8::100"] }
   }
   mock_resource "aws_security_group" {
     defaults = { id = "sg-0000000000000000a" }
@@ -79,6 +82,10 @@ run "defaults" {
   assert {
     condition     = data.nstance_userdata.server.bucket == "example-bucket" && data.nstance_userdata.server.shard == "one" && data.nstance_userdata.server.leader_interface == "eni-0000000000000000a" && data.nstance_userdata.server.prefix == null
     error_message = "the servers have another boot script"
+  }
+  assert {
+    condition     = jsonencode(data.nstance_userdata.server.leader_network) == jsonencode({ ipv4 = "10.0.1.100", ipv4_gateway = "10.0.1.1", ipv6 = null, mac_address = "02:00:00:ab:cd:ef" })
+    error_message = "the leader's interface has another network: ${jsonencode(data.nstance_userdata.server.leader_network)}"
   }
   assert {
     condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = "10.0.1.100", ipv6 = null, interface_id = "eni-0000000000000000a" }) && nstance_shard.this.server.bind == null

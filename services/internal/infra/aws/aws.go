@@ -39,7 +39,8 @@ type Config struct {
 	// Now and Sleep replace the clock. nil means the real clock.
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Answers returns nil if an address belongs to this machine and can be used. A nil function asks the kernel.
+	// Answers returns nil if an address belongs to this machine, can be used, and has a route for its replies. A nil
+	// function asks the kernel.
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 

@@ -29,8 +29,8 @@ const (
 )
 
 // Acquire implements infra.LeaderNetwork. It detaches the network interface from its holder, attaches it to this
-// machine, and returns when the addresses are on this machine and answer. If they already do, Acquire makes only one
-// DescribeNetworkInterfaces call.
+// machine, and returns when the addresses are on this machine, answer, and have routes for their replies. If they
+// already do, Acquire makes only one DescribeNetworkInterfaces call.
 //
 // Only the leader may call Acquire. Acquire first detaches without force. It uses force after firmAfter, or immediately
 // if the holder is dead.
@@ -275,19 +275,13 @@ func passing(err error) bool {
 	}
 }
 
-// answers checks with the kernel that an address belongs to this machine and can be used. An interface can have an IPv6
-// address that is not usable until it is known to be unique (RFC 4862, section 5.4). Nothing leaves the machine.
+// answers checks with the kernel that an address belongs to this machine, that it can be used, and that replies from it
+// leave by its interface. An interface can have an IPv6 address that is not usable until it is known to be unique (RFC
+// 4862, section 5.4). Nothing leaves the machine.
 func answers(ctx context.Context, addr netip.Addr) error {
-	local, err := net.InterfaceAddrs()
+	on, err := interfaceOf(addr)
 	if err != nil {
-		return fmt.Errorf("read the addresses of this machine: %w", err)
-	}
-	if !slices.ContainsFunc(local, func(a net.Addr) bool {
-		n, ok := a.(*net.IPNet)
-		own, valid := netip.AddrFromSlice(n.IP)
-		return ok && valid && own.Unmap() == addr
-	}) {
-		return fmt.Errorf("%s is on none of this machine's interfaces", addr)
+		return err
 	}
 	var cfg net.ListenConfig
 	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())
@@ -299,5 +293,41 @@ func answers(ctx context.Context, addr netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("%s does not answer: %w", addr, err)
 	}
-	return conn.Close()
+	if err := conn.Close(); err != nil {
+		return err
+	}
+	by, err := replyInterface(addr)
+	if err != nil {
+		return fmt.Errorf("no route for replies from %s, an address of %s: %w", addr, on, err)
+	}
+	if by != on {
+		return fmt.Errorf("replies from %s, an address of %s, leave by %s, and EC2 drops them: the boot script of the "+
+			"servers must write the network configuration of the leader's interface (leader_network)", addr, on, by)
+	}
+	return nil
+}
+
+// interfaceOf returns the name of this machine's interface that has the address.
+func interfaceOf(addr netip.Addr) (string, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return "", fmt.Errorf("read the interfaces of this machine: %w", err)
+	}
+	for _, i := range interfaces {
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue // The interface was removed meanwhile.
+		}
+		if slices.ContainsFunc(addrs, func(a net.Addr) bool {
+			n, ok := a.(*net.IPNet)
+			if !ok {
+				return false
+			}
+			own, valid := netip.AddrFromSlice(n.IP)
+			return valid && own.Unmap() == addr
+		}) {
+			return i.Name, nil
+		}
+	}
+	return "", fmt.Errorf("%s is on none of this machine's interfaces", addr)
 }

@@ -5,6 +5,7 @@ data "nstance_userdata" "server" {
   bucket           = "my-bucket"
   region           = "us-west-2"
   leader_interface = "eni-0123456789abcdef0"
+  leader_network   = { mac_address = "02:00:00:ab:cd:ef", ipv4 = "10.0.1.100", ipv4_gateway = "10.0.1.1" }
 }
 
 # For defaults.userdata.content of an nstance_shard: a template that the server renders for each instance.

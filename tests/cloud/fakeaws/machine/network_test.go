@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/bootscript"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
@@ -97,50 +98,23 @@ func TestNetwork(t *testing.T) {
 	w.reaches("a host in the VPC", w.from(two), "10.0.200.200:7", "balancer")
 }
 
-// networkFile is a boot script that tells systemd-networkd how to configure an interface with the addresses of
-// [movingNIC], and then stays like answerer.
-const networkFile = `#!/bin/sh
-set -eu
-umask 077
-mkdir -p /etc/systemd/network
-cat >/etc/systemd/network/05-moving.network <<END
-[Match]
-MACAddress=02:00:00:00:01:09
-
-[Link]
-RequiredForOnline=no
-
-[Network]
-IPv6AcceptRA=yes
-
-[Address]
-Address=10.0.0.9/32
-
-[Route]
-Gateway=10.0.0.1
-GatewayOnLink=yes
-Table=1000
-
-[RoutingPolicyRule]
-From=10.0.0.9/32
-Table=1000
-
-[Address]
-Address=fd00:1::9/128
-DuplicateAddressDetection=none
-
-[RoutingPolicyRule]
-From=fd00:1::9/128
-Table=1000
-
-[IPv6AcceptRA]
-DHCPv6Client=no
-RouteTable=1000
-END
-chmod 644 /etc/systemd/network/05-moving.network
-networkctl reload
-exec answerer
-`
+// leaderScript returns the boot script of a server whose leader interface is [movingNIC]. Instead of the server, the
+// script starts what answerer starts.
+func leaderScript(t *testing.T) string {
+	t.Helper()
+	n := movingNIC()
+	script, err := bootscript.Server{Shard: "a", Storage: "s3", Bucket: "b",
+		LeaderNetwork: bootscript.LeaderNetwork{MAC: n.MAC, IPv4: n.Addresses[0].Addr().String(), Gateway: "10.0.0.1",
+			IPv6: n.Addresses[1].Addr().String()}}.Script()
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, _, found := strings.Cut(script, "systemctl enable")
+	if !found {
+		t.Fatalf("the script starts nothing:\n%s", script)
+	}
+	return network + "exec answerer\n"
+}
 
 // movingNIC is a secondary interface in the subnet of the machines' primary interfaces.
 func movingNIC() ec2.NIC {
@@ -164,7 +138,7 @@ func (w *testRunner) plug(id string, n ec2.NIC) {
 
 func TestMoveAddress(t *testing.T) {
 	w := newTestRunner(t, nil).with("answerer")
-	one, two := w.start("vpc-a", 11, networkFile), w.start("vpc-a", 12, networkFile)
+	one, two := w.start("vpc-a", 11, leaderScript(t)), w.start("vpc-a", 12, leaderScript(t))
 	near, far := w.start("vpc-a", 13, ""), w.start("vpc-a", 14, "", inOtherSubnet)
 	for _, id := range []string{one, two} {
 		w.eventually(id, "ls /run/listening", "/run/listening")

@@ -1,5 +1,5 @@
-// Package unit parses the unit files of nstance-server and nstance-agent, and the syntax that all files of systemd share.
-// It supports the directives that the units of the images and of the boot scripts use, and no others.
+// Package unit parses the unit files of nstance-server and nstance-agent, and the syntax that all files of systemd
+// share. It supports the directives that the units of the images and of the boot scripts use, and no others.
 //
 // Invariant: a directive or a form of a value that is not supported is an error. No line is silently skipped.
 package unit

@@ -105,8 +105,9 @@ func start() (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	return supervise.Run(supervise.Options{InstanceID: c.InstanceID, Userdata: c.Userdata, Build: c.Build, Links: c.Links,
-		Environment: c.Environment, Log: os.Stdout, Ready: os.NewFile(boot.Ready, "ready"), Hostname: c.Hostname})
+	return supervise.Run(supervise.Options{InstanceID: c.InstanceID, Userdata: c.Userdata, Build: c.Build,
+		Links: c.Links, Environment: c.Environment, Log: os.Stdout, Ready: os.NewFile(boot.Ready, "ready"),
+		Hostname: c.Hostname})
 }
 
 // ask sends the arguments of systemctl and its related programs to init and prints the answer.

@@ -1,0 +1,38 @@
+package aws
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Addresses for documentation (RFC 5737, RFC 3849). No machine has a more specific route to them than to the rest of
+// the network.
+var (
+	elsewhere4 = net.ParseIP("192.0.2.1")
+	elsewhere6 = net.ParseIP("2001:db8::1")
+)
+
+// replyInterface returns the name of the interface by which packets from an address of this machine leave to other
+// subnets.
+func replyInterface(from netip.Addr) (string, error) {
+	to := elsewhere4
+	if from.Is6() {
+		to = elsewhere6
+	}
+	routes, err := netlink.RouteGetWithOptions(to, &netlink.RouteGetOptions{SrcAddr: from.AsSlice()})
+	if err != nil {
+		return "", fmt.Errorf("ask the kernel for the route: %w", err)
+	}
+	if len(routes) == 0 {
+		return "", errors.New("the kernel names no route")
+	}
+	link, err := net.InterfaceByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return "", fmt.Errorf("find the interface of the route: %w", err)
+	}
+	return link.Name, nil
+}

@@ -1,0 +1,95 @@
+package aws
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+// inNetwork is set in the environment of the process that runs TestAnswers in its own network.
+const inNetwork = "NSTANCE_TEST_IN_NETWORK"
+
+// TestAnswers gives a machine a second interface in the subnet of the first one. Both have routes of the main table, as
+// DHCP leaves them. The second address answers only after it has its own routing table.
+func TestAnswers(t *testing.T) {
+	if os.Getenv(inNetwork) == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAnswers$", "-test.v")
+		cmd.Env = append(os.Environ(), inNetwork+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+			UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("in its own network: %v\n%s", err, out)
+		}
+		return
+	}
+	primary, leader := addInterface(t, "ens5"), addInterface(t, "ens6")
+	up(t, "lo")
+	for _, family := range []struct {
+		name, primary, leader, gateway string
+	}{
+		{"IPv4", "10.0.1.20/24", "10.0.1.100/24", "10.0.1.1"},
+		{"IPv6", "fd00:1::20/64", "fd00:1::100/64", "fd00:1::1"},
+	} {
+		addr := netip.MustParsePrefix(family.leader).Addr()
+		if err := answers(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "on none of") {
+			t.Errorf("%s: an address of no interface: %v", family.name, err)
+		}
+		addAddress(t, primary, family.primary)
+		addAddress(t, leader, family.leader)
+		gateway := net.ParseIP(family.gateway)
+		add(t, netlink.RouteAdd(&netlink.Route{LinkIndex: primary.Attrs().Index, Gw: gateway, Priority: 100}))
+		err := answers(t.Context(), addr)
+		if err == nil || !strings.Contains(err.Error(), "leave by ens5") || !strings.Contains(err.Error(), "of ens6") {
+			t.Errorf("%s: without a routing table: %v", family.name, err)
+		}
+		add(t, netlink.RouteAdd(&netlink.Route{LinkIndex: leader.Attrs().Index, Gw: gateway, Table: 1000,
+			Flags: int(netlink.FLAG_ONLINK)}))
+		rule := netlink.NewRule()
+		bits := addr.BitLen()
+		rule.Src, rule.Table = &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, bits)}, 1000
+		add(t, netlink.RuleAdd(rule))
+		if err := answers(t.Context(), addr); err != nil {
+			t.Errorf("%s: with a routing table: %v", family.name, err)
+		}
+	}
+}
+
+// addInterface adds a network interface. Its other end is in the same network, which does not matter here.
+func addInterface(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	add(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}))
+	up(t, name+"-peer")
+	return up(t, name)
+}
+
+func up(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	link, err := netlink.LinkByName(name)
+	add(t, errors.Join(err, netlink.LinkSetUp(link)))
+	return link
+}
+
+func addAddress(t *testing.T, link netlink.Link, address string) {
+	t.Helper()
+	addr, err := netlink.ParseAddr(address)
+	add(t, err)
+	if addr.IP.To4() == nil {
+		addr.Flags = syscall.IFA_F_NODAD
+	}
+	add(t, netlink.AddrAdd(link, addr))
+}
+
+func add(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

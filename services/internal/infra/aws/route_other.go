@@ -1,0 +1,14 @@
+//go:build !linux
+
+package aws
+
+import (
+	"errors"
+	"net/netip"
+)
+
+// replyInterface returns the name of the interface by which packets from an address of this machine leave to other
+// subnets. It is implemented for Linux only, which all server images run.
+func replyInterface(netip.Addr) (string, error) {
+	return "", errors.New("routes are checked on Linux only")
+}
