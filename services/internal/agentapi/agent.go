@@ -143,10 +143,14 @@ func (a *agent) wakeStream(kind int) {
 	}
 }
 
+// streamNames are the RPCs of the kinds of streams.
+var streamNames = [streamKinds]string{"ReportHealth", "ReceiveFiles", "KeyGenRequests"}
+
 // serveStream serves a stream of the caller: it calls start once and work each time that the stream is woken. It
 // returns when the stream ends, and says why.
 func (s *Service) serveStream(ctx context.Context, kind int, instanceID func(own string) string, start,
-	work func(*call) error) error {
+	work func(*call) error) (err error) {
+	defer func() { s.logRefusal(ctx, streamNames[kind], err) }()
 	c, err := s.authorize(ctx, instanceID)
 	if err != nil {
 		return err

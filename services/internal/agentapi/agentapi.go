@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -80,9 +81,13 @@ type Service struct {
 
 var _ nstancev1.AgentServiceServer = (*Service)(nil)
 
+// Refused calls that are logged, per second and burst. A hostile agent must not fill the log.
+const refusalsLogged, refusalsLoggedBurst = 10, 100
+
 // board holds the agents of one leadership.
 type board struct {
-	leader *Leadership
+	leader   *Leadership
+	refusals *rate.Limiter // of logged refusals
 
 	mu     sync.Mutex
 	agents map[ident.ID]*agent
@@ -94,7 +99,8 @@ func (s *Service) boardOf(leader *Leadership) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.board == nil || s.board.leader != leader {
-		b := &board{leader: leader, agents: map[ident.ID]*agent{}}
+		b := &board{leader: leader, agents: map[ident.ID]*agent{},
+			refusals: rate.NewLimiter(refusalsLogged, refusalsLoggedBurst)}
 		s.board = b
 		context.AfterFunc(leader.Context, func() {
 			s.mu.Lock()
@@ -171,6 +177,8 @@ type call struct {
 	agent  *agent
 	group  config.GroupKey
 	stream *stream // nil for a unary call
+	// noticed: this stream has reported a termination notice.
+	noticed bool
 }
 
 // authorize checks that the caller may speak for the instance that its message names. instanceID gets the ID in the
@@ -227,6 +235,31 @@ func speaksFor(peer *transport.Peer, rec *record.Instance) error {
 		return status.Errorf(codes.PermissionDenied, "instance %s is registered with another key", rec.ID)
 	}
 	return nil
+}
+
+// mayBeCertified checks that an instance may get certificates. One that is being deleted only reports.
+func mayBeCertified(rec *record.Instance) error {
+	if rec.State != record.Registered {
+		return status.Errorf(codes.PermissionDenied, "instance %s is being deleted: it gets no new certificates",
+			rec.ID)
+	}
+	return nil
+}
+
+// logRefusal logs that a call of an agent failed because of what the agent sent or is. It ignores other errors.
+func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.PermissionDenied, codes.NotFound:
+	default:
+		return
+	}
+	peer, peerErr := transport.PeerOf(ctx)
+	leader, leaderErr := s.Leader()
+	if peerErr != nil || leaderErr != nil || !s.boardOf(leader).refusals.Allow() {
+		return
+	}
+	s.Log.Warn("agent refused", "tenant", peer.Identity.Tenant, "instance", peer.Identity.ID.String(), "source",
+		transport.PeerAddress(ctx).String(), "call", rpc, "error", status.Convert(err).Message())
 }
 
 // errForeign does not repeat the ID in the message, which is untrusted text.

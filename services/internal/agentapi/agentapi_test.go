@@ -967,6 +967,9 @@ func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
 		"registered with another key": {func(t *testing.T, w *testLeader, id ident.ID) {
 			w.Change(t, id, func(r *record.Instance) { r.PublicKey = transporttest.Public(transporttest.NewKey(t)) })
 		}, codes.PermissionDenied, "registered with another key"},
+		"being deleted": {func(t *testing.T, w *testLeader, id ident.ID) {
+			w.Delete(t, id, false)
+		}, codes.PermissionDenied, "is being deleted"},
 		"deleted": {func(t *testing.T, w *testLeader, id ident.ID) {
 			w.Delete(t, id, true)
 		}, codes.NotFound, "is deleted"},

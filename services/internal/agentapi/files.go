@@ -87,6 +87,9 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	if !ok || group.RuntimeHash == "" {
 		return nil, nil // the group was deleted: the instance keeps its files until it is deleted too
 	}
+	if mayBeCertified(&view.Record) != nil {
+		return nil, nil // it keeps its files until it is terminated
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.leader.Context, cancel)()
@@ -102,6 +105,10 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 			Term:     c.leader.Term, Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: result.Issued,
 		}); logErr != nil {
 			return errors.Join(err, fmt.Errorf("log certificates: %w", logErr)), nil
+		}
+		// The deletion may have been decided since.
+		if rec, _, ok := state.Record(a.id); !ok || mayBeCertified(&rec) != nil {
+			return nil, nil
 		}
 	}
 	if err != nil && result.Names == nil {

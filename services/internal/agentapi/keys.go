@@ -1,6 +1,7 @@
 package agentapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -99,7 +100,8 @@ func (s *Service) loadKeys(ctx context.Context, a *agent) {
 
 // SubmitPublicKeys takes public keys that the server requested.
 func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (
-	*nstancev1.SubmitPublicKeysResponse, error) {
+	_ *nstancev1.SubmitPublicKeysResponse, err error) {
+	defer func() { s.logRefusal(ctx, "SubmitPublicKeys", err) }()
 	c, err := s.authorize(ctx, instanceOf(req))
 	if err != nil {
 		return nil, err
@@ -135,15 +137,20 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 	return &nstancev1.SubmitPublicKeysResponse{}, nil
 }
 
-// RenewCertificate issues the next client certificate of an agent, for the same key.
+// RenewCertificate issues the next client certificate of an agent, for the same key. It refuses an instance that is
+// being deleted.
 func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (
-	*nstancev1.AgentServiceRenewCertificateResponse, error) {
+	_ *nstancev1.AgentServiceRenewCertificateResponse, err error) {
+	defer func() { s.logRefusal(ctx, "RenewCertificate", err) }()
 	c, rec, err := s.authorizeWithRecord(ctx, instanceOf(req))
 	if err != nil {
 		return nil, err
 	}
+	if err := mayBeCertified(&rec); err != nil {
+		return nil, err
+	}
 	if c.peer.Expired {
-		if err := s.checkRunning(c, &rec); err != nil {
+		if err := checkRunning(c); err != nil {
 			return nil, err
 		}
 	}
@@ -178,7 +185,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	// The instance may have been deleted or registered with another key since authorize looked.
 	var refusal error
 	_, err = c.leader.Records.Update(inner, c.agent.id, func(r *record.Instance) {
-		if refusal = speaksFor(c.peer, r); refusal == nil {
+		if refusal = cmp.Or(speaksFor(c.peer, r), mayBeCertified(r)); refusal == nil {
 			r.Certificate = &ref
 		}
 	})
@@ -193,12 +200,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
 }
 
-// checkRunning checks that an agent with an expired certificate may renew it: its record must be registered, and its VM
-// must run.
-func (s *Service) checkRunning(c *call, rec *record.Instance) error {
-	if rec.State != record.Registered {
-		return status.Errorf(codes.PermissionDenied, "instance %s is being deleted", c.agent.id)
-	}
+// checkRunning checks that an agent with an expired certificate may renew it: its VM must run.
+func checkRunning(c *call) error {
 	view, ok := c.leader.State.Instance(c.agent.id)
 	switch {
 	case ok && view.Plan.Provider.Value == plan.ProviderRunning:

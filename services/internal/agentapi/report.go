@@ -2,6 +2,7 @@ package agentapi
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // IntervalHeader is the response header with the time between two reports, a Go duration.
@@ -93,7 +95,7 @@ func (s *Service) takeReports(c *call, stream reports, number uint64) (err error
 		if err != nil {
 			return err
 		}
-		if err := s.takeReport(c, message, number, last); err != nil {
+		if err := s.takeReport(stream.Context(), c, message, number, last); err != nil {
 			return err
 		}
 		last = message.GetSequence()
@@ -101,7 +103,7 @@ func (s *Service) takeReports(c *call, stream reports, number uint64) (err error
 }
 
 // takeReport takes one report. last is the sequence number of the previous one.
-func (s *Service) takeReport(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) error {
+func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.ReportHealthRequest, number, last uint64) error {
 	if message.GetInstanceId() != c.agent.name {
 		return errForeign(c.agent.id)
 	}
@@ -114,6 +116,11 @@ func (s *Service) takeReport(c *call, message *nstancev1.ReportHealthRequest, nu
 	}
 	if !c.leader.State.Reported(c.agent.id, number, report) {
 		return status.Error(codes.Aborted, "this stream no longer speaks for the instance")
+	}
+	if report.Notice && !c.noticed {
+		c.noticed = true
+		s.Log.Info("termination notice", "tenant", c.group.Tenant, "group", c.group.Group, "instance", c.agent.name,
+			"source", transport.PeerAddress(ctx).String(), "deadline", report.NoticeDeadline)
 	}
 	s.sendFilesIfDue(c, &report)
 	if s.Metrics != nil {
@@ -314,10 +321,10 @@ func parseMetrics(m *nstancev1.Metrics) shardstate.Metrics {
 		MemoryTotal: m.GetMemoryTotalBytes(),
 		ReceiveRate: -1, TransmitRate: -1, ConntrackEntries: -1, ConntrackMax: -1}
 	if m.NetworkReceiveRate != nil {
-		out.ReceiveRate = rate(*m.NetworkReceiveRate)
+		out.ReceiveRate = parseRate(*m.NetworkReceiveRate)
 	}
 	if m.NetworkTransmitRate != nil {
-		out.TransmitRate = rate(*m.NetworkTransmitRate)
+		out.TransmitRate = parseRate(*m.NetworkTransmitRate)
 	}
 	if m.ConntrackEntries != nil {
 		out.ConntrackEntries = int64(min(*m.ConntrackEntries, math.MaxInt64))
@@ -335,7 +342,7 @@ func share(x float64) float32 {
 	return float32(min(x, 1))
 }
 
-func rate(x float64) float32 {
+func parseRate(x float64) float32 {
 	if !(x >= 0) || math.IsInf(x, 0) {
 		return -1
 	}

@@ -609,6 +609,39 @@ func TestDeleteInstance(t *testing.T) {
 	})
 }
 
+// TestExplicitDeletionShortensADrain checks that a requested deletion ends the drain of an instance that is already
+// being deleted within the group's present drain time-out, and that watchers hear of the new deadline.
+func TestExplicitDeletionShortensADrain(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, s *shard) {
+		ctx, id := t.Context(), s.newID()
+		s.write(id, record.Deleting, func(r *record.Instance) {
+			r.DeleteReason, r.DeletingAt = "the cloud takes its VM away", time.Now().UTC()
+			r.DeleteDeadline = time.Now().UTC().Add(time.Hour)
+		})
+		s.plant(id)
+		if err := s.TakeOver(ctx); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := s.DeleteInstance(ctx, id, "requested"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := time.Now().UTC().Add(s.State.DrainTimeout(workers))
+		rec, _, err := s.state.GetInstance(ctx, workers.Tenant, id)
+		if err != nil || !rec.DeleteDeadline.Equal(want) || rec.DeleteReason != "the cloud takes its VM away" ||
+			rec.Revision != 2 {
+			t.Errorf("the record is %+v (%v), want the deadline %s", rec, err, want)
+		}
+		if view, _ := s.State.Instance(id); !view.Plan.DeleteDeadline.Equal(want) {
+			t.Errorf("the planner sees the deadline %s, want %s", view.Plan.DeleteDeadline, want)
+		}
+		if len(s.events) != 1 || !s.events[0].Deadline.Equal(want) {
+			t.Errorf("events %+v, want one with the new deadline", s.events)
+		}
+	})
+}
+
 // TestLoop checks that the loop brings a group to its size, replaces a lost instance, and deletes surplus instances.
 func TestLoop(t *testing.T) {
 	inBubble(t, 5, func(t *testing.T, s *shard) {

@@ -62,7 +62,7 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 }
 
 // DeleteInstance records the intent to delete an instance. The intent is durable when it returns. For an instance that
-// is already being deleted or is deleted, it changes nothing.
+// is already being deleted it can only shorten the drain (plan's rule 40). For a deleted instance it changes nothing.
 func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string) error {
 	now := l.parts.Env.Now()
 	rec, _, ok := l.State.Record(id)
@@ -73,12 +73,12 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 		return ErrNoInstance
 	}
 	drain := l.State.DrainTimeout(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
-	marked := false
+	changed := false
 	_, err := l.Executor.Update(ctx, id, func(rec *record.Instance) {
-		marked = plan.RequestDelete(rec, plan.Deletion{Reason: reason, Cause: plan.CauseRequested,
+		changed = plan.RequestDelete(rec, plan.Deletion{Reason: reason, Cause: plan.CauseRequested,
 			Deadline: now.Add(drain)}, now)
 	})
-	if err != nil || !marked {
+	if err != nil || !changed {
 		return err
 	}
 	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, reason)

@@ -85,8 +85,8 @@ func errNoInstance(id ident.ID) error {
 	return status.Errorf(codes.NotFound, "instance_id: there is no instance %s", id)
 }
 
-// DeleteInstance returns when the intent to delete is durable. It does nothing for an instance that is being deleted or
-// is already deleted.
+// DeleteInstance returns when the intent to delete is durable. For an instance that is being deleted it can only shorten
+// the drain. It does nothing for a deleted instance.
 func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
 	return unary(s, ctx, "delete the instance", req, (*call).deleteInstance)
@@ -101,9 +101,9 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 		return nil, err
 	}
 	id := view.Record.ID
-	if view.Record.State != record.Deleting && view.Record.State != record.Deleted {
+	if view.Record.State != record.Deleted {
 		reason := first(req.GetReason(), "requested by operator "+c.operator.String())
-		c.Log.Info("instance marked for deletion", "tenant", c.tenant, "group", view.Record.Group,
+		c.Log.Info("deletion requested", "tenant", c.tenant, "group", view.Record.Group,
 			"instance", id.String(), "operator", c.operator.String(), "reason", reason)
 		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
 		case errors.Is(err, leader.ErrNoInstance):

@@ -12,7 +12,27 @@ const (
 	backoffFirst = time.Second
 	backoffMost  = 5 * time.Minute // between creations of a group
 	retryMost    = time.Minute     // between attempts at one instance's work
+
+	noticeWindow      = time.Hour // in which notices are counted
+	reasonManyNotices = "its agents report more termination notices in an hour than its size"
 )
+
+// over reports whether the hour in which notices were counted has ended.
+func (n Notices) over(now time.Time) bool { return !now.Before(n.Since.Add(noticeWindow)) }
+
+// backoff returns what makes the group's creations wait: failed creations (rule 25) or notices (rule 39), whichever
+// lasts longer. until is when notices end to matter; zero: they do not matter now.
+func (g *group) backoff() (b Backoff, until time.Time) {
+	b = g.Backoff
+	if g.Notices.Backoff.Failures == 0 || g.Notices.over(g.Now) {
+		return b, time.Time{}
+	}
+	key := g.Group.GroupKey
+	if g.Notices.Backoff.Until(key).After(b.Until(key)) {
+		b = g.Notices.Backoff
+	}
+	return b, g.Notices.Since.Add(noticeWindow)
+}
 
 // Until returns when the group may try to create again (rule 25): 1 s after the first failure, doubling up to 5 min,
 // plus or minus 10 % by a hash, so that groups do not act in step and planning stays pure. Zero without failures.
@@ -64,12 +84,12 @@ func (g *group) createsAllowed(want int) (n int, out steps) {
 		return 0, out
 	}
 	n = want
-	if g.Backoff.Failures > 0 {
-		over, until := reached(g.Backoff.Until(g.Group.GroupKey), g.Now)
+	if backoff, _ := g.backoff(); backoff.Failures > 0 {
+		over, until := reached(backoff.Until(g.Group.GroupKey), g.Now)
 		out.wait(until)
-		n = min(n, max(1, g.desired>>min(g.Backoff.Failures, 30))-g.tally.of[classCreating])
+		n = min(n, max(1, g.desired>>min(backoff.Failures, 30))-g.tally.of[classCreating])
 		if !over || n <= 0 {
-			out.block("backing off: " + g.Backoff.Reason)
+			out.block("backing off: " + backoff.Reason)
 			return 0, out
 		}
 	}

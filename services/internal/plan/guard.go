@@ -31,10 +31,12 @@ func (g *group) planAlerts() (out steps) {
 	case !held && g.GuardRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertUnhealthyGuard, Reason: "silent instances are few again"})
 	}
+	backoff, until := g.backoff()
+	out.wait(until)
 	switch {
-	case g.Backoff.Failures > 0 && !g.BackoffRaised:
-		out.add(Action{Kind: RaiseError, Alert: AlertBackoff, Reason: g.Backoff.Reason})
-	case g.Backoff.Failures == 0 && g.BackoffRaised:
+	case backoff.Failures > 0 && !g.BackoffRaised:
+		out.add(Action{Kind: RaiseError, Alert: AlertBackoff, Reason: backoff.Reason})
+	case backoff.Failures == 0 && g.BackoffRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertBackoff, Reason: "instances are created again"})
 	}
 	return out

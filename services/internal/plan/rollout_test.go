@@ -286,3 +286,74 @@ func TestThousandInstancesLostTogether(t *testing.T) {
 		t.Errorf("%d instances afterwards, want 1000", n)
 	}
 }
+
+// TestRule39SpotReclaimOfAWholeGroup checks that all instances of a group are replaced in the pass that learns of their
+// notices.
+func TestRule39SpotReclaimOfAWholeGroup(t *testing.T) {
+	f := plantest.New(1)
+	f.Group.Size = 1000
+	for range 1000 {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	f.Begin()
+	for _, vm := range f.VMs {
+		f.Notice(vm, 2*time.Minute)
+	}
+	f.Pass()
+	if n := countCreates(f); n != 1000 {
+		t.Errorf("%d creates in the first pass, want 1000", n)
+	}
+	f.Run(10 * time.Minute)
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := countCreates(f); n != 1000 || len(f.VMs) != 1000 {
+		t.Errorf("afterwards %d creates and %d instances, want 1000", n, len(f.VMs))
+	}
+}
+
+// TestRule39HostileNoticesArePaced plays a group in which every agent reports a notice as soon as it is registered. In
+// each hour the group creates no more than twice its size and what the backoff permits.
+func TestRule39HostileNoticesArePaced(t *testing.T) {
+	f := plantest.New(1)
+	f.Group.Size = 10
+	for range 10 {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	for hour := range 4 {
+		f.Begin()
+		for range 360 {
+			for _, vm := range f.VMs {
+				if vm.Agent && vm.Connected && !vm.Notice {
+					f.Notice(vm, 2*time.Minute)
+				}
+			}
+			f.Run(10 * time.Second)
+		}
+		if err := f.Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n := countCreates(f); n > 2*10+20 {
+			t.Errorf("hour %d: %d creates, want at most 40", hour+1, n)
+		}
+	}
+	if !strings.Contains(f.Transcript(), "raise_error backoff: its agents report more termination notices") {
+		t.Error("no alert")
+	}
+	f.Begin()
+	f.Run(2 * time.Hour)
+	if n := len(f.VMs); n != 10 || !strings.Contains(f.Transcript(), "resolve_error backoff") {
+		t.Errorf("two hours after the last notice there are %d instances, want 10:\n%s", n, f.Transcript())
+	}
+}
+
+func countCreates(f *plantest.Fleet) (n int) {
+	for line := range strings.Lines(f.Transcript()) {
+		if strings.Fields(line)[1] == "create" {
+			n++
+		}
+	}
+	return n
+}

@@ -48,6 +48,8 @@ type ReportEffect struct {
 	Noticed, PowersOff, Restarts bool
 	// EndsBackoff: an instance of the group works, so that creations need not wait any longer.
 	EndsBackoff bool
+	// NoticeCounts: the instance will be replaced because of the notice, so that [ApplyNotice] counts it.
+	NoticeCounts bool
 }
 
 // ApplyReport returns the instance after a report that arrived now. A notice stays until the VM is gone.
@@ -68,6 +70,7 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 		Restarts:    !i.RestartingAt.IsZero() && before.RestartingAt.IsZero(),
 		EndsBackoff: i.Healthy && !before.EverHealthy,
 	}
+	effect.NoticeCounts = effect.Noticed && Counts(&before)
 	i.LastReport = now
 	return i, effect
 }
@@ -113,9 +116,15 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 // ApplyRecord returns the instance after its record was read or written (rule 30). If most of a drain's time has passed
 // when a leader learns of the deletion (the answer of the write came late, or no server led), it grants half of the
 // drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. The record's own deadline
-// never moves.
-func ApplyRecord(i Instance, rec *record.Instance, now time.Time) Instance {
-	if rec.State == record.Deleting && i.State != record.Deleting {
+// moves only if an explicit deletion shortens it (rule 40). before is the record as it was known.
+func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
+	switch {
+	case rec.State != record.Deleting:
+	case i.State == record.Deleting:
+		if rec.DeleteDeadline.Before(before.DeleteDeadline) {
+			i.DeleteDeadline = rec.DeleteDeadline
+		}
+	default:
 		i.DeleteDeadline = rec.DeleteDeadline
 		least := now.Add(min(rec.DeleteDeadline.Sub(rec.DeletingAt)/2, lateDrain))
 		if least.After(now) && least.After(rec.DeleteDeadline) {
@@ -218,14 +227,25 @@ func ApplyCreateFailure(b Backoff, key config.GroupKey, reason string, now time.
 	return b
 }
 
-// ApplyGroupChange returns a group's backoff after its configuration changed: a change of what is created ends it.
-func ApplyGroupChange(b Backoff, before, after *config.Group) Backoff {
-	if before.Size == after.Size && before.Deleted == after.Deleted && before.RuntimeHash == after.RuntimeHash &&
-		before.InfraHash == after.InfraHash && before.Template == after.Template &&
-		slices.Equal(before.InstanceTypes, after.InstanceTypes) && slices.Equal(before.Subnets, after.Subnets) {
-		return b
+// ApplyNotice returns a group's count of notices after one more (rule 39). Only the notices beyond the group's size
+// within an hour make creations wait.
+func ApplyNotice(n Notices, group *config.Group, now time.Time) Notices {
+	if n.Count == 0 || n.over(now) {
+		n = Notices{Since: now}
 	}
-	return Backoff{}
+	n.Count++
+	if n.Count > max(1, group.Size) {
+		n.Backoff = ApplyCreateFailure(n.Backoff, group.GroupKey, reasonManyNotices, now)
+	}
+	return n
+}
+
+// EndsBackoff reports whether a change of a group's configuration ends the group's backoff and its count of notices: it
+// changes what is created.
+func EndsBackoff(before, after *config.Group) bool {
+	return before.Size != after.Size || before.Deleted != after.Deleted || before.RuntimeHash != after.RuntimeHash ||
+		before.InfraHash != after.InfraHash || before.Template != after.Template ||
+		!slices.Equal(before.InstanceTypes, after.InstanceTypes) || !slices.Equal(before.Subnets, after.Subnets)
 }
 
 // Deletion is the intent to delete an instance.
@@ -236,17 +256,23 @@ type Deletion struct {
 	Deadline time.Time
 }
 
-// RequestDelete records the intent to delete an instance. It changes nothing and returns false if the instance is
-// already leaving: a second request must not move the deadline.
+// RequestDelete records the intent to delete an instance. It returns false if it changed nothing. The deadline of an
+// instance that is already leaving never moves back. Only an explicit deletion moves it forward (rule 40).
 func RequestDelete(rec *record.Instance, d Deletion, now time.Time) bool {
-	if rec.State == record.Deleting || rec.State == record.Deleted {
-		return false
-	}
-	rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, now, d.Reason, d.Deadline
 	if d.Deadline.IsZero() {
-		rec.DeleteDeadline = now
+		d.Deadline = now
 	}
-	return true
+	switch {
+	case rec.State == record.Deleted:
+		return false
+	case rec.State != record.Deleting:
+		rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, now, d.Reason, d.Deadline
+		return true
+	case d.Cause == CauseRequested && d.Deadline.Before(rec.DeleteDeadline):
+		rec.DeleteDeadline = d.Deadline
+		return true
+	}
+	return false
 }
 
 // CountsAsFailedCreation reports whether a deletion counts towards its group's backoff.

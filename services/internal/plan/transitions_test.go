@@ -39,6 +39,10 @@ func TestReportTransitions(t *testing.T) {
 			report: plan.Report{Healthy: true, RuntimeHash: "r1"}, want: func(*plan.Instance) {}},
 		{name: "a notice", before: well(), report: plan.Report{Healthy: true, RuntimeHash: "r1", Notice: true},
 			want:   func(i *plan.Instance) { i.Notice = true },
+			effect: plan.ReportEffect{Changed: true, Noticed: true, NoticeCounts: true}},
+		{name: "a notice of an instance that is being deleted", before: deleting(nil),
+			report: plan.Report{Healthy: true, RuntimeHash: "r1", Notice: true},
+			want:   func(i *plan.Instance) { i.Notice = true },
 			effect: plan.ReportEffect{Changed: true, Noticed: true}},
 		{name: "a power-off", before: well(),
 			report: plan.Report{Healthy: true, RuntimeHash: "r1", Stopping: plan.PowerOff},
@@ -111,7 +115,7 @@ func TestRule30LateDeletion(t *testing.T) {
 			if c.alreadyDeleting {
 				before.State, before.DeleteDeadline = record.Deleting, rec.DeleteDeadline
 			}
-			if got := plan.ApplyRecord(before, &rec, now).DeleteDeadline.Sub(now); got != c.want {
+			if got := plan.ApplyRecord(before, &rec, &rec, now).DeleteDeadline.Sub(now); got != c.want {
 				t.Errorf("the drain may take %s, want %s", got, c.want)
 			}
 		})
@@ -225,7 +229,6 @@ func TestRule25CreationsThatFailTogetherCountOnce(t *testing.T) {
 }
 
 func TestGroupChangeEndsTheBackoff(t *testing.T) {
-	failed := plan.Backoff{Failures: 3, Last: now, Reason: "no capacity"}
 	before := config.Group{Size: 2, Template: "t", Subnets: []string{"a"}, MaxSurge: 1}
 	for _, c := range []struct {
 		name   string
@@ -239,8 +242,60 @@ func TestGroupChangeEndsTheBackoff(t *testing.T) {
 	} {
 		after := before
 		c.change(&after)
-		if got := plan.ApplyGroupChange(failed, &before, &after); (got == plan.Backoff{}) != c.ends {
-			t.Errorf("a change of %s: %+v", c.name, got)
+		if got := plan.EndsBackoff(&before, &after); got != c.ends {
+			t.Errorf("a change of %s: %v", c.name, got)
+		}
+	}
+}
+
+// TestRule39NoticesBeyondTheSizeBackOff checks that a group's count of notices leads to a backoff only beyond its size,
+// and begins again after an hour.
+func TestRule39NoticesBeyondTheSizeBackOff(t *testing.T) {
+	group := config.Group{GroupKey: config.GroupKey{Tenant: "default", Group: "workers"}, Size: 50}
+	var n plan.Notices
+	for range group.Size {
+		n = plan.ApplyNotice(n, &group, now)
+	}
+	if n.Backoff.Failures != 0 {
+		t.Errorf("a reclaim of the whole group backs off: %+v", n)
+	}
+	for second := range 3600 {
+		n = plan.ApplyNotice(n, &group, now.Add(time.Duration(second)*time.Second))
+	}
+	if wait := n.Backoff.Until(group.GroupKey).Sub(n.Backoff.Last); n.Backoff.Failures < 15 || wait < 4*time.Minute {
+		t.Errorf("an hour of notices: %d failures, the group waits %s", n.Backoff.Failures, wait)
+	}
+	if n = plan.ApplyNotice(n, &group, now.Add(time.Hour)); n.Count != 1 || n.Backoff.Failures != 0 {
+		t.Errorf("in the next hour: %+v", n)
+	}
+}
+
+// TestRule40ExplicitDeletionShortensADrain checks that a requested deletion brings the deadline of a drain forward, and
+// that no other deletion moves it.
+func TestRule40ExplicitDeletionShortensADrain(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		deletion plan.Deletion
+		want     time.Duration
+	}{
+		{"requested, earlier", plan.Deletion{Cause: plan.CauseRequested, Deadline: now.Add(time.Minute)}, time.Minute},
+		{"requested, without a drain", plan.Deletion{Cause: plan.CauseRequested}, 0},
+		{"requested, later", plan.Deletion{Cause: plan.CauseRequested, Deadline: now.Add(time.Hour)}, 5 * time.Minute},
+		{"scale-down, earlier", plan.Deletion{Cause: plan.CauseScaleDown, Deadline: now}, 5 * time.Minute},
+	} {
+		before := record.Instance{ID: id(1), State: record.Deleting, DeleteReason: "the cloud takes its VM away",
+			DeletingAt: ago(time.Minute), DeleteDeadline: now.Add(5 * time.Minute)}
+		rec := before
+		changed := plan.RequestDelete(&rec, c.deletion, now)
+		if got := rec.DeleteDeadline.Sub(now); got != c.want || changed != (c.want != 5*time.Minute) ||
+			rec.DeleteReason != before.DeleteReason || !rec.DeletingAt.Equal(before.DeletingAt) {
+			t.Errorf("%s: changed is %v, record %+v", c.name, changed, rec)
+		}
+		known := plan.ApplyRecord(deleting(func(i *plan.Instance) {
+			i.DeleteDeadline = before.DeleteDeadline
+		}), &before, &rec, now)
+		if got := known.DeleteDeadline.Sub(now); got != c.want {
+			t.Errorf("%s: the planner sees %s, want %s", c.name, got, c.want)
 		}
 	}
 }

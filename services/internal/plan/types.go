@@ -110,6 +110,14 @@ type Backoff struct {
 	Reason   string
 }
 
+// Notices counts the termination notices of a group's instances (rule 39). The zero value means none.
+type Notices struct {
+	Since time.Time // when the first one of the current hour was reported
+	Count int       // in that hour
+	// Backoff is the group's backoff for the notices beyond its size.
+	Backoff Backoff
+}
+
 // Settings are the shard-wide settings that planning needs.
 type Settings struct {
 	HealthInterval, ShutdownGrace, RegistrationTimeout, Retention, CollectInterval time.Duration
@@ -137,6 +145,7 @@ type Snapshot struct {
 	PendingCreates int
 	Shard          ShardHealth
 	Backoff        Backoff
+	Notices        Notices
 	// CreateBudget is how many creates may start now; negative: no limit. CreateBudgetAt is when it grows next; zero:
 	// unknown.
 	CreateBudget   int

@@ -109,8 +109,12 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	inst.plan = next
 	events := w.reportEvents(inst, effect)
 	changed := effect.Changed
-	if group := inst.group; effect.EndsBackoff && group.backoff.Failures > 0 {
+	group := inst.group
+	if effect.EndsBackoff && group.backoff.Failures > 0 {
 		group.backoff, changed = plan.Backoff{}, true
+	}
+	if effect.NoticeCounts {
+		group.notices = plan.ApplyNotice(group.notices, &group.Group, now)
 	}
 	if changed {
 		w.touch(inst.group)

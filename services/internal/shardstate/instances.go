@@ -34,8 +34,8 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 		if inst == nil {
 			inst = w.addInstance(&rec)
 		}
+		inst.plan = plan.ApplyRecord(inst.plan, &inst.record, &rec, w.opts.Now())
 		inst.record, inst.token = rec, token
-		inst.plan = plan.ApplyRecord(inst.plan, &rec, w.opts.Now())
 		w.settled(rec.ID)
 	}
 	if inst != nil {

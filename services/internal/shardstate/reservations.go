@@ -128,6 +128,6 @@ func (w *State) Use(rec record.Instance, token objstore.Token) {
 	w.mu.Lock()
 	inst := w.addInstance(&rec)
 	inst.record, inst.token, inst.plan.Work = rec, token, plan.Creating
-	inst.plan = plan.ApplyRecord(inst.plan, &rec, w.opts.Now())
+	inst.plan = plan.ApplyRecord(inst.plan, &rec, &rec, w.opts.Now())
 	w.mu.Unlock()
 }

@@ -39,6 +39,7 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		Instances:      instances,
 		PendingCreates: g.pending + w.unsettled(key),
 		Backoff:        g.backoff,
+		Notices:        g.notices,
 		CreateBudget:   -1,
 	}, true
 }

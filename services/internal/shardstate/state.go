@@ -66,6 +66,7 @@ type group struct {
 	instances []*instance // sorted by ID, without tombstones
 	pending   int         // creates that have no ID yet
 	backoff   plan.Backoff
+	notices   plan.Notices
 	blocked   string
 }
 
@@ -167,8 +168,8 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 		case have == nil:
 			have = &group{}
 			w.groups[key] = have
-		default:
-			have.backoff = plan.ApplyGroupChange(have.backoff, &have.Group, &g)
+		case plan.EndsBackoff(&have.Group, &g):
+			have.backoff, have.notices = plan.Backoff{}, plan.Notices{}
 		}
 		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) {
 			for _, inst := range have.instances {

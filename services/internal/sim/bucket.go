@@ -173,7 +173,7 @@ func (b *bucket) checkStep(have, next *document) {
 		w.fail(ruleOneVM, "%s has VM %s, and now %s", have.ID, have.ProviderID, next.ProviderID)
 	case len(have.PublicKey) > 0 && (!bytes.Equal(next.PublicKey, have.PublicKey) || next.NonceID != have.NonceID):
 		w.fail(ruleOneKey, "the nonce of %s is consumed twice", have.ID)
-	case have.State == record.Deleting && next.State == record.Deleting && !next.Deadline.Equal(have.Deadline):
+	case have.State == record.Deleting && next.State == record.Deleting && next.Deadline.After(have.Deadline):
 		w.fail(ruleDrain, "the deadline of %s moves from %v to %v", have.ID, have.Deadline, next.Deadline)
 	}
 }

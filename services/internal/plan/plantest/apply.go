@@ -178,6 +178,9 @@ func (f *Fleet) Mend(vm *VM) {
 // Notice announces that the cloud will take the VM away at the deadline.
 func (f *Fleet) Notice(vm *VM, deadline time.Duration) {
 	f.refresh(vm)
+	if !vm.Notice && plan.Counts(&vm.Instance) {
+		f.notices = plan.ApplyNotice(f.notices, &f.Group, f.Now)
+	}
 	vm.Notice, vm.NoticeDeadline = true, f.Now.Add(deadline)
 	f.after(deadline, 0, func() { f.EndVM(vm) })
 }
@@ -219,7 +222,7 @@ func (f *Fleet) Crash(landed func() bool) {
 		}
 	}
 	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
-	f.pending, f.backoff, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, false, false
+	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
 	for _, vm := range f.VMs {
 		if vm.State != record.Reserved {
 			vm.Work = plan.Idle // a real new leader would settle the call; here the answer of the call does

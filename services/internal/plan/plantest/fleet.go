@@ -48,6 +48,7 @@ type Fleet struct {
 	pending                  int // creates without an ID
 	leaderSince, silenceFrom time.Time
 	backoff                  plan.Backoff
+	notices                  plan.Notices
 	guardRaised              bool
 	backoffRaised            bool
 	Forgotten                bool // the group was forgotten
@@ -133,8 +134,8 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	}
 	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: f.Group,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
-		PendingCreates: f.pending, Backoff: f.backoff, CreateBudget: -1, GuardRaised: f.guardRaised,
-		BackoffRaised: f.backoffRaised, Shard: f.Shard}
+		PendingCreates: f.pending, Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
+		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, Shard: f.Shard}
 	for _, vm := range f.VMs {
 		s.Instances = append(s.Instances, vm.Instance)
 		running, silent := plan.CountSilence(&vm.Instance, f.Settings, f.silenceFrom, f.Now)

@@ -1,0 +1,183 @@
+package agentapi_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+)
+
+// The tests of this file play an agent on a VM of which an attacker is root. The attacker has the certificate and the
+// key of one instance and speaks to the real port with mutual TLS.
+
+// newHostileTest returns a leader whose group drains for five minutes, and what its service logs.
+func newHostileTest(t *testing.T) (*testLeader, *transporttest.Logs) {
+	t.Helper()
+	w, logs := newTestLeader(t), &transporttest.Logs{}
+	w.service.Log = logs.Logger()
+	w.group.DrainTimeout = config.Duration(5 * time.Minute)
+	w.Configure(w.group)
+	return w, logs
+}
+
+// wantsLine fails the test unless one line of the log has all of the texts.
+func wantsLine(t *testing.T, logs *transporttest.Logs, texts ...string) {
+	t.Helper()
+	eventually(t, "the log has a line with "+strings.Join(texts, ", "), func() bool {
+		return len(logs.Lines(texts...)) > 0
+	})
+}
+
+func refusalOf(id ident.ID, rpc, message string) []string {
+	return []string{"level=WARN", `msg="agent refused"`, "instance=" + id.String(), "source=127.0.0.1", "call=" + rpc,
+		message}
+}
+
+// planned returns the actions of the next plan of the group.
+func (w *testLeader) planned(t *testing.T) []plan.Action {
+	t.Helper()
+	s, ok := w.State.Snapshot(leadertest.Group, nil)
+	if !ok {
+		t.Fatal("there is no group")
+	}
+	return plan.Next(s).Actions
+}
+
+func countKind(actions []plan.Action, kind plan.Kind) (n int) {
+	for _, a := range actions {
+		if a.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+func TestHostileNoticeDeadlines(t *testing.T) {
+	for name, c := range map[string]struct {
+		deadline time.Time
+		want     time.Duration // from now until the drain ends
+	}{
+		"far ahead":   {time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), 5 * time.Minute},
+		"in the past": {time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, logs := newHostileTest(t)
+			c1 := w.agent(t)
+			c1.reports().send(func(m *nstancev1.ReportHealthRequest) {
+				m.Termination = &nstancev1.TerminationNotice{Deadline: timestamppb.New(c.deadline)}
+			})
+			wantsLine(t, logs, "level=INFO", `msg="termination notice"`, "instance="+c1.id.String(),
+				"source=127.0.0.1", "deadline="+c.deadline.Format("2006-01-02"))
+			for _, action := range w.planned(t) {
+				if action.Kind == plan.Mark {
+					w.Executor.Do(t.Context(), leadertest.Group, action)
+				}
+			}
+			rec := w.Stored(t, c1.id)
+			if rec.State != record.Deleting || rec.DeleteDeadline.Sub(w.Clock.Now()) != c.want {
+				t.Errorf("the record is %s with the deadline %s, want deleting until %s", rec.State,
+					rec.DeleteDeadline, w.Clock.Now().Add(c.want))
+			}
+		})
+	}
+}
+
+// TestHostileFloodOfNotices checks that instances that report a notice as soon as they are registered are replaced at a
+// falling pace.
+func TestHostileFloodOfNotices(t *testing.T) {
+	w, logs := newHostileTest(t)
+	created := 0
+	for range 60 { // one per minute
+		c := w.agent(t)
+		r := c.reports()
+		for range 3 {
+			r.send(func(m *nstancev1.ReportHealthRequest) { m.Termination = &nstancev1.TerminationNotice{} })
+		}
+		actions := w.planned(t)
+		created += countKind(actions, plan.Create)
+		for _, action := range actions {
+			if action.Kind == plan.Mark {
+				w.Executor.Do(t.Context(), leadertest.Group, action)
+			}
+		}
+		c.conn.Close()
+		w.Clock.Advance(time.Minute)
+	}
+	if created > 25 {
+		t.Errorf("%d replacements for 60 notices in an hour of a group of one, want at most 25", created)
+	}
+	if n := len(logs.Lines(`msg="termination notice"`)); n != 60 {
+		t.Errorf("%d notices are logged, want each agent's first: 60", n)
+	}
+}
+
+func TestHostileAgentRenewsWhileItIsDeleted(t *testing.T) {
+	w, logs := newHostileTest(t)
+	c := w.agent(t)
+	w.Clock.Advance(5 * 24 * time.Hour)
+	w.Change(t, c.id, func(r *record.Instance) {
+		r.State, r.DeleteReason, r.DeletingAt = record.Deleting, "test", w.Clock.Now()
+		r.DeleteDeadline = w.Clock.Now().Add(time.Minute)
+	})
+	_, err := c.renew()
+	wants(t, "renewal", err, codes.PermissionDenied, "is being deleted: it gets no new certificates")
+	wantsLine(t, logs, refusalOf(c.id, "RenewCertificate", "it gets no new certificates")...)
+
+	// Its reports still count, for the drain.
+	c.reports().send(nil)
+	if view, _ := w.State.Instance(c.id); view.Plan.LastReport.IsZero() {
+		t.Error("the report of an instance that is being deleted was refused")
+	}
+	// A key that it submits leads to no certificate.
+	files := c.files()
+	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.push(); err != nil {
+		t.Fatal(err)
+	}
+	w.Delete(t, c.id, true)
+	w.service.Deleted(t.Context(), c.id)
+	if message, err := files.Recv(); err == nil {
+		t.Errorf("an instance that is being deleted received %v", message)
+	}
+	if issued := w.log(t); len(issued) != 0 {
+		t.Errorf("certificates were issued: %+v", issued)
+	}
+}
+
+func TestHostileReportForAnotherInstance(t *testing.T) {
+	w, logs := newHostileTest(t)
+	c, other := w.agent(t), w.agent(t)
+	for rpc, err := range c.each(t, other.id.String()) {
+		wants(t, rpc, err, codes.PermissionDenied, "instance_id: is not the one in the client certificate")
+		wantsLine(t, logs, refusalOf(c.id, rpc, "instance_id: is not the one in the client certificate")...)
+	}
+	if view, _ := w.State.Instance(other.id); !view.Plan.LastReport.IsZero() {
+		t.Error("the report of another instance was accepted")
+	}
+}
+
+// TestHostileRefusalsDoNotFillTheLog checks that the log of refusals is limited.
+func TestHostileRefusalsDoNotFillTheLog(t *testing.T) {
+	w, logs := newHostileTest(t)
+	c := w.agent(t)
+	for range 300 {
+		if err := c.submit("nonsense", nil); err == nil {
+			t.Fatal("a key that nothing needs was accepted")
+		}
+	}
+	if n := len(logs.Lines(`msg="agent refused"`)); n < 50 || n > 250 {
+		t.Errorf("300 refusals in a moment are %d lines, want about 100", n)
+	}
+}
