@@ -101,11 +101,11 @@ func (s *stack) open(instances int, latency time.Duration) {
 	if s.boot {
 		s.fleet = startFleet(b)
 	}
-	s.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(at time.Time, req infra.CreateRequest) {
+	s.provider = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(func(c mock.Call) {
 		var g int
-		_, _ = fmt.Sscanf(req.Tags.Group, "g%d", &g)
-		s.creates[g] <- entered{at, req}
-	}})
+		_, _ = fmt.Sscanf(c.Request.Tags.Group, "g%d", &g)
+		s.creates[g] <- entered{c.At, *c.Request}
+	})})
 	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
 		return mem.Fault{Before: latency}
 	}, Sleep: pause})

@@ -90,9 +90,9 @@ func newColdShard(b testing.TB, size int) *coldShard {
 		return mem.Fault{Before: time.Duration(c.latency.Load())}
 	}})
 	c.counted = objstore.NewCounted(c.store)
-	c.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(at time.Time, _ infra.CreateRequest) {
-		c.entered <- at
-	}})
+	c.provider = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(func(call mock.Call) {
+		c.entered <- call.At
+	})})
 	list := map[string]any{}
 	for g := range coldGroups {
 		list[fmt.Sprintf("g%d", g)] = map[string]any{"template": "t", "size": size / coldGroups}

@@ -162,12 +162,11 @@ func newTestDeployment(t *testing.T, k *kube.Cluster, namespace string,
 		t.Fatal(err)
 	}
 	// One cloud for both, so that provider IDs are unique.
-	deployment.cloud = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time,
-		request infra.CreateRequest) {
+	deployment.cloud = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(func(c mock.Call) {
 		deployment.mu.Lock()
 		defer deployment.mu.Unlock()
-		deployment.made[request.Tags.Instance.String()] = request.Tags.Group
-	}})
+		deployment.made[c.Instance.String()] = c.Request.Tags.Group
+	})})
 	for id, of := range groups {
 		deployment.startServer(id, of)
 	}

@@ -488,9 +488,9 @@ func TestImagesAreLookedUp(t *testing.T) {
 	r := newTestShard(t)
 	asked := make(chan infra.ImageQuery, 100)
 	made := make(chan map[string]any, 100)
-	r.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time, req infra.CreateRequest) {
-		made <- req.Args
-	}, Images: func(q infra.ImageQuery) (string, error) {
+	r.provider = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(func(c mock.Call) {
+		made <- c.Request.Args
+	}), Images: func(q infra.ImageQuery) (string, error) {
 		asked <- q
 		if q.Filters["name"][0] == "gone-*" {
 			return "", infra.NotFound

@@ -99,8 +99,8 @@ func (a *asking) wantStopped(t *testing.T, ids []ident.ID) {
 
 func (a *asking) wantCalls(t *testing.T, gets, lists uint64) {
 	t.Helper()
-	if got := a.provider.Counts(); got[mock.Get] != gets || got[mock.List] != lists {
-		t.Errorf("%d single questions and %d lists, want %d and %d", got[mock.Get], got[mock.List], gets, lists)
+	if g, l := a.provider.Count(mock.Get), a.provider.Count(mock.List); g != gets || l != lists {
+		t.Errorf("%d single questions and %d lists, want %d and %d", g, l, gets, lists)
 	}
 }
 

@@ -191,7 +191,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	case cloudLate:
 		out.Late = d.between(time.Second, 40*time.Second)
 		// A late call takes effect when the provider is next asked, so ask it then.
-		w.sched.after(out.Latency+out.Late+time.Millisecond, func() { w.provider.Late() })
+		w.sched.after(out.Latency+out.Late+time.Millisecond, w.provider.Land)
 	case cloudLag:
 		out.Lag = d.between(time.Second, 45*time.Second)
 	case cloudFull:
@@ -202,35 +202,27 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 			out.Latency = slow
 		} else {
 			s.slowAt = w.sched.now
-			w.slowAnswers[call.Seq] = 5 * slow // the call took effect, and its answer is slow
+			w.slowAnswers[call.Seq] = 5 * slow
 		}
 	case crashBefore:
 		w.crash(s, out.Latency/2, &d)
 	case crashAfter:
-		s.crashAt, s.yields, s.backIn = call.Seq, 0, d.between(100*time.Millisecond, time.Minute)
+		s.crashAt, s.backIn = call.Seq, d.between(100*time.Millisecond, time.Minute)
 	case pauseAtCall:
 		s.pause(d.between(w.lease/2, 3*w.lease), false)
 	}
 	return out
 }
 
-// yield may crash or delay a server between the effect of its call and the answer, which is the second time that the
-// call yields.
+// yield may crash or delay a server between the effect of its call and the answer.
 func (w *World) yield(ctx context.Context, call mock.Call) {
 	s := w.caller()
 	if slow, ok := w.slowAnswers[call.Seq]; ok {
-		if slow > 0 {
-			w.slowAnswers[call.Seq] = -slow // the call yields for the first time, before its effect
-		} else {
-			delete(w.slowAnswers, call.Seq)
-			_ = w.sched.sleepIn(ctx, -slow)
-		}
+		delete(w.slowAnswers, call.Seq)
+		_ = w.sched.sleepIn(ctx, slow)
 		return
 	}
 	if s == nil || s.crashAt != call.Seq || !s.alive() {
-		return
-	}
-	if s.yields++; s.yields < 2 {
 		return
 	}
 	s.kill(false)

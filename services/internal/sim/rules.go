@@ -35,6 +35,5 @@ const (
 	ruleAddress   rule = "address"        // it ends at the leader
 	ruleBalancers rule = "load balancers" // members are the instances of the groups that name them
 	ruleNoPanic   rule = "no panic"
-	ruleSimulator rule = "simulator's own"   // the simulator does not understand what it observes
-	ruleReach     rule = "agents can report" // an acknowledged stream works
+	ruleSimulator rule = "simulator's own" // the simulator does not understand what it observes
 )

@@ -65,7 +65,6 @@ type server struct {
 	flying   []objstore.Condition        // conditions of lock writes that may still take effect
 	crashAt  uint64                      // the provider call after which it crashes
 	lurking  []lurking
-	yields   int           // how often that call has yielded
 	backIn   time.Duration // how long it stays down
 
 	term     *term

@@ -99,7 +99,7 @@ type World struct {
 	// fooledAt is when a leader with a stopped clock last wrote a record. lockRemovedAt is when the lock was last
 	// removed.
 	fooledAt, lockRemovedAt time.Time
-	slowAnswers             map[uint64]time.Duration // by provider call; negative after its first yield
+	slowAnswers             map[uint64]time.Duration // by provider call
 
 	lastLock struct {
 		token objstore.Token

@@ -36,8 +36,8 @@ func (c *clock) Sleep(ctx context.Context, d time.Duration) error {
 func TestConformance(t *testing.T) {
 	for name, cfg := range map[string]mock.Config{
 		"instant": {},
-		"slow": {Boot: 3 * time.Second, Shutdown: 2 * time.Second, Latency: map[mock.Kind]time.Duration{
-			mock.Create: time.Millisecond}},
+		"slow": {Boot: 3 * time.Second, Shutdown: 2 * time.Second,
+			Script: func(context.Context, mock.Call) mock.Outcome { return mock.Outcome{Latency: time.Millisecond} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			infratest.Run(t, func(*testing.T) infratest.Harness {

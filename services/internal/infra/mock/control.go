@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -42,22 +41,8 @@ func (p *Provider) Kill(providerID string) error { return p.SetState(providerID,
 // Terminate removes a VM without a provider call, as a person at a console would. The VM is deleted immediately.
 func (p *Provider) Terminate(providerID string) error { return p.SetState(providerID, infra.Deleted) }
 
-// Stop shuts a VM down without a provider call. The VM is stopping immediately, and stopped after Config.Shutdown.
-func (p *Provider) Stop(providerID string) error {
-	return p.alter(providerID, func(m *machine, now time.Time) { p.end(m, now, infra.Stopping, infra.Stopped) })
-}
-
 // SetState sets the state of a VM, which then remains in that state. It fails for a deleted VM.
 func (p *Provider) SetState(providerID string, s infra.State) error {
-	return p.alter(providerID, func(m *machine, now time.Time) {
-		m.set(now, s)
-		p.occupy(m, s.Alive())
-		p.changed(m, now)
-	})
-}
-
-// alter changes a VM that is not deleted.
-func (p *Provider) alter(providerID string, f func(m *machine, now time.Time)) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.cfg.Now()
@@ -69,7 +54,9 @@ func (p *Provider) alter(providerID string, f func(m *machine, now time.Time)) e
 	if vm, _ := m.at(now); vm.State == infra.Deleted {
 		return fmt.Errorf("mock: VM %q is deleted", providerID)
 	}
-	f(m, now)
+	m.set(now, s)
+	p.occupy(m, s.Alive())
+	p.changed(m, now)
 	return nil
 }
 
@@ -124,15 +111,11 @@ func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	return m.at(now)
 }
 
-// Late returns the number of calls that have not taken effect yet, and the time at which the next one will.
-func (p *Provider) Late() (n int, next time.Time) {
+// Land applies the late calls that are due. Otherwise the provider's next call applies them.
+func (p *Provider) Land() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.land(p.cfg.Now())
-	if len(p.late) > 0 {
-		next = p.late[0].at
-	}
-	return len(p.late), next
 }
 
 // Count returns the number of calls of a kind, including failed calls.
@@ -140,13 +123,6 @@ func (p *Provider) Count(kind Kind) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.counts[kind]
-}
-
-// Counts returns the number of calls of each kind, including failed calls.
-func (p *Provider) Counts() map[Kind]uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return maps.Clone(p.counts)
 }
 
 // SetMachine sets the state of a server's machine.

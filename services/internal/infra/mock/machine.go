@@ -143,14 +143,13 @@ func (p *Provider) add(vm infra.VM, place Place) *machine {
 	return m
 }
 
-// end moves a VM to the state via, and to the state to after Config.Shutdown. It does nothing if the VM has ended. The
-// caller holds p.mu.
-func (p *Provider) end(m *machine, at time.Time, via, to infra.State) {
-	if s := m.final().state; s == infra.Deleted || s == infra.Deleting || s == to {
+// end makes a VM deleting, and deleted after Config.Shutdown. It does nothing if the VM has ended. The caller holds p.mu.
+func (p *Provider) end(m *machine, at time.Time) {
+	if s := m.final().state; s == infra.Deleted || s == infra.Deleting {
 		return
 	}
-	m.set(at, via)
-	m.history = append(m.history, change{at.Add(p.cfg.Shutdown), to})
+	m.set(at, infra.Deleting)
+	m.history = append(m.history, change{at.Add(p.cfg.Shutdown), infra.Deleted})
 	p.occupy(m, false)
 	p.changed(m, at)
 }

@@ -16,8 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -55,7 +53,7 @@ type Call struct {
 
 // Outcome is the script's decision about a call. The zero value lets the call succeed.
 type Outcome struct {
-	// Latency is the time to sleep before the effect, in addition to Config.Latency.
+	// Latency is the time to sleep before the effect.
 	Latency time.Duration
 	// Err is returned to the caller, and the call has no effect. An error without a class is infra.Indeterminate.
 	Err error
@@ -71,25 +69,18 @@ type Outcome struct {
 // Config configures a mock. Only Now is required.
 type Config struct {
 	Now func() time.Time
-	// Sleep waits for a latency to pass. It is required if there is any latency.
+	// Sleep waits for a latency to pass. It is required if the script has latencies.
 	Sleep func(context.Context, time.Duration) error
-	// Latency is the latency of every call of a kind.
-	Latency map[Kind]time.Duration
 	// Script decides about every call when the call starts. No lock is held, so Script may block and may call the
 	// provider's control methods.
 	Script func(context.Context, Call) Outcome
-	// Yield is called before a call takes effect and again before it returns, with no lock held. A simulator switches
-	// tasks in it.
+	// Yield is called between the effect of a call and its answer, with no lock held. A simulator switches tasks in it.
 	Yield func(context.Context, Call)
-	// OnCreateEntered is called first in Create. The argument at is Now at that moment.
-	OnCreateEntered func(at time.Time, req infra.CreateRequest)
 	// Changed is called with every state that a VM has entered, or will enter at the given time unless another change
 	// comes first. The lock is held, so Changed must not call the provider.
 	Changed func(vm infra.VM, at time.Time)
-	// Limits throttle the calls of a kind by the injected clock.
-	Limits map[Kind]*rate.Limiter
 	// Boot is the time for which a VM is pending. If it is negative, the VM is pending until SetState. Shutdown is the
-	// time that it takes to delete or stop a VM.
+	// time that it takes to delete a VM.
 	Boot, Shutdown time.Duration
 	// Remember is the time for which deleted VMs are listed. Zero means one hour.
 	Remember time.Duration
@@ -125,6 +116,16 @@ var (
 	_ infra.Images          = (*Provider)(nil)
 )
 
+// OnCreate returns a script that passes every create call to fn and lets all calls succeed.
+func OnCreate(fn func(Call)) func(context.Context, Call) Outcome {
+	return func(_ context.Context, call Call) Outcome {
+		if call.Kind == Create {
+			fn(call)
+		}
+		return Outcome{}
+	}
+}
+
 // New makes an empty cloud. It panics if Config.Now is missing.
 func New(cfg Config) *Provider {
 	if cfg.Now == nil {
@@ -148,18 +149,13 @@ func New(cfg Config) *Provider {
 
 // Create implements infra.Provider.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
-	at := p.cfg.Now()
-	if p.cfg.OnCreateEntered != nil {
-		p.cfg.OnCreateEntered(at, req)
-	}
-	call := Call{Kind: Create, At: at, Owner: req.Tags.Owner, Instance: req.Tags.Instance, Request: &req}
-	digest, digestErr := req.Digest()
+	call := Call{Kind: Create, Owner: req.Tags.Owner, Instance: req.Tags.Instance, Request: &req}
 	var vm infra.VM
 	err := p.change(ctx, call, func(at time.Time) error {
-		if digestErr != nil {
-			return infra.Wrap(infra.Invalid, op(call), digestErr)
+		digest, err := req.Digest()
+		if err != nil {
+			return infra.Wrap(infra.Invalid, op(call), err)
 		}
-		var err error
 		vm, err = p.create(at, req, digest)
 		return err
 	})
@@ -173,7 +169,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	return p.change(ctx, Call{Kind: Delete, ProviderID: providerID}, func(at time.Time) error {
 		if m, ok := p.byID[providerID]; ok {
-			p.end(m, at, infra.Deleting, infra.Deleted)
+			p.end(m, at)
 		}
 		return nil
 	})
@@ -239,90 +235,55 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 // change runs a call that changes state. It calls effect under the lock at most once, either now or when the call is
 // due.
 func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Time) error) error {
-	out, err := p.enter(ctx, &call)
-	if err != nil {
-		return err
-	}
-	p.mu.Lock()
-	now := p.cfg.Now()
-	p.land(now)
-	if out.Late > 0 {
-		at := now.Add(out.Late)
-		i, _ := slices.BinarySearchFunc(p.late, at, func(l landing, at time.Time) int {
-			if l.at.After(at) {
-				return 1
-			}
-			return -1 // after calls of the same time
-		})
-		p.late = slices.Insert(p.late, i, landing{at, effect})
-	} else {
-		err = effect(now)
-	}
-	p.mu.Unlock()
-	p.yield(ctx, call)
-	if out.Lost || out.Late > 0 {
-		return infra.Errorf(infra.Indeterminate, op(call), "the answer was lost")
-	}
-	return err
+	return p.run(ctx, call, func(now time.Time, out Outcome) error {
+		if out.Late <= 0 {
+			return effect(now)
+		}
+		p.late = append(p.late, landing{now.Add(out.Late), effect})
+		slices.SortStableFunc(p.late, func(a, b landing) int { return a.at.Compare(b.at) })
+		return nil
+	})
 }
 
 // read runs a call that changes nothing. It calls answer under the lock.
 func (p *Provider) read(ctx context.Context, call Call, answer func(now, asOf time.Time) error) error {
-	out, err := p.enter(ctx, &call)
-	if err != nil {
-		return err
-	}
-	p.mu.Lock()
-	now := p.cfg.Now()
-	p.land(now)
-	err = answer(now, now.Add(-out.Lag))
-	p.mu.Unlock()
-	p.yield(ctx, call)
-	if out.Lost || out.Late > 0 {
-		return infra.Errorf(infra.Indeterminate, op(call), "the answer was lost")
-	}
-	return err
+	return p.run(ctx, call, func(now time.Time, out Outcome) error { return answer(now, now.Add(-out.Lag)) })
 }
 
-// enter counts the call, asks the script and sleeps for the latency.
-func (p *Provider) enter(ctx context.Context, call *Call) (out Outcome, err error) {
-	if call.At.IsZero() {
-		call.At = p.cfg.Now()
-	}
+// run counts the call, asks the script, sleeps for the latency, and calls effect under the lock.
+func (p *Provider) run(ctx context.Context, call Call, effect func(now time.Time, out Outcome) error) error {
+	call.At = p.cfg.Now()
 	p.mu.Lock()
 	p.seq++
 	call.Seq = p.seq
 	p.counts[call.Kind]++
 	p.mu.Unlock()
+	var out Outcome
 	if p.cfg.Script != nil {
-		out = p.cfg.Script(ctx, *call)
+		out = p.cfg.Script(ctx, call)
 	}
-	if d := out.Latency + p.cfg.Latency[call.Kind]; d > 0 {
-		if p.cfg.Sleep == nil {
-			panic("mock: a latency was scripted, but Config.Sleep is missing")
-		}
-		err = p.cfg.Sleep(ctx, d)
-	}
-	p.yield(ctx, *call)
-	if err == nil {
-		err = ctx.Err()
+	err := ctx.Err()
+	if out.Latency > 0 {
+		err = p.cfg.Sleep(ctx, out.Latency)
 	}
 	if err != nil {
-		return out, infra.Wrap(infra.Indeterminate, op(*call), err)
+		return infra.Wrap(infra.Indeterminate, op(call), err)
 	}
 	if out.Err != nil {
-		return out, infra.Wrap(infra.ClassOf(out.Err), op(*call), out.Err)
+		return infra.Wrap(infra.ClassOf(out.Err), op(call), out.Err)
 	}
-	if l := p.cfg.Limits[call.Kind]; l != nil && !l.AllowN(p.cfg.Now(), 1) {
-		return out, infra.Errorf(infra.Throttled, op(*call), "rate exceeded")
-	}
-	return out, nil
-}
-
-func (p *Provider) yield(ctx context.Context, call Call) {
+	p.mu.Lock()
+	now := p.cfg.Now()
+	p.land(now)
+	err = effect(now, out)
+	p.mu.Unlock()
 	if p.cfg.Yield != nil {
 		p.cfg.Yield(ctx, call)
 	}
+	if out.Lost || out.Late > 0 {
+		return infra.Errorf(infra.Indeterminate, op(call), "the answer was lost")
+	}
+	return err
 }
 
 // op describes a call in words.
