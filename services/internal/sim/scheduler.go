@@ -1,10 +1,12 @@
 package sim
 
 import (
+	"container/heap"
 	"context"
 	"fmt"
 	"iter"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/tasks"
@@ -21,7 +23,6 @@ type scheduler struct {
 	queue   eventHeap
 	seq     uint64
 	current *task
-	idle    []*worker
 	steps   uint64
 	crashed func(why string) // receives the panics of the code under test
 }
@@ -39,67 +40,38 @@ type event struct {
 	visit uint64 // of the task to wake: a task that has continued since is not woken
 }
 
-// eventHeap is a binary heap, ordered by time, then by order of scheduling.
-type eventHeap []event
+// eventHeap is a heap.Interface, ordered by time, then by order of scheduling.
+type eventHeap []*event
 
-func (q eventHeap) before(i, j int) bool {
+func (q eventHeap) Len() int { return len(q) }
+func (q eventHeap) Less(i, j int) bool {
 	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].seq < q[j].seq
 }
-
-func (q *eventHeap) push(e event) {
-	h := append(*q, e)
-	for i := len(h) - 1; i > 0; {
-		up := (i - 1) / 2
-		if !h.before(i, up) {
-			break
-		}
-		h[i], h[up] = h[up], h[i]
-		i = up
-	}
-	*q = h
-}
-
-func (q *eventHeap) pop() event {
-	h := *q
-	first := h[0]
-	last := len(h) - 1
-	h[0], h[last] = h[last], event{}
-	h = h[:last]
-	for i := 0; ; {
-		down := 2*i + 1
-		if down >= last {
-			break
-		}
-		if right := down + 1; right < last && h.before(right, down) {
-			down = right
-		}
-		if !h.before(down, i) {
-			break
-		}
-		h[i], h[down] = h[down], h[i]
-		i = down
-	}
-	*q = h
-	return first
+func (q eventHeap) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *eventHeap) Push(e any)   { *q = append(*q, e.(*event)) }
+func (q *eventHeap) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
 }
 
 // after schedules do for d of simulated time from now.
 func (s *scheduler) after(d time.Duration, do func()) {
 	s.seq++
-	s.queue.push(event{at: s.elapsed + max(d, 0), seq: s.seq, do: do})
+	heap.Push(&s.queue, &event{at: s.elapsed + max(d, 0), seq: s.seq, do: do})
 }
 
 // wakeAfter resumes a waiting task after d, unless another event resumes it before.
 func (s *scheduler) wakeAfter(d time.Duration, t *task) {
 	s.seq++
-	s.queue.push(event{at: s.elapsed + max(d, 0), seq: s.seq, wakes: t, visit: t.visit})
+	heap.Push(&s.queue, &event{at: s.elapsed + max(d, 0), seq: s.seq, wakes: t, visit: t.visit})
 }
 
 // runUntil runs events until the given time, or until stop returns true after one of them.
 func (s *scheduler) runUntil(end time.Time, stop func() bool) {
 	last := end.Sub(epoch)
 	for len(s.queue) > 0 && s.queue[0].at <= last {
-		next := s.queue.pop()
+		next := heap.Pop(&s.queue).(*event)
 		s.set(next.at)
 		s.steps++
 		switch {
@@ -128,71 +100,42 @@ type process struct {
 	dead   bool
 	paused bool
 	// held are tasks to resume when the pause ends, in the order in which they became ready.
-	held []*task
-	// first and last are the ends of the list of tasks that have not ended, in the order in which they were started.
-	first, last *task
-	resume      func() // ends a pause
-	pauseID     uint64
-	rand        *dice
-	net         *dice // for its connections
-	hash        uint64
+	held    []*task
+	tasks   []*task // those that have not ended, in the order in which they were started
+	resume  func()  // ends a pause
+	pauseID uint64
+	rand    *dice
+	net     *dice // for its connections
+	hash    uint64
 }
 
 // task is one coroutine. It belongs to a process and ends with it.
 type task struct {
-	name       string
-	process    *process
-	fn         func()
-	worker     *worker
-	done       bool
-	visit      uint64 // counts its waits
-	prev, next *task  // in its process
-}
-
-// worker is a coroutine that runs one task after another. Reusing it saves the growth of a new stack.
-type worker struct {
+	name    string
+	process *process
+	fn      func()
+	done    bool
+	visit   uint64 // counts its waits
+	// The coroutine; nil before the first step.
 	resume func() (struct{}, bool)
 	cancel func()
 	yield  func(struct{}) bool
-	task   *task
 }
 
-// worker returns an idle coroutine, or a new one.
-func (s *scheduler) worker() *worker {
-	if n := len(s.idle); n > 0 {
-		w := s.idle[n-1]
-		s.idle = s.idle[:n-1]
-		return w
-	}
-	w := &worker{}
-	w.resume, w.cancel = iter.Pull(func(yield func(struct{}) bool) {
-		w.yield = yield
-		for s.perform(w.task) && yield(struct{}{}) {
-		}
-	})
-	return w
-}
-
-// perform runs a task to its end, and reports whether the worker can be reused.
-func (s *scheduler) perform(t *task) (whole bool) {
-	defer func() {
-		t.done = true
-		if r := recover(); r != nil {
-			if _, ok := r.(killed); !ok {
-				s.crashed(fmt.Sprintf("%s panics: %v\n%s", t.name, r, debug.Stack()))
+// start makes the coroutine of a task.
+func (s *scheduler) start(t *task) {
+	t.resume, t.cancel = iter.Pull(func(yield func(struct{}) bool) {
+		t.yield = yield
+		defer func() {
+			t.done = true
+			if r := recover(); r != nil {
+				if _, ok := r.(killed); !ok {
+					s.crashed(fmt.Sprintf("%s panics: %v\n%s", t.name, r, debug.Stack()))
+				}
 			}
-		}
-	}()
-	t.fn()
-	return true
-}
-
-// end cancels the idle coroutines.
-func (s *scheduler) end() {
-	for _, w := range s.idle {
-		w.cancel()
-	}
-	s.idle = nil
+		}()
+		t.fn()
+	})
 }
 
 // killed is the panic value that unwinds the stack of a task after its process died.
@@ -204,29 +147,9 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 		return
 	}
 	t := &task{name: name, process: p, fn: fn}
-	if t.prev = p.last; t.prev != nil {
-		t.prev.next = t
-	} else {
-		p.first = t
-	}
-	p.last = t
+	p.tasks = append(p.tasks, t)
 	s.wakeAfter(0, t)
 	p.server.spring(name)
-}
-
-// unlink removes an ended task from its process.
-func (t *task) unlink() {
-	p := t.process
-	if t.prev != nil {
-		t.prev.next = t.next
-	} else {
-		p.first = t.next
-	}
-	if t.next != nil {
-		t.next.prev = t.prev
-	} else {
-		p.last = t.prev
-	}
 }
 
 // run resumes a task until it waits again or ends.
@@ -241,17 +164,13 @@ func (s *scheduler) run(t *task) {
 	}
 	outer := s.current
 	s.current = t
-	if t.worker == nil {
-		t.worker = s.worker()
-		t.worker.task = t
+	if t.resume == nil {
+		s.start(t)
 	}
-	_, more := t.worker.resume()
+	t.resume()
 	s.current = outer
-	if t.done && more {
-		s.idle = append(s.idle, t.worker)
-	}
-	if t.done && !t.process.dead {
-		t.unlink()
+	if t.done {
+		t.process.tasks = slices.DeleteFunc(t.process.tasks, func(other *task) bool { return other == t })
 	}
 }
 
@@ -267,7 +186,7 @@ func (s *scheduler) wait(register func(t *task)) {
 	}
 	t.visit++
 	register(t)
-	if !t.worker.yield(struct{}{}) {
+	if !t.yield(struct{}{}) {
 		panic(killed{})
 	}
 }
@@ -289,12 +208,12 @@ func (s *scheduler) sleepIn(ctx context.Context, d time.Duration) error {
 // kill ends a process: its tasks take no further step.
 func (s *scheduler) kill(p *process) {
 	p.dead = true
-	for t := p.first; t != nil; t = t.next {
-		if t != s.current && t.worker != nil {
-			t.worker.cancel()
+	for _, t := range p.tasks {
+		if t != s.current && t.cancel != nil {
+			t.cancel()
 		}
 	}
-	p.first, p.last, p.held = nil, nil, nil
+	p.tasks, p.held = nil, nil
 }
 
 // pause stops a process for d, as SIGSTOP does, while time continues.

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -12,13 +13,13 @@ type scope struct {
 	upward  *waiter // registered at the parent
 	err     error
 	done    chan struct{}
-	waiters waiter // ring
+	waiters []*waiter
 }
 
 // waiter is a callback for the end of a scope. forget removes it.
 type waiter struct {
-	prev, next *waiter
-	tell       func()
+	scope *scope
+	tell  func()
 }
 
 type scopeKey struct{}
@@ -26,7 +27,6 @@ type scopeKey struct{}
 // newScope returns a scope that ends with its parent, or by cancel.
 func newScope(parent context.Context) *scope {
 	c := &scope{parent: parent}
-	c.waiters.prev, c.waiters.next = &c.waiters, &c.waiters
 	if err := parent.Err(); err != nil {
 		c.err = err
 		return c
@@ -46,16 +46,21 @@ func (c *scope) await(tell func()) *waiter {
 	if c == nil {
 		return nil
 	}
-	w := &waiter{tell: tell, prev: c.waiters.prev, next: &c.waiters}
-	w.prev.next, w.next.prev = w, w
+	w := &waiter{c, tell}
+	c.waiters = append(c.waiters, w)
 	return w
 }
 
-func (w *waiter) forget() {
-	if w != nil && w.next != nil {
-		w.prev.next, w.next.prev = w.next, w.prev
-		w.next = nil
+// forget reports whether the callback was still registered.
+func (w *waiter) forget() bool {
+	if w == nil {
+		return false
 	}
+	at := slices.Index(w.scope.waiters, w)
+	if at >= 0 {
+		w.scope.waiters = slices.Delete(w.scope.waiters, at, at+1)
+	}
+	return at >= 0
 }
 
 func (c *scope) cancel() {
@@ -67,8 +72,8 @@ func (c *scope) cancel() {
 	if c.done != nil {
 		close(c.done)
 	}
-	for c.waiters.next != &c.waiters {
-		w := c.waiters.next
+	for len(c.waiters) > 0 {
+		w := c.waiters[0]
 		w.forget()
 		w.tell()
 	}
@@ -105,10 +110,5 @@ func (c *scope) AfterFunc(fn func()) (stop func() bool) {
 		fn()
 		return func() bool { return false }
 	}
-	w := c.await(fn)
-	return func() bool {
-		held := w.next != nil
-		w.forget()
-		return held
-	}
+	return c.await(fn).forget
 }

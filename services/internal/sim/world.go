@@ -233,7 +233,6 @@ func (w *World) end() {
 			w.sched.kill(s.process)
 		}
 	}
-	w.sched.end()
 }
 
 func (w *World) every(d time.Duration, fn func()) {
