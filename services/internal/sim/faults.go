@@ -24,8 +24,8 @@ var errCut = errors.New("network unreachable")
 // befalls draws the fault of one request, at most one, from the kinds that can accepts. Every kind consumes one random
 // number, even a kind that this World does not have.
 func (w *World) befalls(d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
-	for i, o := range ofRequests {
-		if u := d.Float64(); u >= w.rates.request[i] || !can(o.kind) {
+	for _, o := range ofRequests {
+		if u := d.Float64(); u >= w.rates.of[o.kind] || !can(o.kind) {
 			continue
 		}
 		return o.kind, w.faults.admit(occasion, o.kind)

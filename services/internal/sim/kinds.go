@@ -150,8 +150,6 @@ func Kinds() []Kind {
 type rates struct {
 	of    map[Kind]float64
 	total float64 // weight of all kinds in ofTimes
-	// request holds the odds of request faults by their index in ofRequests, which avoids map lookups.
-	request, message []float64 // message does the same for ofMessages
 }
 
 func (w *World) drawRates() rates {
@@ -181,12 +179,6 @@ func (w *World) drawRates() rates {
 	}
 	if w.mixed() { // a server that knows of no heirs cannot know the lease of a lock it never saw
 		delete(r.of, lockRemoved)
-	}
-	for _, o := range ofMessages {
-		r.message = append(r.message, r.of[o.kind])
-	}
-	for _, o := range ofRequests {
-		r.request = append(r.request, r.of[o.kind])
 	}
 	for _, o := range ofTimes {
 		r.total += r.of[o.kind]

@@ -255,8 +255,8 @@ func (s *server) send(a election.Send) {
 		}
 	}
 	times := 1
-	for i, o := range ofMessages {
-		if u := d.Float64(); u >= w.rates.message[i] || !w.faults.admit(occasion, o.kind) {
+	for _, o := range ofMessages {
+		if u := d.Float64(); u >= w.rates.of[o.kind] || !w.faults.admit(occasion, o.kind) {
 			continue
 		}
 		w.faults.about("%T from %s to %s", a.Message, s.process.name, to.name)

@@ -336,23 +336,11 @@ func (s *server) readLock(answered func()) election.Input {
 	if err != nil {
 		return election.ReadFailed{}
 	}
-	lock, err := s.world.decodeLock(object)
+	lock, err := record.DecodeLock(object.Body)
 	if err != nil {
 		return election.LockUnreadable{Token: object.Token}
 	}
 	return election.LockRead{Lock: lock, Token: object.Token}
-}
-
-// decodeLock caches the last version, because every candidate reads it. The token identifies the bytes.
-func (w *World) decodeLock(object objstore.Object) (record.Lock, error) {
-	if w.lastLock.token == object.Token {
-		return w.lastLock.lock, nil
-	}
-	lock, err := record.DecodeLock(object.Body)
-	if err == nil {
-		w.lastLock.token, w.lastLock.lock = object.Token, lock
-	}
-	return lock, err
 }
 
 func (s *server) writeLock(a election.WriteLock) election.Input {

@@ -15,9 +15,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
-	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
@@ -100,11 +98,6 @@ type World struct {
 	// removed.
 	fooledAt, lockRemovedAt time.Time
 	slowAnswers             map[uint64]time.Duration // by provider call
-
-	lastLock struct {
-		token objstore.Token
-		lock  record.Lock
-	}
 }
 
 // New returns a World with two or three servers, a few groups, and some VMs of other owners.
