@@ -2,8 +2,8 @@
 // values in them.
 //
 // A script writes the service's environment file, installs the binary if the image lacks it and records its location,
-// and starts the unit. A server's script also writes the network configuration of the leader's interface. It is a POSIX sh script of less than 4 KiB, not counting the caller's own commands. It can be
-// run repeatedly.
+// and starts the unit. A server's script also writes the network configuration of the leader's interface. It is a POSIX
+// sh script of less than 4 KiB, not counting the caller's own commands. It can be run repeatedly.
 //
 // Invariant: for all values of the fields, a returned script runs only the commands of this package and the caller's
 // commands.

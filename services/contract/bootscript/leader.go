@@ -12,7 +12,7 @@ import (
 // value means that the image configures it.
 //
 // Without such a configuration, the interface gets routes like every other one, and replies from its addresses leave by
-// the primary interface. EC2 drops them, because the source address is not the primary interface's.
+// the primary interface. A network that checks sources drops them, because the address is not the primary interface's.
 type LeaderNetwork struct {
 	MAC string
 	// IPv4 and IPv6 are the addresses of the interface, or "".
@@ -22,7 +22,7 @@ type LeaderNetwork struct {
 }
 
 // networkFile is the path of the configuration. systemd-networkd uses the first file in the order of names that matches
-// an interface. netplan's files begin with 10, those of amazon-ec2-net-utils with 07 or 70.
+// an interface. netplan's files begin with 10, those of other tools with 07 or more.
 const networkFile = "/etc/systemd/network/05-nstance-leader.network"
 
 // leaderTable is the routing table of packets from the leader's addresses.
@@ -55,8 +55,7 @@ func (l LeaderNetwork) validate(errs *problems) {
 // commands returns the part of the script that writes the configuration. systemd-networkd reads it as its own user. It
 // applies to an interface that is attached later.
 //
-// All replies go to the subnet's router, which also reaches the VMs of the same subnet. Amazon's VPC CNI plugin routes
-// the addresses of secondary interfaces in the same way.
+// All replies go to the subnet's router, which also reaches the VMs of the same subnet.
 // https://www.freedesktop.org/software/systemd/man/252/systemd.network.html
 func (l LeaderNetwork) commands() string {
 	if l == (LeaderNetwork{}) {
@@ -75,7 +74,7 @@ func (l LeaderNetwork) commands() string {
 		fmt.Fprintf(&b, "[Address]\nAddress=%s/32\n[Route]\nGateway=%s\nGatewayOnLink=yes\nTable=%d\n"+
 			"[RoutingPolicyRule]\nFrom=%s/32\nTable=%d\n", l.IPv4, l.Gateway, leaderTable, l.IPv4, leaderTable)
 	}
-	return "# Replies from the leader's addresses leave by the leader's interface.\nmkdir -p -m 755 /etc/systemd/network\n" +
-		"put " + networkFile + " " + quote(b.String()) + "\nchmod 644 " + networkFile + "\n" +
+	return "# Replies from the leader's addresses leave by the leader's interface.\n" +
+		"mkdir -p -m 755 /etc/systemd/network\nput " + networkFile + " " + quote(b.String()) + "\nchmod 644 " + networkFile + "\n" +
 		"networkctl reload || echo 'systemd-networkd does not run: the image must route the leader interface' >&2\n"
 }
