@@ -12,26 +12,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// SupersededError means that an instance record was not written because another version than the expected one is there.
-// It matches objstore.ErrConflict.
-type SupersededError struct {
-	ID ident.ID
-	// Record is what is there now, under Token. Both are zero if there is nothing (any more).
-	Record record.Instance
-	Token  objstore.Token
-}
-
-func (e *SupersededError) Error() string {
-	if e.Token == "" {
-		return fmt.Sprintf("the record of instance %s is gone", e.ID)
-	}
-	return fmt.Sprintf("another write of instance %s came first: revision %d of term %d, %s", e.ID, e.Record.Revision,
-		e.Record.Term, e.Record.State)
-}
-
-// Unwrap returns objstore.ErrConflict.
-func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
-
 // PutInstance writes one version of an instance record, revision, term and writer as the caller set them, if the
 // version there is the one that token names, or none for "". It returns the new token. A failed condition is a
 // [*SupersededError] that carries what is there. objstore.ErrIndeterminate means that ctx ended first: repeated with
@@ -48,39 +28,30 @@ func (s *State) PutInstance(ctx context.Context, rec record.Instance, token objs
 		return fail(err)
 	}
 	key := keys.Instance(s.options.ShardID, rec.Tenant, rec.ID.Storage())
-	newToken, err := s.put(ctx, s.options.Shard, key, body, token)
-	if !errors.Is(err, objstore.ErrConflict) {
-		if err != nil {
-			return fail(err)
-		}
-		return newToken, nil
+	newToken, err := putRecord(ctx, s, s.options.Shard, key, rec.ID, body, token, func() (record.Instance,
+		objstore.Token, error) {
+		return s.GetInstance(ctx, rec.Tenant, rec.ID)
+	})
+	if err != nil {
+		return fail(err)
 	}
-	there, thereToken, rerr := s.GetInstance(ctx, rec.Tenant, rec.ID)
-	if rerr != nil && !errors.Is(rerr, objstore.ErrNotFound) {
-		return fail(fmt.Errorf("%w; what is there: %w", err, rerr))
-	}
-	return fail(&SupersededError{ID: rec.ID, Record: there, Token: thereToken})
+	return newToken, nil
 }
 
 // GetInstance reads one record. objstore.ErrNotFound if there is none.
 func (s *State) GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error) {
-	rec, token, err := s.readInstance(ctx, tenant, id)
+	object, err := s.options.Shard.Get(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage()))
+	var rec record.Instance
+	if err == nil {
+		rec, err = record.DecodeInstance(object.Body)
+	}
+	if err == nil {
+		err = s.ours(rec, tenant, id)
+	}
 	if err != nil {
 		return record.Instance{}, "", fmt.Errorf("read instance %s: %w", id, err)
 	}
-	return rec, token, nil
-}
-
-func (s *State) readInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error) {
-	object, err := s.options.Shard.Get(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage()))
-	if err != nil {
-		return record.Instance{}, "", err
-	}
-	rec, err := record.DecodeInstance(object.Body)
-	if err != nil {
-		return record.Instance{}, "", err
-	}
-	return rec, object.Token, s.ours(rec, tenant, id)
+	return rec, object.Token, nil
 }
 
 func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
@@ -98,10 +69,11 @@ func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) 
 	return nil
 }
 
-// InstanceKey names one instance record of a shard.
+// InstanceKey names one version of an instance record of a shard.
 type InstanceKey struct {
 	Shard, Tenant string
 	ID            ident.ID
+	Token         objstore.Token
 }
 
 // ListInstances lists the records of the shard, sorted by tenant and age, without reading them.
@@ -113,17 +85,13 @@ func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list instances: %w", err)
 	}
-	names := make([]InstanceKey, len(found))
-	for i, one := range found {
-		names[i] = one.InstanceKey
-	}
-	return names, nil
+	return found, nil
 }
 
 // ListAllInstances lists the records of every shard in either bucket, sorted as they are found.
 func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
 	var all []InstanceKey
-	seen := map[InstanceKey]bool{} // the buckets may be the same
+	seen := map[ident.ID]bool{} // the buckets may be the same
 	for _, store := range []objstore.Store{s.options.Cluster, s.options.Shard} {
 		if store == nil {
 			continue
@@ -133,27 +101,21 @@ func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
 			return nil, fmt.Errorf("list instances of all shards: %w", err)
 		}
 		for _, one := range found {
-			if !seen[one.InstanceKey] {
-				all = append(all, one.InstanceKey)
+			if !seen[one.ID] {
+				all = append(all, one)
 			}
-			seen[one.InstanceKey] = true
+			seen[one.ID] = true
 		}
 	}
 	return all, nil
 }
 
-// version is one version of an instance's record.
-type version struct {
-	InstanceKey
-	token objstore.Token
-}
-
-func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]version, error) {
+func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]InstanceKey, error) {
 	entries, err := store.List(ctx, prefix)
 	if err != nil {
 		return nil, err
 	}
-	var found []version
+	var found []InstanceKey
 	var errs []error
 	for _, entry := range entries {
 		key, err := keys.Parse(entry.Key)
@@ -169,7 +131,7 @@ func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]
 			errs = append(errs, err)
 			continue
 		}
-		found = append(found, version{InstanceKey{key.Shard, key.Tenant, id}, entry.Token})
+		found = append(found, InstanceKey{key.Shard, key.Tenant, id, entry.Token})
 	}
 	if err := few(errs); err != nil {
 		return nil, err
@@ -195,7 +157,7 @@ func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Tok
 	if err != nil {
 		return fmt.Errorf("list instances: %w", err)
 	}
-	found = slices.DeleteFunc(found, func(v version) bool { return seen(v.ID, v.token) })
+	found = slices.DeleteFunc(found, func(k InstanceKey) bool { return seen(k.ID, k.Token) })
 	type stored struct {
 		rec   record.Instance
 		token objstore.Token

@@ -11,25 +11,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// SupersededOperatorError means that an operator record was not written because another version than the expected one
-// is there. It matches objstore.ErrConflict.
-type SupersededOperatorError struct {
-	ID ident.ID
-	// Record is what is there now, under Token. Both are zero if there is nothing (any more).
-	Record record.Operator
-	Token  objstore.Token
-}
-
-func (e *SupersededOperatorError) Error() string {
-	if e.Token == "" {
-		return fmt.Sprintf("the record of operator %s is gone", e.ID)
-	}
-	return fmt.Sprintf("another write of operator %s came first: revision %d", e.ID, e.Record.Revision)
-}
-
-// Unwrap returns objstore.ErrConflict.
-func (e *SupersededOperatorError) Unwrap() error { return objstore.ErrConflict }
-
 // PutOperator writes one version of an operator record under the conditions and with the errors of [State.PutInstance].
 // The first write (token "") consumes the nonce whose jti is the operator's ID. If the nonce is consumed already, the
 // error carries the existing record.
@@ -44,37 +25,30 @@ func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objs
 	if err != nil {
 		return fail(err)
 	}
-	newToken, err := s.put(ctx, s.options.Cluster, keys.ClusterOperator(rec.Tenant, rec.ID.Storage()), body, token)
-	if !errors.Is(err, objstore.ErrConflict) {
-		if err != nil {
-			return fail(err)
-		}
-		return newToken, nil
+	key := keys.ClusterOperator(rec.Tenant, rec.ID.Storage())
+	newToken, err := putRecord(ctx, s, s.options.Cluster, key, rec.ID, body, token, func() (record.Operator,
+		objstore.Token, error) {
+		return s.GetOperator(ctx, rec.Tenant, rec.ID)
+	})
+	if err != nil {
+		return fail(err)
 	}
-	there, thereToken, rerr := s.GetOperator(ctx, rec.Tenant, rec.ID)
-	if rerr != nil && !errors.Is(rerr, objstore.ErrNotFound) {
-		return fail(fmt.Errorf("%w; what is there: %w", err, rerr))
-	}
-	return fail(&SupersededOperatorError{ID: rec.ID, Record: there, Token: thereToken})
+	return newToken, nil
 }
 
 // GetOperator reads one record, which may be a tombstone. objstore.ErrNotFound if there is none.
 func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token, error) {
-	fail := func(err error) (record.Operator, objstore.Token, error) {
-		return record.Operator{}, "", fmt.Errorf("read operator %s: %w", id, err)
-	}
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterOperator(tenant, id.Storage()))
-	if err != nil {
-		return fail(err)
+	var rec record.Operator
+	if err == nil {
+		rec, err = record.DecodeOperator(object.Body)
 	}
-	rec, err := record.DecodeOperator(object.Body)
-	if err != nil {
-		return fail(err)
+	if err == nil {
+		err = errors.Join(belongs("cluster", rec.Cluster, s.options.ClusterID), belongs("tenant", rec.Tenant, tenant),
+			belongs("id", rec.ID.String(), id.String()))
 	}
-	err = errors.Join(belongs("cluster", rec.Cluster, s.options.ClusterID), belongs("tenant", rec.Tenant, tenant),
-		belongs("id", rec.ID.String(), id.String()))
 	if err != nil {
-		return fail(err)
+		return record.Operator{}, "", fmt.Errorf("read operator %s: %w", id, err)
 	}
 	return rec, object.Token, nil
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
@@ -102,6 +103,49 @@ func (s *State) put(ctx context.Context, store objstore.Store, key string, body 
 		}
 	}
 	return newToken, err
+}
+
+// Superseded means that a record was not written because another version than the expected one is there. It matches
+// objstore.ErrConflict.
+type Superseded[R any] struct {
+	ID ident.ID
+	// Record is what is there now, under Token. Both are zero if there is nothing (any more).
+	Record R
+	Token  objstore.Token
+}
+
+// The errors of the two kinds of records.
+type (
+	SupersededError         = Superseded[record.Instance]
+	SupersededOperatorError = Superseded[record.Operator]
+)
+
+func (e *Superseded[R]) Error() string {
+	if e.Token == "" {
+		return fmt.Sprintf("the record of %s is gone", e.ID)
+	}
+	text := fmt.Sprintf("another write of the record of %s came first", e.ID)
+	if r, ok := any(e.Record).(record.Instance); ok {
+		text += fmt.Sprintf(": revision %d of term %d, %s", r.Revision, r.Term, r.State)
+	}
+	return text
+}
+
+// Unwrap returns objstore.ErrConflict.
+func (e *Superseded[R]) Unwrap() error { return objstore.ErrConflict }
+
+// putRecord is put for the record of id. A failed condition is a [*Superseded] with the record that get returns.
+func putRecord[R any](ctx context.Context, s *State, store objstore.Store, key string, id ident.ID, body []byte,
+	token objstore.Token, get func() (R, objstore.Token, error)) (objstore.Token, error) {
+	newToken, err := s.put(ctx, store, key, body, token)
+	if !errors.Is(err, objstore.ErrConflict) {
+		return newToken, err
+	}
+	there, thereToken, rerr := get()
+	if rerr != nil && !errors.Is(rerr, objstore.ErrNotFound) {
+		return "", fmt.Errorf("%w; what is there: %w", err, rerr)
+	}
+	return "", &Superseded[R]{ID: id, Record: there, Token: thereToken}
 }
 
 // load reads objects, many at a time; what has been deleted since it was listed is left out. Every object that cannot
