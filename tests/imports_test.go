@@ -351,7 +351,7 @@ func cloudPlaces() []string {
 		"services/contract/secretstore/open/", "services/internal/agent/notice/clouds.go",
 		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",
 		// A kind of secrets store.
-		"services/contract/secretstore/parameterstore/", "services/contract/secretstore/secretsmanager/",
+		"services/contract/secretstore/aws/",
 	}
 	for _, block := range all.Blocks() {
 		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/infra/"+block.Name+"/",

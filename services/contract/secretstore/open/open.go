@@ -10,13 +10,12 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
-	"github.com/nstance-kit/nstance/services/contract/secretstore/parameterstore"
-	"github.com/nstance-kit/nstance/services/contract/secretstore/secretsmanager"
+	"github.com/nstance-kit/nstance/services/contract/secretstore/aws"
 )
 
 // Backends returns all back ends. The first one is the default of the programs.
 func Backends() []secretstore.Backend {
-	return []secretstore.Backend{secretstore.ObjectStorage, secretsmanager.Backend, parameterstore.Backend}
+	return append([]secretstore.Backend{secretstore.ObjectStorage}, aws.Backends()...)
 }
 
 // Names returns the names of all back ends.

@@ -1,50 +1,35 @@
-package secretsmanager_test
+package aws
 
 import (
 	"errors"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/credentials"
 	sm "github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
-	"github.com/nstance-kit/nstance/services/contract/secretstore/secretsmanager"
 	"github.com/nstance-kit/nstance/services/contract/secretstore/secretstoretest"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
-func open(t *testing.T) (*fakeaws.Cloud, *sm.Client) {
-	cloud, err := fakeaws.New(fakeaws.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := cloud.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	server := httptest.NewServer(cloud)
-	t.Cleanup(server.Close)
-	access, secret := cloud.Credentials()
-	return cloud, sm.NewFromConfig(awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL,
-		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+func openSecrets(t *testing.T) (*fakeaws.Cloud, *sm.Client) {
+	cloud, cfg := open(t)
+	return cloud, sm.NewFromConfig(cfg)
 }
 
-func TestStore(t *testing.T) {
+func TestSecretsManager(t *testing.T) {
 	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
-		_, client := open(t)
-		return secretsmanager.New(client, "nstance/example/"), secretsmanager.New(client, "nstance/example/")
+		_, client := openSecrets(t)
+		return NewSecretsManager(client, "nstance/example/"), NewSecretsManager(client, "nstance/example/")
 	})
 }
 
 // TestMarkedForDeletion checks that a secret that a person has marked for deletion does not count as missing.
 func TestMarkedForDeletion(t *testing.T) {
-	_, client := open(t)
-	store := secretsmanager.New(client, "p/")
+	_, client := openSecrets(t)
+	store := NewSecretsManager(client, "p/")
 	value := secretstore.NewValue([]byte("x"))
 	if err := store.Put(t.Context(), "ca.key", value, secretstore.IfAbsent); err != nil {
 		t.Fatal(err)
@@ -64,9 +49,9 @@ func TestMarkedForDeletion(t *testing.T) {
 
 // TestPrefixes checks that secrets outside the prefix are ignored, and that two prefixes do not mix.
 func TestPrefixes(t *testing.T) {
-	_, client := open(t)
-	ours, theirs := secretsmanager.New(client, "a/"), secretsmanager.New(client, "a/b/")
-	for _, store := range []*secretsmanager.Store{ours, theirs} {
+	_, client := openSecrets(t)
+	ours, theirs := NewSecretsManager(client, "a/"), NewSecretsManager(client, "a/b/")
+	for _, store := range []*Store{ours, theirs} {
 		if err := store.Put(t.Context(), "x", secretstore.NewValue([]byte("x")), secretstore.IfAbsent); err != nil {
 			t.Fatal(err)
 		}
@@ -76,11 +61,11 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// TestLostAnswer checks that the SDK repeats a creation with a lost answer under the same token, and that this is a
+// TestLostAnswerOfSecretsManager checks that the SDK repeats a creation with a lost answer under the same token, and that this is a
 // single creation.
-func TestLostAnswer(t *testing.T) {
-	cloud, client := open(t)
-	store := secretsmanager.New(client, "")
+func TestLostAnswerOfSecretsManager(t *testing.T) {
+	cloud, client := openSecrets(t)
+	store := NewSecretsManager(client, "")
 	cloud.Faults().LoseAnswer(fault.Match{Service: "secretsmanager", Action: "CreateSecret"}, 1)
 	if err := store.Put(t.Context(), "x", secretstore.NewValue([]byte("x")), secretstore.IfAbsent); err != nil {
 		t.Error(err)

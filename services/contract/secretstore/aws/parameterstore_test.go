@@ -1,4 +1,4 @@
-package parameterstore
+package aws
 
 import (
 	"errors"
@@ -16,7 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
-func open(t *testing.T) (*fakeaws.Cloud, *ssm.Client) {
+// open returns a fake cloud and the configuration of its clients.
+func open(t *testing.T) (*fakeaws.Cloud, awssdk.Config) {
 	cloud, err := fakeaws.New(fakeaws.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -29,30 +30,35 @@ func open(t *testing.T) (*fakeaws.Cloud, *ssm.Client) {
 	server := httptest.NewServer(cloud)
 	t.Cleanup(server.Close)
 	access, secret := cloud.Credentials()
-	return cloud, ssm.NewFromConfig(awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL,
-		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+	return cloud, awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
 }
 
-func TestStore(t *testing.T) {
+func openParameters(t *testing.T) (*fakeaws.Cloud, *ssm.Client) {
+	cloud, cfg := open(t)
+	return cloud, ssm.NewFromConfig(cfg)
+}
+
+func TestParameterStore(t *testing.T) {
 	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
-		_, client := open(t)
-		return New(client, "/nstance/example/"), New(client, "/nstance/example/")
+		_, client := openParameters(t)
+		return NewParameterStore(client, "/nstance/example/"), NewParameterStore(client, "/nstance/example/")
 	})
 }
 
-func TestTooLarge(t *testing.T) {
-	_, client := open(t)
-	err := New(client, "/p/").Put(t.Context(), "x", secretstore.NewValue(make([]byte, 7000)), secretstore.Any)
+func TestParameterTooLarge(t *testing.T) {
+	_, client := openParameters(t)
+	err := NewParameterStore(client, "/p/").Put(t.Context(), "x", secretstore.NewValue(make([]byte, 7000)), secretstore.Any)
 	if !errors.Is(err, secretstore.ErrInvalid) || !strings.Contains(err.Error(), "8192") {
 		t.Errorf("7,000 bytes that are no text: %v", err)
 	}
 }
 
-// TestLostAnswer checks that the result of a creation with a lost answer is unknown. The SDK must not repeat the
+// TestLostAnswerOfParameterStore checks that the result of a creation with a lost answer is unknown. The SDK must not repeat the
 // creation, because its own success would make the repeat fail.
-func TestLostAnswer(t *testing.T) {
-	cloud, client := open(t)
-	store := New(client, "/p/")
+func TestLostAnswerOfParameterStore(t *testing.T) {
+	cloud, client := openParameters(t)
+	store := NewParameterStore(client, "/p/")
 	cloud.Faults().LoseAnswer(fault.Match{Service: "ssm", Action: "PutParameter"}, 1)
 	err := store.Put(t.Context(), "x", secretstore.NewValue([]byte("ours")), secretstore.IfAbsent)
 	if err == nil || errors.Is(err, secretstore.ErrExists) {
