@@ -26,13 +26,11 @@ import (
 
 // endpoints are the listeners of a server: the election listener and those of the three services.
 type endpoints struct {
-	mu     sync.Mutex
-	source *transport.Source
-	// sourced is done once source is set.
-	sourced        context.Context
-	announceSource context.CancelFunc
-	serving        func() // stops the services; nil while they do not run
-	stopped        []func()
+	mu      sync.Mutex
+	source  *transport.Source
+	sourced chan struct{} // closed once source is set
+	serving func()        // stops the services; nil while they do not run
+	stopped []func()
 	// portTaken is true if the services do not run because another process uses one of their ports.
 	portTaken bool
 	// closed is true after stop. Nothing may be opened then.
@@ -106,21 +104,18 @@ func (s *server) listen(ctx context.Context) error {
 	if err = s.ensureServices(ctx); err == nil || errors.As(err, &fatal) {
 		return err
 	}
-	s.env.Go("start the services", func() { s.awaitServices(ctx, err) })
+	s.reportNotServing(err, 1, 0)
+	s.env.Go("start the services", func() { s.awaitServices(ctx) })
 	return nil
 }
 
 // awaitPort opens a listener. While another process uses the port, it tries again, and the server is not ready.
-func (s *server) awaitPort(ctx context.Context, addr, what string) (net.Listener, error) {
-	for try := 1; ; try++ {
-		listener, err := listen(ctx, addr, what)
-		if !isPortTaken(err) {
-			return listener, err
-		}
-		if err := s.pauseNotReady(ctx, err, try); err != nil {
-			return nil, err
-		}
-	}
+func (s *server) awaitPort(ctx context.Context, addr, what string) (listener net.Listener, err error) {
+	err = s.repeat(ctx, func() error {
+		listener, err = listen(ctx, addr, what)
+		return err
+	}, s.reportNotReady)
+	return listener, err
 }
 
 func samePort(a, b string) bool {
@@ -133,22 +128,16 @@ var errNoCA = errors.New("the cluster has no CA yet")
 
 // awaitServices retries until the services start. They need the cluster's CA, which the first leader creates, and a
 // bucket that answers.
-func (s *server) awaitServices(ctx context.Context, err error) {
-	for try := 1; ; try++ {
-		wait := retryPause(try)
-		if !errors.Is(err, errNoCA) {
-			s.log.Warn("services not started yet", "error", err, "again_in", wait.String())
-		}
-		if s.env.Sleep(ctx, wait) != nil {
-			return
-		}
-		var fatal *fatalError
-		if err = s.ensureServices(ctx); err == nil {
-			return
-		} else if errors.As(err, &fatal) {
-			s.restart(err)
-			return
-		}
+func (s *server) awaitServices(ctx context.Context) {
+	err := s.repeat(ctx, func() error { return s.ensureServices(ctx) }, s.reportNotServing)
+	if err != nil && ctx.Err() == nil {
+		s.restart(err)
+	}
+}
+
+func (s *server) reportNotServing(err error, _ int, wait time.Duration) {
+	if !errors.Is(err, errNoCA) {
+		s.log.Warn("services not started yet", "error", err, "again_in", wait.String())
 	}
 }
 
@@ -159,11 +148,15 @@ func (s *server) ensureServices(ctx context.Context) error {
 	if s.endpoints.serving != nil || s.endpoints.closed {
 		return nil
 	}
-	source, err := s.ensureSource(ctx)
-	if err != nil {
-		return err
+	if s.endpoints.source == nil {
+		source, err := s.openSource(ctx)
+		if err != nil {
+			return err
+		}
+		s.endpoints.source = source
+		close(s.endpoints.sourced)
 	}
-	stop, err := s.serve(ctx, source)
+	stop, err := s.serve(ctx, s.endpoints.source)
 	switch {
 	case isPortTaken(err):
 		s.endpoints.portTaken = true
@@ -197,19 +190,7 @@ func (s *server) ensureServicesToLead(ctx context.Context) error {
 	}
 }
 
-// ensureSource opens the source of certificates if it is not open. Call with endpoints.mu held.
-func (s *server) ensureSource(ctx context.Context) (*transport.Source, error) {
-	if s.endpoints.source == nil {
-		source, err := s.openSource(ctx)
-		if err != nil {
-			return nil, err
-		}
-		s.endpoints.source = source
-		s.endpoints.announceSource()
-	}
-	return s.endpoints.source, nil
-}
-
+// openSource opens the source of this server's certificates.
 func (s *server) openSource(ctx context.Context) (*transport.Source, error) {
 	ca, err := s.state.LoadCA(ctx)
 	if isNotFound(err) {

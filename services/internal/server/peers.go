@@ -2,13 +2,11 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 
 	"github.com/nstance-kit/nstance/services/internal/peer"
-	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // openPeers creates the network over which the shard's servers exchange election messages. It serves that network at
@@ -21,39 +19,18 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	s.endpoints.onStop(stop)
 	s.env.Go("follow the leader", func() { s.peers.Run(following) })
 	s.env.Go("election endpoint", func() {
-		source := s.awaitSource(following)
-		if source == nil {
+		select {
+		case <-s.endpoints.sourced: // the services wait for the first leader of the cluster to create its CA
+		case <-following.Done():
 			_ = listener.Close()
 			return
 		}
-		g := s.peers.Server(source)
+		g := s.peers.Server(s.endpoints.certificates())
 		stopped := !s.endpoints.onStop(g.Stop)
 		if err := g.Serve(listener); err != nil && !stopped { // Stop has closed the listener.
 			s.log.Warn("election endpoint ended", "error", err)
 		}
 	})
-}
-
-// awaitSource returns the source of this server's certificates once the first leader of the cluster has created its CA.
-// It returns nil if ctx ends first.
-func (s *server) awaitSource(ctx context.Context) *transport.Source {
-	for try := 1; ctx.Err() == nil; try++ {
-		s.endpoints.mu.Lock()
-		source, err := s.ensureSource(ctx)
-		s.endpoints.mu.Unlock()
-		if err == nil {
-			return source
-		}
-		if !errors.Is(err, errNoCA) && ctx.Err() == nil {
-			s.log.Warn("election endpoint not served yet", "error", err)
-		}
-		pause, cancel := context.WithCancel(ctx)
-		stop := context.AfterFunc(s.endpoints.sourced, cancel) // this server may be the one that creates the CA
-		_ = s.env.Sleep(pause, retryPause(try))
-		stop()
-		cancel()
-	}
-	return nil
 }
 
 // serveLeader answers 200 on the leader and 503 on other servers, with the leader's name and term. It is for load

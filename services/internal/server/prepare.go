@@ -10,7 +10,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
-	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
@@ -45,24 +44,30 @@ func (e *fatalError) Unwrap() error { return e.err }
 
 // prepare makes the server ready to lead. It retries until it succeeds or fails with a fatalError.
 func (s *server) prepare(ctx context.Context) error {
+	return s.repeat(ctx, func() error { return s.tryPrepare(ctx) }, s.reportNotReady)
+}
+
+// reportNotReady reports a failed start on the status page and in the log.
+func (s *server) reportNotReady(err error, try int, wait time.Duration) {
+	s.probe.NotReady(err.Error())
+	s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())
+}
+
+// repeat calls do until it succeeds, fails with a fatalError, or ctx ends. It calls failed before each pause.
+func (s *server) repeat(ctx context.Context, do func() error,
+	failed func(err error, try int, wait time.Duration)) error {
 	for try := 1; ; try++ {
-		err := s.tryPrepare(ctx)
+		err := do()
 		var fatal *fatalError
 		if err == nil || errors.As(err, &fatal) || ctx.Err() != nil {
 			return err
 		}
-		if err := s.pauseNotReady(ctx, err, try); err != nil {
+		wait := retryPause(try)
+		failed(err, try, wait)
+		if err := s.env.Sleep(ctx, wait); err != nil {
 			return err
 		}
 	}
-}
-
-// pauseNotReady reports a failed start on the status page and in the log, and waits for the next try.
-func (s *server) pauseNotReady(ctx context.Context, err error, try int) error {
-	wait := retryPause(try)
-	s.probe.NotReady(err.Error())
-	s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())
-	return s.env.Sleep(ctx, wait)
 }
 
 // retryPause returns how long to wait after a failed try: 1 s, doubling up to maxRetryPause, minus up to a quarter at
@@ -75,7 +80,6 @@ func retryPause(try int) time.Duration {
 }
 
 func (s *server) tryPrepare(ctx context.Context) error {
-	s.close()
 	s.probe.NotReady("proving that the bucket honours conditional writes")
 	if err := s.probeBucket(ctx, s.store); err != nil {
 		return err
@@ -85,11 +89,6 @@ func (s *server) tryPrepare(ctx context.Context) error {
 		return err
 	}
 	s.useResources()
-	s.probe.NotReady("opening the cache")
-	var err error
-	if s.cache, err = cache.Open(ctx, cache.Path(s.opts.CacheDir)); err != nil {
-		return &fatalError{fmt.Errorf("open the cache: %w", err)}
-	}
 	s.identity = election.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: s.machine.ID,
 		Addresses: s.ports.lock()}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -139,7 +140,7 @@ func newServer(cfg Config) *server {
 	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, metrics: metrics.NewServer(cfg.Version), env: env,
 		wait:        wait,
 		incarnation: hex.EncodeToString(incarnation)}
-	s.endpoints.sourced, s.endpoints.announceSource = context.WithCancel(context.Background())
+	s.endpoints.sourced = make(chan struct{})
 	s.manager = shardconfig.New(nil, "", s.log)
 	s.operators = operatorapi.New(func() (*operatorapi.Leader, error) {
 		return leaderOf(s, func(l *leadership) *operatorapi.Leader { return l.operator })
@@ -148,7 +149,7 @@ func newServer(cfg Config) *server {
 		Leader: func() (*agentapi.Leadership, error) {
 			return leaderOf(s, func(l *leadership) *agentapi.Leadership { return l.agent })
 		},
-		Keys: keyCache{s}, Now: time.Now, Log: s.log, Metrics: s.metrics,
+		Now: time.Now, Log: s.log, Metrics: s.metrics,
 	}
 	return s
 }
@@ -186,13 +187,20 @@ func (s *server) run(ctx context.Context) error {
 		listener.Addr().String())
 
 	s.env.Go("confirm orphans", func() { s.handleOrphanConfirmations(ctx) })
+	if err := s.openCache(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if err := s.cache.Close(); err != nil {
+			s.log.Warn("cache not closed", "error", err)
+		}
+	}()
 	if err := s.openBucket(ctx); err != nil {
 		return err
 	}
 	if err := s.prepare(ctx); err != nil {
 		return ended(ctx, err)
 	}
-	defer s.close()
 	defer s.endpoints.stop()
 	if err := s.listen(ctx); err != nil {
 		return err
@@ -204,6 +212,15 @@ func (s *server) run(ctx context.Context) error {
 	s.endpoints.mu.Unlock()
 	s.log.Info("ready", "config_etag", s.manager.Status().ETag)
 	return ended(ctx, s.elect(ctx))
+}
+
+// openCache opens the cache, which holds the public keys of agents.
+func (s *server) openCache(ctx context.Context) (err error) {
+	if s.cache, err = cache.Open(ctx, cache.Path(s.opts.CacheDir)); err != nil {
+		return fmt.Errorf("open the cache: %w", err)
+	}
+	s.agents.Keys = s.cache
+	return nil
 }
 
 // ended distinguishes a requested stop from an error. It returns the error that Run returns.
@@ -224,13 +241,3 @@ func ended(ctx context.Context, err error) error {
 // maxRetryPause is the maximum pause between two tries of everything that a server needs before it can lead or serve.
 // After the store returns, a server is ready within this pause and the time of one try.
 const maxRetryPause = 10 * time.Second
-
-// close closes what tryPrepare opened.
-func (s *server) close() {
-	if s.cache != nil {
-		if err := s.cache.Close(); err != nil {
-			s.log.Warn("cache not closed", "error", err)
-		}
-		s.cache = nil
-	}
-}

@@ -439,7 +439,6 @@ func TestReadySoonAfterTheStoreReturns(t *testing.T) {
 		if err := errors.Join(s.openBucket(t.Context()), s.prepare(t.Context())); err != nil {
 			t.Fatal(err)
 		}
-		s.close()
 		if took := now.Sub(store.over); took > 12*time.Second {
 			t.Errorf("after an outage of %v the server needed %v, want at most 12 s", down, took)
 		}
