@@ -191,6 +191,10 @@ step_paused() {
 	terraform=$(scripts/tool.sh tofu) scripts/paused.sh
 }
 
+step_refused() {
+	terraform=$(scripts/tool.sh tofu) scripts/refused.sh
+}
+
 step_chaos() {
 	scripts/chaos.sh
 }
@@ -222,7 +226,7 @@ run() {
 }
 
 basic='tools unit race sim acceptance demo'
-rest='alltools generated lint long terraform mutants cloud modules images stacks kube dev kill9 failover paused chaos bench'
+rest='alltools generated lint long terraform mutants cloud modules images stacks kube dev kill9 failover paused refused chaos bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;

@@ -67,8 +67,15 @@ resource "nstance_shard" "test" {
 		!strings.Contains(out, "/no/such/key") || isApplied() {
 		t.Errorf("a configuration that the leader refuses: %v\n%s", err, out)
 	}
+	const notApplied = "has not applied the configuration in the bucket"
+	if out := cli.Run(t, "apply", "-auto-approve"); !strings.Contains(squeeze(out), notApplied) {
+		t.Errorf("a second apply of the configuration that the leader refuses does not warn:\n%s", out)
+	}
 
 	write("", "")
 	cli.Run(t, "apply", "-auto-approve")
+	if out := cli.Run(t, "plan"); strings.Contains(squeeze(out), notApplied) {
+		t.Errorf("after the apply of a good configuration the plan warns:\n%s", out)
+	}
 	cli.Run(t, "destroy", "-auto-approve")
 }

@@ -188,7 +188,8 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 }
 
 // Read implements resource.Resource. If the bucket holds another version than the state, Read loads it, and the plan
-// shows the differences.
+// shows the differences. Read warns if the leader has not applied the version in the bucket: the plan shows no
+// difference then, even if the leader refuses that version.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
 		return // planning must work without the bucket
@@ -208,10 +209,11 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	case err != nil:
 		resp.Diagnostics.Append(r.failure("Cannot read the configuration of shard "+name, name, err))
 		return
-	case string(token) == seen:
-		return
 	}
-	resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)
+	resp.Diagnostics.Append(r.checkApplied(ctx, state, name, token)...)
+	if string(token) != seen {
+		resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)
+	}
 }
 
 // refresh stores a configuration that was read from the bucket in the state. It fills the typed attributes if the state

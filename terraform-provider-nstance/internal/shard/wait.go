@@ -81,6 +81,25 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	}.Error()
 }
 
+// checkApplied warns if the shard has a leader that has applied another version of the configuration than token.
+func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, name string,
+	token objstore.Token) diag.Diagnostics {
+	leader := leaderWatch{state: state, shard: name}
+	if err := leader.readLock(ctx); err != nil {
+		return diag.Diagnostics{r.failure("Cannot read the lock of shard "+name, name, err)}
+	}
+	if leader.leaderless() || leader.applied(token) {
+		return nil
+	}
+	return diag.Diagnostics{diagnostic.Failure{
+		What:  fmt.Sprintf("The leader of shard %s has not applied the configuration in the bucket", name),
+		Where: r.bucket.Place(keys.Leader(name)),
+		Why:   fmt.Errorf("the bucket has version %s, and %s", token, &leader),
+		Do: "A leader applies a new version within three minutes, unless it refuses it. `nstance-admin config status` " +
+			"shows the reasons for a refusal.",
+	}.Warning()}
+}
+
 // refusedError means that the leader refuses the configuration in the bucket.
 type refusedError struct{ problems []*nstancev1.ConfigProblem }
 

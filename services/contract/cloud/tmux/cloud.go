@@ -19,7 +19,42 @@ var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true,
 	CheckOptions: func(options map[string]string) []cloud.Problem {
 		_, problems := ParseOptions(options)
 		return problems
+	}, CheckArgs: func(args map[string]any) []cloud.Problem {
+		_, problems := ParseArgs(args)
+		return problems
 	}}
+
+// variableName matches the names of environment variables (POSIX.1-2017, 8.1).
+var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// ParseArgs returns the environment variables that args add to a VM: args may only contain `env`, a map of strings. It
+// reports all problems.
+func ParseArgs(args map[string]any) (env map[string]string, found []cloud.Problem) {
+	report := func(message string, path ...any) {
+		found = append(found, cloud.Problem{Path: path, Message: message})
+	}
+	for _, name := range slices.Sorted(maps.Keys(args)) {
+		if name != "env" {
+			report("provider tmux has no such argument; there is env", name)
+		}
+	}
+	if args["env"] == nil {
+		return nil, found
+	}
+	vars, ok := args["env"].(map[string]any)
+	if !ok {
+		report("is not a map of strings", "env")
+	}
+	env = map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(vars)) {
+		value, ok := vars[name].(string)
+		if !ok || !variableName.MatchString(name) || strings.Contains(value, "\x00") {
+			report("is not an environment variable with a string", "env", name)
+		}
+		env[name] = value
+	}
+	return env, found
+}
 
 // Options are server.provider.options.
 type Options struct {

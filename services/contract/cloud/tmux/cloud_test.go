@@ -1,6 +1,7 @@
 package tmux
 
 import (
+	"maps"
 	"strings"
 	"testing"
 )
@@ -31,6 +32,21 @@ func TestParseOptions(t *testing.T) {
 	}
 	if _, problems := ParseOptions(map[string]string{"agent": "x", "command": "y"}); len(problems) != 1 {
 		t.Errorf("agent and command together: %+v", problems)
+	}
+}
+
+func TestParseArgs(t *testing.T) {
+	env, problems := ParseArgs(map[string]any{"env": map[string]any{"A": "b"}})
+	if len(problems) > 0 || !maps.Equal(env, map[string]string{"A": "b"}) {
+		t.Errorf("variables %v, %v", env, problems)
+	}
+	for _, args := range []map[string]any{
+		{"env": "A=b"}, {"env": map[string]any{"A": 1.0}}, {"env": map[string]any{"A B": "c"}},
+		{"env": map[string]any{"A": "\x00"}}, {"ImageId": "ami-1"},
+	} {
+		if env, problems := ParseArgs(args); len(problems) != 1 {
+			t.Errorf("%v gives %v and %+v, want one problem", args, env, problems)
+		}
 	}
 }
 

@@ -10,10 +10,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/tmux"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -66,10 +66,8 @@ func parseUserdata(raw []byte) (u userdata, err error) {
 	return u, nil
 }
 
-var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-
 // machineEnv returns the environment of a VM's userdata. The agent gets all of it except NSTANCE_VM_DIR and
-// NSTANCE_ENV_FILE. The "env" entry of args adds variables. All other args are ignored.
+// NSTANCE_ENV_FILE. args may add variables.
 func machineEnv(dir string, d document, args map[string]any) (map[string]string, error) {
 	env := map[string]string{
 		"NSTANCE_VM_DIR":            dir,
@@ -86,21 +84,11 @@ func machineEnv(dir string, d document, args map[string]any) (map[string]string,
 		// The window is the machine: if its process ends, the machine ends.
 		"NSTANCE_POWER_OFF_ON_SIGTERM": "true",
 	}
-	extra, ok := args["env"]
-	if !ok {
-		return env, nil
+	extra, problems := contract.ParseArgs(args)
+	if len(problems) > 0 {
+		return nil, fmt.Errorf("args: %v", problems)
 	}
-	vars, ok := extra.(map[string]any)
-	if !ok {
-		return nil, errors.New("args.env is no map of strings")
-	}
-	for name, value := range vars {
-		text, ok := value.(string)
-		if !ok || !variable.MatchString(name) || strings.Contains(text, "\x00") {
-			return nil, fmt.Errorf("args.env: %q is no variable with a string", name)
-		}
-		env[name] = text
-	}
+	maps.Copy(env, extra)
 	return env, nil
 }
 

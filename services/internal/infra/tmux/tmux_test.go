@@ -93,7 +93,7 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 	p := open(t, options)
 
 	req := newRequest(t, "")
-	req.Args = map[string]any{"env": map[string]any{"NSTANCE_DEBUG": "it's on"}, "ignored": 1.0}
+	req.Args = map[string]any{"env": map[string]any{"NSTANCE_DEBUG": "it's on"}}
 	data := render.Sample()
 	data.Instance.ID, data.Instance.Kind = req.Tags.Instance.String(), "tst"
 	data.Server.RegistrationAddr = "[::1]:8992"
@@ -700,17 +700,6 @@ func TestParseUserdata(t *testing.T) {
 		strings.Repeat("x", userdataMax)} {
 		if u, err := parseUserdata([]byte(bad)); err == nil {
 			t.Errorf("%.20q is a script: %v", bad, u.interpreter)
-		}
-	}
-}
-
-func TestArgsEnv(t *testing.T) {
-	for _, args := range []map[string]any{
-		{"env": "A=b"}, {"env": map[string]any{"A": 1.0}}, {"env": map[string]any{"A B": "c"}},
-		{"env": map[string]any{"A": "\x00"}},
-	} {
-		if env, err := machineEnv("/d", document{}, args); err == nil {
-			t.Errorf("%v gives %v", args, env)
 		}
 	}
 }
