@@ -88,19 +88,20 @@ resource "nstance_shard" "this" {
       ipv6         = local.leader_ipv6
       interface_id = aws_network_interface.leader.id
     }
-    subnet_pools           = local.pools
-    dynamic_subnet_pools   = var.dynamic_subnet_pools
-    request_timeout        = var.settings.request_timeout
-    create_rate_limit      = var.settings.create_rate_limit
-    health_check_interval  = var.settings.health_check_interval
-    default_drain_timeout  = var.settings.default_drain_timeout
-    image_refresh_interval = var.settings.image_refresh_interval
-    shutdown_timeout       = var.settings.shutdown_timeout
-    shutdown_grace         = var.settings.shutdown_grace
-    garbage_collection     = var.settings.garbage_collection
-    expiry                 = var.settings.expiry
-    leader_election        = var.settings.leader_election
-    error_exit_jitter      = var.settings.error_exit_jitter
+    subnet_pools               = local.pools
+    dynamic_subnet_pools       = var.dynamic_subnet_pools
+    request_timeout            = var.settings.request_timeout
+    create_rate_limit          = var.settings.create_rate_limit
+    check_registration_address = var.settings.check_registration_address
+    health_check_interval      = var.settings.health_check_interval
+    default_drain_timeout      = var.settings.default_drain_timeout
+    image_refresh_interval     = var.settings.image_refresh_interval
+    shutdown_timeout           = var.settings.shutdown_timeout
+    shutdown_grace             = var.settings.shutdown_grace
+    garbage_collection         = var.settings.garbage_collection
+    expiry                     = var.settings.expiry
+    leader_election            = var.settings.leader_election
+    error_exit_jitter          = var.settings.error_exit_jitter
   }
 
   tenants      = { for name in var.tenants : name => {} }

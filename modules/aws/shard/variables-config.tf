@@ -24,14 +24,15 @@ variable "dynamic_subnet_pools" {
 variable "settings" {
   description = "Settings of the servers, as under `server` in the configuration. Unset fields have the servers' defaults."
   type = object({
-    request_timeout        = optional(string)
-    create_rate_limit      = optional(string)
-    health_check_interval  = optional(string)
-    default_drain_timeout  = optional(string)
-    image_refresh_interval = optional(string)
-    shutdown_timeout       = optional(string)
-    shutdown_grace         = optional(string)
-    provider_options       = optional(map(string))
+    request_timeout            = optional(string)
+    create_rate_limit          = optional(string)
+    check_registration_address = optional(bool)
+    health_check_interval      = optional(string)
+    default_drain_timeout      = optional(string)
+    image_refresh_interval     = optional(string)
+    shutdown_timeout           = optional(string)
+    shutdown_grace             = optional(string)
+    provider_options           = optional(map(string))
     garbage_collection = optional(object({
       interval                 = optional(string)
       registration_timeout     = optional(string)

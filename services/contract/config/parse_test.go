@@ -254,13 +254,13 @@ func TestWithDefaults(t *testing.T) {
 		t.Errorf("WithDefaults changed its receiver:\n%s", diff)
 	}
 	seconds := func(n int) *Duration { v := Duration(time.Duration(n) * time.Second); return &v }
-	off := false
+	off, on := false, true
 	want := Server{
 		Shard: "a", Provider: Provider{Kind: "mock"},
 		Bind:        Addresses{"0.0.0.0:8990", "0.0.0.0:8991", "0.0.0.0:8992", "0.0.0.0:8993", "127.0.0.1:1"},
 		Advertise:   Addresses{"0.0.0.0:8990", "0.0.0.0:8991", "0.0.0.0:8992", ":2", "127.0.0.1:1"},
 		SubnetPools: map[string][]string{"p": {"s"}}, RequestTimeout: seconds(30), CreateRateLimit: seconds(1),
-		HealthCheckInterval: seconds(60),
+		CheckRegistrationAddress: &on, HealthCheckInterval: seconds(60),
 		DefaultDrainTimeout: seconds(0), ImageRefresh: seconds(6 * 3600), ShutdownTimeout: seconds(10),
 		ShutdownGrace:     seconds(0),
 		GarbageCollection: GarbageCollection{seconds(120), seconds(300), seconds(1800)},

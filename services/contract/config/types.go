@@ -117,6 +117,9 @@ type Server struct {
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
 	// Least time between two create requests. 0: only the provider's limit.
 	CreateRateLimit *Duration `json:"create_rate_limit,omitempty" default:"0s"`
+	// Whether an agent may register only from an address of its VM, where the provider knows the VM's addresses. Set it
+	// to false if agents reach the servers through NAT or a proxy.
+	CheckRegistrationAddress *bool `json:"check_registration_address,omitempty" default:"true"`
 	// How often agents report.
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
 	// How long a VM may be drained before it is terminated, for groups without drain_timeout. 0: no drain.

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -73,6 +72,7 @@ type Service struct {
 	// Metrics counts reports, if it is set.
 	Metrics *metrics.Server
 
+	refusals    transport.RefusalLog
 	sendTimeout time.Duration // if set, replaces the constant in tests
 
 	mu    sync.Mutex
@@ -81,13 +81,9 @@ type Service struct {
 
 var _ nstancev1.AgentServiceServer = (*Service)(nil)
 
-// Refused calls that are logged, per second and burst. A hostile agent must not fill the log.
-const refusalsLogged, refusalsLoggedBurst = 10, 100
-
 // board holds the agents of one leadership.
 type board struct {
-	leader   *Leadership
-	refusals *rate.Limiter // of logged refusals
+	leader *Leadership
 
 	mu     sync.Mutex
 	agents map[ident.ID]*agent
@@ -99,8 +95,7 @@ func (s *Service) boardOf(leader *Leadership) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.board == nil || s.board.leader != leader {
-		b := &board{leader: leader, agents: map[ident.ID]*agent{},
-			refusals: rate.NewLimiter(refusalsLogged, refusalsLoggedBurst)}
+		b := &board{leader: leader, agents: map[ident.ID]*agent{}}
 		s.board = b
 		context.AfterFunc(leader.Context, func() {
 			s.mu.Lock()
@@ -246,20 +241,12 @@ func mayBeCertified(rec *record.Instance) error {
 	return nil
 }
 
-// logRefusal logs that a call of an agent failed because of what the agent sent or is. It ignores other errors.
+// logRefusal logs that a call of an agent was refused. It ignores other errors.
 func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
-	switch status.Code(err) {
-	case codes.InvalidArgument, codes.PermissionDenied, codes.NotFound:
-	default:
-		return
+	if peer, peerErr := transport.PeerOf(ctx); peerErr == nil {
+		s.refusals.Log(ctx, s.Log, "agent refused", err, "tenant", peer.Identity.Tenant, "instance",
+			peer.Identity.ID.String(), "call", rpc)
 	}
-	peer, peerErr := transport.PeerOf(ctx)
-	leader, leaderErr := s.Leader()
-	if peerErr != nil || leaderErr != nil || !s.boardOf(leader).refusals.Allow() {
-		return
-	}
-	s.Log.Warn("agent refused", "tenant", peer.Identity.Tenant, "instance", peer.Identity.ID.String(), "source",
-		transport.PeerAddress(ctx).String(), "call", rpc, "error", status.Convert(err).Message())
 }
 
 // errForeign does not repeat the ID in the message, which is untrusted text.

@@ -64,6 +64,9 @@ type VM struct {
 	Tags       Tags // all tags that could be parsed
 	IPv4, IPv6 string
 	Hostname   string
+	// Addresses are all addresses from which the VM may call, private and public, in canonical form. They are empty if
+	// the provider does not know them.
+	Addresses  []string
 	LaunchedAt time.Time // the provider's time stamp
 	// Warning describes a problem with the VM's data, for example a tag that cannot be parsed.
 	Warning string

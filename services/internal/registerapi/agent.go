@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -13,7 +14,9 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // address is the address of a machine according to its agent.
@@ -88,6 +91,9 @@ func (c *call) agent(at address) (certificate, error) {
 			status.Errorf(codes.PermissionDenied, "nonce: is for group %s/%s, instance %s is of %s/%s",
 				c.claims.Tenant, c.claims.Group, id, rec.Tenant, rec.Group)
 	}
+	if err := c.checkAddress(); err != nil {
+		return certificate{}, err
+	}
 	spent, err := c.check(&rec)
 	if err != nil {
 		return certificate{}, err
@@ -143,6 +149,23 @@ func (c *call) agent(at address) (certificate, error) {
 		c.leader.State.Publish(shardstate.NewEvent(shardstate.EventRegistered, &rec, ""))
 	}
 	return cert, nil
+}
+
+// checkAddress checks that the client calls from an address of the instance's VM, if the provider knows the addresses.
+// So a nonce is of no use on another VM. While the VM does not run yet, the provider may still add addresses.
+func (c *call) checkAddress() error {
+	vm, _ := c.leader.State.VM(c.claims.ID)
+	from := transport.PeerAddress(c.ctx)
+	if !c.leader.CheckAddress() || len(vm.Addresses) == 0 || slices.Contains(vm.Addresses, from.String()) {
+		return nil
+	}
+	if vm.State != infra.Running {
+		return status.Errorf(codes.Unavailable,
+			"instance %s: %s is not an address of its VM so far, try again", c.claims.ID, from)
+	}
+	return status.Errorf(codes.PermissionDenied,
+		"instance %s: %s is not an address of its VM; set server.check_registration_address to false if agents reach "+
+			"the server through NAT", c.claims.ID, from)
 }
 
 // check reports whether the record allows a registration. spent is true if the same key has already consumed the nonce.

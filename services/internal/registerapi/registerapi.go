@@ -54,6 +54,9 @@ type Registrar struct {
 	Store          Store
 	NonceKey       ed25519.PublicKey
 	Issuer         transport.Issuer
+	// CheckAddress reports whether a registration must come from an address of the instance's VM, as far as the provider
+	// knows these.
+	CheckAddress func() bool
 }
 
 // Service implements nstancev1.RegistrationServiceServer.
@@ -65,6 +68,8 @@ type Service struct {
 	Log    *slog.Logger
 	// Metrics counts registrations by status code. Optional.
 	Metrics *metrics.Server
+
+	refusals transport.RefusalLog
 }
 
 var _ nstancev1.RegistrationServiceServer = (*Service)(nil)
@@ -112,35 +117,46 @@ type call struct {
 	ctx    context.Context
 	leader *Registrar
 	key    ed25519.PublicKey
+	// claims are zero until the nonce is verified.
 	claims authority.NonceClaims
 	// expired means that the nonce has expired. Then only the key that consumed the nonce may present it.
 	expired bool
 	now     time.Time
 }
 
-// serve runs a registration and counts its status code.
+// serve runs a registration, counts its status code, and logs where the client called from.
 func (s *Service) serve(ctx context.Context, nonce string, key []byte, role authority.Role,
 	register func(*call) (certificate, error)) (certificate, error) {
-	cert, err := s.try(ctx, nonce, key, role, register)
+	c := &call{Service: s, ctx: ctx, key: key, now: s.Now().UTC()}
+	cert, err := c.try(nonce, role, register)
 	if s.Metrics != nil {
 		s.Metrics.Registrations.WithLabelValues(status.Code(err).String()).Inc()
+	}
+	attrs := []any{"role", string(role)}
+	if !c.claims.ID.IsZero() {
+		attrs = append(attrs, "tenant", c.claims.Tenant, "client", c.claims.ID.String())
+	}
+	if err == nil {
+		s.Log.Info("registered", append(attrs, "source", transport.PeerAddress(ctx).String(), "expires",
+			cert.notAfter)...)
+	} else {
+		s.refusals.Log(ctx, s.Log, "registration refused", err, attrs...)
 	}
 	return cert, err
 }
 
-func (s *Service) try(ctx context.Context, nonce string, key []byte, role authority.Role,
-	register func(*call) (certificate, error)) (certificate, error) {
-	leader, err := s.Leader()
+func (c *call) try(nonce string, role authority.Role, register func(*call) (certificate, error)) (certificate, error) {
+	leader, err := c.Leader()
 	if err != nil {
 		return certificate{}, err
 	}
+	c.leader = leader
 	if nonce == "" {
 		return certificate{}, status.Error(codes.InvalidArgument, "nonce: is empty")
 	}
-	if err := transport.CheckPublicKey(key); err != nil {
+	if err := transport.CheckPublicKey(c.key); err != nil {
 		return certificate{}, status.Errorf(codes.InvalidArgument, "public_key: %v", err)
 	}
-	c := &call{Service: s, leader: leader, key: key, now: s.Now().UTC()}
 	if c.claims, err = authority.ParseNonce(leader.NonceKey, leader.Cluster, nonce, c.now, true); err != nil {
 		return certificate{}, nonceError(err)
 	}
@@ -150,13 +166,14 @@ func (s *Service) try(ctx context.Context, nonce string, key []byte, role author
 	}
 	c.expired = !c.now.Before(c.claims.ExpiresAt)
 
-	inner, cancel := context.WithCancel(ctx)
+	client := c.ctx
+	inner, cancel := context.WithCancel(client)
 	defer cancel()
 	defer context.AfterFunc(leader.Context, cancel)()
 	c.ctx = inner
 	cert, err := register(c)
-	if err != nil && ctx.Err() == nil && leader.Context.Err() != nil {
-		if _, err := s.Leader(); err != nil {
+	if err != nil && client.Err() == nil && leader.Context.Err() != nil {
+		if _, err := c.Leader(); err != nil {
 			return certificate{}, err
 		}
 		return certificate{}, status.Error(codes.Unavailable, "leadership changed: try again")

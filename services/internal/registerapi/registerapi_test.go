@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,9 +37,11 @@ import (
 
 type testLeader struct {
 	*leadertest.Leader
-	leader *registerapi.Registrar
-	addr   string
-	client nstancev1.RegistrationServiceClient
+	leader       *registerapi.Registrar
+	service      *registerapi.Service
+	checkAddress atomic.Bool
+	addr         string
+	client       nstancev1.RegistrationServiceClient
 }
 
 func newTestLeader(t testing.TB) *testLeader {
@@ -47,15 +50,17 @@ func newTestLeader(t testing.TB) *testLeader {
 		InfraHash: "i1"})}
 	w.leader = &registerapi.Registrar{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State,
-		Records: w.Executor, Store: w.Bucket, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer()}
-	service := &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
+		Records: w.Executor, Store: w.Bucket, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer(),
+		CheckAddress: w.checkAddress.Load}
+	w.checkAddress.Store(true)
+	w.service = &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
 		Leader: func() (*registerapi.Registrar, error) {
 			if err := w.Current(); err != nil {
 				return nil, err
 			}
 			return w.leader, nil
 		}}
-	w.addr = w.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, service) })
+	w.addr = w.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, w.service) })
 	w.client = nstancev1.NewRegistrationServiceClient(w.Dial(t, w.addr, nil))
 	return w
 }

@@ -127,7 +127,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 			Term:        a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(),
-			Issuer: issuer},
+			Issuer: issuer, CheckAddress: func() bool { return *s.manager.Shard().Server.CheckRegistrationAddress }},
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,

@@ -57,19 +57,6 @@ func PeerOf(ctx context.Context) (*Peer, error) {
 	return nil, errors.New("the call did not arrive on a connection of this package")
 }
 
-// PeerAddress returns the address that a call came from. It is invalid if the call did not come over a network.
-func PeerAddress(ctx context.Context) netip.Addr {
-	p, ok := peer.FromContext(ctx)
-	if !ok || p.Addr == nil {
-		return netip.Addr{}
-	}
-	from, err := netip.ParseAddrPort(p.Addr.String())
-	if err != nil {
-		return netip.Addr{}
-	}
-	return from.Addr().Unmap().WithZone("")
-}
-
 // PeerIdentity returns the identity in the certificate of the client that made a call.
 func PeerIdentity(ctx context.Context) (authority.Identity, error) {
 	p, err := PeerOf(ctx)

@@ -105,7 +105,8 @@ func TestRequestIsOurs(t *testing.T) {
 		Placement:                         &types.Placement{AvailabilityZone: ptr("zone-a")},
 		InstanceInitiatedShutdownBehavior: types.ShutdownBehaviorTerminate,
 		MetadataOptions: &types.InstanceMetadataOptionsRequest{
-			HttpTokens: types.HttpTokensStateRequired, HttpEndpoint: types.InstanceMetadataEndpointStateEnabled},
+			HttpTokens: types.HttpTokensStateRequired, HttpEndpoint: types.InstanceMetadataEndpointStateEnabled,
+			HttpPutResponseHopLimit: ptr(int32(1))},
 	}
 	if diff := cmp.Diff(want, in, ignoreUnexported, cmpopts.IgnoreFields(ec2.RunInstancesInput{},
 		"TagSpecifications")); diff != "" {

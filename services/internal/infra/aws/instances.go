@@ -3,6 +3,7 @@ package aws
 import (
 	"cmp"
 	"context"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -217,6 +218,7 @@ func describe(instance types.Instance) infra.VM {
 	vm := infra.VM{ProviderID: deref(instance.InstanceId), State: stateOf(instance),
 		IPv4: deref(instance.PrivateIpAddress), IPv6: deref(instance.Ipv6Address),
 		Hostname: deref(instance.PrivateDnsName), LaunchedAt: deref(instance.LaunchTime)}
+	vm.Addresses = vmAddresses(instance)
 	vm.Tags, vm.Warning = decodeTags(instance.Tags)
 	if vm.Tags.Instance.IsZero() {
 		// The tag was removed, but the client token cannot be.
@@ -235,6 +237,30 @@ func describe(instance types.Instance) infra.VM {
 		vm.Warning = strings.TrimPrefix(vm.Warning+"; "+why, "; ")
 	}
 	return vm
+}
+
+// vmAddresses returns the addresses of all network interfaces of an instance.
+func vmAddresses(instance types.Instance) (out []string) {
+	add := func(text *string) {
+		if addr, err := netip.ParseAddr(deref(text)); err == nil && !slices.Contains(out, addr.String()) {
+			out = append(out, addr.String())
+		}
+	}
+	add(instance.PrivateIpAddress)
+	add(instance.PublicIpAddress)
+	add(instance.Ipv6Address)
+	for _, nic := range instance.NetworkInterfaces {
+		for _, private := range nic.PrivateIpAddresses {
+			add(private.PrivateIpAddress)
+			if private.Association != nil {
+				add(private.Association.PublicIp)
+			}
+		}
+		for _, ipv6 := range nic.Ipv6Addresses {
+			add(ipv6.Ipv6Address)
+		}
+	}
+	return out
 }
 
 // endedBy returns the reason why an instance ended without a request, such as a spot interruption or a failed launch.

@@ -46,6 +46,10 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	}
 	in.MetadataOptions.HttpTokens = types.HttpTokensStateRequired
 	in.MetadataOptions.HttpEndpoint = types.InstanceMetadataEndpointStateEnabled
+	if in.MetadataOptions.HttpPutResponseHopLimit == nil {
+		// Containers are one hop further away, so they cannot read the userdata with the nonce.
+		in.MetadataOptions.HttpPutResponseHopLimit = sdk.Int32(1)
+	}
 	if in.InstanceInitiatedShutdownBehavior == "" {
 		// A VM that was shut down is replaced. Keeping it would only cost money.
 		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate

@@ -1,0 +1,105 @@
+package registerapi_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+)
+
+// The tests of this file play a process on one VM that has got hold of the nonce of another VM.
+
+// dialFrom returns a client that calls from the given address of this machine.
+func (w *testLeader) dialFrom(t *testing.T, addr string) nstancev1.RegistrationServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+w.addr, grpc.WithNoProxy(),
+		grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(nil))),
+		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+			dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(addr)}}
+			return dialer.DialContext(ctx, "tcp", to)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return nstancev1.NewRegistrationServiceClient(conn)
+}
+
+// located returns an instance, of which the provider says that its VM is in a state and has addresses.
+func (w *testLeader) located(t *testing.T, state infra.State, addresses ...string) ident.ID {
+	t.Helper()
+	id := w.Created(t)
+	w.State.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: state, Addresses: addresses,
+		LaunchedAt: w.Clock.Now()}, w.Clock.Now())
+	return id
+}
+
+func TestHostileRegistrationFromAnotherAddress(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		state     infra.State
+		addresses []string
+		from      string
+		unchecked bool // check_registration_address is false
+		code      codes.Code
+		message   string
+	}{
+		{name: "from another address", state: infra.Running, addresses: []string{"10.1.2.3", "127.0.0.2"},
+			from: "127.0.0.3", code: codes.PermissionDenied, message: "127.0.0.3 is not an address of its VM"},
+		{name: "before the provider knows all addresses", state: infra.Pending, addresses: []string{"10.1.2.3"},
+			from: "127.0.0.3", code: codes.Unavailable, message: "127.0.0.3 is not an address of its VM so far"},
+		{name: "from its own address", state: infra.Running, addresses: []string{"10.1.2.3", "127.0.0.2"},
+			from: "127.0.0.2"},
+		{name: "addresses are unknown", state: infra.Running, from: "127.0.0.3"},
+		{name: "the check is off", state: infra.Running, addresses: []string{"10.1.2.3"}, from: "127.0.0.3",
+			unchecked: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w, logs := newTestLeader(t), &transporttest.Logs{}
+			w.service.Log = logs.Logger()
+			w.checkAddress.Store(!test.unchecked)
+			id, key := w.located(t, test.state, test.addresses...), transporttest.NewKey(t)
+			_, err := w.dialFrom(t, test.from).RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{
+				Nonce: w.nonce(t, id, nil), PublicKey: transporttest.Public(key)})
+			about := []string{"client=" + id.String(), "tenant=prod", "role=agent", "source=" + test.from}
+			if test.code == codes.OK {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(logs.Lines(append(about, "level=INFO", "msg=registered")...)) != 1 {
+					t.Error("the registration is not in the log")
+				}
+				return
+			}
+			wants(t, test.name, err, test.code, test.message)
+			if rec := w.Stored(t, id); rec.State != record.Created {
+				t.Errorf("the record is %s, want created: the nonce was consumed", rec.State)
+			}
+			refused := logs.Lines(append(about, "level=WARN", `msg="registration refused"`, test.message)...)
+			if want := test.code == codes.PermissionDenied; (len(refused) == 1) != want {
+				t.Errorf("the log has %d refusals", len(refused))
+			}
+		})
+	}
+}
+
+// TestHostileNonceIsLogged checks that the log names the source of a registration with a bad nonce.
+func TestHostileNonceIsLogged(t *testing.T) {
+	w, logs := newTestLeader(t), &transporttest.Logs{}
+	w.service.Log = logs.Logger()
+	_, err := w.register(strings.Repeat("x", 100), transporttest.NewKey(t))
+	wants(t, "nonsense", err, codes.InvalidArgument, "nonce: ")
+	if len(logs.Lines("level=WARN", `msg="registration refused"`, "source=127.0.0.1", "nonce: ")) != 1 {
+		t.Error("the refusal is not in the log")
+	}
+}
