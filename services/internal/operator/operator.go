@@ -2,7 +2,6 @@
 // and all reconcilers.
 //
 // Invariant: a standby changes nothing in Kubernetes or on the servers, and a process that loses the leadership ends.
-// ended.
 package operator
 
 import (
@@ -32,6 +31,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/ondemand"
 	"github.com/nstance-kit/nstance/services/internal/operator/pool"
 	"github.com/nstance-kit/nstance/services/internal/operator/report"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
@@ -135,16 +135,15 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 func renewCertificate(ctx context.Context, all shards.Shards) (*nstancev1.OperatorServiceRenewCertificateResponse,
 	error) {
 	var problems []error
-	for _, id := range all.IDs() {
-		shard, ok := all.Shard(id)
-		if !ok || !shard.State().Reachable {
+	for _, shard := range all.All() {
+		if !shard.State().Reachable {
 			continue
 		}
 		answer, err := shard.API().RenewCertificate(ctx, &nstancev1.OperatorServiceRenewCertificateRequest{})
 		if err == nil {
 			return answer, nil
 		}
-		problems = append(problems, fmt.Errorf("shard %s: %w", id, err))
+		problems = append(problems, fmt.Errorf("shard %s: %w", shard.ID(), err))
 	}
 	if len(problems) == 0 {
 		return nil, status.Error(codes.Unavailable, "no shard is reachable")
@@ -167,38 +166,18 @@ func setupControllers(ctx context.Context, mgr ctrl.Manager, c Config, set shard
 	if err != nil {
 		return err
 	}
-	for _, part := range []struct {
-		name  string
-		setup func() error
-	}{
-		{"cluster", func() error {
-			return cluster.Setup(mgr, cluster.Options{Client: mgr.GetClient(), Recorder: mgr.GetEventRecorder(name),
-				Shards: set, Namespace: namespace,
-				Cluster: id, Tenant: tenant, Config: mgr.GetConfig(), External: external,
-				ServiceAccount: c.Environment.ServiceAccount, Now: time.Now, Log: log})
-		}},
-		{"pool", func() error {
-			return pool.Setup(mgr, pool.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant,
-				Log: log})
-		}},
-		{"machine", func() error {
-			return machine.Setup(mgr, machine.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant,
-				Log: log})
-		}},
-		{"ondemand", func() error {
-			return ondemand.Setup(mgr, ondemand.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant,
-				Workload: workload, Log: log})
-		}},
-		{"drain", func() error {
-			return drain.Setup(mgr, drain.Options{Shards: set, Namespace: namespace, Workload: workload, Log: log})
-		}},
-		{"report", func() error {
-			return report.Setup(mgr, report.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant,
-				Log: log})
-		}},
+	s := scope.Scope{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log}
+	for name, err := range map[string]error{
+		"cluster": cluster.Setup(mgr, cluster.Options{Scope: s, Config: mgr.GetConfig(), External: external,
+			ServiceAccount: c.Environment.ServiceAccount}),
+		"pool":     pool.Setup(mgr, s),
+		"machine":  machine.Setup(mgr, s),
+		"ondemand": ondemand.Setup(mgr, s, workload),
+		"drain":    drain.Setup(mgr, s, workload),
+		"report":   report.Setup(mgr, s),
 	} {
-		if err := part.setup(); err != nil {
-			return fmt.Errorf("%s: %w", part.name, err)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil

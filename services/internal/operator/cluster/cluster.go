@@ -7,14 +7,11 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -27,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -37,28 +35,23 @@ import (
 
 // Options configures [Setup]. All fields are required except External.
 type Options struct {
-	Client   client.Client
-	Recorder events.EventRecorder
-	Shards   shards.Shards
-	// Namespace holds all objects. Cluster and Tenant name the only Cluster.
-	Namespace, Cluster, Tenant string
+	scope.Scope
 	// Config is the operator's client configuration for the API server.
 	Config *rest.Config
 	// External is the API server of an external workload cluster. If nil, the operator's own cluster is the workload.
 	External *clusterv1.APIEndpoint
 	// ServiceAccount is the account for the tokens in the kubeconfig. It is not used with External.
 	ServiceAccount string
-	Now            func() time.Time
-	Log            *slog.Logger
 }
 
 // objectKey returns the name of the Cluster and the NstanceCluster.
 func (o *Options) objectKey() types.NamespacedName {
-	return types.NamespacedName{Namespace: o.Namespace, Name: v1beta1.ClusterName(o.Cluster, o.Tenant)}
+	return o.Key(o.ClusterName())
 }
 
 // Setup registers the controller that creates the NstanceCluster and its Cluster, and the renewal of the kubeconfig.
 func Setup(mgr ctrl.Manager, o Options) error {
+	o.Scope = o.From(mgr, "nstance-operator")
 	endpoint := o.External
 	if endpoint == nil {
 		own, err := endpointOf(o.Config)
@@ -68,9 +61,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		endpoint = &own
 	}
 	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: newKubeconfigKeeper(o)}
-	ours := predicate.NewPredicateFuncs(func(object client.Object) bool {
-		return client.ObjectKeyFromObject(object) == o.objectKey()
-	})
+	ours := predicate.NewPredicateFuncs(o.IsCluster)
 	request := []reconcile.Request{{NamespacedName: o.objectKey()}}
 	err := ctrl.NewControllerManagedBy(mgr).Named("nstancecluster").
 		For(&v1beta1.NstanceCluster{}, builder.WithPredicates(ours)).
@@ -112,30 +103,19 @@ func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	if err == nil {
 		cluster, err = r.ensureCluster(ctx)
 	}
-	if apierrors.IsAlreadyExists(err) {
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil // just created; the cache will show it
-	}
 	if err != nil {
-		return reconcile.Result{}, err
+		return scope.RetryConflict(err)
 	}
 	if !infra.DeletionTimestamp.IsZero() || !cluster.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil // created again after the deletion
 	}
 	before := infra.DeepCopy()
 	r.updateStatus(infra, cluster)
-	if err := r.patchStatus(ctx, infra, before); err != nil {
-		return reconcile.Result{}, err
+	if err := r.PatchStatus(ctx, before, infra); err != nil {
+		return reconcile.Result{}, fmt.Errorf("patch status of NstanceCluster %s: %w", r.objectKey(), err)
 	}
-	if err := r.markInitialized(ctx, cluster); apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil // another client wrote it; the cache will show it
-	} else if err != nil {
-		return reconcile.Result{}, err
-	}
-	return reconcile.Result{}, nil
+	return scope.RetryConflict(r.markInitialized(ctx, cluster))
 }
-
-// conflictRetry is the pause after a write conflict.
-const conflictRetry = 100 * time.Millisecond
 
 // ensureInfraCluster returns the NstanceCluster, which it creates if there is none.
 func (r *reconciler) ensureInfraCluster(ctx context.Context) (*v1beta1.NstanceCluster, error) {
@@ -186,15 +166,4 @@ func (r *reconciler) objectMeta() metav1.ObjectMeta {
 	name := r.objectKey()
 	return metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name,
 		Labels: map[string]string{clusterv1.ClusterNameLabel: name.Name}}
-}
-
-func (r *reconciler) patchStatus(ctx context.Context, infra, before *v1beta1.NstanceCluster) error {
-	patch := client.MergeFrom(before)
-	if text, err := patch.Data(infra); err != nil || string(text) == "{}" {
-		return err
-	}
-	if err := r.Client.Status().Patch(ctx, infra, patch); err != nil {
-		return fmt.Errorf("patch status of NstanceCluster %s: %w", r.objectKey(), err)
-	}
-	return nil
 }

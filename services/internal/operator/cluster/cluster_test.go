@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 )
@@ -65,11 +66,11 @@ func newTestReconciler(t *testing.T, objects ...client.Object) *testReconciler {
 				time.Duration(*request.Spec.ExpirationSeconds) * time.Second))
 			return nil
 		}}).Build()
-	o := Options{Client: kube, Recorder: w.recorder, Shards: w.shards, Namespace: namespace, Cluster: "demo",
-		Tenant: "default",
+	o := Options{Scope: scope.Scope{Client: kube, Recorder: w.recorder, Shards: w.shards, Namespace: namespace,
+		Cluster: "demo", Tenant: "default", Now: time.Now, Log: slog.New(slog.DiscardHandler)},
 		Config: &rest.Config{Host: "https://10.96.0.1:443", BearerToken: "operator's own",
 			TLSClientConfig: rest.TLSClientConfig{CAData: []byte("the CA")}},
-		ServiceAccount: "nstance-capi-workload", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
+		ServiceAccount: "nstance-capi-workload"}
 	w.reconciler = &reconciler{Options: o, endpoint: clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443},
 		kubeconfig: newKubeconfigKeeper(o)}
 	return w

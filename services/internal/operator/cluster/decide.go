@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // Attributes of failure domains.
@@ -28,47 +29,45 @@ const (
 // updateStatus updates the status of the NstanceCluster. The infrastructure exists before the operator runs, so it is
 // provisioned from the start.
 func (r *reconciler) updateStatus(infra *v1beta1.NstanceCluster, cluster *clusterv1.Cluster) {
-	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
-		meta.SetStatusCondition(&infra.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason,
-			Message: message, ObservedGeneration: infra.Generation})
+	set := func(kind string, is bool, reason, message string) {
+		scope.SetCondition(&infra.Status.Conditions, infra.Generation, r.Now(), kind, is, reason, message)
 	}
 	_, annotated := infra.Annotations[clusterv1.PausedAnnotation]
 	if cluster.Spec.Paused != nil && *cluster.Spec.Paused || annotated {
-		set(v1beta1.PausedCondition, metav1.ConditionTrue, v1beta1.PausedReason, "")
+		set(v1beta1.PausedCondition, true, v1beta1.PausedReason, "")
 		return
 	}
-	set(v1beta1.PausedCondition, metav1.ConditionFalse, v1beta1.NotPausedReason, "")
+	set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
 	provisioned := true
 	infra.Status.Initialization.Provisioned = &provisioned
 	infra.Status.ObservedGeneration = infra.Generation
 	infra.Status.FailureDomains = r.failureDomains(infra.Status.FailureDomains)
 	if problem := r.kubeconfig.problem(); problem != "" {
-		set(v1beta1.ReadyCondition, metav1.ConditionFalse, v1beta1.NotReadyReason, problem)
+		set(v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, problem)
 		return
 	}
-	set(v1beta1.ReadyCondition, metav1.ConditionTrue, v1beta1.ReadyReason, "")
+	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 }
 
 // failureDomains returns the shards of the configuration file. The known zone of a shard stays while the shard is
 // unreachable.
 func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv1.FailureDomain {
 	var out []clusterv1.FailureDomain
-	for _, id := range r.Shards.IDs() {
+	for _, shard := range r.Shards.All() {
+		id, state := shard.ID(), shard.State()
 		domain := clusterv1.FailureDomain{Name: id}
 		for _, had := range before {
 			if had.Name == id {
 				domain.Attributes = had.Attributes
 			}
 		}
-		if shard, ok := r.Shards.Shard(id); ok {
-			if state := shard.State(); state.Zone != "" || state.Region != "" {
-				domain.Attributes = map[string]string{}
-				if state.Zone != "" {
-					domain.Attributes[zoneAttribute] = state.Zone
-				}
-				if state.Region != "" {
-					domain.Attributes[regionAttribute] = state.Region
-				}
+		if state.Zone != "" || state.Region != "" {
+			domain.Attributes = map[string]string{}
+			if state.Zone != "" {
+				domain.Attributes[zoneAttribute] = state.Zone
+			}
+			if state.Region != "" {
+				domain.Attributes[regionAttribute] = state.Region
 			}
 		}
 		out = append(out, domain)

@@ -9,20 +9,25 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // coordinator runs one task for each pending drain. On every change it compares the tasks with the pending drains.
 type coordinator struct {
-	Options
+	scope.Scope
+	workload cluster.Cluster      // the cluster with the Nodes
 	kube     kubernetes.Interface // of the workload cluster
 	nodes    client.Client        // of the workload cluster; reads from the cache
 	recorder events.EventRecorder // of the workload cluster
 	metrics  *drainMetrics
 	slots    slots
-	remover  nodeRemover
+	// retryEviction is the pause after a PodDisruptionBudget refused an eviction.
+	retryEviction time.Duration
+	remover       nodeRemover
 
 	drains, removals chan struct{} // each wakes one of the loops
 	work             sync.WaitGroup
@@ -48,16 +53,10 @@ var (
 	errOver     = errors.New("the drain is no longer pending")
 )
 
-func newCoordinator(o Options, kube kubernetes.Interface, nodes client.Client, recorder events.EventRecorder,
-	m *drainMetrics) *coordinator {
-	if o.Parallel <= 0 {
-		o.Parallel = DefaultParallel
-	}
-	if o.RetryEviction <= 0 {
-		o.RetryEviction = 2 * time.Second
-	}
-	return &coordinator{Options: o, kube: kube, nodes: nodes, recorder: recorder, metrics: m,
-		slots: slots{free: o.Parallel}, remover: newRemover(),
+func newCoordinator(s scope.Scope, kube kubernetes.Interface, workload cluster.Cluster, m *drainMetrics) *coordinator {
+	return &coordinator{Scope: s, workload: workload, kube: kube, nodes: workload.GetClient(),
+		recorder: workload.GetEventRecorder("nstance-drain"), metrics: m, slots: slots{free: parallel},
+		retryEviction: 2 * time.Second, remover: newRemover(),
 		drains: make(chan struct{}, 1), removals: make(chan struct{}, 1), tasks: map[key]*task{}}
 }
 
@@ -111,13 +110,9 @@ func (c *coordinator) loop(ctx context.Context, due chan struct{}, check func(co
 // longer pending.
 func (c *coordinator) updateTasks(ctx context.Context) {
 	pending := map[key]bool{}
-	for _, id := range c.Shards.IDs() {
-		shard, ok := c.Shards.Shard(id)
-		if !ok {
-			continue
-		}
+	for _, shard := range c.Shards.All() {
 		for _, d := range shard.Drains() {
-			k := key{id, d.Instance.GetInstanceId()}
+			k := key{shard.ID(), d.Instance.GetInstanceId()}
 			pending[k] = true
 			t, ok := c.tasks[k]
 			if ok && t.finishedBefore(time.Now().Add(-repeatAfter)) {

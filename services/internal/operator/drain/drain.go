@@ -10,21 +10,17 @@ package drain
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
-	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch;delete
@@ -33,23 +29,8 @@ import (
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=get
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch
 
-// DefaultParallel is the default number of Nodes drained at a time.
-const DefaultParallel = 16
-
-// Options configures [Setup]. A nil Client or Recorder is taken from the manager.
-type Options struct {
-	Client    client.Client // of the cluster with the NstanceMachines; reads from the cache
-	Recorder  events.EventRecorder
-	Namespace string
-	Shards    shards.Shards
-	// Workload is the cluster with the Nodes. It is the manager itself if both clusters are the same.
-	Workload cluster.Cluster
-	// Parallel is the number of Nodes drained at a time, DefaultParallel if 0. Earlier deadlines come first.
-	Parallel int
-	// RetryEviction is the pause after a PodDisruptionBudget refused an eviction, two seconds if 0.
-	RetryEviction time.Duration
-	Log           *slog.Logger
-}
+// parallel is the number of Nodes drained at a time. Earlier deadlines come first.
+const parallel = 16
 
 const (
 	// nodeByProviderID is the name of the cache's index of Nodes.
@@ -62,18 +43,10 @@ func indexMachine(object client.Object) []string {
 	return []string{object.(*v1beta1.NstanceMachine).Spec.InstanceID}
 }
 
-// Setup adds the coordinator, which drains and removes Nodes while this process is the leader.
-func Setup(mgr ctrl.Manager, o Options) error {
-	if o.Shards == nil || o.Workload == nil || o.Log == nil || o.Namespace == "" {
-		return errors.New("drain: incomplete options")
-	}
-	if o.Client == nil {
-		o.Client = mgr.GetClient()
-	}
-	if o.Recorder == nil {
-		o.Recorder = mgr.GetEventRecorder("nstance-drain")
-	}
-	err := o.Workload.GetFieldIndexer().IndexField(context.Background(), &corev1.Node{}, nodeByProviderID,
+// Setup adds the coordinator, which drains and removes Nodes while this process is the leader. workload is the cluster
+// with the Nodes, which is the manager itself if both clusters are the same.
+func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
+	err := workload.GetFieldIndexer().IndexField(context.Background(), &corev1.Node{}, nodeByProviderID,
 		func(object client.Object) []string {
 			if id := object.(*corev1.Node).Spec.ProviderID; id != "" {
 				return []string{id}
@@ -88,7 +61,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return fmt.Errorf("index of NstanceMachines: %w", err)
 	}
-	kube, err := kubernetes.NewForConfigAndClient(o.Workload.GetConfig(), o.Workload.GetHTTPClient())
+	kube, err := kubernetes.NewForConfigAndClient(workload.GetConfig(), workload.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("client of the workload cluster: %w", err)
 	}
@@ -96,39 +69,30 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	c := newCoordinator(o, kube, o.Workload.GetClient(), o.Workload.GetEventRecorder("nstance-drain"), instruments)
-	if err := mgr.Add(&runner{c, o.Workload}); err != nil {
-		return err
-	}
-	return nil
-}
-
-// runner starts the coordinator once the cache of Nodes is filled.
-type runner struct {
-	*coordinator
-	workload cluster.Cluster
+	return mgr.Add(newCoordinator(s.From(mgr, "nstance-drain"), kube, workload, instruments))
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (r *runner) NeedLeaderElection() bool { return true }
+func (c *coordinator) NeedLeaderElection() bool { return true }
 
-// Start implements manager.Runnable. It returns after ctx ends and all goroutines have stopped.
-func (r *runner) Start(ctx context.Context) error {
-	informer, err := r.workload.GetCache().GetInformer(ctx, &corev1.Node{})
+// Start implements manager.Runnable. It waits until the cache of Nodes is filled. It returns after ctx ends and all
+// goroutines have stopped.
+func (c *coordinator) Start(ctx context.Context) error {
+	informer, err := c.workload.GetCache().GetInformer(ctx, &corev1.Node{})
 	switch {
 	case ctx.Err() != nil:
 		return nil
 	case err != nil:
 		return fmt.Errorf("watch Nodes: %w", err)
 	}
-	if !r.workload.GetCache().WaitForCacheSync(ctx) {
+	if !c.workload.GetCache().WaitForCacheSync(ctx) {
 		return nil
 	}
-	handle, err := informer.AddEventHandler(r.nodeChanges())
+	handle, err := informer.AddEventHandler(c.nodeChanges())
 	if err != nil {
 		return fmt.Errorf("watch Nodes: %w", err)
 	}
 	defer func() { _ = informer.RemoveEventHandler(handle) }()
-	r.run(ctx)
+	c.run(ctx)
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 func (t *task) kubectlHelper(ctx context.Context) *drain.Helper {
 	return &drain.Helper{Ctx: ctx, Client: t.kube, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true,
 		GracePeriodSeconds:   -1,
-		EvictErrorRetryDelay: t.RetryEviction, Out: io.Discard, ErrOut: io.Discard}
+		EvictErrorRetryDelay: t.retryEviction, Out: io.Discard, ErrOut: io.Discard}
 }
 
 func (t *task) cordon(ctx context.Context, nodes []corev1.Node) error {

@@ -27,6 +27,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 	"github.com/nstance-kit/nstance/tests/kube"
@@ -88,10 +89,10 @@ func (kube *testKubernetes) start() {
 		indexMachine))
 	clientset, err := kubernetes.NewForConfig(c.GetConfig())
 	kube.mustSucceed(err)
-	o := Options{Client: c.GetClient(), Recorder: c.GetEventRecorder("test"), Namespace: namespace, Shards: kube.shards,
-		Workload: c, Parallel: 2,
-		RetryEviction: 100 * time.Millisecond, Log: slog.New(slog.NewTextHandler(kube.Output(), nil))}
-	r := &runner{newCoordinator(o, clientset, c.GetClient(), c.GetEventRecorder("test"), kube.metrics), c}
+	s := scope.Scope{Client: c.GetClient(), Recorder: c.GetEventRecorder("test"), Namespace: namespace,
+		Shards: kube.shards, Log: slog.New(slog.NewTextHandler(kube.Output(), nil))}
+	r := newCoordinator(s, clientset, c, kube.metrics)
+	r.slots.free, r.retryEviction = 2, 100*time.Millisecond
 	ctx, cancel := context.WithCancel(kube.Context())
 	clusterEnded, ended := make(chan error, 1), make(chan error, 1)
 	go func() { clusterEnded <- c.Start(ctx) }()

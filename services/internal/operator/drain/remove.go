@@ -144,12 +144,8 @@ func (c *coordinator) removeNodes(ctx context.Context) {
 // readMirrors returns the instances of the mirrors, as planNodes needs them.
 func (c *coordinator) readMirrors() (live, dead map[string]key, synced map[string]bool) {
 	live, dead, synced = map[string]key{}, map[string]key{}, map[string]bool{}
-	for _, id := range c.Shards.IDs() {
-		shard, ok := c.Shards.Shard(id)
-		if !ok {
-			continue
-		}
-		state := shard.State()
+	for _, shard := range c.Shards.All() {
+		state, id := shard.State(), shard.ID()
 		synced[id] = state.Reachable && state.Synced
 		for _, i := range shard.Instances("") {
 			if p := i.GetProviderId(); p != "" {

@@ -21,6 +21,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 	"github.com/nstance-kit/nstance/tests/kube"
@@ -56,13 +57,14 @@ func TestControllersOnARealAPIServer(t *testing.T) {
 	}
 	must(c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
 	set := shardstest.New("a", "b")
-	for _, id := range set.IDs() {
+	for _, one := range set.All() {
+		id := one.ID()
 		set.Of(id).HoldDrains()
 	}
 	mgr, err := ctrl.NewManager(k.Config, ctrl.Options{Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
 		Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}}})
 	must(err)
-	must(Setup(mgr, Options{Shards: set, Namespace: namespace, Cluster: "prod", Tenant: "default",
+	must(Setup(mgr, scope.Scope{Shards: set, Namespace: namespace, Cluster: "prod", Tenant: "default",
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil))}))
 	ended := make(chan error, 1)
 	run, stop := context.WithCancel(ctx)

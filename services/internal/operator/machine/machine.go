@@ -11,14 +11,8 @@ package machine
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
-	"io"
-	"log/slog"
-	"time"
 
-	"k8s.io/client-go/tools/events"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -27,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -41,72 +36,35 @@ import (
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
 // +kubebuilder:rbac:groups="",namespace=nstance-system,resources=events,verbs=create;patch;update
 
-// Options configures [Setup]. A nil Client, Reader or Recorder is taken from the manager.
-type Options struct {
-	Client   client.Client // reads from the cache
-	Reader   client.Reader // reads from the API server
-	Recorder events.EventRecorder
-	Shards   shards.Shards
-	// Namespace holds all objects. Cluster and Tenant name the only Cluster that is managed.
-	Namespace, Cluster, Tenant string
-	Now                        func() time.Time // time.Now when nil
-	Rand                       io.Reader        // crypto/rand.Reader when nil
-	Log                        *slog.Logger
-}
-
-func (o *Options) defaults(mgr ctrl.Manager) error {
-	if o.Shards == nil || o.Log == nil || o.Namespace == "" || o.Cluster == "" || o.Tenant == "" {
-		return errors.New("machine: incomplete options")
-	}
-	if o.Client == nil {
-		o.Client = mgr.GetClient()
-	}
-	if o.Reader == nil {
-		o.Reader = mgr.GetAPIReader()
-	}
-	if o.Recorder == nil {
-		o.Recorder = mgr.GetEventRecorder("nstance-machine")
-	}
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	if o.Rand == nil {
-		o.Rand = rand.Reader
-	}
-	return nil
-}
-
 // parallel is the number of machines reconciled at a time. A reconciliation may wait for a server's answer.
 const parallel = 16
 
 // Setup registers the controllers of NstanceMachine and NstanceMachineTemplate, and their indexes.
-func Setup(mgr ctrl.Manager, o Options) error {
-	if err := o.defaults(mgr); err != nil {
-		return err
-	}
+func Setup(mgr ctrl.Manager, s scope.Scope) error {
+	s = s.From(mgr, "nstance-machine")
 	for _, i := range indexes {
 		if err := mgr.GetFieldIndexer().IndexField(context.Background(), i.object, i.field, i.values); err != nil {
 			return fmt.Errorf("index %s: %w", i.field, err)
 		}
 	}
-	r := newReconciler(o)
+	r := &Reconciler{Scope: s}
 	err := ctrl.NewControllerManagedBy(mgr).Named("nstancemachine").
 		For(&v1beta1.NstanceMachine{}).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(pauseChanged)).
+			builder.WithPredicates(scope.PauseChanged)).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
-			builder.WithPredicates(deletionChanged)).
-		WatchesRawSource(shards.Source(o.Shards, r.requestsForChange)).
+			builder.WithPredicates(scope.DeletionChanged[client.Object]())).
+		WatchesRawSource(shards.Source(s.Shards, r.requestsForChange)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: parallel}).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("controller of NstanceMachine: %w", err)
 	}
-	t := &templateReconciler{Options: o}
+	t := &templateReconciler{s}
 	err = ctrl.NewControllerManagedBy(mgr).Named("nstancemachinetemplate").
 		For(&v1beta1.NstanceMachineTemplate{}).
-		WatchesRawSource(shards.Source(o.Shards, t.requestsForChange)).
+		WatchesRawSource(shards.Source(s.Shards, t.requestsForChange)).
 		Complete(t)
 	if err != nil {
 		return fmt.Errorf("controller of NstanceMachineTemplate: %w", err)

@@ -17,35 +17,30 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // Reconciler reconciles NstanceMachines.
 type Reconciler struct {
-	Options
+	scope.Scope
 	refused refusals
 }
-
-func newReconciler(o Options) *Reconciler { return &Reconciler{Options: o} }
 
 // maxSteps limits one pass. A machine needs at most five steps: finalizer, ID, instance, provider ID, and the step
 // after the status.
 const maxSteps = 8
 
-// conflictRetry is the delay after a write conflict, which means that the cache was out of date.
-const conflictRetry = 100 * time.Millisecond
-
 // Reconcile implements reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	m := &v1beta1.NstanceMachine{}
-	if err := r.Client.Get(ctx, request.NamespacedName, m); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	if found, err := r.Read(ctx, request.Name, m); err != nil || !found {
+		return ctrl.Result{}, err
 	}
 	result, err := r.reconcile(ctx, m.DeepCopy())
-	if apierrors.IsConflict(err) {
-		// The cache is out of date.
-		return ctrl.Result{RequeueAfter: conflictRetry}, nil
+	if err != nil {
+		return scope.RetryConflict(err)
 	}
-	return result, err
+	return result, nil
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, m *v1beta1.NstanceMachine) (ctrl.Result, error) {
@@ -80,11 +75,10 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 	if v.owner != nil {
 		cluster = v.owner.Spec.ClusterName
 	}
-	name := v1beta1.ClusterName(r.Cluster, r.Tenant)
-	if cluster != "" && cluster != name {
+	if cluster != "" && cluster != r.ClusterName() {
 		return v, false, nil
 	}
-	if v.paused, err = r.paused(ctx, m, name); err != nil || v.paused {
+	if v.paused, err = r.Paused(ctx, m); err != nil || v.paused {
 		return v, true, err
 	}
 	if isPoolMachine(m) && !m.DeletionTimestamp.IsZero() {
@@ -92,12 +86,8 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 			return v, false, err
 		}
 	}
-	for _, id := range r.Shards.IDs() {
-		s, ok := r.Shards.Shard(id)
-		if !ok {
-			continue
-		}
-		state := s.State()
+	for _, s := range r.Shards.All() {
+		state, id := s.State(), s.ID()
 		view := shardView{id: id, reachable: state.Reachable, synced: state.Synced}
 		view.group, _ = s.Group(m.Spec.GroupRef.Name)
 		if id == m.Spec.Shard && m.Spec.InstanceID != "" {
@@ -160,21 +150,6 @@ func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (b
 	return false, nil
 }
 
-// paused reports whether the object's annotation or the Cluster's spec pauses it (Cluster API contract).
-func (r *Reconciler) paused(ctx context.Context, obj client.Object, cluster string) (bool, error) {
-	if _, ok := obj.GetAnnotations()[clusterv1.PausedAnnotation]; ok {
-		return true, nil
-	}
-	var c clusterv1.Cluster
-	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: obj.GetNamespace(), Name: cluster}, &c); err != nil {
-		if apierrors.IsNotFound(err) {
-			return false, nil
-		}
-		return false, fmt.Errorf("read the Cluster: %w", err)
-	}
-	return c.Spec.Paused != nil && *c.Spec.Paused, nil
-}
-
 // storeChoice writes what must be stored before the next step. It fails on a conflict, so that two passes cannot choose
 // two IDs.
 func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error {
@@ -186,7 +161,7 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 			if m.Labels == nil {
 				m.Labels = map[string]string{}
 			}
-			m.Labels[clusterv1.ClusterNameLabel] = v1beta1.ClusterName(r.Cluster, r.Tenant)
+			m.Labels[clusterv1.ClusterNameLabel] = r.ClusterName()
 		}
 		m.Spec.Shard = d.shard
 		if m.Spec.InstanceID == "" {
@@ -220,7 +195,7 @@ func (r *Reconciler) storeStatus(ctx context.Context, v view, d decision) (ctrl.
 	if !equality.Semantic.DeepEqual(m.Status, d.status) {
 		next := m.DeepCopy()
 		next.Status = d.status
-		if err := r.Client.Status().Patch(ctx, next, client.MergeFrom(m)); err != nil {
+		if err := r.PatchStatus(ctx, m, next); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 		r.recordEvents(m, next)
@@ -241,9 +216,7 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, m *v1beta1.NstanceMach
 		return nil
 	}
 	r.refused.forget(m.UID)
-	// A patch replaces the whole list of finalizers, so it must fail if another client has changed it.
-	if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(m,
-		client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := r.Patch(ctx, m, next); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	r.Log.Info("released machine", "machine", m.Name, "shard", m.Spec.Shard, "instance", m.Spec.InstanceID)
@@ -285,10 +258,7 @@ func (r *Reconciler) skipDrain(ctx context.Context, owner *clusterv1.Machine) er
 			next.Annotations[a] = "true"
 		}
 	}
-	if equality.Semantic.DeepEqual(owner.Annotations, next.Annotations) {
-		return nil
-	}
-	if err := r.Client.Patch(ctx, next, client.MergeFrom(owner)); err != nil && !apierrors.IsNotFound(err) {
+	if err := r.Patch(ctx, owner, next); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("annotate the Machine: %w", err)
 	}
 	return nil

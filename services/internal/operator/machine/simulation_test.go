@@ -26,6 +26,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 )
@@ -98,7 +99,8 @@ func newSimulatedOperator(t *testing.T, seed uint64) *simulatedOperator {
 			return op.recordWrite(func() error { return c.Delete(ctx, o, opts...) })
 		},
 	}).Build()
-	for _, id := range op.shards.IDs() {
+	for _, one := range op.shards.All() {
+		id := one.ID()
 		op.shards.Of(id).SetGroup(&nstancev1.GroupStatus{Group: "workers", Template: "t", InstanceType: "m5.large"})
 	}
 	op.restart()
@@ -128,9 +130,9 @@ func (op *simulatedOperator) recordWrite(do func() error) error {
 // restart replaces the reconciler, as a new process without memory.
 func (op *simulatedOperator) restart() {
 	op.crashIn = 0
-	op.rec = newReconciler(Options{Client: op.client, Reader: op.client, Recorder: &op.events, Shards: op.shards,
+	op.rec = &Reconciler{Scope: scope.Scope{Client: op.client, Reader: op.client, Recorder: &op.events, Shards: op.shards,
 		Namespace: namespace, Cluster: "prod", Tenant: "default",
-		Now: func() time.Time { return op.now }, Rand: randomness{op.rand}, Log: slog.New(slog.DiscardHandler)})
+		Now: func() time.Time { return op.now }, Rand: randomness{op.rand}, Log: slog.New(slog.DiscardHandler)}}
 }
 
 type randomness struct{ *rand.Rand }
@@ -256,7 +258,8 @@ func (op *simulatedOperator) settle() {
 // serverInstances returns the on-demand instances that are not deleted, by shard and ID.
 func (op *simulatedOperator) serverInstances() map[string]bool {
 	out := map[string]bool{}
-	for _, id := range op.shards.IDs() {
+	for _, one := range op.shards.All() {
+		id := one.ID()
 		for _, i := range op.shards.Of(id).Instances("") {
 			if i.GetOnDemand() {
 				out[id+"/"+i.GetInstanceId()] = true
@@ -267,7 +270,8 @@ func (op *simulatedOperator) serverInstances() map[string]bool {
 }
 
 func (op *simulatedOperator) calls() (calls []string) {
-	for _, id := range op.shards.IDs() {
+	for _, one := range op.shards.All() {
+		id := one.ID()
 		for _, call := range op.shards.Of(id).Calls() {
 			calls = append(calls, id+" "+call)
 		}

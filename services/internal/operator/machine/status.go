@@ -1,22 +1,15 @@
 package machine
 
 import (
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 func (v *view) setCondition(d *decision, condition string, is bool, reason, message string) {
-	status := metav1.ConditionFalse
-	if is {
-		status = metav1.ConditionTrue
-	}
-	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{Type: condition, Status: status, Reason: reason,
-		Message:            message,
-		ObservedGeneration: v.machine.Generation, LastTransitionTime: v.now})
+	scope.SetCondition(&d.status.Conditions, v.machine.Generation, v.now.Time, condition, is, reason, message)
 }
 
 // maxProviderID is the longest provider ID that the API accepts.

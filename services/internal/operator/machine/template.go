@@ -2,12 +2,7 @@ package machine
 
 import (
 	"context"
-	"fmt"
-	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,48 +10,36 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
 // templateReconciler reconciles NstanceMachineTemplates. It sets the capacity of a machine, from which the cluster
 // autoscaler scales from zero.
-type templateReconciler struct{ Options }
+type templateReconciler struct{ scope.Scope }
 
 // Reconcile implements reconcile.Reconciler.
 func (r *templateReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	t := &v1beta1.NstanceMachineTemplate{}
-	if err := r.Client.Get(ctx, request.NamespacedName, t); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	if found, err := r.Read(ctx, request.Name, t); err != nil || !found {
+		return ctrl.Result{}, err
 	}
-	name := v1beta1.ClusterName(r.Cluster, r.Tenant)
-	if cluster := t.Labels[clusterv1.ClusterNameLabel]; cluster != "" && cluster != name ||
+	if cluster := t.Labels[clusterv1.ClusterNameLabel]; cluster != "" && cluster != r.ClusterName() ||
 		!t.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, nil
 	}
-	paused, err := (&Reconciler{Options: r.Options}).paused(ctx, t, name)
+	paused, err := r.Paused(ctx, t)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	next := t.DeepCopy()
 	r.updateStatus(next, paused)
-	if equality.Semantic.DeepEqual(t.Status, next.Status) {
-		return ctrl.Result{}, nil
-	}
-	if err := r.Client.Status().Patch(ctx, next, client.MergeFrom(t)); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(fmt.Errorf("store the template's status: %w", err))
-	}
-	return ctrl.Result{}, nil
+	return ctrl.Result{}, client.IgnoreNotFound(r.PatchStatus(ctx, t, next))
 }
 
 func (r *templateReconciler) updateStatus(t *v1beta1.NstanceMachineTemplate, paused bool) {
 	set := func(condition string, is bool, reason, message string) {
-		status := metav1.ConditionFalse
-		if is {
-			status = metav1.ConditionTrue
-		}
-		meta.SetStatusCondition(&t.Status.Conditions, metav1.Condition{Type: condition, Status: status, Reason: reason,
-			Message:            message,
-			ObservedGeneration: t.Generation, LastTransitionTime: metav1.NewTime(r.Now().UTC().Truncate(time.Second))})
+		scope.SetCondition(&t.Status.Conditions, t.Generation, r.Now(), condition, is, reason, message)
 	}
 	if paused {
 		set(v1beta1.PausedCondition, true, v1beta1.PausedReason,
@@ -85,14 +68,10 @@ func (r *templateReconciler) instanceType(spec v1beta1.NstanceMachineSpec) strin
 	if spec.InstanceType != "" {
 		return spec.InstanceType
 	}
-	for _, id := range r.Shards.IDs() {
-		if spec.Shard != "" && spec.Shard != id {
-			continue
-		}
-		if s, ok := r.Shards.Shard(id); ok {
-			if g, ok := s.Group(spec.GroupRef.Name); ok && g.GetInstanceType() != "" {
-				return g.GetInstanceType()
-			}
+	for _, s := range r.Shards.All() {
+		if g, ok := s.Group(spec.GroupRef.Name); ok && (spec.Shard == "" || spec.Shard == s.ID()) &&
+			g.GetInstanceType() != "" {
+			return g.GetInstanceType()
 		}
 	}
 	return ""

@@ -15,7 +15,7 @@ import (
 
 func TestTemplateCapacity(t *testing.T) {
 	op := newSimulatedOperator(t, 1)
-	r := &templateReconciler{Options: op.rec.Options}
+	r := &templateReconciler{op.rec.Scope}
 	for name, c := range map[string]struct {
 		spec      v1beta1.NstanceMachineSpec
 		cpus      string

@@ -4,11 +4,8 @@ import (
 	"context"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
@@ -71,17 +68,8 @@ func isClusterAPIVersion(apiVersion string) bool {
 }
 
 // requestsFor returns requests for the machines that match.
-func (r *Reconciler) requestsFor(ctx context.Context, opts ...client.ListOption) (requests []reconcile.Request) {
-	var machines v1beta1.NstanceMachineList
-	opts = append(opts, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy)
-	if err := r.Client.List(ctx, &machines, opts...); err != nil {
-		r.Log.Warn("failed to list machines", "error", err)
-		return nil
-	}
-	for i := range machines.Items {
-		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&machines.Items[i])})
-	}
-	return requests
+func (r *Reconciler) requestsFor(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
+	return r.Requests(ctx, &v1beta1.NstanceMachineList{}, opts...)
 }
 
 // requestsForChange returns requests for the machines that a change on a shard concerns.
@@ -105,12 +93,12 @@ func (r *Reconciler) requestsForMachine(_ context.Context, o client.Object) []re
 	if ref.APIGroup != v1beta1.GroupVersion.Group || ref.Kind != "NstanceMachine" {
 		return nil
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: ref.Name}}}
+	return []reconcile.Request{r.Request(ref.Name)}
 }
 
 // requestsForCluster returns requests for all machines if the object is the managed Cluster.
 func (r *Reconciler) requestsForCluster(ctx context.Context, o client.Object) []reconcile.Request {
-	if o.GetNamespace() != r.Namespace || o.GetName() != v1beta1.ClusterName(r.Cluster, r.Tenant) {
+	if !r.IsCluster(o) {
 		return nil
 	}
 	return r.requestsFor(ctx)
@@ -119,23 +107,4 @@ func (r *Reconciler) requestsForCluster(ctx context.Context, o client.Object) []
 // requestsForPool returns requests for the machines of a pool.
 func (r *Reconciler) requestsForPool(ctx context.Context, o client.Object) []reconcile.Request {
 	return r.requestsFor(ctx, client.MatchingFields{byPool: o.GetName()})
-}
-
-// pauseChanged passes updates that pause or resume a Cluster.
-var pauseChanged = predicate.Funcs{
-	CreateFunc:  func(event.CreateEvent) bool { return false },
-	GenericFunc: func(event.GenericEvent) bool { return false },
-	UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*clusterv1.Cluster).Spec.Paused, e.ObjectNew.(*clusterv1.Cluster).Spec.Paused
-		return (before != nil && *before) != (after != nil && *after)
-	},
-}
-
-// deletionChanged passes the start and the end of deletions.
-var deletionChanged = predicate.Funcs{
-	CreateFunc:  func(event.CreateEvent) bool { return false },
-	GenericFunc: func(event.GenericEvent) bool { return false },
-	UpdateFunc: func(e event.UpdateEvent) bool {
-		return e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
-	},
 }

@@ -23,6 +23,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 	"github.com/nstance-kit/nstance/tests/kube"
 )
@@ -65,8 +66,8 @@ func (l *lab) start() {
 				Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}}}},
 		Controller: config.Controller{SkipNameValidation: &shared}})
 	l.must(err)
-	l.must(Setup(mgr, Options{Shards: l.shards, Namespace: namespace, Cluster: "prod", Tenant: "default", Workload: mgr,
-		Log: slog.New(slog.NewTextHandler(l.Output(), nil))}))
+	l.must(Setup(mgr, scope.Scope{Shards: l.shards, Namespace: namespace, Cluster: "prod", Tenant: "default",
+		Log: slog.New(slog.NewTextHandler(l.Output(), nil))}, mgr))
 	ctx, cancel := context.WithCancel(l.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()

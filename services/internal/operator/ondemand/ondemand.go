@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -34,18 +34,6 @@ import (
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools,verbs=get;list;watch
-
-// Options configures [Setup]. A nil Client is taken from the manager.
-type Options struct {
-	Client client.Client // of the cluster with the Machines; reads from the cache
-	Shards shards.Shards
-	// Namespace holds the Machines. Cluster and Tenant name their Cluster.
-	Namespace, Cluster, Tenant string
-	// Workload is the cluster with the Pods. It is the manager itself if both clusters are the same. Its cache must
-	// hold the Pods of all namespaces with metadata and status.phase, which is all that is read.
-	Workload cluster.Cluster
-	Log      *slog.Logger
-}
 
 // Names of the cache indexes.
 const (
@@ -73,7 +61,7 @@ func indexOnDemand(o client.Object) []string {
 
 // reconciler compares all pods that request machines with all machines created for pods, in one sweep.
 type reconciler struct {
-	Options
+	scope.Scope
 	pods      client.Client // of the workload cluster; reads from the cache
 	apiReader client.Reader // of the workload cluster; reads from the API server
 	recorder  events.EventRecorder
@@ -83,36 +71,33 @@ type reconciler struct {
 	waiting atomic.Bool
 }
 
-// Setup registers the controller and its indexes.
-func Setup(mgr ctrl.Manager, o Options) error {
-	if o.Shards == nil || o.Workload == nil || o.Log == nil || o.Namespace == "" || o.Cluster == "" || o.Tenant == "" {
-		return errors.New("ondemand: incomplete options")
-	}
-	if o.Client == nil {
-		o.Client = mgr.GetClient()
-	}
-	ctx, own, workload := context.Background(), mgr.GetFieldIndexer(), o.Workload.GetFieldIndexer()
+// Setup registers the controller and its indexes. workload is the cluster with the Pods, which is the manager itself if
+// both clusters are the same. Its cache must hold the Pods of all namespaces with metadata and status.phase.
+func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
+	s = s.From(mgr, "nstance-ondemand")
+	ctx, own, pods := context.Background(), mgr.GetFieldIndexer(), workload.GetFieldIndexer()
 	if err := errors.Join(
-		workload.IndexField(ctx, &corev1.Pod{}, requestingPods, indexRequestingPod),
-		workload.IndexField(ctx, &corev1.Pod{}, podsByUID, indexPodUID),
+		pods.IndexField(ctx, &corev1.Pod{}, requestingPods, indexRequestingPod),
+		pods.IndexField(ctx, &corev1.Pod{}, podsByUID, indexPodUID),
 		own.IndexField(ctx, &clusterv1.Machine{}, onDemandObjects, indexOnDemand),
 		own.IndexField(ctx, &v1beta1.NstanceMachine{}, onDemandObjects, indexOnDemand),
 	); err != nil {
 		return fmt.Errorf("indexes: %w", err)
 	}
-	r := &reconciler{Options: o, pods: o.Workload.GetClient(), apiReader: o.Workload.GetAPIReader(),
-		recorder: o.Workload.GetEventRecorder("nstance-ondemand"),
+	r := &reconciler{Scope: s, pods: workload.GetClient(), apiReader: workload.GetAPIReader(),
+		recorder: workload.GetEventRecorder("nstance-ondemand"),
 		warned:   map[types.UID]string{}}
 	err := ctrl.NewControllerManagedBy(mgr).Named("ondemand").
-		WatchesRawSource(source.Kind(o.Workload.GetCache(), &corev1.Pod{}, sweepOn[*corev1.Pod](), requestsMachine)).
+		WatchesRawSource(source.Kind(workload.GetCache(), &corev1.Pod{}, sweepOn[*corev1.Pod](), requestsMachine)).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Machine{}, sweepOn[*clusterv1.Machine](),
 			createdForPod[*clusterv1.Machine]())).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachine{}, sweepOn[*v1beta1.NstanceMachine](),
 			createdForPod[*v1beta1.NstanceMachine]())).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachinePool{},
-			sweepOn[*v1beta1.NstanceMachinePool](), poolCreatedOrDeleted)).
+			sweepOn[*v1beta1.NstanceMachinePool](),
+			scope.DeletionChanged[*v1beta1.NstanceMachinePool]())).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Cluster{}, sweepOn[*clusterv1.Cluster]())).
-		WatchesRawSource(shards.Source(o.Shards, r.requestsForChange)).
+		WatchesRawSource(shards.Source(s.Shards, r.requestsForChange)).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("controller of on-demand machines: %w", err)
@@ -142,13 +127,6 @@ var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
 // createdForPod passes events of objects that were created for pods.
 func createdForPod[T client.Object]() predicate.TypedPredicate[T] {
 	return predicate.NewTypedPredicateFuncs(func(o T) bool { return indexOnDemand(o) != nil })
-}
-
-// poolCreatedOrDeleted passes the creation and deletion of pools.
-var poolCreatedOrDeleted = predicate.TypedFuncs[*v1beta1.NstanceMachinePool]{
-	UpdateFunc: func(e event.TypedUpdateEvent[*v1beta1.NstanceMachinePool]) bool {
-		return e.ObjectOld.DeletionTimestamp.IsZero() != e.ObjectNew.DeletionTimestamp.IsZero()
-	},
 }
 
 func (r *reconciler) requestsForChange(c shards.Change) []reconcile.Request {

@@ -52,16 +52,11 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 
 // readSnapshot reads everything that a sweep depends on from the caches.
 func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool, err error) {
-	w = snapshot{cluster: v1beta1.ClusterName(r.Cluster, r.Tenant), namespace: r.Namespace, alive: map[types.UID]bool{},
+	w = snapshot{cluster: r.ClusterName(), namespace: r.Namespace, alive: map[types.UID]bool{},
 		machines: map[string]*clusterv1.Machine{},
 		infra:    map[string]*v1beta1.NstanceMachine{}, pools: map[string]*v1beta1.NstanceMachinePool{}}
-	var cluster clusterv1.Cluster
-	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: w.cluster},
-		&cluster); client.IgnoreNotFound(err) != nil {
-		return w, false, fmt.Errorf("read the Cluster: %w", err)
-	}
-	if cluster.Spec.Paused != nil && *cluster.Spec.Paused {
-		return w, true, nil
+	if paused, err := r.Paused(ctx); err != nil || paused {
+		return w, paused, err
 	}
 	ours, own := client.InNamespace(r.Namespace), client.MatchingFields{onDemandObjects: indexed}
 	var machines clusterv1.MachineList
@@ -111,13 +106,9 @@ func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool,
 }
 
 func (r *reconciler) shardViews() (out []shardView) {
-	for _, id := range r.Shards.IDs() {
-		s, ok := r.Shards.Shard(id)
-		if !ok {
-			continue
-		}
+	for _, s := range r.Shards.All() {
 		state := s.State()
-		view := shardView{id: id, usable: state.Reachable && state.Synced, groups: map[string]bool{}}
+		view := shardView{id: s.ID(), usable: state.Reachable && state.Synced, groups: map[string]bool{}}
 		for _, g := range s.Groups() {
 			view.groups[g.GetGroup()] = !g.GetDeleting()
 		}

@@ -22,6 +22,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 )
@@ -99,9 +100,9 @@ func (c *clusterOf) write(do func() error) error {
 
 func (c *clusterOf) restart() {
 	c.crashIn = 0
-	o := Options{Client: c.client, Shards: c.shards, Namespace: namespace, Cluster: "prod", Tenant: "default",
+	o := scope.Scope{Client: c.client, Shards: c.shards, Namespace: namespace, Cluster: "prod", Tenant: "default",
 		Log: slog.New(slog.DiscardHandler)}
-	c.rec = &reconciler{Options: o, pods: c.client, apiReader: c.client, recorder: &c.events,
+	c.rec = &reconciler{Scope: o, pods: c.client, apiReader: c.client, recorder: &c.events,
 		warned: map[types.UID]string{}}
 }
 

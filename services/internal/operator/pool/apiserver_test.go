@@ -30,6 +30,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 	"github.com/nstance-kit/nstance/tests/kube"
@@ -84,7 +85,7 @@ func (op *liveOperator) start() (stop func()) {
 	if err != nil {
 		op.t.Fatal(err)
 	}
-	if err := Setup(mgr, Options{Shards: op.shards, Namespace: testNamespace, Cluster: "c", Tenant: "t",
+	if err := Setup(mgr, scope.Scope{Shards: op.shards, Namespace: testNamespace, Cluster: "c", Tenant: "t",
 		Log: slog.New(slog.DiscardHandler)}); err != nil {
 		op.t.Fatal(err)
 	}
@@ -229,7 +230,8 @@ func TestAPIServer(t *testing.T) {
 	op.checkQuiet(func() {
 		// Trigger every reconciliation although nothing has changed.
 		op.shards.Of("a").SetGroup(g)
-		for _, id := range op.shards.IDs() {
+		for _, one := range op.shards.All() {
+			id := one.ID()
 			op.shards.Of(id).SetState(func(*shards.State) {})
 			for _, i := range op.shards.Of(id).Instances("") {
 				op.shards.Of(id).Change(i.GetInstanceId(), func(*nstancev1.InstanceStatus) {})
@@ -351,7 +353,8 @@ func (op *liveOperator) checkQuiet(fn func()) {
 	op.awaitReady(probe, 2)
 	writes, calls := op.takeRecorded()
 	ids := map[string]bool{}
-	for _, id := range op.shards.IDs() {
+	for _, one := range op.shards.All() {
+		id := one.ID()
 		for _, i := range op.shards.Of(id).Instances(probe) {
 			ids[i.GetInstanceId()] = true
 		}

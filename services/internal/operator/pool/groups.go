@@ -19,21 +19,22 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
 // groupReconciler reconciles NstanceShardGroups. It is the only reconciler that calls shards, and it never makes two
 // concurrent calls for one group.
 type groupReconciler struct {
-	Options
+	pools
 	gate callGate
 
 	mu       sync.Mutex
 	outcomes map[string]outcome // by the name of the shard group
 }
 
-func newGroupReconciler(o Options) *groupReconciler {
-	return &groupReconciler{Options: o, outcomes: map[string]outcome{}}
+func newGroupReconciler(p pools) *groupReconciler {
+	return &groupReconciler{pools: p, outcomes: map[string]outcome{}}
 }
 
 func (r *groupReconciler) setup(b *ctrl.Builder, o controller.Options) error {
@@ -44,7 +45,7 @@ func (r *groupReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(specChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(pauseChanged)).
+			builder.WithPredicates(scope.PauseChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		WithOptions(o).Complete(r)
 }
@@ -54,7 +55,7 @@ func (r *groupReconciler) requestsForChange(c shards.Change) []reconcile.Request
 	switch c.Kind {
 	case shards.GroupChanged, shards.InstanceChanged, shards.DrainPending:
 		if c.Group != "" {
-			return []reconcile.Request{r.requestFor(v1beta1.ShardGroupName(c.Group, c.Shard))}
+			return []reconcile.Request{r.Request(v1beta1.ShardGroupName(c.Group, c.Shard))}
 		}
 	case shards.ShardState:
 		return r.groupRequests(context.Background(), client.MatchingLabels{v1beta1.ShardLabel: c.Shard})
@@ -65,11 +66,11 @@ func (r *groupReconciler) requestsForChange(c shards.Change) []reconcile.Request
 // Reconcile implements reconcile.Reconciler.
 func (r *groupReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	group := &v1beta1.NstanceShardGroup{}
-	if found, err := r.readCached(ctx, request.Name, group); err != nil || !found {
+	if found, err := r.Read(ctx, request.Name, group); err != nil || !found {
 		r.rememberOutcome(request.Name, outcome{})
 		return reconcile.Result{}, err
 	}
-	if !r.inCluster(group) {
+	if !r.InCluster(group) {
 		return reconcile.Result{}, nil
 	}
 	in, mirror, err := r.gatherInput(ctx, group)
@@ -88,7 +89,7 @@ func (r *groupReconciler) Reconcile(ctx context.Context, request reconcile.Reque
 	}
 	plan := decideGroup(in, did)
 	if err := r.writePlan(ctx, group, plan); err != nil {
-		return retryConflict(err)
+		return scope.RetryConflict(err)
 	}
 	again := did.call.again
 	if in.known != mirror || did.group != nil {
@@ -112,10 +113,13 @@ func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.Nstanc
 	if err != nil {
 		return in, nil, err
 	}
-	if in.paused, err = r.clusterPaused(ctx); err != nil {
+	objects := []client.Object{group}
+	if pool != nil {
+		objects = append(objects, pool)
+	}
+	if in.paused, err = r.Paused(ctx, objects...); err != nil {
 		return in, nil, err
 	}
-	in.paused = in.paused || pausedByAnnotation(group) || pool != nil && pausedByAnnotation(pool)
 	in.wanted = pool != nil && pool.DeletionTimestamp.IsZero() && pool.Spec.Group == group.Spec.Group &&
 		slices.Contains(pool.Spec.Shards, group.Spec.Shard)
 	shard, ok := r.Shards.Shard(group.Spec.Shard)
@@ -219,7 +223,7 @@ func (r *groupReconciler) writePlan(ctx context.Context, was *v1beta1.NstanceSha
 	if leaves {
 		r.recordEvents(was, plan.events...)
 	}
-	if err := r.patch(ctx, was, object); err != nil {
+	if err := r.Patch(ctx, was, object); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("write shard group: %w", err))
 	}
 	if leaves {
@@ -227,7 +231,7 @@ func (r *groupReconciler) writePlan(ctx context.Context, was *v1beta1.NstanceSha
 	}
 	before := object.DeepCopy()
 	object.Status = plan.finishStatus(was, object.Generation, now)
-	if err := r.patchStatus(ctx, before, object); err != nil {
+	if err := r.PatchStatus(ctx, before, object); err != nil {
 		return fmt.Errorf("write status of shard group: %w", err)
 	}
 	r.recordEvents(was, plan.events...)

@@ -22,24 +22,25 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
 // importer creates pools for the groups that have none. It looks for such groups in the mirrors, then asks every shard
 // before it creates anything: with one shard missing, the number of replicas would be wrong.
 type importer struct {
-	Options
+	pools
 
 	mu sync.Mutex
 	// reported maps each group that could not be imported to the reason, so that each reason is reported once.
 	reported map[string]string
 }
 
-func newImporter(o Options) *importer { return &importer{Options: o, reported: map[string]string{}} }
+func newImporter(p pools) *importer { return &importer{pools: p, reported: map[string]string{}} }
 
 // importRequest returns the only request: all groups are imported together.
 func (r *importer) importRequest() []reconcile.Request {
-	return []reconcile.Request{r.requestFor("import")}
+	return []reconcile.Request{r.Request("import")}
 }
 
 func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
@@ -50,7 +51,7 @@ func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
 	start <- event.GenericEvent{Object: &v1beta1.NstanceMachinePool{}}
 	return b.Watches(&v1beta1.NstanceMachinePool{}, all, builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Watches(&clusterv1.MachinePool{}, all, builder.WithPredicates(onlyDeletions)).
-		Watches(&clusterv1.Cluster{}, all, builder.WithPredicates(pauseChanged)).
+		Watches(&clusterv1.Cluster{}, all, builder.WithPredicates(scope.PauseChanged)).
 		WatchesRawSource(source.Channel(start, all)).
 		WatchesRawSource(shards.Source(r.Shards, func(c shards.Change) []reconcile.Request {
 			if c.Kind == shards.ShardState || c.Kind == shards.GroupChanged {
@@ -63,16 +64,15 @@ func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
 
 // Reconcile implements reconcile.Reconciler.
 func (r *importer) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
-	in := importInput{namespace: r.Namespace, cluster: r.clusterName(), groups: map[string][]*nstancev1.GroupStatus{}}
+	in := importInput{namespace: r.Namespace, cluster: r.ClusterName(), groups: map[string][]*nstancev1.GroupStatus{}}
 	var of []shards.Shard
-	for _, id := range r.Shards.IDs() {
-		shard, ok := r.Shards.Shard(id)
-		if !ok || !shard.State().Synced || !shard.State().Reachable {
+	for _, shard := range r.Shards.All() {
+		if state := shard.State(); !state.Synced || !state.Reachable {
 			return reconcile.Result{}, nil // a change of the shard's state causes another request
 		}
-		of, in.groups[id] = append(of, shard), shard.Groups()
+		of, in.groups[shard.ID()] = append(of, shard), shard.Groups()
 	}
-	if paused, err := r.clusterPaused(ctx); err != nil || paused {
+	if paused, err := r.Paused(ctx); err != nil || paused {
 		return reconcile.Result{}, err
 	}
 	if err := r.listPools(ctx, r.Client, &in); err != nil {

@@ -63,9 +63,9 @@ func replayKilled(t *testing.T, n int) bool {
 			_ = op.reconcileAll()
 			if dead {
 				dead = false
-				op.importer, op.pools, op.groups, op.machines = newImporter(op.groups.Options),
-					newPoolReconciler(op.groups.Options),
-					newGroupReconciler(op.groups.Options), newMachineReconciler(op.groups.Options)
+				op.importer, op.pools, op.groups, op.machines = newImporter(op.groups.pools),
+					&poolReconciler{op.groups.pools},
+					newGroupReconciler(op.groups.pools), &machineReconciler{op.groups.pools}
 			}
 		}
 		op.settle()

@@ -20,14 +20,13 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
 // machineReconciler creates an NstanceMachine for every instance of a pool (MachinePool Machines of the Cluster API
 // contract). Package machine reconciles these objects.
-type machineReconciler struct{ Options }
-
-func newMachineReconciler(o Options) *machineReconciler { return &machineReconciler{o} }
+type machineReconciler struct{ pools }
 
 // setup registers a controller that reconciles by shard group.
 func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
@@ -38,7 +37,7 @@ func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(specChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(pauseChanged)).
+			builder.WithPredicates(scope.PauseChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		WithOptions(o).Complete(r)
 }
@@ -47,16 +46,16 @@ func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 func (r *machineReconciler) requestsForMachine(_ context.Context, machine client.Object) []reconcile.Request {
 	labels := machine.GetLabels()
 	group, shard := labels[v1beta1.GroupLabel], labels[v1beta1.ShardLabel]
-	if !r.inCluster(machine) || labels[clusterv1.MachinePoolNameLabel] == "" || group == "" || shard == "" {
+	if !r.InCluster(machine) || labels[clusterv1.MachinePoolNameLabel] == "" || group == "" || shard == "" {
 		return nil
 	}
-	return []reconcile.Request{r.requestFor(v1beta1.ShardGroupName(group, shard))}
+	return []reconcile.Request{r.Request(v1beta1.ShardGroupName(group, shard))}
 }
 
 func (r *machineReconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	switch {
 	case c.Kind == shards.InstanceChanged && c.Group != "":
-		return []reconcile.Request{r.requestFor(v1beta1.ShardGroupName(c.Group, c.Shard))}
+		return []reconcile.Request{r.Request(v1beta1.ShardGroupName(c.Group, c.Shard))}
 	case c.Kind == shards.ShardState:
 		return r.groupRequests(context.Background(), client.MatchingLabels{v1beta1.ShardLabel: c.Shard})
 	}
@@ -66,8 +65,8 @@ func (r *machineReconciler) requestsForChange(c shards.Change) []reconcile.Reque
 // Reconcile implements reconcile.Reconciler.
 func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	group := &v1beta1.NstanceShardGroup{}
-	if found, err := r.readCached(ctx, request.Name, group); err != nil || !found || !r.inCluster(group) ||
-		!group.DeletionTimestamp.IsZero() || pausedByAnnotation(group) {
+	if found, err := r.Read(ctx, request.Name, group); err != nil || !found || !r.InCluster(group) ||
+		!group.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, err
 	}
 	shard, ok := r.Shards.Shard(group.Spec.Shard)
@@ -76,11 +75,11 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 		return reconcile.Result{}, nil
 	}
 	pool := &v1beta1.NstanceMachinePool{}
-	if found, err := r.readCached(ctx, owner.Name, pool); err != nil || !found || pool.UID != owner.UID ||
-		!pool.DeletionTimestamp.IsZero() || pausedByAnnotation(pool) {
+	if found, err := r.Read(ctx, owner.Name, pool); err != nil || !found || pool.UID != owner.UID ||
+		!pool.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, err
 	}
-	if paused, err := r.clusterPaused(ctx); err != nil || paused {
+	if paused, err := r.Paused(ctx, group, pool); err != nil || paused {
 		return reconcile.Result{}, err
 	}
 	there := map[string]bool{}
@@ -104,7 +103,7 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	var writes errgroup.Group
 	writes.SetLimit(parallelWrites)
 	for _, instance := range missing {
-		machine := poolMachine(r.clusterName(), group, pool, mp.Name, instance)
+		machine := poolMachine(r.ClusterName(), group, pool, mp.Name, instance)
 		writes.Go(func() error {
 			if err := r.Client.Create(ctx, machine); err != nil && !apierrors.IsAlreadyExists(err) {
 				return fmt.Errorf("create machine %s: %w", machine.Name, err)

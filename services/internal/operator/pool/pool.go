@@ -13,14 +13,10 @@ package pool
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -29,7 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
-	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools,verbs=get;list;watch;create;update;patch
@@ -42,37 +38,6 @@ import (
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machinepools,verbs=get;list;watch;create;patch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
-
-// Options configures [Setup]. A nil Client, Reader or Recorder is taken from the manager.
-type Options struct {
-	Client   client.Client // reads from the cache
-	Reader   client.Reader // reads from the API server
-	Recorder events.EventRecorder
-	Shards   shards.Shards
-	// Namespace holds all objects. Cluster and Tenant name the only Cluster that is managed.
-	Namespace, Cluster, Tenant string
-	Now                        func() time.Time // time.Now when nil
-	Log                        *slog.Logger
-}
-
-func (o *Options) defaults(mgr ctrl.Manager) error {
-	if o.Shards == nil || o.Log == nil || o.Namespace == "" || o.Cluster == "" || o.Tenant == "" {
-		return errors.New("pool: incomplete options")
-	}
-	if o.Client == nil {
-		o.Client = mgr.GetClient()
-	}
-	if o.Reader == nil {
-		o.Reader = mgr.GetAPIReader()
-	}
-	if o.Recorder == nil {
-		o.Recorder = mgr.GetEventRecorder("nstance-pool")
-	}
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	return nil
-}
 
 const (
 	// parallelPools and parallelGroups are the numbers of objects reconciled at a time. A shard group may wait for its
@@ -88,18 +53,16 @@ func newRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 }
 
 // Setup registers the importer and the controllers of pools, shard groups and pool machines.
-func Setup(mgr ctrl.Manager, o Options) error {
-	if err := o.defaults(mgr); err != nil {
-		return err
-	}
+func Setup(mgr ctrl.Manager, s scope.Scope) error {
+	p := pools{s.From(mgr, "nstance-pool")}
 	for _, c := range []struct {
 		name  string
 		setup func(*ctrl.Builder, controller.Options) error
 	}{
-		{"nstanceimport", newImporter(o).setup},
-		{"nstancemachinepool", newPoolReconciler(o).setup},
-		{"nstanceshardgroup", newGroupReconciler(o).setup},
-		{"nstancepoolmachine", newMachineReconciler(o).setup},
+		{"nstanceimport", newImporter(p).setup},
+		{"nstancemachinepool", (&poolReconciler{p}).setup},
+		{"nstanceshardgroup", newGroupReconciler(p).setup},
+		{"nstancepoolmachine", (&machineReconciler{p}).setup},
 	} {
 		if err := c.setup(ctrl.NewControllerManagedBy(mgr).Named(c.name),
 			controller.Options{RateLimiter: newRateLimiter()}); err != nil {
@@ -109,29 +72,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return nil
 }
 
-// clusterName returns the name of the Cluster that is managed.
-func (o *Options) clusterName() string { return v1beta1.ClusterName(o.Cluster, o.Tenant) }
-
-// inCluster reports whether the object's label assigns it to the managed Cluster.
-func (o *Options) inCluster(object client.Object) bool {
-	return object.GetNamespace() == o.Namespace && object.GetLabels()[clusterv1.ClusterNameLabel] == o.clusterName()
-}
-
-// clusterPaused reports whether the managed Cluster is paused. A Cluster that does not exist is not paused.
-func (o *Options) clusterPaused(ctx context.Context) (bool, error) {
-	cluster := &clusterv1.Cluster{}
-	err := o.Client.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: o.clusterName()}, cluster)
-	if client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("read cluster: %w", err)
-	}
-	return cluster.Spec.Paused != nil && *cluster.Spec.Paused, nil
-}
-
-// pausedByAnnotation reports whether the object's own annotation pauses it.
-func pausedByAnnotation(object client.Object) bool {
-	_, paused := object.GetAnnotations()[clusterv1.PausedAnnotation]
-	return paused
-}
+// pools is what the reconcilers of this package share.
+type pools struct{ scope.Scope }
 
 // referencedPool returns the name of the NstanceMachinePool that a MachinePool references. It returns false if the
 // MachinePool references another kind.
@@ -149,7 +91,7 @@ const (
 // findMachinePool finds the MachinePool of a pool: its controller, else a MachinePool that references it. Cluster API's
 // core makes the latter the controller later; without the core it never does. machinePoolOf returns nil if there is no
 // MachinePool or it belongs to another Cluster.
-func (o *Options) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*clusterv1.MachinePool,
+func (p *pools) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*clusterv1.MachinePool,
 	error) {
 	// A MachinePool usually has the same name as its pool.
 	names := []string{pool.Name}
@@ -160,11 +102,11 @@ func (o *Options) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMach
 	}
 	refers := func(mp *clusterv1.MachinePool) bool {
 		name, ok := referencedPool(mp)
-		return ok && name == pool.Name && mp.Spec.ClusterName == o.clusterName()
+		return ok && name == pool.Name && mp.Spec.ClusterName == p.ClusterName()
 	}
 	for _, name := range names {
 		mp := &clusterv1.MachinePool{}
-		err := o.Client.Get(ctx, client.ObjectKey{Namespace: pool.Namespace, Name: name}, mp)
+		err := p.Client.Get(ctx, client.ObjectKey{Namespace: pool.Namespace, Name: name}, mp)
 		if err == nil && refers(mp) {
 			return mp, nil
 		}
@@ -173,23 +115,11 @@ func (o *Options) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMach
 		}
 	}
 	list := &clusterv1.MachinePoolList{}
-	if err := o.Client.List(ctx, list, client.InNamespace(pool.Namespace)); err != nil {
+	if err := p.Client.List(ctx, list, client.InNamespace(pool.Namespace)); err != nil {
 		return nil, fmt.Errorf("list machine pools: %w", err)
 	}
 	if i := slices.IndexFunc(list.Items, func(mp clusterv1.MachinePool) bool { return refers(&mp) }); i >= 0 {
 		return &list.Items[i], nil
 	}
 	return nil, nil
-}
-
-// readCached reads an object from the cache. It returns false if the object does not exist.
-func (o *Options) readCached(ctx context.Context, name string, into client.Object) (bool, error) {
-	err := o.Client.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: name}, into)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read %T %s: %w", into, name, err)
-	}
-	return true, nil
 }

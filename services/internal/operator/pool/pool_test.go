@@ -482,7 +482,7 @@ func TestStart(t *testing.T) {
 	op.settle()
 	op.events.take()
 	op.shards.Of("a").SetState(func(s *shards.State) { s.Reachable, s.Synced = false, false })
-	op.groups = newGroupReconciler(op.groups.Options)
+	op.groups = newGroupReconciler(op.groups.pools)
 	if writes, calls := op.settle(); len(writes) != 0 || len(calls) != 0 {
 		t.Errorf("%v %v", writes, calls)
 	}

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // parallelWrites is the number of objects that one reconciliation writes at a time.
@@ -23,9 +24,7 @@ const parallelWrites = 16
 
 // poolReconciler reconciles NstanceMachinePools. It splits replicas into shard groups and sums up their statuses. It
 // calls no shard, so no shard can delay it.
-type poolReconciler struct{ Options }
-
-func newPoolReconciler(o Options) *poolReconciler { return &poolReconciler{o} }
+type poolReconciler struct{ pools }
 
 func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelPools
@@ -35,7 +34,7 @@ func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachinePool),
 			builder.WithPredicates(specChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(pauseChanged)).
+			builder.WithPredicates(scope.PauseChanged)).
 		WithOptions(o).Complete(r)
 }
 
@@ -45,54 +44,45 @@ func (r *poolReconciler) requestsForMachinePool(_ context.Context, object client
 		return nil
 	}
 	if name, ok := referencedPool(mp); ok {
-		return []reconcile.Request{r.requestFor(name)}
+		return []reconcile.Request{r.Request(name)}
 	}
 	return nil
 }
 
-func (r *poolReconciler) requestsForCluster(ctx context.Context, cluster client.Object) (requests []reconcile.Request) {
-	if !r.isCluster(cluster) {
+func (r *poolReconciler) requestsForCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
+	if !r.IsCluster(cluster) {
 		return nil
 	}
-	list := &v1beta1.NstanceMachinePoolList{}
-	if err := r.Client.List(ctx, list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy); err != nil {
-		r.Log.Error("failed to list pools", "error", err)
-		return nil
-	}
-	for i := range list.Items {
-		requests = append(requests, r.requestFor(list.Items[i].Name))
-	}
-	return requests
+	return r.Requests(ctx, &v1beta1.NstanceMachinePoolList{})
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	pool := &v1beta1.NstanceMachinePool{}
-	if found, err := r.readCached(ctx, request.Name, pool); err != nil || !found {
+	if found, err := r.Read(ctx, request.Name, pool); err != nil || !found {
 		return reconcile.Result{}, err
 	}
-	in := poolInput{pool: pool, cluster: r.clusterName()}
+	in := poolInput{pool: pool, cluster: r.ClusterName()}
 	var err error
 	if in.machinePool, err = r.findMachinePool(ctx, pool); err != nil {
 		return reconcile.Result{}, err
 	}
 	// Without a MachinePool, the label names the pool's Cluster. A pool without the label gets a condition that says
 	// what it waits for.
-	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.inCluster(pool) {
+	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.InCluster(pool) {
 		return reconcile.Result{}, nil
 	}
 	if !pool.DeletionTimestamp.IsZero() && (!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer) ||
-		!r.inCluster(pool)) {
+		!r.InCluster(pool)) {
 		return reconcile.Result{}, nil
 	}
-	if in.paused, err = r.clusterPaused(ctx); err != nil {
+	if in.paused, err = r.Paused(ctx, pool); err != nil {
 		return reconcile.Result{}, err
 	}
-	in.paused = in.paused || pausedByAnnotation(pool)
 	if in.groups, err = r.listGroups(ctx, r.Client, pool); err != nil {
 		return reconcile.Result{}, err
 	}
-	return retryConflict(r.apply(ctx, in, decidePool(in)))
+	return scope.RetryConflict(r.apply(ctx, in, decidePool(in)))
 }
 
 // listGroups returns all shard groups of a pool's group.
@@ -127,10 +117,10 @@ func (r *poolReconciler) apply(ctx context.Context, in poolInput, plan poolPlan)
 			return r.apply(ctx, in, plan)
 		}
 		controllerutil.RemoveFinalizer(object, v1beta1.MachinePoolFinalizer)
-		return client.IgnoreNotFound(r.patch(ctx, was, object))
+		return client.IgnoreNotFound(r.Patch(ctx, was, object))
 	}
 	if first && controllerutil.ContainsFinalizer(object, v1beta1.MachinePoolFinalizer) {
-		if err := r.patch(ctx, was, object); err != nil {
+		if err := r.Patch(ctx, was, object); err != nil {
 			return fmt.Errorf("write pool: %w", err)
 		}
 	}
@@ -139,19 +129,19 @@ func (r *poolReconciler) apply(ctx context.Context, in poolInput, plan poolPlan)
 	}
 	r.recordEvents(was, plan.events...)
 	if !first {
-		if err := r.patch(ctx, was, object); err != nil {
+		if err := r.Patch(ctx, was, object); err != nil {
 			return fmt.Errorf("write pool: %w", err)
 		}
 	}
 	before := object.DeepCopy()
 	object.Status = plan.finishStatus(was, object.Generation, r.Now())
-	if err := r.patchStatus(ctx, before, object); err != nil {
+	if err := r.PatchStatus(ctx, before, object); err != nil {
 		return fmt.Errorf("write status of pool: %w", err)
 	}
 	if plan.machinePool == nil {
 		return nil
 	}
-	if err := r.patch(ctx, in.machinePool, plan.machinePool); client.IgnoreNotFound(err) != nil {
+	if err := r.Patch(ctx, in.machinePool, plan.machinePool); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("annotate machine pool: %w", err)
 	}
 	return nil
@@ -167,7 +157,7 @@ func (r *poolReconciler) writeGroups(ctx context.Context, in poolInput, plan poo
 	writes.SetLimit(parallelWrites)
 	for _, g := range plan.update {
 		writes.Go(func() error {
-			if err := r.patch(ctx, had[g.Name], g); err != nil {
+			if err := r.Patch(ctx, had[g.Name], g); err != nil {
 				return fmt.Errorf("write shard group %s: %w", g.Name, err)
 			}
 			return nil

@@ -27,6 +27,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 )
 
@@ -78,7 +79,7 @@ func newSimulatedOperator(t testing.TB, ids ...string) *simulatedOperator {
 		WithStatusSubresource(&v1beta1.NstanceMachinePool{}, &v1beta1.NstanceShardGroup{}, &v1beta1.NstanceMachine{},
 			&clusterv1.MachinePool{}, &clusterv1.Cluster{}).Build()
 	op.client = inner
-	o := Options{Reader: inner, Recorder: op.events, Shards: op.shards, Namespace: testNamespace, Cluster: "c",
+	o := scope.Scope{Reader: inner, Recorder: op.events, Shards: op.shards, Namespace: testNamespace, Cluster: "c",
 		Tenant: "t", Now: func() time.Time {
 			return op.now
 		},
@@ -116,8 +117,8 @@ func newSimulatedOperator(t testing.TB, ids ...string) *simulatedOperator {
 			return c.SubResource(sub).Patch(ctx, obj, patch, opts...)
 		},
 	})
-	op.importer, op.pools, op.groups, op.machines = newImporter(o), newPoolReconciler(o), newGroupReconciler(o),
-		newMachineReconciler(o)
+	op.importer, op.pools, op.groups, op.machines = newImporter(pools{o}), &poolReconciler{pools{o}}, newGroupReconciler(pools{o}),
+		&machineReconciler{pools{o}}
 	for _, id := range ids {
 		op.addShard(id)
 	}
@@ -384,7 +385,8 @@ func (op *simulatedOperator) settle() (writes, calls []string) {
 // sizes returns the wanted size of a group on each shard.
 func (op *simulatedOperator) sizes(group string) map[string]uint32 {
 	sizes := map[string]uint32{}
-	for _, id := range op.shards.IDs() {
+	for _, one := range op.shards.All() {
+		id := one.ID()
 		if g, ok := op.shards.Of(id).Group(group); ok {
 			sizes[id] = g.GetSize()
 		}

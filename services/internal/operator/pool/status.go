@@ -1,18 +1,13 @@
 package pool
 
 import (
-	"context"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
@@ -67,7 +62,7 @@ func warningEvent(reason, format string, args ...any) notice {
 }
 
 // recordEvents records events. The reason also serves as the event's action.
-func (o *Options) recordEvents(about runtime.Object, events ...notice) {
+func (p *pools) recordEvents(about runtime.Object, events ...notice) {
 	for _, e := range events {
 		kind := corev1.EventTypeNormal
 		if e.warning {
@@ -76,35 +71,6 @@ func (o *Options) recordEvents(about runtime.Object, events ...notice) {
 		if most := 1024; len(e.note) > most { // the API's limit for an event
 			e.note = e.note[:most]
 		}
-		o.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", e.note)
+		p.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", e.note)
 	}
-}
-
-// patch writes the difference between an object as it was read and as it is wanted. It writes nothing if they are
-// equal. A change of finalizers replaces the whole list, so it is written only if nothing else has changed the object.
-func (o *Options) patch(ctx context.Context, was, want client.Object) error {
-	if equality.Semantic.DeepEqual(was, want) {
-		return nil
-	}
-	base := client.MergeFrom(was)
-	if !equality.Semantic.DeepEqual(was.GetFinalizers(), want.GetFinalizers()) {
-		base = client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{})
-	}
-	return o.Client.Patch(ctx, want, base)
-}
-
-// retryConflict turns a write conflict into a silent early retry.
-func retryConflict(err error) (reconcile.Result, error) {
-	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: firstRetry}, nil
-	}
-	return reconcile.Result{}, err
-}
-
-// patchStatus is patch for the status alone.
-func (o *Options) patchStatus(ctx context.Context, was, want client.Object) error {
-	if equality.Semantic.DeepEqual(was, want) {
-		return nil
-	}
-	return o.Client.Status().Patch(ctx, want, client.MergeFrom(was))
 }

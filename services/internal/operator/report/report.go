@@ -7,43 +7,22 @@ package report
 
 import (
 	"context"
-	"errors"
-	"log/slog"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters;nstancemachinepools;nstanceshardgroups;nstancemachines,verbs=get;list;watch
 
-// Options configures [Setup]. A nil Client or Recorder is taken from the manager.
-type Options struct {
-	Client                     client.Client // reads from the cache
-	Recorder                   events.EventRecorder
-	Shards                     shards.Shards
-	Namespace, Cluster, Tenant string
-	Log                        *slog.Logger
-}
-
 // Setup adds the reporter, which runs while this process is the leader.
-func Setup(mgr ctrl.Manager, o Options) error {
-	if o.Shards == nil || o.Log == nil || o.Namespace == "" || o.Cluster == "" || o.Tenant == "" {
-		return errors.New("report: incomplete options")
-	}
-	if o.Client == nil {
-		o.Client = mgr.GetClient()
-	}
-	if o.Recorder == nil {
-		o.Recorder = mgr.GetEventRecorder("nstance-report")
-	}
-	return mgr.Add(newReporter(o))
+func Setup(mgr ctrl.Manager, s scope.Scope) error {
+	return mgr.Add(newReporter(s.From(mgr, "nstance-report")))
 }
 
 // subject is what an error is about. Each subject has at most one standing error.
@@ -58,18 +37,13 @@ const (
 
 // reporter receives errors from any goroutine and records them in its own.
 type reporter struct {
-	Options
-	due chan struct{}
-
-	mu      sync.Mutex
-	pending []shards.Change
-	dropped int
-
+	scope.Scope
+	pending  chan shards.Change
 	standing map[subject]string // the last message of each standing error
 }
 
-func newReporter(o Options) *reporter {
-	return &reporter{Options: o, due: make(chan struct{}, 1), standing: map[subject]string{}}
+func newReporter(s scope.Scope) *reporter {
+	return &reporter{Scope: s, pending: make(chan shards.Change, maxPending), standing: map[subject]string{}}
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
@@ -82,9 +56,7 @@ func (r *reporter) Start(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-r.due:
-		}
-		for _, change := range r.dequeue() {
+		case change := <-r.pending:
 			r.recordEvents(ctx, change)
 		}
 	}
@@ -95,30 +67,11 @@ func (r *reporter) enqueue(c shards.Change) {
 	if c.Kind != shards.ErrorReported || c.Error == nil {
 		return
 	}
-	r.mu.Lock()
-	if len(r.pending) < maxPending {
-		r.pending = append(r.pending, c)
-	} else {
-		r.dropped++
-	}
-	r.mu.Unlock()
 	select {
-	case r.due <- struct{}{}:
+	case r.pending <- c:
 	default:
+		r.Log.Warn("dropped an error of the servers: too many at a time", "shard", c.Shard, "kind", c.Error.GetKind())
 	}
-}
-
-// dequeue returns the queued errors.
-func (r *reporter) dequeue() []shards.Change {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := r.pending
-	r.pending = nil
-	if r.dropped > 0 {
-		r.Log.Warn("dropped errors of the servers: too many at a time", "count", r.dropped)
-		r.dropped = 0
-	}
-	return out
 }
 
 // recordEvents records the events of one error. A server repeats its standing errors on each connection; those are
@@ -196,16 +149,16 @@ func (r *reporter) objects(ctx context.Context, shard string, e *nstancev1.Error
 		}
 	}
 	var cluster v1beta1.NstanceCluster
-	if r.readObject(ctx, v1beta1.ClusterName(r.Cluster, r.Tenant), &cluster) {
+	if r.readObject(ctx, r.ClusterName(), &cluster) {
 		out = append(out, &cluster)
 	}
 	return out
 }
 
 func (r *reporter) readObject(ctx context.Context, name string, object client.Object) bool {
-	err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: name}, object)
-	if client.IgnoreNotFound(err) != nil {
+	found, err := r.Read(ctx, name, object)
+	if err != nil {
 		r.Log.Warn("failed to read object", "name", name, "error", err)
 	}
-	return err == nil
+	return found
 }

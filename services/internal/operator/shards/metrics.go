@@ -47,19 +47,14 @@ func (s *Set) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (s *Set) Collect(out chan<- prometheus.Metric) {
-	for _, id := range s.IDs() {
-		s.mu.Lock()
-		one := s.shards[id]
-		s.mu.Unlock()
-		if one == nil {
-			continue
-		}
+	for _, one := range s.All() {
+		id := one.ID()
 		reachable := 0.0
 		if one.State().Reachable {
 			reachable = 1
 		}
 		out <- prometheus.MustNewConstMetric(reachableDesc, prometheus.GaugeValue, reachable, id)
-		for group, n := range one.counts() {
+		for group, n := range one.(*shard).counts() {
 			out <- prometheus.MustNewConstMetric(instancesDesc, prometheus.GaugeValue, float64(n), id, group)
 		}
 	}

@@ -57,6 +57,9 @@ func newMirror(id string, now func() time.Time) *mirror {
 		missingSince: map[string]time.Time{}}
 }
 
+// ID implements [Shard].
+func (m *mirror) ID() string { return m.id }
+
 // mark returns the number of the latest change. Updates that carry it do not overwrite later changes.
 func (m *mirror) mark() uint64 {
 	m.mu.Lock()
@@ -64,14 +67,16 @@ func (m *mirror) mark() uint64 {
 	return m.number
 }
 
-func (m *mirror) group(name string) (*nstancev1.GroupStatus, bool) {
+// Group implements [Shard].
+func (m *mirror) Group(name string) (*nstancev1.GroupStatus, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, ok := m.groups[name]
 	return e.message, ok
 }
 
-func (m *mirror) allGroups() []*nstancev1.GroupStatus {
+// Groups implements [Shard].
+func (m *mirror) Groups() []*nstancev1.GroupStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := make([]*nstancev1.GroupStatus, 0, len(m.groups))
@@ -81,14 +86,16 @@ func (m *mirror) allGroups() []*nstancev1.GroupStatus {
 	return out
 }
 
-func (m *mirror) instance(id string) (*nstancev1.InstanceStatus, bool) {
+// Instance implements [Shard].
+func (m *mirror) Instance(id string) (*nstancev1.InstanceStatus, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, ok := m.instances[id]
 	return e.message, ok
 }
 
-func (m *mirror) allInstances(group string) []*nstancev1.InstanceStatus {
+// Instances implements [Shard].
+func (m *mirror) Instances(group string) []*nstancev1.InstanceStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []*nstancev1.InstanceStatus
@@ -103,7 +110,8 @@ func (m *mirror) allInstances(group string) []*nstancev1.InstanceStatus {
 	return out
 }
 
-func (m *mirror) allDrains() []Drain {
+// Drains implements [Shard].
+func (m *mirror) Drains() []Drain {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := make([]Drain, 0, len(m.drains))

@@ -47,7 +47,7 @@ func FuzzMirror(f *testing.F) {
 			switch op % 9 {
 			case 0:
 				m.setInstance(i, since)
-				if have, ok := m.instance(i.GetInstanceId()); ok && i.GetState() == deleted &&
+				if have, ok := m.Instance(i.GetInstanceId()); ok && i.GetState() == deleted &&
 					have.GetState() == deleted && !m.guessed[i.GetInstanceId()] {
 					if _, known := dead[i.GetInstanceId()]; !known {
 						dead[i.GetInstanceId()] = now
@@ -80,7 +80,7 @@ func FuzzMirror(f *testing.F) {
 				}
 			}
 			for id, at := range dead {
-				if have, ok := m.instance(id); ok && have.GetState() != deleted && now.Sub(at) <= keepDeleted {
+				if have, ok := m.Instance(id); ok && have.GetState() != deleted && now.Sub(at) <= keepDeleted {
 					t.Fatalf("deleted instance %s is live again: %v", id, have)
 				}
 			}
@@ -101,9 +101,9 @@ func FuzzMirror(f *testing.F) {
 					t.Fatalf("%d instances in %q", n, name)
 				}
 			}
-			m.allInstances("")
-			m.allDrains()
-			m.allGroups()
+			m.Instances("")
+			m.Drains()
+			m.Groups()
 		}
 	})
 }

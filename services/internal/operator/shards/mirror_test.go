@@ -55,7 +55,7 @@ func TestMirrorGroups(t *testing.T) {
 	want(t, "an own change", mirror.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 2}, since), changed("g"))
 	want(t, "an overtaken answer", mirror.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 1}, since))
 	want(t, "an own deletion", mirror.markDeleting("g", mirror.mark()), changed("g"))
-	if have, _ := mirror.group("g"); !have.GetDeleting() || have.GetSize() != 2 {
+	if have, _ := mirror.Group("g"); !have.GetDeleting() || have.GetSize() != 2 {
 		t.Errorf("group %v", have)
 	}
 	want(t, "another leader's snapshot", mirror.replaceGroups(map[string]*nstancev1.GroupStatus{"h": {Group: "h"}}),
@@ -82,13 +82,13 @@ func TestMirrorInstances(t *testing.T) {
 		since),
 		changed("i2"))
 	for id, state := range map[string]string{"i1": "created", "i2": deleted, "i3": "reserved"} {
-		if i, _ := mirror.instance(id); i.GetState() != state {
+		if i, _ := mirror.Instance(id); i.GetState() != state {
 			t.Errorf("%s is %s, want %s", id, i.GetState(), state)
 		}
 	}
 	mirror.setInstance(instance("i2", "g", deleted), latest) // now a leader reports the deletion
 	want(t, "a dead one does not rise", mirror.setInstance(instance("i2", "g", "registered"), latest))
-	if ids := len(mirror.allInstances("g")); ids != 2 {
+	if ids := len(mirror.Instances("g")); ids != 2 {
 		t.Errorf("%d live instances", ids)
 	}
 	want(t, "deleted, by a leader that forgot its group", mirror.setInstance(&nstancev1.InstanceStatus{InstanceId: "i3",
@@ -101,10 +101,10 @@ func TestMirrorInstances(t *testing.T) {
 	}
 	mirror.clock = mirror.clock.Add(keepDeleted + time.Second)
 	mirror.applyCompleteList([]*nstancev1.InstanceStatus{instance("i1", "g", "created")}, mirror.mark())
-	if _, ok := mirror.instance("i2"); ok {
+	if _, ok := mirror.Instance("i2"); ok {
 		t.Error("i2 is still in the mirror after keepDeleted")
 	}
-	if _, ok := mirror.instance("i1"); !ok {
+	if _, ok := mirror.Instance("i1"); !ok {
 		t.Error("the live instance i1 was dropped")
 	}
 }
@@ -115,7 +115,7 @@ func TestMirrorReservations(t *testing.T) {
 	mirror := newTestMirror()
 	mirror.setInstance(instance("i1", "g", "reserved"), latest)
 	mirror.setInstance(instance("i2", "g", "created"), latest)
-	state := func(id string) string { i, _ := mirror.instance(id); return i.GetState() }
+	state := func(id string) string { i, _ := mirror.Instance(id); return i.GetState() }
 	mirror.applyCompleteList(nil, mirror.mark())
 	if state("i1") != "reserved" || state("i2") != deleted {
 		t.Errorf("not listed by a new leader: %s, %s", state("i1"), state("i2"))
@@ -144,8 +144,8 @@ func TestMirrorForgetsTheOldest(t *testing.T) {
 		mirror.setInstance(instance(fmt.Sprintf("i%06d", n), "g", deleted), latest)
 	}
 	mirror.applyCompleteList(nil, mirror.mark())
-	_, first := mirror.instance("i000001")
-	_, second := mirror.instance("i000002")
+	_, first := mirror.Instance("i000001")
+	_, second := mirror.Instance("i000002")
 	if len(mirror.deletedAt) != maxDeleted || first || !second {
 		t.Errorf("%d deleted instances remembered, the second %t, the third %t", len(mirror.deletedAt), first, second)
 	}
@@ -168,7 +168,7 @@ func TestMirrorDrains(t *testing.T) {
 	want(t, "acknowledged", mirror.endDrain("i2"), over("i2"))
 	want(t, "acknowledged again", mirror.endDrain("i2"))
 	mirror.setInstance(instance("i3", "g", deleted), latest)
-	if drains := mirror.allDrains(); len(drains) != 0 {
+	if drains := mirror.Drains(); len(drains) != 0 {
 		t.Errorf("drains %v", drains)
 	}
 	want(t, "of a dead one", mirror.setDrain(drain("i3")))

@@ -98,11 +98,14 @@ func (s *Set) Run(ctx context.Context) {
 	s.running.Wait()
 }
 
-// IDs implements [Shards].
-func (s *Set) IDs() []string {
+// All implements [Shards].
+func (s *Set) All() (all []Shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.shards))
+	for _, id := range slices.Sorted(maps.Keys(s.shards)) {
+		all = append(all, s.shards[id])
+	}
+	return all
 }
 
 // Shard implements [Shards].

@@ -217,9 +217,6 @@ func (s *shard) setSynced() {
 	}
 }
 
-// ID implements [Shard].
-func (s *shard) ID() string { return s.id }
-
 // State implements [Shard].
 func (s *shard) State() State {
 	s.mu.Lock()
@@ -228,21 +225,6 @@ func (s *shard) State() State {
 	state.Zone, state.Region = s.location()
 	return state
 }
-
-// Group implements [Shard].
-func (s *shard) Group(name string) (*nstancev1.GroupStatus, bool) { return s.group(name) }
-
-// Groups implements [Shard].
-func (s *shard) Groups() []*nstancev1.GroupStatus { return s.allGroups() }
-
-// Instance implements [Shard].
-func (s *shard) Instance(id string) (*nstancev1.InstanceStatus, bool) { return s.mirror.instance(id) }
-
-// Instances implements [Shard].
-func (s *shard) Instances(group string) []*nstancev1.InstanceStatus { return s.allInstances(group) }
-
-// Drains implements [Shard].
-func (s *shard) Drains() []Drain { return s.allDrains() }
 
 // API implements [Shard].
 func (s *shard) API() nstancev1.OperatorServiceClient {

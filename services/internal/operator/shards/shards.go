@@ -16,8 +16,8 @@ import (
 
 // Shards is the view that reconcilers have of all shards. It is safe for concurrent use, and no method blocks.
 type Shards interface {
-	// IDs returns the shards of the current configuration file, sorted.
-	IDs() []string
+	// All returns the shards of the current configuration file, sorted by ID.
+	All() []Shard
 	// Shard returns a shard by its ID. It returns false if the configuration file does not list the shard.
 	Shard(id string) (Shard, bool)
 	// Notify registers fn for all future changes. fn may be called from any goroutine and must not block.

@@ -32,11 +32,8 @@ func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 
 // currentState returns the current state as changes.
 func currentState(s Shards) (changes []Change) {
-	for _, id := range s.IDs() {
-		one, ok := s.Shard(id)
-		if !ok {
-			continue
-		}
+	for _, one := range s.All() {
+		id := one.ID()
 		changes = append(changes, Change{Shard: id, Kind: ShardState})
 		for _, g := range one.Groups() {
 			changes = append(changes, Change{Shard: id, Kind: GroupChanged, Group: g.GetGroup()})

@@ -67,11 +67,14 @@ func (s *Set) Of(id string) *Shard {
 	return shard
 }
 
-// IDs implements shards.Shards.
-func (s *Set) IDs() []string {
+// All implements shards.Shards.
+func (s *Set) All() (all []shards.Shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.shards))
+	for _, id := range slices.Sorted(maps.Keys(s.shards)) {
+		all = append(all, s.shards[id])
+	}
+	return all
 }
 
 // Shard implements shards.Shards.

@@ -1,0 +1,166 @@
+// Package scope holds what all reconcilers share: clients, shards, and the one Cluster that the operator manages.
+package scope
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+)
+
+// Scope is the environment of a reconciler.
+type Scope struct {
+	Client   client.Client // reads from the cache
+	Reader   client.Reader // reads from the API server
+	Recorder events.EventRecorder
+	Shards   shards.Shards
+	// Namespace holds all objects. Cluster and Tenant name the only Cluster that is managed.
+	Namespace, Cluster, Tenant string
+	Now                        func() time.Time
+	Rand                       io.Reader
+	Log                        *slog.Logger
+}
+
+// From returns a copy with the clients of a manager, the real clock, and a recorder of events for one component.
+func (s Scope) From(mgr ctrl.Manager, component string) Scope {
+	s.Client, s.Reader, s.Recorder = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetEventRecorder(component)
+	s.Now, s.Rand = time.Now, rand.Reader
+	return s
+}
+
+// ClusterName returns the name of the managed Cluster and of its NstanceCluster.
+func (s *Scope) ClusterName() string { return v1beta1.ClusterName(s.Cluster, s.Tenant) }
+
+// Key returns the key of an object in the namespace.
+func (s *Scope) Key(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: s.Namespace, Name: name}
+}
+
+// IsCluster reports whether the object is the managed Cluster.
+func (s *Scope) IsCluster(object client.Object) bool {
+	return client.ObjectKeyFromObject(object) == s.Key(s.ClusterName())
+}
+
+// InCluster reports whether the object's label assigns it to the managed Cluster.
+func (s *Scope) InCluster(object client.Object) bool {
+	return object.GetNamespace() == s.Namespace && object.GetLabels()[clusterv1.ClusterNameLabel] == s.ClusterName()
+}
+
+// Paused reports whether the managed Cluster is paused, or one of the objects by its annotation (Cluster API contract).
+// A Cluster that does not exist is not paused.
+func (s *Scope) Paused(ctx context.Context, objects ...client.Object) (bool, error) {
+	for _, object := range objects {
+		if _, paused := object.GetAnnotations()[clusterv1.PausedAnnotation]; paused {
+			return true, nil
+		}
+	}
+	cluster := &clusterv1.Cluster{}
+	_, err := s.Read(ctx, s.ClusterName(), cluster)
+	return ptr.Deref(cluster.Spec.Paused, false), err
+}
+
+// Read reads an object of the namespace from the cache. It returns false if the object does not exist.
+func (s *Scope) Read(ctx context.Context, name string, into client.Object) (bool, error) {
+	err := s.Client.Get(ctx, s.Key(name), into)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("read %T %s: %w", into, name, err)
+	}
+	return err == nil, nil
+}
+
+// Request returns a request for an object of the namespace.
+func (s *Scope) Request(name string) reconcile.Request {
+	return reconcile.Request{NamespacedName: s.Key(name)}
+}
+
+// Requests lists objects of the namespace from the cache, and returns a request for each.
+func (s *Scope) Requests(ctx context.Context, list client.ObjectList, opts ...client.ListOption) (
+	requests []reconcile.Request) {
+	// The list is read only for names, so sharing it with the cache is safe.
+	opts = append(opts, client.InNamespace(s.Namespace), client.UnsafeDisableDeepCopy)
+	if err := s.Client.List(ctx, list, opts...); err != nil {
+		s.Log.Error("failed to list objects", "kind", fmt.Sprintf("%T", list), "error", err)
+		return nil
+	}
+	_ = meta.EachListItem(list, func(item runtime.Object) error {
+		requests = append(requests, s.Request(item.(client.Object).GetName()))
+		return nil
+	})
+	return requests
+}
+
+// Patch writes the difference between an object as it was read and as it is wanted. It writes nothing if they are
+// equal. A change of finalizers replaces the whole list, so it is written only if nothing else has changed the object.
+func (s *Scope) Patch(ctx context.Context, was, want client.Object) error {
+	if equality.Semantic.DeepEqual(was, want) {
+		return nil
+	}
+	base := client.MergeFrom(was)
+	if !equality.Semantic.DeepEqual(was.GetFinalizers(), want.GetFinalizers()) {
+		base = client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{})
+	}
+	return s.Client.Patch(ctx, want, base)
+}
+
+// PatchStatus is Patch for the status alone.
+func (s *Scope) PatchStatus(ctx context.Context, was, want client.Object) error {
+	if equality.Semantic.DeepEqual(was, want) {
+		return nil
+	}
+	return s.Client.Status().Patch(ctx, want, client.MergeFrom(was))
+}
+
+// conflictRetry is the delay after a write conflict, which means that the cache was out of date.
+const conflictRetry = 100 * time.Millisecond
+
+// RetryConflict returns a result for an error. A write conflict is retried soon and silently. So is the creation of an
+// object that exists.
+func RetryConflict(err error) (reconcile.Result, error) {
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil
+	}
+	return reconcile.Result{}, err
+}
+
+// SetCondition sets a condition. A condition that keeps its status keeps its transition time.
+func SetCondition(conditions *[]metav1.Condition, generation int64, now time.Time, kind string, ok bool, reason,
+	message string) {
+	status := metav1.ConditionFalse
+	if ok {
+		status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(conditions, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message,
+		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now.UTC().Truncate(time.Second))})
+}
+
+// PauseChanged drops updates of a Cluster that do not pause or resume it.
+var PauseChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	was, is := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster)
+	return ptr.Deref(was.Spec.Paused, false) != ptr.Deref(is.Spec.Paused, false)
+}}
+
+// DeletionChanged drops updates that do not start or end a deletion.
+func DeletionChanged[T client.Object]() predicate.TypedFuncs[T] {
+	return predicate.TypedFuncs[T]{UpdateFunc: func(e event.TypedUpdateEvent[T]) bool {
+		return e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
+	}}
+}
