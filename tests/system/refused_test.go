@@ -115,9 +115,9 @@ func (r *refused) run(ctx context.Context) error {
 				`bucket = "other", region = "us-east-1", endpoint = "http://127.0.0.1:1" }`},
 			[2]string{`"cluster": {`, `"cluster": { "storage": { "provider": "s3", "bucket": "other", ` +
 				`"region": "us-east-1", "endpoint": "http://127.0.0.1:1" },`}, "127.0.0.1:1"},
-		{"a misspelt argument",
-			[2]string{"  defaults = {\n", "  defaults = {\n    args_json = jsonencode({ ImageID = \"ami-1\" })\n"},
-			[2]string{`"defaults": {`, `"defaults": { "args": { "ImageID": "ami-1" },`}, "ImageID"},
+		{"an argument that the provider refuses",
+			[2]string{"  defaults = {\n", "  defaults = {\n    args_json = jsonencode({ env = \"A=b\" })\n"},
+			[2]string{`"defaults": {`, `"defaults": { "args": { "env": "A=b" },`}, "args.env"},
 	} {
 		if err := r.refuse(ctx, bad); err != nil {
 			return fmt.Errorf("%s: %w", bad.name, err)

@@ -36,13 +36,13 @@ func TestParseOptions(t *testing.T) {
 }
 
 func TestParseArgs(t *testing.T) {
-	env, problems := ParseArgs(map[string]any{"env": map[string]any{"A": "b"}})
+	env, problems := ParseArgs(map[string]any{"env": map[string]any{"A": "b"}, "ImageId": "ami-1"})
 	if len(problems) > 0 || !maps.Equal(env, map[string]string{"A": "b"}) {
 		t.Errorf("variables %v, %v", env, problems)
 	}
 	for _, args := range []map[string]any{
 		{"env": "A=b"}, {"env": map[string]any{"A": 1.0}}, {"env": map[string]any{"A B": "c"}},
-		{"env": map[string]any{"A": "\x00"}}, {"ImageId": "ami-1"},
+		{"env": map[string]any{"A": "\x00"}},
 	} {
 		if env, problems := ParseArgs(args); len(problems) != 1 {
 			t.Errorf("%v gives %v and %+v, want one problem", args, env, problems)
