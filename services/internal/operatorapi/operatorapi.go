@@ -73,8 +73,7 @@ type Service struct {
 	// pace is the shortest time between two renderings of a group for one stream. resync is the time between two
 	// renderings of all groups, which happen even without an event, because parts of a status depend on the time alone.
 	pace, resync time.Duration
-	// recheck is the time between two reads of the record of a stream's operator. It ends the streams of removed
-	// operators.
+	// recheck is the time between two checks of whether a stream's operator is still admitted.
 	recheck time.Duration
 }
 
@@ -84,7 +83,7 @@ var _ nstancev1.OperatorServiceServer = (*Service)(nil)
 // client.
 func New(leader func() (*Leader, error)) *Service {
 	return &Service{leader: leader, queue: 16384, pace: 100 * time.Millisecond, resync: 10 * time.Second,
-		recheck: 15 * time.Minute}
+		recheck: time.Minute}
 }
 
 // call is one call of one operator.

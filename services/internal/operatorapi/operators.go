@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// operatorMemory is the time for which the result of reading an operator's record is reused. For a refusal the time
-	// is refusalMemory.
+	// An operator's record is read again after operatorFresh, or after refusalMemory if the operator was refused. If the
+	// bucket cannot be read then, an operator that was admitted stays admitted until its record is operatorMemory old.
+	operatorFresh  = 4 * time.Minute
 	operatorMemory = 5 * time.Minute
 	refusalMemory  = 10 * time.Second
 	// maxOperators is the limit of remembered operators. A tenant has a few.
@@ -32,25 +33,29 @@ type checked struct {
 	refused error
 }
 
-// admit checks that the operator is registered and not removed. If the bucket cannot be read, an operator that was
-// admitted before is admitted again.
+// admit checks that the operator is registered and not removed. It returns an error with code PermissionDenied if not,
+// and another one if the operator's record could not be read for operatorMemory.
 func (c *call) admit() error {
 	now := c.Now()
 	c.mu.Lock()
 	known, ok := c.operators[c.operator]
 	c.mu.Unlock()
-	memory := operatorMemory
+	fresh := operatorFresh
 	if known.refused != nil {
-		memory = refusalMemory
+		fresh = refusalMemory
 	}
-	if age := now.Sub(known.at); ok && age >= 0 && age < memory {
+	age := now.Sub(known.at)
+	if ok && age >= 0 && age < fresh {
 		return known.refused
 	}
 	_, _, err := c.record()
-	if err != nil && status.Code(err) != codes.PermissionDenied && ok && known.refused == nil &&
-		c.Context.Err() == nil {
-		c.Log.Warn("operator's record not read", "tenant", c.tenant, "operator", c.operator.String(), "error", err)
-		c.remember(nil)
+	if err == nil || status.Code(err) == codes.PermissionDenied || c.Context.Err() != nil {
+		return err
+	}
+	admitted := ok && known.refused == nil && age >= 0 && age < operatorMemory
+	c.Log.Warn("operator's record not read", "tenant", c.tenant, "operator", c.operator.String(),
+		"admitted", admitted, "error", err)
+	if admitted {
 		return nil
 	}
 	return err

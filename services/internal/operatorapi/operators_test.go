@@ -136,21 +136,31 @@ func TestOperatorsDuringAStorageOutage(t *testing.T) {
 	if err := list(t, w); err != nil {
 		t.Fatal(err)
 	}
+	w.service.Recheck(10 * time.Millisecond)
+	instances := live(t, w)
 	w.breakStore(outOfOrder)
-	w.Clock.Advance(time.Hour)
+	w.Clock.Advance(5*time.Minute - time.Second)
 	if err := list(t, w); err != nil {
 		t.Errorf("an operator that is known: %v", err)
 	}
-	wants(t, "an operator that is not", list(t, other), codes.Unavailable, "operator record")
-	_, err := w.renew(t, w)
+	w.Clock.Advance(time.Second)
+	wants(t, "an operator with a record that was not read for 5 minutes", list(t, w), codes.Unavailable,
+		"operator record")
+	_, err := instances.ended()
+	wants(t, "the watch of that operator", err, codes.Unavailable, "read operator", "out of order")
+	wants(t, "an operator that is not known", list(t, other), codes.Unavailable, "operator record")
+	_, err = w.renew(t, w)
 	wants(t, "renew", err, codes.Unavailable, "out of order")
 	w.breakStore(nil)
+	if err := list(t, w); err != nil {
+		t.Error(err)
+	}
 	if err := list(t, other); err != nil {
 		t.Error(err)
 	}
 }
 
-// An operator's record is read once in five minutes, independent of the number of calls.
+// An operator's record is read once in four minutes, independent of the number of calls.
 func TestOperatorRecordIsRemembered(t *testing.T) {
 	w := newTestShard(t)
 	var mu sync.Mutex
@@ -164,7 +174,7 @@ func TestOperatorRecordIsRemembered(t *testing.T) {
 		return mem.Fault{}
 	})
 	for range 10 {
-		w.Clock.Advance(29 * time.Second)
+		w.Clock.Advance(23 * time.Second)
 		if err := list(t, w); err != nil {
 			t.Fatal(err)
 		}

@@ -64,19 +64,22 @@ func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context
 // readmit checks periodically that the client of a stream is still admitted, and calls refuse if it is not.
 func (c *call) readmit(ctx context.Context, refuse context.CancelCauseFunc) {
 	for tasks.Sleep(ctx, c.service.recheck) == nil {
-		if err := c.admit(); status.Code(err) == codes.PermissionDenied {
-			refuse(err)
+		if err := c.admit(); err != nil {
+			refuse(&refusedStream{err})
 		}
 	}
 }
 
 // refusal returns the reason why readmit ended a stream. It returns nil if readmit did not end it.
 func refusal(ctx context.Context) error {
-	if cause := context.Cause(ctx); status.Code(cause) == codes.PermissionDenied {
-		return cause
+	if refused := (*refusedStream)(nil); errors.As(context.Cause(ctx), &refused) {
+		return refused.error
 	}
 	return nil
 }
+
+// refusedStream is the cause with which readmit ends a stream.
+type refusedStream struct{ error }
 
 // ended converts the end of a stream to a status error.
 func (c *call) ended(err error) error {
