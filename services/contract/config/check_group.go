@@ -1,11 +1,11 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
-	"slices"
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -18,6 +18,7 @@ func (c *checker) groups() {
 	for _, tenant := range sortedKeys(c.s.Groups) {
 		path := ChildPath("groups", tenant)
 		c.tenant(tenant, path)
+		var total Usage
 		for _, name := range sortedKeys(c.s.Groups[tenant]) {
 			spec, at := c.s.Groups[tenant][name], ChildPath(path, name)
 			c.key(at, ident.ValidateName(name))
@@ -27,7 +28,11 @@ func (c *checker) groups() {
 			}
 			used[spec.Template] = true
 			c.inShard(GroupKey{tenant, name}, spec, at)
+			if t, ok := c.s.Templates[spec.Template]; ok {
+				total.Instances += *cmp.Or(spec.Size, t.Size)
+			}
 		}
+		c.quota(tenant, ChildPath("tenants", tenant), Usage{}, total)
 	}
 	for _, name := range sortedKeys(c.s.Templates) {
 		if !used[name] {
@@ -93,16 +98,6 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 			"is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
 	}
 	c.render(g, spec, path, false)
-}
-
-// dynamic checks the rules that apply only to groups created through the API.
-func (c *checker) dynamic(spec GroupSpec, path string) {
-	pools := c.s.Server.DynamicSubnetPools
-	pool := firstOf(spec.SubnetPool, c.s.Templates[spec.Template].SubnetPool)
-	if pools != nil && pool != "" && !slices.Contains(pools, pool) {
-		c.add(ChildPath(path, "subnet_pool"), "%s is not among the pools of dynamic groups (%s)", quote(pool),
-			strings.Join(pools, ", "))
-	}
 }
 
 // rendering renders all templates of one group.

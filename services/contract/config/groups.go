@@ -41,10 +41,11 @@ func restricted(spec GroupSpec) []string {
 // Merged returns every group of the shard, static and dynamic, with all inherited values. The shard must be valid. If
 // the shard is terminating, every size is 0.
 //
-// Warnings list the parts of groups/ that are ignored. An error means that a dynamic group can no longer be made from
-// this shard config, because its template, pool or tenant, for example, was removed. Callers should refuse such a
-// config like an invalid one. The result still contains such a group, with its size and all values that are known. Its
-// instances therefore keep a group, but no new instances of it can be created.
+// Warnings list the parts of groups/ that are ignored. An error means that a group can no longer be made from this
+// shard config, because its template, pool or tenant, for example, was removed, or because the config no longer permits
+// what an operator chose. Callers should refuse such a config like an invalid one. The result still contains such a
+// group, with its size and all values that are known. Its instances therefore keep a group, but no new instances of it
+// can be created (see [Group.Refused]).
 func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	out := map[GroupKey]Group{}
@@ -57,6 +58,9 @@ func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 			}
 			g := c.s.merge(key, spec, override)
 			g.Static = true
+			if override != nil && !c.s.Terminating {
+				g.Refused = c.permissions(key, *override, ChildPath(ChildPath("", tenant), name))
+			}
 			out[key] = g
 		}
 	}
@@ -71,12 +75,17 @@ func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 			}
 		}
 	}
+	total := map[string]Usage{}
 	for key, g := range out {
 		if c.s.Terminating {
 			g.Size = 0
 		}
+		total[key.Tenant] = total[key.Tenant].Add(g)
 		g.RuntimeHash, g.InfraHash = c.s.runtimeHash(g), infraHash(g)
 		out[key] = g
+	}
+	for _, tenant := range sortedKeys(dynamic.Tenants) {
+		c.quota(tenant, ChildPath("", tenant), Usage{}, total[tenant])
 	}
 	return out, c.problems()
 }
@@ -122,16 +131,22 @@ func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 	c.tenant(key.Tenant, path)
 	c.group(spec, path)
 	c.inShard(key, spec, path)
-	c.dynamic(spec, path)
-	return c.s.merge(key, spec, nil), true
+	g := c.s.merge(key, spec, nil)
+	g.Refused = c.permissions(key, spec, path)
+	return g, true
 }
 
 // CheckUpsert reports why the API must refuse to create or change a group. spec is the complete new entry in groups/.
-// The error is a [Problems] with paths of the group's own fields. The shard must be valid.
+// The error is a [*DeniedError] if the shard config does not permit the group, and else a [Problems]. Paths are those
+// of the group's own fields. The shard must be valid.
 func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	if c.json(spec.Args, "args", 0); len(c.found) > 0 {
 		return c.problems().Err()
+	}
+	// No other problem is reported, because it could reveal a template of another tenant.
+	if c.permissions(key, spec, "") != "" {
+		return &DeniedError{c.problems()}
 	}
 	c.tenant(key.Tenant, "")
 	c.err("", ident.ValidateName(key.Group))
@@ -149,7 +164,6 @@ func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 			c.add("deleted", "is the server's own mark")
 		}
 		c.inShard(key, spec, "")
-		c.dynamic(spec, "")
 	}
 	return c.problems().Err()
 }

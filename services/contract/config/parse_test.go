@@ -64,7 +64,7 @@ func TestTenMistakes(t *testing.T) {
 		`ten-mistakes.jsonc:10:53: server.subnet_pools.other[0]: "b" is in pool "local" too`,
 		`ten-mistakes.jsonc:11:24: server.request_timeout: "-5s": a duration cannot be negative`,
 		`ten-mistakes.jsonc:12:67: server.leader_election.lease_duration: 6s is less than twice the renew_interval of 5s`,
-		`ten-mistakes.jsonc:14:15: tenants.default: always exists and may not be listed`,
+		`ten-mistakes.jsonc:14:15: tenants.Prod: name "Prod" may only have lower-case letters, digits and dashes`,
 		`ten-mistakes.jsonc:16:37: certificates.app.cn: template: line 1:12: there is no .Instance.Name; .Instance has ID, Kind, Arch, Type, Group, Tenant, Hostname, FQDN, IP4, IP6 (rendered for group default/web)`,
 		`ten-mistakes.jsonc:22:7: templates.worker.subnet_pol: there is no such field (did you mean "subnet_pool"?)`,
 		`ten-mistakes.jsonc:25:47: templates.worker.files["app.env"].content: is not for files of kind env (those have vars)`,
@@ -145,7 +145,7 @@ func TestTypes(t *testing.T) {
 		{with("", "", `, @"Size": 1`, ""),
 			[]string{`groups.default.g.Size: there is no such field (did you mean "size"?)`}},
 		{with("", "", "", `, "tenants": {"prod": {@"quota": 1}}`), []string{
-			`tenants.prod.quota: there is no such field`}},
+			`tenants.prod.quota: there is no such field (there are max_instances, max_groups)`}},
 		{with(`, "bind": {@"port": 1}`, "", "", ""),
 			[]string{
 				`server.bind.port: there is no such field (there are health_addr, election_addr, registration_addr, operator_addr, agent_addr)`}},

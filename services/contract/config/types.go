@@ -26,7 +26,7 @@ type Shard struct {
 	Cluster Cluster `json:"cluster" rule:"required"`
 	// The shard's servers.
 	Server Server `json:"server" rule:"required"`
-	// The owners of groups, by name. The tenant "default" always exists and may not be listed.
+	// The owners of groups, by name, with their quotas. The tenant "default" exists even if it is not listed.
 	Tenants map[string]Tenant `json:"tenants,omitempty"`
 	// Load balancers that groups can name.
 	LoadBalancers map[string]LoadBalancer `json:"load_balancers,omitempty"`
@@ -111,7 +111,8 @@ type Server struct {
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
 	// Lists of the provider's subnets, by the name that templates and groups use. Tried in order.
 	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
-	// The pools that dynamic groups may use; all of them where this is left out, none where it is an empty list.
+	// The pools that dynamic groups may use, also as the pool of their template. Every pool where this is left out,
+	// none where it is an empty list.
 	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
 	// How long one request to the provider or the bucket may take.
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
@@ -221,8 +222,14 @@ type ErrorExitJitter struct {
 	MaxDelay *Duration `json:"max_delay,omitempty" default:"40s"`
 }
 
-// Tenant has no settings yet.
-type Tenant struct{}
+// Tenant is an owner of groups. Its quotas bound what its operators can ask for.
+type Tenant struct {
+	// Most instances that the tenant's operators can ask for: the sizes of all groups of the tenant, and its on-demand
+	// instances. No limit where this is left out.
+	MaxInstances *int `json:"max_instances,omitempty" rule:"nonnegative"`
+	// Most groups that the tenant's operators can create. No limit where this is left out.
+	MaxGroups *int `json:"max_groups,omitempty" rule:"nonnegative"`
+}
 
 // LoadBalancer is a load balancer with which a group's healthy instances are registered.
 type LoadBalancer struct {
@@ -326,6 +333,33 @@ type Template struct {
 	InstanceTypes []string `json:"instance_types,omitempty"`
 	// Pool that the VMs' subnets are taken from, for groups without subnet_pool.
 	SubnetPool string `json:"subnet_pool,omitempty"`
+	// Tenants whose operators may create groups from the template: those with a static group of the template where this
+	// is left out, none where it is an empty list.
+	Tenants []string `json:"tenants,omitzero"`
+	// What operators may choose for groups of the template, beside the size, the template's own instance types and
+	// subnet pool, and variables.
+	Dynamic Permissions `json:"dynamic,omitzero"`
+}
+
+// Permissions lists what operators may choose for the groups of a template. Some of it also applies to the changes that
+// operators make to static groups: sizes, instance types and variables.
+type Permissions struct {
+	// JSON pointers (RFC 6901) to the arguments that operators may set, such as "/MetadataOptions/HttpTokens". Each
+	// includes what is below it. None where this is left out.
+	Args []string `json:"args,omitempty"`
+	// Instance types that operators may choose beside those of the template and of the static group: names, or patterns
+	// such as "t4g.*". * stands for any characters, ? for one.
+	InstanceTypes []string `json:"instance_types,omitempty"`
+	// Largest size that operators may give a group. No limit where this is left out.
+	MaxSize *int `json:"max_size,omitempty" rule:"nonnegative"`
+	// Subnet pools that operators may choose beside that of the template: those of server.dynamic_subnet_pools where
+	// this is left out, none where it is an empty list.
+	SubnetPools []string `json:"subnet_pools,omitzero"`
+	// Load balancers that operators may name. None where this is left out.
+	LoadBalancers []string `json:"load_balancers,omitempty"`
+	// Variables that operators may set. Where this is left out: every variable that the template uses in no argument,
+	// no certificate and no key of a stored object.
+	Vars []string `json:"vars,omitzero"`
 }
 
 // File is one file that instances of a template receive. Kind determines the allowed fields: certificate (Template,
@@ -416,6 +450,9 @@ type Group struct {
 	DrainTimeout  Duration
 	MaxSurge      int
 	MaxUnhealthy  Limit
+	// Refused says what an operator chose although the shard config no longer permits it, or "". A refused group keeps
+	// its VMs. The server creates no VM for it.
+	Refused string
 	// RuntimeHash and InfraHash: page "Hashes" of docs/reference/configuration.md.
 	RuntimeHash, InfraHash string
 }

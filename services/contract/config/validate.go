@@ -1,7 +1,6 @@
 package config
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -296,12 +295,9 @@ func (c *checker) pool(path, name string) {
 
 func (c *checker) tenants() {
 	for _, tenant := range sortedKeys(c.s.Tenants) {
-		path := ChildPath("tenants", tenant)
-		if tenant == ident.DefaultTenant {
-			c.key(path, errors.New("always exists and may not be listed"))
-			continue
+		if tenant != ident.DefaultTenant {
+			c.key(ChildPath("tenants", tenant), ident.ValidateTenantName(tenant))
 		}
-		c.key(path, ident.ValidateTenantName(tenant))
 	}
 }
 

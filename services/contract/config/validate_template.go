@@ -41,6 +41,13 @@ func (c *checker) templates() {
 		c.userdata(t.Userdata, path+".userdata")
 		c.instanceTypes(t.InstanceTypes, path)
 		c.pool(path+".subnet_pool", t.SubnetPool)
+		c.distinct(t.Tenants, path+".tenants")
+		for i, tenant := range t.Tenants {
+			if _, ok := c.s.Tenants[tenant]; tenant != "" && tenant != ident.DefaultTenant && !ok {
+				reference(c, element(path+".tenants", i), "tenant", tenant, c.s.Tenants, "tenants")
+			}
+		}
+		c.dynamic(t, path+".dynamic")
 		for _, file := range sortedKeys(t.Files) {
 			at := ChildPath(path+".files", file)
 			c.key(at, validateKey("file", file))

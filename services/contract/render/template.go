@@ -29,6 +29,7 @@ type Template struct {
 	name, text string
 	tmpl       *template.Template // nil if the text has no actions
 	vars       []string
+	allVars    bool
 }
 
 // Compile parses a template and checks every field that it refers to, in branches not taken too. The name is for errors
@@ -42,6 +43,9 @@ func (t *Template) Execute(d Data) (string, error) { return t.execute(d, d, newB
 
 // Vars returns the names of the variables that the template refers to as .Vars.name, in order of appearance.
 func (t *Template) Vars() []string { return append([]string(nil), t.vars...) }
+
+// ReadsAllVars reports whether the template may read variables that Vars does not name, as in {{ index .Vars "name" }}.
+func (t *Template) ReadsAllVars() bool { return t.allVars }
 
 // Userdata is a compiled boot script: a [Template] that can also refer to .Nonce.
 type Userdata struct{ t *Template }
@@ -110,7 +114,7 @@ func compile(name, text string, root reflect.Type) (*Template, error) {
 	if c.err != nil {
 		return nil, fmt.Errorf("%s: %w", name, c.err)
 	}
-	t.tmpl, t.vars = tmpl, c.vars
+	t.tmpl, t.vars, t.allVars = tmpl, c.vars, c.allVars
 	return t, nil
 }
 
@@ -174,6 +178,7 @@ type checker struct {
 	root      reflect.Type
 	err       error
 	vars      []string
+	allVars   bool            // the map of variables is read as a whole
 	seen      map[string]bool // vars
 	inLoop    bool
 	loopNodes int
@@ -227,7 +232,7 @@ func (c *checker) node(node parse.Node, dotIsRoot bool) {
 		}
 	case *parse.ChainNode:
 		c.node(n.Node, dotIsRoot)
-	case *parse.FieldNode, *parse.VariableNode:
+	case *parse.DotNode, *parse.FieldNode, *parse.VariableNode:
 		if path, ok := c.path(n, dotIsRoot); ok {
 			c.field(n, path)
 		}
@@ -272,6 +277,7 @@ func (c *checker) loop(n *parse.RangeNode, dotIsRoot bool) {
 		c.fail(n, "range is available over $.Vars and $.Image only")
 		return
 	}
+	c.allVars = c.allVars || path[0] == "Vars"
 	c.inLoop = true
 	c.list(n.List, false)
 	c.inLoop = false
@@ -284,6 +290,7 @@ func (c *checker) field(node parse.Node, path []string) {
 		c.fail(node, "there is no %s; %s", "."+strings.Join(path[:at+1], "."), known(parent, path[:at]))
 		return
 	}
+	c.allVars = c.allVars || len(path) == 0 || len(path) == 1 && path[0] == "Vars"
 	if len(path) == 2 && path[0] == "Vars" && !c.seen[path[1]] {
 		c.seen[path[1]] = true
 		c.vars = append(c.vars, path[1])

@@ -19,6 +19,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
+// ErrNotPermitted means that the shard's configuration no longer permits what an operator chose for the group.
+var ErrNotPermitted = errors.New("not permitted")
+
 // ErrNoCapacity means that the provider refused every placement of an instance for lack of capacity.
 var ErrNoCapacity = errors.New("no capacity left")
 
@@ -108,6 +111,9 @@ type order struct {
 // another placement means other parameters, and other parameters need another idempotency key.
 func (x *Executor) attempt(ctx context.Context, group config.Group, places []placement, refused []string,
 	o order) error {
+	if group.Refused != "" {
+		return fmt.Errorf("%w: %s", ErrNotPermitted, group.Refused)
+	}
 	for _, place := range places {
 		err := x.place(ctx, group, place, o)
 		if infra.ClassOf(err) != infra.Capacity || err == nil {

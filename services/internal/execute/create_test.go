@@ -337,6 +337,30 @@ func TestCreateRefused(t *testing.T) {
 	})
 }
 
+// TestCreateNotPermitted checks that no VM is requested for a group that the configuration no longer permits, and that
+// the alert says why.
+func TestCreateNotPermitted(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.reserve()
+		b.configure(func(g *config.Group) { g.Refused = "template: not for this tenant" })
+		b.do(create)
+		b.wait()
+		group, _ := b.State.Group(workers)
+		if err := b.CreateOnDemand(t.Context(), group, b.newID(), "", nil); !errors.Is(err, execute.ErrNotPermitted) {
+			t.Errorf("on demand: %v", err)
+		}
+		if len(b.made(mock.Create)) != 0 || b.pending() != 0 {
+			t.Errorf("%d calls, %d pending", len(b.made(mock.Create)), b.pending())
+		}
+		if back := b.backoff(); back.Failures != 1 || !strings.Contains(back.Reason, "not for this tenant") {
+			t.Errorf("back-off %+v", back)
+		}
+		if got := b.standing(); !slices.Equal(got, []string{"provider"}) {
+			t.Errorf("standing %v", got)
+		}
+	})
+}
+
 // TestCreateElsewhere checks that another placement uses another ID.
 func TestCreateElsewhere(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {

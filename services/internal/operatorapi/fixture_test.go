@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"runtime"
 	"strings"
@@ -53,8 +54,9 @@ func document(more string) string {
   %s
   "tenants": {"prod": {}, "rival": {}},
   "templates": {"worker": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "small",
-                           "vars": {"role": "worker"}, "args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}}},
-                "quick": {"kind": "knq", "arch": "arm64", "subnet_pool": "p", "instance_type": "small"}},
+                           "vars": {"role": "worker"}, "args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}},
+                           "dynamic": {"args": ["/Deep/B", "/Own", "/a"], "instance_types": ["large", "huge"], "vars": ["role", "a", "n", "x"]}},
+                "quick": {"kind": "knq", "arch": "arm64", "subnet_pool": "p", "instance_type": "small", "tenants": ["prod", "rival"]}},
   "groups": {"prod": {"static": {"template": "worker", "size": 0}}, "rival": {"theirs": {"template": "worker", "size": 0}}}
 }`, more)
 }
@@ -114,7 +116,13 @@ func newTestShard(t testing.TB) *testShard {
 // newTestShardOf starts the leader with a configuration.
 func newTestShardOf(t testing.TB, text string) *testShard {
 	t.Helper()
+	return newLoggedTestShard(t, text, slog.New(slog.DiscardHandler))
+}
+
+func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard {
+	t.Helper()
 	w := &testShard{Cluster: transporttest.New(t), cut: make(chan struct{})}
+	w.Log = log
 	w.store = mem.New(mem.Options{Now: w.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -48,13 +48,14 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 		}
 		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
 			if names := u.restricted(); len(names) > 0 {
+				c.logRefusal(key, names, "the group is static")
 				return status.Errorf(codes.FailedPrecondition,
 					"%s: cannot be changed: group %s is static, only size, instance_type and vars can be",
 					strings.Join(names, ", "), key.Group)
 			}
 		}
 		u.apply(spec)
-		return nil
+		return c.permitGroup(key, *spec)
 	})
 	if err != nil {
 		return nil, c.groupFault(key, err)
@@ -109,7 +110,7 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 	case errors.As(err, &superseded):
 		c.Leader.Leader.Executor.Authority.Refuse(superseded.Term) // a newer term exists
 	case errors.As(err, &refused):
-		return invalidGroup(refused)
+		return c.refusedGroup(key, refused)
 	case errors.Is(err, shardconfig.ErrNoGroup):
 		return errNoGroup(key)
 	case errors.Is(err, shardconfig.ErrGroupChanged):
@@ -123,20 +124,19 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 	return err
 }
 
-// invalidGroup lists every invalid field of a group, under the names that the request uses.
-func invalidGroup(err error) error {
+// refusedGroup lists every refused field of a group, under the names that the request uses.
+func (c *call) refusedGroup(key config.GroupKey, err error) error {
+	var denied *config.DeniedError
+	if errors.As(err, &denied) {
+		return c.refusal(codes.PermissionDenied, key, denied.Problems)
+	}
 	var found config.Problems
 	if !errors.As(err, &found) {
 		return status.Error(codes.InvalidArgument, "group: "+err.Error())
 	}
 	lines := make([]string, 0, len(found))
 	for _, p := range found {
-		switch {
-		case p.Path == "":
-			p.Path = "group"
-		case p.Path == "args" || strings.HasPrefix(p.Path, "args.") || strings.HasPrefix(p.Path, "args["):
-			p.Path = "args_json" + strings.TrimPrefix(p.Path, "args")
-		}
+		p.Path = requestPath(p.Path)
 		lines = append(lines, p.String())
 	}
 	return status.Error(codes.InvalidArgument, strings.Join(lines, "\n"))

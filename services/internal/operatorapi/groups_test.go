@@ -175,13 +175,13 @@ func TestUpsertGroupRefusals(t *testing.T) {
 			[]string{"template: is required"}},
 		"which template": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "workr"}, codes.InvalidArgument,
 			[]string{"template: ", `did you mean "worker"?`}},
-		"which pool": {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q"}, codes.InvalidArgument,
+		"which pool": {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q"}, codes.PermissionDenied,
 			[]string{"subnet_pool: "}},
 		"which balancer": {&nstancev1.UpsertGroupRequest{Group: "fleet", LoadBalancers: []string{"lb"}},
-			codes.InvalidArgument, []string{"load_balancers[0]: "}},
-		"two at once": {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q", MaxUnhealthy: "many"},
+			codes.PermissionDenied, []string{"load_balancers[0]: "}},
+		"two at once": {&nstancev1.UpsertGroupRequest{Group: "fleet", MaxSurge: ptr(uint32(0)), MaxUnhealthy: "many"},
 			codes.InvalidArgument,
-			[]string{"subnet_pool: ", "max_unhealthy: "}},
+			[]string{"max_surge: ", "max_unhealthy: "}},
 		"no surge": {&nstancev1.UpsertGroupRequest{Group: "fleet", MaxSurge: ptr(uint32(0))},
 			codes.InvalidArgument, []string{"max_surge: "}},
 		"bad rendering": {&nstancev1.UpsertGroupRequest{Group: "fleet", ArgsJson: `{"a": ["{{ .Vars.none }}"]}`},
@@ -224,6 +224,7 @@ func TestUpsertGroupChecksTheArgumentsOfTheCloud(t *testing.T) {
 	text := strings.NewReplacer(
 		`"kind": "mock", "region": "r", "zone": "z"`, `"kind": "aws", "region": "us-east-1", "zone": "us-east-1a"`,
 		`"args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}}`, `"args": {"EbsOptimized": true}`,
+		`"/Deep/B", "/Own", "/a"`, `"/ImagId", "/ImageId"`,
 	).Replace(document(""))
 	w := newTestShardOf(t, text)
 	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "new", Template: "worker",

@@ -145,9 +145,10 @@ func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.Acknowl
 // creation is one on-demand creation in progress. It continues when its client disconnects. Another request with the
 // same ID waits for the same creation.
 type creation struct {
-	done chan struct{}
-	id   ident.ID
-	err  error
+	done   chan struct{}
+	id     ident.ID
+	tenant string
+	err    error
 }
 
 // CreateInstance creates an on-demand instance. It returns when the provider has accepted the VM and the record is
@@ -180,12 +181,13 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 	}
 	// For an existing ID, the rest of the request is not checked, because the configuration may have changed since the
 	// first request.
-	if _, _, lives := c.state().Record(id); !lives {
+	_, _, lives := c.state().Record(id)
+	if !lives {
 		if err := c.checkInstance(req); err != nil {
 			return nil, err
 		}
 	}
-	made, err := c.create(c.key(req.GetGroup()), id, req.GetInstanceType(), maps.Clone(req.GetVars()))
+	made, err := c.create(c.key(req.GetGroup()), id, lives, req.GetInstanceType(), maps.Clone(req.GetVars()))
 	if err != nil {
 		return nil, err
 	}
@@ -204,15 +206,13 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 	return &nstancev1.CreateInstanceResponse{Instance: c.instanceStatus(view)}, nil
 }
 
-// checkInstance validates the group's configuration with the request's instance type and variables.
+// checkInstance validates the group's configuration with the request's instance type and variables, and checks that the
+// shard's configuration permits them.
 func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 	key := c.key(req.GetGroup())
 	group, ok := c.Config.Groups()[key]
 	if !ok || group.Deleted {
 		return errNoGroup(key)
-	}
-	if req.GetInstanceType() == "" && len(req.GetVars()) == 0 {
-		return nil
 	}
 	spec, _ := c.Config.Override(key)
 	if group.Static {
@@ -226,15 +226,16 @@ func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 	maps.Copy(vars, req.GetVars())
 	spec.Vars = vars
 	if err := config.CheckUpsert(c.Config.Shard(), key, spec); err != nil {
-		return invalidGroup(err)
+		return c.refusedGroup(key, err)
 	}
 	return nil
 }
 
-// create starts a creation, or returns the one in progress with the same ID. The creation does not use the client's
-// context. A request to the provider must be recorded, even if the client has disconnected.
-func (c *call) create(key config.GroupKey, id ident.ID, instanceType string, vars map[string]string) (*creation,
-	error) {
+// create starts a creation, or returns the one in progress with the same ID. lives means that the instance exists
+// already. The creation does not use the client's context. A request to the provider must be recorded, even if the
+// client has disconnected.
+func (c *call) create(key config.GroupKey, id ident.ID, lives bool, instanceType string,
+	vars map[string]string) (*creation, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if made, ok := c.creating[id]; ok && !id.IsZero() {
@@ -244,7 +245,12 @@ func (c *call) create(key config.GroupKey, id ident.ID, instanceType string, var
 		return nil,
 			status.Error(codes.ResourceExhausted, "too many instances are being created on demand: try again later")
 	}
-	leader, made := c.Leader, &creation{done: make(chan struct{}), id: id}
+	if !lives {
+		if err := c.permitInstance(key); err != nil {
+			return nil, err
+		}
+	}
+	leader, made := c.Leader, &creation{done: make(chan struct{}), id: id, tenant: c.tenant}
 	if id.IsZero() {
 		fresh, err := c.freshID(key)
 		if err != nil {

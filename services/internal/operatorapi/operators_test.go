@@ -335,7 +335,7 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 	}
 	w.configure(t, `{"cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
 		"server": {"shard": "a", "provider": {"kind": "mock", "zone": "elsewhere"}, "subnet_pools": {"p": ["s"]}},
-		"tenants": {"prod": {}}, "templates": {"worker": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "small"}}}`)
+		"tenants": {"prod": {}}, "templates": {"worker": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "small", "tenants": ["prod"]}}}`)
 	if answer := refresh(nstancev1.RefreshResult_REFRESH_RESULT_UPDATED); !answer.GetRestarting() ||
 		answer.GetEtag() == "" || answer.GetEtag() == status().GetEtag() {
 		t.Errorf("%v", answer)

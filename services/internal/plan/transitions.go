@@ -244,7 +244,7 @@ func ApplyNotice(n Notices, group *config.Group, now time.Time) Notices {
 // changes what is created.
 func EndsBackoff(before, after *config.Group) bool {
 	return before.Size != after.Size || before.Deleted != after.Deleted || before.RuntimeHash != after.RuntimeHash ||
-		before.InfraHash != after.InfraHash || before.Template != after.Template ||
+		before.InfraHash != after.InfraHash || before.Template != after.Template || before.Refused != after.Refused ||
 		!slices.Equal(before.InstanceTypes, after.InstanceTypes) || !slices.Equal(before.Subnets, after.Subnets)
 }
 

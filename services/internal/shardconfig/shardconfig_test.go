@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,8 +28,9 @@ func document(more, template string) string {
   "server": {"shard": "a", "provider": {"kind": "mock"}, "subnet_pools": {"p": ["s"]}},
   %[1]s
   "tenants": {"prod": {}},
-  "templates": {"t": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "small", "vars": {"v": "t"} %[2]s},
-                "u": {"kind": "knc", "arch": "arm64", "subnet_pool": "p"}},
+  "templates": {"t": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "small", "vars": {"v": "t"}, "tenants": ["default", "prod"],
+                      "dynamic": {"instance_types": ["large"]} %[2]s},
+                "u": {"kind": "knc", "arch": "arm64", "subnet_pool": "p", "tenants": ["default", "prod"], "dynamic": {"args": ["/a"]}}},
   "groups": {"default": {"static": {"template": "t", "size": 3}}}
 }`, more, template)
 }
@@ -498,6 +500,46 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	poor.refresh(t, Updated)
 	if poor.groups[static].Size != 4 {
 		t.Error("not applied")
+	}
+}
+
+// TestConfigThatForbidsADynamicGroup checks that a configuration that no longer permits a recorded group is refused,
+// and that a shard that is served with it nevertheless creates nothing for the group.
+func TestConfigThatForbidsADynamicGroup(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	l := lead(t, b, 1)
+	if _, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(2)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Upsert(t.Context(), static, "", size(5)); err != nil {
+		t.Fatal(err)
+	}
+	forbidding := strings.NewReplacer(`"dynamic": {"args": ["/a"]}`, `"dynamic": {"max_size": 1}`,
+		`"dynamic": {"instance_types": ["large"]}`, `"dynamic": {"max_size": 1}`).Replace(document("", ""))
+	b.write(t, forbidding)
+	var paths []string
+	for _, p := range l.refresh(t, Invalid) {
+		paths = append(paths, p.File+": "+p.Path)
+	}
+	slices.Sort(paths)
+	if want := []string{"groups: default.static.size", "groups: prod.fleet.size"}; !slices.Equal(paths, want) {
+		t.Errorf("problems of %q, want %q", paths, want)
+	}
+	if g := l.groups[fleet]; g.Size != 2 || g.Refused != "" {
+		t.Errorf("%+v", g)
+	}
+	if err := b.Store.Delete(t.Context(), keys.Applied(shardName)); err != nil {
+		t.Fatal(err)
+	}
+	next := lead(t, b, 2)
+	for key, size := range map[config.GroupKey]int{fleet: 2, static: 5} {
+		if g := next.groups[key]; g.Size != size || !strings.Contains(g.Refused, "the largest permitted size") {
+			t.Errorf("%+v", g)
+		}
+	}
+	if _, err := next.Upsert(t.Context(), fleet, "", size(1)); err != nil || next.groups[fleet].Refused != "" {
+		t.Errorf("the group is still refused after a change: %v, %+v", err, next.groups[fleet])
 	}
 }
 

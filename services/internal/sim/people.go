@@ -103,6 +103,7 @@ func (p *people) document() []byte {
 		Tenants:       map[string]config.Tenant{"other": {}},
 		LoadBalancers: map[string]config.LoadBalancer{"lb1": {Provider: "mock"}, "lb2": {Provider: "mock"}},
 		Templates: map[string]config.Template{template: {Kind: kind, Arch: "amd64", InstanceType: "small",
+			Tenants:       []string{"default", "other"},
 			InstanceTypes: []string{"large"}, SubnetPool: "p"}},
 		Groups:      map[string]map[string]config.GroupSpec{},
 		Terminating: p.terminating,

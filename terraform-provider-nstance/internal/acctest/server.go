@@ -63,7 +63,8 @@ const serverConfig = `{
   },
   "load_balancers": {},
   "defaults": {"vars": {"environment": "test"}, "userdata": {"content": %q}},
-  "templates": {"worker": {"kind": "wrk", "arch": "amd64", "subnet_pool": "local", "size": 0, "instance_type": "small", "vars": {"role": "worker"}, "args": {"Deep": {"A": 1}}}},
+  "templates": {"worker": {"kind": "wrk", "arch": "amd64", "subnet_pool": "local", "size": 0, "instance_type": "small", "vars": {"role": "worker"}, "args": {"Deep": {"A": 1}},
+    "dynamic": {"args": ["/Deep", "/Own"], "instance_types": ["*"], "subnet_pools": ["other"]}}},
   "groups": {"default": {"static": {"template": "worker", "size": 0}}}
 }
 `

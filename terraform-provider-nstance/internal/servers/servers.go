@@ -179,8 +179,11 @@ func Advice(err error) string {
 	}
 	switch status.Code(err) {
 	case codes.PermissionDenied, codes.Unauthenticated:
-		return "Check the tenant of the identity in the provider's operator block, and that the operator was not " +
-			"removed: nstance-admin cluster register-operator makes a new one."
+		return "Check the tenant of the identity in the provider's operator block, what the shard's configuration " +
+			"permits operators (templates.*.tenants and templates.*.dynamic), and that the operator was not removed: " +
+			"nstance-admin cluster register-operator makes a new one."
+	case codes.ResourceExhausted:
+		return "Raise the tenant's quotas in the shard's configuration (tenants.*), or reduce its groups."
 	case codes.InvalidArgument, codes.FailedPrecondition:
 		return "Correct the argument that the error names."
 	case codes.Unimplemented:

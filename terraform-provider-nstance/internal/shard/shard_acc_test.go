@@ -295,7 +295,7 @@ func TestAccMistakesInAttributes(t *testing.T) {
 	b := acctest.File(t)
 	broken := strings.NewReplacer(`"1m0s"`, `"-1m"`, `arch        = "amd64"`, `arch        = "amd46"`,
 		`"{{ .Instance.ID }}"`, `"{{ .Instance.Id }}"`, `size = 2`, `size = -2`,
-		`prod = {}`, `default = {}`).Replace(typed(b, options{size: 2}))
+		`prod = {}`, `Prod = {}`).Replace(typed(b, options{size: 2}))
 	cli := acctest.NewCLI(t, broken)
 	out, err := cli.Try("validate", "-json")
 	if err == nil {
@@ -323,7 +323,7 @@ func TestAccMistakesInAttributes(t *testing.T) {
 		"templates.worker.arch":             `worker = {`,
 		`templates.worker.args.Tags["a<b"]`: `worker = {`,
 		"groups.default.workers.size":       `"default/workers" = { template = "worker", size = -2 }`,
-		"tenants.default":                   `tenants  = { default = {} }`,
+		"tenants.Prod":                      `tenants  = { Prod = {} }`,
 		"groups.prod":                       `groups = {`,
 	} {
 		if got[path] != code {

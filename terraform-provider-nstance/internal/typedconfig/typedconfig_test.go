@@ -197,7 +197,8 @@ func TestProblems(t *testing.T) {
 		{"group", attr("groups") + "." + key(tenant+"/"+group) + "." + attr("template"), "nosuch", `groups["` + tenant +
 			"/" + group + `"].template`, "nosuch"},
 		{"null", attr("tenants"), map[string]tftypes.Value{"x": tftypes.NewValue(
-			tftypes.Object{AttributeTypes: map[string]tftypes.Type{}}, nil)}, `tenants["x"]`, "cannot be null"},
+			tftypes.Object{AttributeTypes: map[string]tftypes.Type{"max_groups": tftypes.Number,
+				"max_instances": tftypes.Number}}, nil)}, `tenants["x"]`, "cannot be null"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			problems := typedconfig.Read(edit(tc.at, tc.with)).Problems()

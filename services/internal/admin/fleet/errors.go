@@ -161,14 +161,14 @@ func hint(code codes.Code) string {
 		return "the certificate in --identity-dir is not accepted; nstance-admin cluster register-operator makes a " +
 			"new one"
 	case codes.PermissionDenied:
-		return "the certificate in --identity-dir does not allow this: check its tenant, and whether the operator " +
-			"was removed"
+		return "check the tenant of the certificate in --identity-dir, whether the operator was removed, and what the " +
+			"shard's configuration permits operators"
 	case codes.NotFound:
 		return "nstance-admin group list and instance list show what there is in the tenant"
 	case codes.Aborted:
 		return "another program changed it at the same time; read it and try again"
 	case codes.ResourceExhausted:
-		return "the server has too much to do; try again in a moment"
+		return "the tenant's quota or the server's capacity is used up; delete instances or groups, or try again later"
 	case codes.Unimplemented:
 		return "the server is older than this nstance-admin"
 	case codes.FailedPrecondition:

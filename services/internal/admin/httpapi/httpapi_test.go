@@ -156,7 +156,7 @@ func TestAnswers(t *testing.T) {
 		{"GET", "/config/status?shard=a", "", refuse(codes.ResourceExhausted), 429, nil},
 		{"GET", "/config/status?shard=a", "", refuse(codes.Unavailable), 503, nil},
 		{"GET", "/config/status?shard=a", "", refuse(codes.DeadlineExceeded), 504, nil},
-		{"GET", "/config/status?shard=a", "", refuse(codes.PermissionDenied), 502, nil},
+		{"GET", "/config/status?shard=a", "", refuse(codes.PermissionDenied), 403, nil},
 		{"GET", "/group/scale", "", nil, 405, []string{"POST only"}},
 		{"DELETE", "/groups", "", nil, 405, []string{"GET only"}},
 		{"GET", "/", "", nil, 404, []string{"openapi.json"}},

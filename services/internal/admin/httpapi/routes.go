@@ -159,6 +159,8 @@ func statusOf[T any, P fleet.Answer[T]](answers []T) int {
 	switch failed[0].Code {
 	case codes.InvalidArgument, codes.OutOfRange:
 		return http.StatusBadRequest
+	case codes.PermissionDenied:
+		return http.StatusForbidden
 	case codes.NotFound:
 		return http.StatusNotFound
 	case codes.Aborted, codes.AlreadyExists, codes.FailedPrecondition:

@@ -113,11 +113,11 @@ type callResult struct {
 	restored bool
 }
 
-// isRefusal reports whether repeating the request would fail in the same way.
+// isRefusal reports whether the same request will fail again as long as the shard's configuration does not change.
 func isRefusal(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange, codes.AlreadyExists, codes.NotFound,
-		codes.Unimplemented:
+		codes.Unimplemented, codes.PermissionDenied, codes.ResourceExhausted:
 		return true
 	}
 	return false

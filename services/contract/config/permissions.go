@@ -1,0 +1,344 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/render"
+)
+
+// Usage counts what a tenant has, or asks for.
+type Usage struct {
+	// Groups are dynamic groups, including those that are being deleted.
+	Groups int
+	// Instances are the sizes of all groups, and the on-demand instances.
+	Instances int
+}
+
+// Add returns the usage with one more group.
+func (u Usage) Add(g Group) Usage {
+	u.Instances += g.Size
+	if !g.Static {
+		u.Groups++
+	}
+	return u
+}
+
+// DeniedError lists what the shard config does not permit an operator of a group's tenant to choose.
+type DeniedError struct{ Problems Problems }
+
+func (e *DeniedError) Error() string { return e.Problems.Error() }
+
+// CheckQuota returns the quotas of a tenant that a change of its usage exceeds. A change that does not raise a number
+// is always permitted.
+func CheckQuota(s *Shard, tenant string, before, after Usage) Problems {
+	c := &checker{s: s}
+	c.quota(tenant, "", before, after)
+	return c.problems()
+}
+
+// GroupSize returns the size of a group with the given entry in groups/, which may be the override of a static group.
+func GroupSize(s *Shard, key GroupKey, spec GroupSpec) int {
+	static := s.Groups[key.Tenant][key.Group]
+	if size := cmp.Or(spec.Size, static.Size, s.Templates[firstOf(static.Template, spec.Template)].Size); size != nil {
+		return *size
+	}
+	return 0
+}
+
+// permissions reports what the config does not permit an operator of the group's tenant to choose. spec is the complete
+// entry in groups/: a dynamic group, or the override of a static group. path is that of the group. permissions returns
+// the reasons as one text, or "". It does not report a template that does not exist.
+func (c *checker) permissions(key GroupKey, spec GroupSpec, path string) string {
+	known := len(c.found)
+	static, isStatic := c.s.Groups[key.Tenant][key.Group]
+	name := firstOf(static.Template, spec.Template)
+	t, ok := c.s.Templates[name]
+	if !ok {
+		return ""
+	}
+	switch {
+	case !isStatic && !c.s.mayUse(key.Tenant, name):
+		c.refuse(ChildPath(path, "template"), name, "tenants", "template %s may not be used by tenant %s", name,
+			key.Tenant)
+	default:
+		c.permittedSize(static, spec, t, name, path)
+		c.permittedTypes(static, spec, t, name, path)
+		c.permittedVars(static, spec, t, name, path)
+		if !isStatic {
+			c.permittedPool(spec, t, name, path)
+			c.permittedBalancers(spec, t, name, path)
+			var pointers [][]string
+			for _, text := range t.Dynamic.Args {
+				if pointer, err := parsePointer(text); err == nil {
+					pointers = append(pointers, pointer)
+				}
+			}
+			c.permittedArgs(spec.Args, pointers, name, ChildPath(path, "args"))
+		}
+	}
+	var reasons []string
+	for _, f := range c.found[known:] {
+		reasons = append(reasons, f.problem().String())
+	}
+	return strings.Join(reasons, "; ")
+}
+
+// refuse reports a choice of an operator that a field of the template would permit.
+func (c *checker) refuse(path, template, field, format string, args ...any) {
+	c.add(path, format, args...).hint = "to permit it, change templates." + template + "." + field +
+		" in the shard's configuration"
+}
+
+// mayUse reports whether a tenant's operators may create groups from a template.
+func (s *Shard) mayUse(tenant, template string) bool {
+	if t := s.Templates[template]; t.Tenants != nil {
+		return slices.Contains(t.Tenants, tenant)
+	}
+	for _, group := range s.Groups[tenant] {
+		if group.Template == template {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *checker) permittedSize(static, spec GroupSpec, t Template, name, path string) {
+	if spec.Size == nil || t.Dynamic.MaxSize == nil {
+		return
+	}
+	most := max(*t.Dynamic.MaxSize, *cmp.Or(static.Size, t.Size))
+	if *spec.Size > most {
+		c.refuse(ChildPath(path, "size"), name, "dynamic.max_size", "%d is more than %d, the largest permitted size",
+			*spec.Size, most)
+	}
+}
+
+func (c *checker) permittedTypes(static, spec GroupSpec, t Template, name, path string) {
+	own := slices.Concat(t.InstanceTypes, static.InstanceTypes, []string{t.InstanceType, static.InstanceType})
+	check := func(at, instanceType string) {
+		if instanceType != "" && !slices.Contains(own, instanceType) &&
+			!slices.ContainsFunc(t.Dynamic.InstanceTypes, func(glob string) bool {
+				return matchesGlob(glob, instanceType)
+			}) {
+			c.refuse(at, name, "dynamic.instance_types", "%s is not a permitted instance type", quote(instanceType))
+		}
+	}
+	check(ChildPath(path, "instance_type"), spec.InstanceType)
+	for i, instanceType := range spec.InstanceTypes {
+		check(element(ChildPath(path, "instance_types"), i), instanceType)
+	}
+}
+
+// matchesGlob reports whether a text matches a valid pattern of [path.Match].
+func matchesGlob(glob, text string) bool {
+	ok, err := path.Match(glob, text)
+	return ok && err == nil
+}
+
+func (c *checker) permittedPool(spec GroupSpec, t Template, name, path string) {
+	at, all := ChildPath(path, "subnet_pool"), c.s.Server.DynamicSubnetPools
+	pool := firstOf(spec.SubnetPool, t.SubnetPool)
+	chosen := t.Dynamic.SubnetPools
+	if chosen == nil {
+		chosen = all
+	}
+	switch {
+	case pool == "":
+	case pool != t.SubnetPool && !slices.Contains(chosen, pool):
+		c.refuse(at, name, "dynamic.subnet_pools", "%s is not a permitted subnet pool", quote(pool))
+	case all != nil && !slices.Contains(all, pool):
+		c.add(at, "%s is not among the pools of dynamic groups", quote(pool)).hint =
+			"to permit it, change server.dynamic_subnet_pools in the shard's configuration"
+	}
+}
+
+func (c *checker) permittedBalancers(spec GroupSpec, t Template, name, path string) {
+	for i, balancer := range spec.LoadBalancers {
+		if !slices.Contains(t.Dynamic.LoadBalancers, balancer) {
+			c.refuse(element(ChildPath(path, "load_balancers"), i), name, "dynamic.load_balancers",
+				"%s is not a permitted load balancer", quote(balancer))
+		}
+	}
+}
+
+// permittedArgs reports the arguments that no pointer permits. Only members of objects have pointers, because a merge
+// replaces lists as a whole.
+func (c *checker) permittedArgs(args map[string]any, pointers [][]string, name, path string) {
+	for _, member := range sortedKeys(args) {
+		var below [][]string
+		permitted := false
+		for _, pointer := range pointers {
+			if pointer[0] == member {
+				below, permitted = append(below, pointer[1:]), permitted || len(pointer) == 1
+			}
+		}
+		object, _ := args[member].(map[string]any)
+		switch at := ChildPath(path, member); {
+		case permitted:
+		case len(object) > 0 && len(below) > 0:
+			c.permittedArgs(object, below, name, at)
+		default:
+			c.refuse(at, name, "dynamic.args", "may not be set by operators")
+		}
+	}
+}
+
+// permittedVars reports the variables that operators may not set. Without a list in the template, those are the ones
+// that choose a resource of the cloud, an object of the bucket, or the subject of a certificate.
+func (c *checker) permittedVars(static, spec GroupSpec, t Template, name, path string) {
+	if len(spec.Vars) == 0 {
+		return
+	}
+	var reserved map[string]bool
+	var all bool
+	if t.Dynamic.Vars == nil {
+		reserved, all = c.s.reservedVars(static, t)
+	}
+	for _, variable := range sortedKeys(spec.Vars) {
+		at := ChildPath(ChildPath(path, "vars"), variable)
+		switch {
+		case t.Dynamic.Vars == nil && (all || reserved[variable]):
+			c.refuse(at, name, "dynamic.vars",
+				"is used in arguments, certificates or keys of stored objects, and may not be set by operators")
+		case t.Dynamic.Vars != nil && !slices.Contains(t.Dynamic.Vars, variable):
+			c.refuse(at, name, "dynamic.vars", "may not be set by operators")
+		}
+	}
+}
+
+// reservedVars returns the variables in arguments, certificates and keys of stored objects of a group with a template.
+// all is true if one of these texts can read every variable.
+func (s *Shard) reservedVars(static GroupSpec, t Template) (names map[string]bool, all bool) {
+	names = map[string]bool{}
+	text := func(text string) {
+		// A template that does not compile is reported elsewhere. Without it, nothing can be rendered.
+		if compiled, err := render.Compile("", text); err == nil {
+			for _, name := range compiled.Vars() {
+				names[name] = true
+			}
+			all = all || compiled.ReadsAllVars()
+		}
+	}
+	var tree func(any)
+	tree = func(value any) {
+		switch v := value.(type) {
+		case string:
+			text(v)
+		case map[string]any:
+			for _, below := range v {
+				tree(below)
+			}
+		case []any:
+			for _, below := range v {
+				tree(below)
+			}
+		}
+	}
+	tree(mergeTree(s.Defaults.Args, t.Args, static.Args))
+	if u := cmp.Or(t.Userdata, s.Defaults.Userdata); u != nil && u.Source == "storage" {
+		text(u.Content)
+	}
+	for _, file := range t.Files {
+		text(file.Source)
+		cert := s.Certificates[file.Template]
+		for _, value := range slices.Concat([]string{cert.CN}, cert.Organization, cert.Country, cert.Province,
+			cert.Locality, cert.Street, cert.PostalCode, cert.DNS, cert.IP, cert.URI) {
+			text(value)
+		}
+	}
+	return names, all
+}
+
+// quota reports what [CheckQuota] returns. path is that of the tenant's groups, or "" if only one group is checked.
+func (c *checker) quota(tenant, path string, before, after Usage) {
+	limits := c.s.Tenants[tenant]
+	for _, q := range []struct {
+		field, unit   string
+		path          string
+		most          *int
+		before, after int
+	}{
+		{"max_groups", "dynamic groups", firstOf(path, "group"), limits.MaxGroups, before.Groups, after.Groups},
+		{"max_instances", "instances", firstOf(path, "size"), limits.MaxInstances, before.Instances, after.Instances},
+	} {
+		if q.most != nil && q.after > *q.most && q.after > q.before {
+			c.add(q.path, "tenant %s would have %d %s, at most %d are permitted", tenant, q.after, q.unit,
+				*q.most).hint = "to permit more, change tenants." + tenant + "." + q.field +
+				" in the shard's configuration"
+		}
+	}
+}
+
+// dynamic checks the permissions of a template at path.
+func (c *checker) dynamic(t Template, at string) {
+	p := t.Dynamic
+	c.distinct(p.Args, at+".args")
+	args := mergeTree(c.s.Defaults.Args, t.Args)
+	for i, text := range p.Args {
+		pointer, err := parsePointer(text)
+		if err == nil {
+			err = reachable(args, pointer)
+		}
+		if text != "" {
+			c.err(element(at+".args", i), err)
+		}
+	}
+	c.distinct(p.InstanceTypes, at+".instance_types")
+	for i, glob := range p.InstanceTypes {
+		if _, err := path.Match(glob, ""); err != nil {
+			c.add(element(at+".instance_types", i), "%s is not a pattern such as \"t4g.*\"", quote(glob))
+		}
+	}
+	c.distinct(p.SubnetPools, at+".subnet_pools")
+	for i, pool := range p.SubnetPools {
+		c.pool(element(at+".subnet_pools", i), pool)
+	}
+	c.distinct(p.LoadBalancers, at+".load_balancers")
+	for i, name := range p.LoadBalancers {
+		if name != "" {
+			reference(c, element(at+".load_balancers", i), "load balancer", name, c.s.LoadBalancers, "load_balancers")
+		}
+	}
+	c.distinct(p.Vars, at+".vars")
+}
+
+// reachable reports a pointer into something other than an object. A merge replaces lists as a whole, so a pointer
+// cannot name one of their elements.
+func reachable(args map[string]any, pointer []string) error {
+	for _, name := range pointer[:len(pointer)-1] {
+		value, ok := args[name]
+		if !ok {
+			return nil
+		}
+		below, isObject := value.(map[string]any)
+		if !isObject {
+			return errors.New(quote(name) + " is not an object in the template: permit it as a whole")
+		}
+		args = below
+	}
+	return nil
+}
+
+var errPointer = errors.New(`is not a JSON pointer to an argument, such as "/MetadataOptions/HttpTokens"`)
+
+// parsePointer splits a JSON pointer (RFC 6901) into the names of its members, at least one.
+func parsePointer(text string) ([]string, error) {
+	rest, ok := strings.CutPrefix(text, "/")
+	if !ok {
+		return nil, errPointer
+	}
+	names := strings.Split(rest, "/")
+	for i, name := range names {
+		for at := 0; at < len(name); at++ {
+			if name[at] == '~' && (at+1 == len(name) || name[at+1] != '0' && name[at+1] != '1') {
+				return nil, errPointer
+			}
+		}
+		names[i] = strings.ReplaceAll(strings.ReplaceAll(name, "~1", "/"), "~0", "~")
+	}
+	return names, nil
+}

@@ -1,0 +1,92 @@
+package operatorapi
+
+import (
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// permitGroup refuses a change of a group that raises the tenant's usage above its quotas. A concurrent CreateInstance
+// may exceed the quota of instances, by the number of instances that it creates while the group is written.
+func (c *call) permitGroup(key config.GroupKey, spec config.GroupSpec) error {
+	c.mu.Lock()
+	before := c.usage()
+	c.mu.Unlock()
+	shard, after := c.Config.Shard(), before
+	have, exists := c.Config.Groups()[key]
+	if !exists {
+		after.Groups++
+	}
+	after.Instances += config.GroupSize(shard, key, spec) - have.Size
+	return c.refusal(codes.ResourceExhausted, key, config.CheckQuota(shard, key.Tenant, before, after))
+}
+
+// permitInstance refuses one more on-demand instance than the tenant's quota permits. Call with mu held.
+func (c *call) permitInstance(key config.GroupKey) error {
+	before := c.usage()
+	after := before
+	after.Instances++
+	return c.refusal(codes.ResourceExhausted, key, config.CheckQuota(c.Config.Shard(), key.Tenant, before, after))
+}
+
+// usage counts the tenant's groups and instances, including the on-demand instances that are being created. Call with
+// mu held.
+func (c *call) usage() config.Usage {
+	var used config.Usage
+	if c.Config.Shard().Tenants[c.tenant] == (config.Tenant{}) {
+		return used // without quotas, nothing needs to be counted
+	}
+	for key, group := range c.Config.Groups() {
+		if key.Tenant == c.tenant {
+			used = used.Add(group)
+		}
+	}
+	onDemand := map[ident.ID]bool{}
+	for id, made := range c.creating {
+		if made.tenant == c.tenant {
+			onDemand[id] = true
+		}
+	}
+	for _, view := range c.state().Instances(c.tenant, "") {
+		if view.Record.OnDemand {
+			onDemand[view.Record.ID] = true
+		}
+	}
+	used.Instances += len(onDemand)
+	return used
+}
+
+// refusal returns the error for what an operator may not have, and logs it. It returns nil if nothing is refused.
+func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Problems) error {
+	if len(found) == 0 {
+		return nil
+	}
+	fields := make([]string, len(found))
+	for i := range found {
+		found[i].Path = requestPath(found[i].Path)
+		fields[i] = found[i].Path
+	}
+	c.logRefusal(key, fields, found.Error())
+	return status.Error(code, "group "+key.Group+" is not permitted:\n"+found.Error())
+}
+
+// logRefusal logs that an operator asked for something that it may not have.
+func (c *call) logRefusal(key config.GroupKey, fields []string, reason string) {
+	c.Log.Warn("operator's request refused", "tenant", key.Tenant, "operator", c.operator.String(), "group", key.Group,
+		"field", strings.Join(fields, ", "), "reason", reason)
+}
+
+// requestPath changes the path of a group's field to the name that requests use.
+func requestPath(path string) string {
+	switch {
+	case path == "":
+		return "group"
+	case path == "args" || strings.HasPrefix(path, "args.") || strings.HasPrefix(path, "args["):
+		return "args_json" + strings.TrimPrefix(path, "args")
+	}
+	return path
+}

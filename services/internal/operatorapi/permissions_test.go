@@ -1,0 +1,237 @@
+package operatorapi_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+)
+
+// sharedDocument is a shard of two tenants. The template vault is for the tenant prod alone. Operators of both tenants
+// may use the template shared, and may choose one argument, small instances, and at most 4 per group. The tenant rival
+// may have 2 groups and 6 instances.
+const sharedDocument = `{
+  "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
+  "server": {"shard": "a", "provider": {"kind": "aws", "region": "us-east-1", "zone": "us-east-1a"},
+             "subnet_pools": {"p": ["subnet-1"], "control": ["subnet-2"]}},
+  "tenants": {"prod": {}, "rival": {"max_groups": 2, "max_instances": 6}},
+  "load_balancers": {"www": {"provider": "aws", "target_group_arns": ["arn:aws:elasticloadbalancing:us-east-1:111122223333:targetgroup/www/1"]}},
+  "certificates": {"host": {"kind": "server", "cn": "{{ .Vars.host }}", "ttl": 24}},
+  "templates": {
+    "vault": {"kind": "knv", "arch": "arm64", "subnet_pool": "p", "instance_type": "t4g.nano", "args": {"ImageId": "ami-1"},
+              "files": {"token.key": {"kind": "secret", "source": "prod-token"}}},
+    "shared": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "t4g.nano",
+               "vars": {"profile": "web", "host": "web", "path": "web.json", "greeting": "hello"},
+               "args": {"ImageId": "ami-1", "IamInstanceProfile": {"Name": "{{ .Vars.profile }}"}, "SecurityGroupIds": ["sg-1"],
+                        "MetadataOptions": {"HttpTokens": "required"}, "BlockDeviceMappings": [{"DeviceName": "/dev/xvda"}]},
+               "files": {"host.crt": {"kind": "certificate", "template": "host", "key": {"source": "agent", "name": "host.pub"}},
+                         "web.json": {"kind": "storage", "source": "files/{{ .Vars.path }}"},
+                         "app.env": {"kind": "env", "vars": {"GREETING": "{{ .Vars.greeting }}"}}},
+               "tenants": ["prod", "rival"],
+               "dynamic": {"args": ["/MetadataOptions/HttpPutResponseHopLimit"], "instance_types": ["t4g.*"], "max_size": 4}}},
+  "groups": {"prod": {"vault": {"template": "vault", "size": 0}}, "rival": {"theirs": {"template": "shared", "size": 0}}}
+}`
+
+// logBuffer collects the lines of a JSON log. It is safe for concurrent use.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+// takeRefusals returns the logged refusals since the last call.
+func (b *logBuffer) takeRefusals(t testing.TB) (refusals []map[string]any) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for line := range strings.Lines(b.text.String()) {
+		var entry map[string]any
+		if err := json.Unmarshal([]byte(line), &entry); err != nil {
+			t.Fatal(err)
+		}
+		if entry["msg"] == "operator's request refused" {
+			refusals = append(refusals, entry)
+		}
+	}
+	b.text.Reset()
+	return refusals
+}
+
+// TestHostileOperator sends what an operator of one tenant may try to reach what is not its own: data of another
+// tenant, resources of the cloud that its template does not name, and more than its share. Each request is refused with
+// an error that names the field and what to do, and with one entry of the log. No request changes anything.
+func TestHostileOperator(t *testing.T) {
+	var logs logBuffer
+	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))
+	id := w.NewID(t, "opr")
+	rival := w.dial(t, w.operator(t, "rival", id, transporttest.NewKey(t)))
+	vault := w.group(t, "vault")
+
+	refused := func(name string, err error, code codes.Code, group, field string) {
+		t.Helper()
+		wants(t, name, err, code, field+": ")
+		entries := logs.takeRefusals(t)
+		if code != codes.PermissionDenied && code != codes.ResourceExhausted && code != codes.FailedPrecondition {
+			return
+		}
+		if code != codes.FailedPrecondition {
+			wants(t, name, err, code, "group "+group+" is not permitted", "in the shard's configuration")
+		}
+		if len(entries) != 1 {
+			t.Errorf("%s: %d log entries, want one: %v", name, len(entries), entries)
+			return
+		}
+		for key, want := range map[string]string{"level": "WARN", "tenant": "rival", "operator": id.String(),
+			"group": group,
+			"field": field} {
+			if entries[0][key] != want {
+				t.Errorf("%s: the log entry's %s is %q, want %q", name, key, entries[0][key], want)
+			}
+		}
+	}
+	args := func(text string) *nstancev1.UpsertGroupRequest {
+		return &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", ArgsJson: text}
+	}
+	vars := func(name, value string) *nstancev1.UpsertGroupRequest {
+		return &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", SetVars: true,
+			Vars: map[string]string{name: value}}
+	}
+	for _, test := range []struct {
+		name  string
+		req   *nstancev1.UpsertGroupRequest
+		field string
+		code  codes.Code // PermissionDenied, if zero
+	}{
+		{"another tenant's template", &nstancev1.UpsertGroupRequest{Group: "new", Template: "vault"}, "template", 0},
+		{"another tenant's group", &nstancev1.UpsertGroupRequest{Group: "vault", Template: "vault"}, "template", 0},
+		{"another tenant's template for a configured group", &nstancev1.UpsertGroupRequest{Group: "theirs",
+			Template: "vault"}, "template", codes.FailedPrecondition},
+		{"arguments of a configured group", &nstancev1.UpsertGroupRequest{Group: "theirs",
+			ArgsJson: `{"ImageId": "ami-2"}`}, "args_json", codes.FailedPrecondition},
+		{"a stored object of another tenant", vars("path", "prod/token.json"), "vars.path", 0},
+		{"a certificate for another host", vars("host", "vault.prod"), "vars.host", 0},
+		{"an instance profile through a variable", vars("profile", "admin"), "vars.profile", 0},
+
+		{"image", args(`{"ImageId": "ami-2"}`), "args_json.ImageId", 0},
+		{"image, with an escaped name", args(`{"\u0049mageId": "ami-2"}`), "args_json.ImageId", 0},
+		{"snapshot", args(`{"BlockDeviceMappings": [{"DeviceName": "/dev/sdf", "Ebs": {"SnapshotId": "snap-1"}}]}`),
+			"args_json.BlockDeviceMappings", 0},
+		{"security group", args(`{"SecurityGroupIds": ["sg-2"]}`), "args_json.SecurityGroupIds", 0},
+		{"no security group", args(`{"SecurityGroupIds": null}`), "args_json.SecurityGroupIds", 0},
+		{"key pair", args(`{"KeyName": "prod"}`), "args_json.KeyName", 0},
+		{"second interface",
+			args(`{"NetworkInterfaces": [{"DeviceIndex": 0}, {"DeviceIndex": 1, "SubnetId": "subnet-9"}]}`),
+			"args_json.NetworkInterfaces", 0},
+		{"subnet", args(`{"SubnetId": "subnet-9"}`), "args_json.SubnetId", 0},
+		{"instance profile", args(`{"IamInstanceProfile": {"Name": "admin"}}`), "args_json.IamInstanceProfile", 0},
+		{"launch template", args(`{"LaunchTemplate": {"LaunchTemplateName": "prod"}}`), "args_json.LaunchTemplate", 0},
+		{"user data", args(`{"UserData": "IyEvYmluL3NoCg=="}`), "args_json.UserData", 0},
+		{"tags",
+			args(`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "nstance:tenant", "Value": "prod"}]}]}`),
+			"args_json.TagSpecifications", 0},
+
+		{"beside a permitted argument",
+			args(`{"MetadataOptions": {"HttpPutResponseHopLimit": 1, "HttpTokens": "optional"}}`),
+			"args_json.MetadataOptions.HttpTokens", 0},
+		{"null above a permitted argument", args(`{"MetadataOptions": null}`), "args_json.MetadataOptions", 0},
+		{"an empty object above a permitted argument", args(`{"MetadataOptions": {}}`), "args_json.MetadataOptions", 0},
+		{"a list above a permitted argument", args(`{"MetadataOptions": [{"HttpPutResponseHopLimit": 1}]}`),
+			"args_json.MetadataOptions", 0},
+		{"an index instead of a list", args(`{"BlockDeviceMappings": {"0": {"Ebs": {"SnapshotId": "snap-1"}}}}`),
+			"args_json.BlockDeviceMappings", 0},
+		{"another case", args(`{"metadataoptions": {"HttpPutResponseHopLimit": 1}}`), "args_json.metadataoptions", 0},
+		{"another case below", args(`{"MetadataOptions": {"httpPutResponseHopLimit": 1}}`),
+			"args_json.MetadataOptions.httpPutResponseHopLimit", 0},
+		{"a pointer as the name", args(`{"/MetadataOptions/HttpPutResponseHopLimit": 1}`),
+			`args_json["/MetadataOptions/HttpPutResponseHopLimit"]`, 0},
+		{"an escaped pointer as the name", args(`{"MetadataOptions~1HttpPutResponseHopLimit": 1}`),
+			`args_json["MetadataOptions~1HttpPutResponseHopLimit"]`, 0},
+		{"a path as the name", args(`{"MetadataOptions.HttpPutResponseHopLimit": 1}`),
+			`args_json["MetadataOptions.HttpPutResponseHopLimit"]`, 0},
+		{"the same name twice",
+			args(`{"MetadataOptions": {"HttpPutResponseHopLimit": 1}, "MetadataOptions": {"HttpTokens": "optional"}}`),
+			"args_json: MetadataOptions", codes.InvalidArgument},
+
+		{"size", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", Size: ptr(uint32(5))}, "size", 0},
+		{"size of a configured group", &nstancev1.UpsertGroupRequest{Group: "theirs", Size: ptr(uint32(5))}, "size", 0},
+		{"huge size", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", Size: ptr(^uint32(0))}, "size",
+			codes.InvalidArgument},
+		{"instance type", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared",
+			InstanceType: "u-24tb1.metal"},
+			"instance_type", 0},
+		{"second instance type", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared",
+			InstanceTypes: []string{"t4g.small", "p5.48xlarge"}}, "instance_types[1]", 0},
+		{"instance type of a configured group", &nstancev1.UpsertGroupRequest{Group: "theirs",
+			InstanceType: "p5.48xlarge"},
+			"instance_type", 0},
+		{"subnet pool", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", SubnetPool: "control"},
+			"subnet_pool", 0},
+		{"load balancer", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared",
+			LoadBalancers: []string{"www"}},
+			"load_balancers[0]", 0},
+	} {
+		_, err := rival.UpsertGroup(t.Context(), test.req)
+		code := test.code
+		if code == 0 {
+			code = codes.PermissionDenied
+		}
+		refused(test.name, err, code, test.req.GetGroup(), test.field)
+	}
+	_, err := rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "vault"})
+	refused("an instance of another tenant's group", err, codes.NotFound, "vault", "group")
+	_, err = rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs",
+		InstanceType: "p5.48xlarge"})
+	refused("type of an instance", err, codes.PermissionDenied, "theirs", "instance_type")
+	_, err = rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs",
+		Vars: map[string]string{"path": "prod/token.json"}})
+	refused("variables of an instance", err, codes.PermissionDenied, "theirs", "vars.path")
+	if groups, _, _, err := w.state.ReadGroups(t.Context()); err == nil && len(groups.Tenants) > 0 {
+		t.Errorf("a refused request was stored: %v", groups.Tenants)
+	}
+
+	// What the configuration permits works, up to the quotas. A group with the name of another tenant's group is
+	// another group.
+	upsert := func(group string, size uint32) error {
+		_, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "shared",
+			Size: &size, InstanceType: "t4g.small", SetVars: true, Vars: map[string]string{"greeting": "hi"},
+			ArgsJson: `{"MetadataOptions": {"HttpPutResponseHopLimit": 1}}`})
+		return err
+	}
+	create := func() error {
+		_, err := rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs",
+			InstanceType: "t4g.small", Vars: map[string]string{"greeting": "hi"}})
+		return err
+	}
+	for name, err := range map[string]error{"first group": upsert("vault", 4), "second group": upsert("other", 1),
+		"on-demand instance": create()} {
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	refused("a third group", upsert("third", 0), codes.ResourceExhausted, "third", "group")
+	refused("a seventh instance", upsert("other", 2), codes.ResourceExhausted, "other", "size")
+	refused("a seventh instance on demand", create(), codes.ResourceExhausted, "theirs", "size")
+	_, err = rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "theirs", Size: ptr(uint32(1))})
+	refused("a seventh instance of a configured group", err, codes.ResourceExhausted, "theirs", "size")
+	if err := upsert("vault", 3); err != nil {
+		t.Errorf("shrinking: %v", err)
+	}
+	if err := upsert("other", 2); err != nil {
+		t.Errorf("growing to the quota: %v", err)
+	}
+	if now := w.group(t, "vault"); now.GetEtag() != vault.GetEtag() || now.GetTemplate() != "vault" {
+		t.Errorf("the other tenant's group has changed: %v", now)
+	}
+}
