@@ -21,7 +21,7 @@ const (
 // ends. The rest of the leader does not wait for it, because planning needs no address.
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string) {
 	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
-	began, held := l.parts.Env.Now(), false
+	began, held := l.Executor.Env.Now(), false
 	for delay := time.Second; ; {
 		wait := addressCheck
 		err := l.Executor.Permit(ctx)
@@ -34,7 +34,7 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 			delay = time.Second
 			if !held {
 				held = true
-				l.parts.Log.Info("holding the leader's address", "after", l.parts.Env.Now().Sub(began).String())
+				l.Executor.Log.Info("holding the leader's address", "after", l.Executor.Env.Now().Sub(began).String())
 			}
 		default:
 			if ctx.Err() == nil {
@@ -42,13 +42,13 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 			}
 			wait, delay = delay, min(2*delay, addressCheck)
 		}
-		if l.parts.Env.Sleep(ctx, wait) != nil {
+		if l.Executor.Env.Sleep(ctx, wait) != nil {
 			break
 		}
 	}
 	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), addressRelease)
 	defer cancel()
 	if err := network.Release(release, machineID); err != nil {
-		l.parts.Log.Warn("the leader's address is not released", "error", err)
+		l.Executor.Log.Warn("the leader's address is not released", "error", err)
 	}
 }

@@ -3,17 +3,14 @@ package leader
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/execute"
-	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // Records is the durable store of a shard's instances.
@@ -26,23 +23,6 @@ type Records interface {
 		take func(record.Instance, objstore.Token)) error
 }
 
-// Parts are the dependencies of a Leader.
-type Parts struct {
-	Owner       infra.Owner
-	Incarnation string
-	Authority   execute.Authority
-	Records     Records
-	Provider    infra.Provider
-	Renderer    execute.Renderer
-	Files       execute.Files
-	Groups      execute.Groups
-	Env         tasks.Env
-	Events      shardstate.Events
-	Log         *slog.Logger
-	// Wake is called whenever there may be something to plan. It makes Loop.Pass run soon.
-	Wake func()
-}
-
 // Leader holds one term's view of the shard and everything that acts on it.
 type Leader struct {
 	State    *shardstate.State
@@ -50,22 +30,19 @@ type Leader struct {
 	Asker    *shardstate.Asker
 	Loop     *Loop
 
-	parts Parts
+	records Records
 	// listed is the time at which TakeOver asked the provider for its list. It is zero if the provider did not answer.
 	listed time.Time
 }
 
-// NewLeader returns a leader for the authority's term. It starts nothing.
-func NewLeader(p Parts) *Leader {
-	state := shardstate.New(shardstate.Options{Term: p.Authority.Term(), Now: p.Env.Now, Wake: p.Wake,
-		Events: p.Events})
-	executor := &execute.Executor{State: state, Store: p.Records, Provider: p.Provider, Authority: p.Authority,
-		Renderer: p.Renderer, Files: p.Files, Groups: p.Groups, Env: p.Env, Log: p.Log, Owner: p.Owner,
-		Incarnation: p.Incarnation}
+// NewLeader returns a leader for the term of the executor's authority. It sets the executor's State and Store. wake is
+// called whenever there may be something to plan; it makes Loop.Pass run soon. NewLeader starts nothing.
+func NewLeader(x *execute.Executor, records Records, events shardstate.Events, wake func()) *Leader {
+	state := shardstate.New(shardstate.Options{Term: x.Authority.Term(), Now: x.Env.Now, Wake: wake, Events: events})
+	x.State, x.Store = state, records
 	listKey := shardstate.ErrorKey{Kind: plan.AlertProvider}
-	asker := &shardstate.Asker{State: state, Provider: p.Provider, Owner: p.Owner, Env: p.Env,
+	asker := &shardstate.Asker{State: state, Provider: x.Provider, Owner: x.Owner, Env: x.Env,
 		Failed: func(err error) { state.RaiseError(listKey, fmt.Sprintf("ask the provider: %v", err)) },
 		Answer: func() { state.ResolveError(listKey) }}
-	loop := &Loop{State: state, Executor: executor, Asker: asker, Env: p.Env, Log: p.Log}
-	return &Leader{State: state, Executor: executor, Asker: asker, Loop: loop, parts: p}
+	return &Leader{State: state, Executor: x, Asker: asker, Loop: &Loop{Executor: x, Asker: asker}, records: records}
 }

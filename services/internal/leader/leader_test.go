@@ -98,14 +98,14 @@ func newShard(t *testing.T, size int) *shard {
 			}
 			return mock.Outcome{}
 		}})
-	s.Leader = leader.NewLeader(leader.Parts{Owner: owner, Incarnation: "me", Authority: s, Records: s.state,
+	s.Leader = leader.NewLeader(&execute.Executor{Owner: owner, Incarnation: "me", Authority: s,
 		Provider: s.provider, Renderer: s, Files: s,
-		Groups: s, Env: s.env, Events: s, Log: slog.New(slog.DiscardHandler), Wake: func() {
-			select {
-			case s.wake <- struct{}{}:
-			default:
-			}
-		}})
+		Groups: s, Env: s.env, Log: slog.New(slog.DiscardHandler)}, s.state, s, func() {
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	})
 	s.configure(size)
 	return s
 }

@@ -6,7 +6,6 @@ package leader
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -14,16 +13,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // Loop plans and starts the actions of one leader.
 type Loop struct {
-	State    *shardstate.State
-	Executor *execute.Executor
-	Asker    *shardstate.Asker
-	Env      tasks.Env
-	Log      *slog.Logger
+	*execute.Executor
+	Asker *shardstate.Asker
 	// Planned, if set, is called with the time that planning one group took.
 	Planned func(instances int, took time.Duration)
 	// CreateEvery, if set, returns the minimum time between two creates. 0 means no limit.

@@ -13,6 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/plan"
@@ -35,9 +36,9 @@ func TestCreateRateLimit(t *testing.T) {
 	started := 0
 	every := time.Minute
 	loop := &leader.Loop{
-		State: state, Log: slog.New(slog.DiscardHandler),
-		// Creates start and never end.
-		Env:         tasks.Env{Now: func() time.Time { return now }, Go: func(string, func()) {}},
+		Executor: &execute.Executor{State: state, Log: slog.New(slog.DiscardHandler),
+			// Creates start and never end.
+			Env: tasks.Env{Now: func() time.Time { return now }, Go: func(string, func()) {}}},
 		CreateEvery: func() time.Duration { return every },
 		Started: func(kind plan.Kind) {
 			if kind == plan.Create {
@@ -126,9 +127,8 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	env := tasks.Env{Now: func() time.Time {
 		return now
 	}, Go: func(name string, _ func()) { started = append(started, name) }}
-	loop := &leader.Loop{State: state, Log: slog.New(slog.DiscardHandler), Env: env, Planned: func(int, time.Duration) {
-		plans++
-	}}
+	loop := &leader.Loop{Executor: &execute.Executor{State: state, Log: slog.New(slog.DiscardHandler), Env: env},
+		Planned: func(int, time.Duration) { plans++ }}
 	loop.Asker = &shardstate.Asker{State: state, Env: env}
 
 	ids, streams := make([]ident.ID, instances), make([]uint64, instances)

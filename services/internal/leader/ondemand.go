@@ -27,7 +27,7 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 		return ident.ID{}, ErrNoGroup
 	}
 	if id.IsZero() {
-		fresh, err := ident.NewID(group.Kind, l.parts.Env.Now(), l.parts.Env.Rand)
+		fresh, err := ident.NewID(group.Kind, l.Executor.Env.Now(), l.Executor.Env.Rand)
 		if err != nil {
 			return ident.ID{}, fmt.Errorf("make an instance ID: %w", err)
 		}
@@ -49,7 +49,7 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 	case unsettled:
 		return id, &clusterstate.SupersededError{ID: id, Record: left.Record, Token: left.Token}
 	}
-	if age := l.parts.Env.Now().Sub(id.Time()); age > l.State.Settings().Retention {
+	if age := l.Executor.Env.Now().Sub(id.Time()); age > l.State.Settings().Retention {
 		return id, fmt.Errorf("%w: made %s ago, and records are kept for %s", ErrDead, age.Round(time.Second),
 			l.State.Settings().Retention)
 	}
@@ -64,7 +64,7 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 // DeleteInstance records the intent to delete an instance. The intent is durable when it returns. For an instance that
 // is already being deleted it can only shorten the drain (plan's rule 40). For a deleted instance it changes nothing.
 func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string) error {
-	now := l.parts.Env.Now()
+	now := l.Executor.Env.Now()
 	rec, _, ok := l.State.Record(id)
 	if !ok {
 		if _, dead := l.State.Tombstone(id); dead {

@@ -23,16 +23,16 @@ const (
 // fences that write, so a leader that does not write the same record would not notice it. Recheck returns when ctx
 // ends.
 func (l *Leader) Recheck(ctx context.Context) {
-	for wait := recheckFirst; l.parts.Env.Sleep(ctx, wait) == nil; wait = recheckEvery {
-		err := l.parts.Records.LoadUnseen(ctx, l.State.Seen, func(rec record.Instance, token objstore.Token) {
+	for wait := recheckFirst; l.Executor.Env.Sleep(ctx, wait) == nil; wait = recheckEvery {
+		err := l.records.LoadUnseen(ctx, l.State.Seen, func(rec record.Instance, token objstore.Token) {
 			if rec.Term < l.State.Term() {
-				l.parts.Log.Info("found a record that an earlier leader wrote late", "instance", rec.ID.String(),
+				l.Executor.Log.Info("found a record that an earlier leader wrote late", "instance", rec.ID.String(),
 					"state", string(rec.State), "term", rec.Term)
 			}
 			l.found(rec, token)
 		})
 		if err != nil && ctx.Err() == nil {
-			l.parts.Log.Warn("records not compared with the bucket's, next try later", "error", err, "in", recheckEvery)
+			l.Executor.Log.Warn("records not compared with the bucket's, next try later", "error", err, "in", recheckEvery)
 		}
 	}
 }
@@ -43,7 +43,7 @@ func (l *Leader) found(rec record.Instance, token objstore.Token) {
 	_, dead := l.State.Tombstone(rec.ID)
 	switch {
 	case rec.Term > l.State.Term():
-		l.parts.Authority.Refuse(rec.Term)
+		l.Executor.Authority.Refuse(rec.Term)
 	case rec.State != record.Reserved:
 		l.State.PutRecord(rec, token)
 	case rec.ReservedTerm < l.State.Term() && !lives && !dead:

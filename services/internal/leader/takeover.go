@@ -17,16 +17,16 @@ import (
 // authority. If the provider does not answer after a few tries, Collect asks it again. Until then no instance counts as
 // gone.
 func (l *Leader) TakeOver(ctx context.Context) error {
-	asked := l.parts.Env.Now()
+	asked := l.Executor.Env.Now()
 	var vms []infra.VM
 	var listErr error
 	var highest uint64
-	err := l.parts.Env.ForEach(ctx, 2, 2, func(ctx context.Context, i int) error {
+	err := l.Executor.Env.ForEach(ctx, 2, 2, func(ctx context.Context, i int) error {
 		if i == 0 {
 			vms, listErr = l.list(ctx)
 			return nil
 		}
-		return l.parts.Records.LoadInstances(ctx, func(rec record.Instance, token objstore.Token) {
+		return l.records.LoadInstances(ctx, func(rec record.Instance, token objstore.Token) {
 			highest = max(highest, rec.Term)
 			if rec.State == record.Reserved {
 				l.State.AddLeftover(shardstate.Reservation{Record: rec, Token: token})
@@ -39,7 +39,7 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 		return fmt.Errorf("read the shard's instances: %w", err)
 	}
 	if term := l.State.Term(); highest > term {
-		l.parts.Authority.Refuse(highest)
+		l.Executor.Authority.Refuse(highest)
 		return fmt.Errorf("read the shard's instances: one was written in term %d, this is term %d", highest, term)
 	}
 	if listErr != nil {
@@ -61,13 +61,13 @@ const (
 // list returns the provider's list. It retries, because a short throttling must not leave a new leader without
 // information.
 func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
-	began := l.parts.Env.Now()
+	began := l.Executor.Env.Now()
 	for try := 1; ; try++ {
-		vms, err = l.parts.Provider.List(ctx, l.parts.Owner)
-		if err == nil || try == listTries || l.parts.Env.Now().Sub(began) > listPatience {
+		vms, err = l.Executor.Provider.List(ctx, l.Executor.Owner)
+		if err == nil || try == listTries || l.Executor.Env.Now().Sub(began) > listPatience {
 			return vms, err
 		}
-		if sleepErr := l.parts.Env.Sleep(ctx, listPause); sleepErr != nil {
+		if sleepErr := l.Executor.Env.Sleep(ctx, listPause); sleepErr != nil {
 			return nil, err
 		}
 	}
@@ -80,9 +80,9 @@ const readParallel = 16
 // that was written just before may be missing from the list, and its group would then get a VM too many.
 func (l *Leader) readStrays(ctx context.Context) error {
 	strays := l.State.Orphans()
-	return l.parts.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {
+	return l.Executor.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {
 		vm := strays[i]
-		rec, token, err := l.parts.Records.GetInstance(ctx, vm.Tags.Tenant, vm.Tags.Instance)
+		rec, token, err := l.records.GetInstance(ctx, vm.Tags.Tenant, vm.Tags.Instance)
 		if errors.Is(err, objstore.ErrNotFound) {
 			return nil
 		}
@@ -122,7 +122,7 @@ func (l *Leader) Collect(ctx context.Context) {
 			delay = time.Second
 		}
 		l.listed = time.Time{}
-		if l.parts.Env.Sleep(ctx, wait) != nil {
+		if l.Executor.Env.Sleep(ctx, wait) != nil {
 			return
 		}
 	}

@@ -150,16 +150,14 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 	env.Now = w.Clock.Now
 	w.manager = shardconfig.New(w.state, "a", w.Log)
 	events, wake := operatorapi.NewEvents(), make(chan struct{}, 1)
-	w.leader = leader.NewLeader(leader.Parts{Owner: infra.Owner{Cluster: w.Name, Shard: "a"},
-		Incarnation: "incarnation-1", Authority: authority,
-		Records: w.state, Provider: w.provider, Renderer: renderer{}, Files: noFiles{}, Groups: w.manager, Env: env,
-		Events: events, Log: w.Log,
-		Wake: func() {
-			select {
-			case wake <- struct{}{}:
-			default:
-			}
-		}})
+	w.leader = leader.NewLeader(&execute.Executor{Owner: infra.Owner{Cluster: w.Name, Shard: "a"},
+		Incarnation: "incarnation-1", Authority: authority, Provider: w.provider, Renderer: renderer{},
+		Files: noFiles{}, Groups: w.manager, Env: env, Log: w.Log}, w.state, events, func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	})
 	if err := w.manager.Lead(ctx, 3, applier{w.leader.State}); err != nil {
 		t.Fatal(err)
 	}

@@ -104,22 +104,20 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 
 	wake := make(chan struct{}, 1)
 	events := operatorapi.NewEvents()
-	leader := leader.NewLeader(leader.Parts{
+	leader := leader.NewLeader(&execute.Executor{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a,
-		Records: s.state, Provider: s.machine.Provider,
-		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
-		Events: eventFanout{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
-		Wake: func() {
-			select {
-			case wake <- struct{}{}:
-			default:
-			}
-		},
+		Provider: s.machine.Provider, Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
+		Log:     s.log,
+		Entered: func(after time.Duration) { s.metrics.CreateLatency.Observe(after.Seconds()) },
+	}, s.state, eventFanout{events, s.metrics, s.forget(ctx, env)}, func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
 	})
 	leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	leader.Loop.Started = func(kind plan.Kind) { s.metrics.Actions.WithLabelValues(string(kind)).Inc() }
 	leader.Loop.Planned = func(_ int, took time.Duration) { s.metrics.PlanDuration.Observe(took.Seconds()) }
-	leader.Executor.Entered = func(after time.Duration) { s.metrics.CreateLatency.Observe(after.Seconds()) }
 	issuer := transport.Issuer{CA: ca, Bundle: caPEM, Rand: rand.Reader, Now: time.Now}
 	l := &leadership{
 		leader: leader,

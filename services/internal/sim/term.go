@@ -109,11 +109,10 @@ func (s *server) lead(number uint64) {
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
-	t.leader = leader.NewLeader(leader.Parts{
-		Owner: ours, Incarnation: s.process.name, Authority: t, Records: records{state, w},
-		Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
-		Groups: t, Env: t.env, Events: events{w, t}, Log: slog.New(tracer{w, s.process.name}), Wake: t.wakeLoop,
-	})
+	t.leader = leader.NewLeader(&execute.Executor{
+		Owner: ours, Incarnation: s.process.name, Authority: t, Provider: cloud{w.provider, w}, Renderer: renderer{},
+		Files: t, Groups: t, Env: t.env, Log: slog.New(tracer{w, s.process.name}),
+	}, records{state, w}, events{w, t}, t.wakeLoop)
 	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	t.env.Go("lead", t.takeOver)
 }

@@ -130,7 +130,8 @@ func (op *simulatedOperator) recordWrite(do func() error) error {
 // restart replaces the reconciler, as a new process without memory.
 func (op *simulatedOperator) restart() {
 	op.crashIn = 0
-	op.rec = &Reconciler{Scope: scope.Scope{Client: op.client, Reader: op.client, Recorder: &op.events, Shards: op.shards,
+	op.rec = &Reconciler{Scope: scope.Scope{Client: op.client, Reader: op.client, Recorder: &op.events,
+		Shards:    op.shards,
 		Namespace: namespace, Cluster: "prod", Tenant: "default",
 		Now: func() time.Time { return op.now }, Rand: randomness{op.rand}, Log: slog.New(slog.DiscardHandler)}}
 }

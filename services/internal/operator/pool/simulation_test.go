@@ -117,7 +117,8 @@ func newSimulatedOperator(t testing.TB, ids ...string) *simulatedOperator {
 			return c.SubResource(sub).Patch(ctx, obj, patch, opts...)
 		},
 	})
-	op.importer, op.pools, op.groups, op.machines = newImporter(pools{o}), &poolReconciler{pools{o}}, newGroupReconciler(pools{o}),
+	op.importer, op.pools, op.groups, op.machines = newImporter(pools{o}), &poolReconciler{pools{o}},
+		newGroupReconciler(pools{o}),
 		&machineReconciler{pools{o}}
 	for _, id := range ids {
 		op.addShard(id)
