@@ -96,7 +96,7 @@ func checkOurs(c *cluster, name string, content []byte) error {
 
 func secretName(cmd *cobra.Command, name string) error {
 	if err := secretstore.ValidateName(name); err != nil {
-		return &usageError{err: err, command: cmd.CommandPath()}
+		return usageOf(cmd, err)
 	}
 	return nil
 }

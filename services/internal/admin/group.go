@@ -173,11 +173,10 @@ follows.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		size, err := strconv.ParseUint(args[1], 10, 31)
 		if err != nil {
-			return &usageError{err: fmt.Errorf("size %q is not a number of instances", args[1]),
-				command: cmd.CommandPath()}
+			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances", args[1]))
 		}
 		if err := ident.ValidateName(args[0]); err != nil {
-			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
+			return usageOf(cmd, fmt.Errorf("group: %w", err))
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
 			return f.Scale(ctx, shards, args[0], uint32(size))
@@ -230,10 +229,10 @@ given is the template's.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		spec.Group, spec.Size, spec.SetVars = args[0], &size, len(spec.GetVars()) > 0
 		if err := ident.ValidateName(args[0]); err != nil {
-			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
+			return usageOf(cmd, fmt.Errorf("group: %w", err))
 		}
 		if spec.GetTemplate() == "" {
-			return &usageError{err: errors.New("--template is missing"), command: cmd.CommandPath()}
+			return usageOf(cmd, errors.New("--template is missing"))
 		}
 		if flags.Changed("drain-timeout") {
 			spec.DrainTimeout = durationpb.New(drain)
@@ -264,7 +263,7 @@ itself goes by removing it from the configuration.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
 		if err := ident.ValidateName(name); err != nil {
-			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
+			return usageOf(cmd, fmt.Errorf("group: %w", err))
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
 			return f.DeleteGroup(ctx, shards, name)

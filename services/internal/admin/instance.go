@@ -117,7 +117,7 @@ func instanceID(cmd *cobra.Command, text string) (ident.ID, error) {
 		err = fmt.Errorf("%s is an operator's ID", text)
 	}
 	if err != nil {
-		return ident.ID{}, &usageError{err: err, command: cmd.CommandPath()}
+		return ident.ID{}, usageOf(cmd, err)
 	}
 	return id, nil
 }

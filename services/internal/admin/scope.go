@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -51,11 +53,13 @@ func (s *scope) reach(cmd *cobra.Command) {
 
 // fleet returns a fleet for the flags. The caller must close it.
 func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
-	servers, err := fleet.ParseServers(cmp.Or(s.servers, a.Getenv(envServers)))
+	servers, err := endpoints.Parse(cmp.Or(s.servers, a.Getenv(envServers)))
 	switch {
 	case err != nil:
-		return nil, &usageError{err: err, hint: "--servers us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993"}
-	case len(servers.Shards()) == 0:
+		return nil,
+			&usageError{err: fmt.Errorf("server %w", err),
+				hint: "--servers us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993"}
+	case len(servers) == 0:
 		return nil, &usageError{err: errors.New("no shard's address is given"),
 			hint: "give them with --servers shard=host:port,… or in " +
 				envServers}
@@ -93,7 +97,7 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	case shard == "":
 		return nil, &usageError{err: errors.New("which shard?"), hint: "name one with --shard or " + envShard +
 			", or take --all-shards; there are: " + list(known)}
-	case !f.Has(shard):
+	case !slices.Contains(known, shard):
 		return nil, &usageError{err: fmt.Errorf("there is no address of shard %q in --servers", shard),
 			hint: "there are: " + list(known)}
 	}
@@ -118,7 +122,7 @@ func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output
 		answers = call(f, ctx, shards)
 		return nil
 	})
-	err = a.show(output, shardsOutput[T]{answers}, func(w io.Writer) error { return table(w, answers) })
+	err = a.show(output, fleet.Answers[T]{Shards: answers}, func(w io.Writer) error { return table(w, answers) })
 	if failed := fleet.Failed[T, P](answers); len(failed) > 0 {
 		err = errors.Join(err, &shardsError{failed, len(answers)})
 	}
@@ -130,9 +134,4 @@ func whom(shards []string) string {
 		return "shard " + shards[0]
 	}
 	return strconv.Itoa(len(shards)) + " shards"
-}
-
-// shardsOutput is the JSON and YAML output of every shard command.
-type shardsOutput[T any] struct {
-	Shards []T `json:"shards"`
 }

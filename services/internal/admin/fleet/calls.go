@@ -76,6 +76,11 @@ type (
 	}
 )
 
+// Answers is the output form of the answers of several shards.
+type Answers[T any] struct {
+	Shards []T `json:"shards"`
+}
+
 // each calls ask for all shards concurrently. The answers are in the order of the shards.
 func each[T any, P Answer[T]](ctx context.Context, shards []string, ask func(ctx context.Context, shard string,
 	into *T) error) []T {

@@ -62,11 +62,6 @@ func codeName(code codes.Code) string {
 	return b.String()
 }
 
-func noAddress(shard string) *Error {
-	return &Error{Shard: shard, Code: codes.NotFound, Message: "there is no address of this shard",
-		Hint: "add it to --servers or NSTANCE_ADMIN_SERVERS as " + shard + "=host:port"}
-}
-
 // refuse returns an error that nstance-admin itself detects, without an answer from the server.
 func refuse(shard string, code codes.Code, hint, format string, args ...any) *Error {
 	return &Error{Shard: shard, Code: code, Message: fmt.Sprintf(format, args...), Hint: hint}

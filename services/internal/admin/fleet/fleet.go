@@ -7,7 +7,6 @@ package fleet
 
 import (
 	"context"
-	"errors"
 	"io"
 	"maps"
 	"net"
@@ -23,11 +22,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 )
 
 // Options configure [New]. All are required.
 type Options struct {
-	Servers Servers
+	// Servers holds the operator addresses of each shard. They are tried in turn.
+	Servers []endpoints.Shard
 	// IdentityDir is read for every new connection, so that a renewed certificate is used without a restart.
 	IdentityDir string
 	// Timeout limits one call to one shard, including the time to connect.
@@ -60,10 +61,13 @@ func New(options Options) *Fleet {
 }
 
 // Shards returns the names of the shards with a known address.
-func (f *Fleet) Shards() []string { return f.options.Servers.Shards() }
-
-// Has reports whether there is an address of a shard.
-func (f *Fleet) Has(shard string) bool { return f.options.Servers.Has(shard) }
+func (f *Fleet) Shards() []string {
+	var names []string
+	for _, shard := range f.options.Servers {
+		names = append(names, shard.Name)
+	}
+	return names
+}
 
 // Identity reads the identity that calls use.
 func (f *Fleet) Identity() (Identity, error) { return LoadIdentity(f.options.IdentityDir) }
@@ -94,7 +98,8 @@ func (f *Fleet) call(ctx context.Context, shard string, do func(context.Context,
 func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context, Client) error) error {
 	queue := f.addresses(shard)
 	if len(queue) == 0 {
-		return noAddress(shard)
+		return refuse(shard, codes.NotFound, "add it to --servers or NSTANCE_ADMIN_SERVERS as "+shard+"=host:port",
+			"there is no address of this shard")
 	}
 	var first *Error
 	for followed := false; len(queue) > 0; {
@@ -143,7 +148,12 @@ func (f *Fleet) addresses(shard string) []string {
 	f.mu.Lock()
 	leader := f.leaders[shard]
 	f.mu.Unlock()
-	addrs := slices.Clone(f.options.Servers.addrs[shard])
+	var addrs []string
+	for _, known := range f.options.Servers {
+		if known.Name == shard {
+			addrs = slices.Clone(known.Addrs)
+		}
+	}
 	if leader == "" {
 		return addrs
 	}
@@ -169,7 +179,7 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 	if c := f.conns[at]; c != nil {
 		return c, nil
 	}
-	t := &transport{shard: shard, options: f.options}
+	t := &transport{TransportCredentials: credentials.NewTLS(nil), shard: shard, options: f.options}
 	// With "passthrough", gRPC dials the address unchanged. Its host must match the server's certificate.
 	cc, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(t),
@@ -196,14 +206,14 @@ const maxMessage = 16 << 20
 
 // transport makes TLS connections and keeps the error of the last handshake. Each handshake uses the current identity.
 type transport struct {
+	credentials.TransportCredentials // for what a client does not use
+
 	shard   string
 	options Options
 
 	mu  sync.Mutex
 	err error
 }
-
-var _ credentials.TransportCredentials = (*transport)(nil)
 
 func (t *transport) failure() error {
 	t.mu.Lock()
@@ -240,18 +250,5 @@ func (t *transport) handshake(ctx context.Context, name string, raw net.Conn) (n
 	return credentials.NewTLS(identity.config(t.shard, t.options.Now)).ClientHandshake(ctx, name, raw)
 }
 
-// ServerHandshake always fails, because these are client credentials.
-func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("these credentials are a client's")
-}
-
-// Info implements credentials.TransportCredentials.
-func (t *transport) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
-}
-
 // Clone returns t itself, which belongs to one connection.
 func (t *transport) Clone() credentials.TransportCredentials { return t }
-
-// OverrideServerName does nothing. It is deprecated, and the host of the address is the server name.
-func (t *transport) OverrideServerName(string) error { return nil }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +17,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
@@ -27,7 +27,7 @@ const month = 30 * 24 * time.Hour
 
 func newFleet(t *testing.T, dir string, servers ...string) *fleet.Fleet {
 	t.Helper()
-	parsed, err := fleet.ParseServers(strings.Join(servers, ","))
+	parsed, err := endpoints.Parse(strings.Join(servers, ","))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,23 +42,6 @@ func workers() *fleettest.Shard {
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk",
 			Etag: "etag-1", Vars: map[string]string{"a": "b"}}},
-	}
-}
-
-func TestParseServers(t *testing.T) {
-	s, err := fleet.ParseServers("b=10.0.0.1:8993, a=[::1]:1,b=10.0.0.2:8993,")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"b", "a"}, s.Shards()); diff != "" {
-		t.Error(diff)
-	}
-	if addrs := []bool{s.Has("a"), s.Has("b"), s.Has("c")}; !slices.Equal(addrs, []bool{true, true, false}) {
-		t.Error("addresses of a, b and c:", addrs)
-	}
-	// Package endpoints has more cases.
-	if _, err := fleet.ParseServers("a=h/x:8993"); err == nil || !strings.Contains(err.Error(), "host") {
-		t.Error(err)
 	}
 }
 
@@ -187,7 +170,7 @@ func TestTimeout(t *testing.T) {
 		return nil
 	}
 	defer close(release)
-	servers, err := fleet.ParseServers("a=" + addr)
+	servers, err := endpoints.Parse("a=" + addr)
 	if err != nil {
 		t.Fatal(err)
 	}

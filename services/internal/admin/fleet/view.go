@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 
@@ -180,7 +181,7 @@ type Refresh struct {
 
 func viewRefresh(r *nstancev1.RefreshConfigResponse) Refresh {
 	return Refresh{
-		Result: strings.ToLower(strings.TrimPrefix(r.GetResult().String(), "REFRESH_RESULT_")), ETag: r.GetEtag(),
+		Result: enumName(r.GetResult(), "REFRESH_RESULT_"), ETag: r.GetEtag(),
 		Restarting: r.GetRestarting(),
 		Problems:   viewProblems(r.GetProblems()),
 	}
@@ -212,7 +213,7 @@ type Event struct {
 
 func viewInstanceEvent(shard string, e *nstancev1.InstanceEvent) Event {
 	event := Event{
-		Shard: shard, Stream: "instance", Type: strings.ToLower(strings.TrimPrefix(e.GetType().String(), "TYPE_")),
+		Shard: shard, Stream: "instance", Type: enumName(e.GetType(), "TYPE_"),
 		At:    at(e.GetAt()),
 		Group: e.GetInstance().GetGroup(), ID: e.GetInstance().GetInstanceId(), Reason: e.GetReason(),
 		Replaces: e.GetReplaces(),
@@ -226,8 +227,7 @@ func viewInstanceEvent(shard string, e *nstancev1.InstanceEvent) Event {
 }
 
 func viewGroupEvent(shard string, e *nstancev1.GroupEvent) Event {
-	event := Event{Shard: shard, Stream: "group", Type: strings.ToLower(strings.TrimPrefix(e.GetType().String(),
-		"TYPE_")), Group: e.GetGroup()}
+	event := Event{Shard: shard, Stream: "group", Type: enumName(e.GetType(), "TYPE_"), Group: e.GetGroup()}
 	if e.GetStatus() != nil {
 		view := viewGroup(e.GetStatus())
 		event.Group, event.Reason, event.GroupStatus = view.Name, view.BlockedReason, &view
@@ -249,4 +249,9 @@ func at(t *timestamppb.Timestamp) time.Time {
 		return time.Time{}
 	}
 	return t.AsTime()
+}
+
+// enumName returns the name of a value of the protocol in lower case, without the prefix of its type.
+func enumName(value fmt.Stringer, prefix string) string {
+	return strings.ToLower(strings.TrimPrefix(value.String(), prefix))
 }

@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -255,7 +256,7 @@ func (a *api) scope(r route, c *call) error {
 	case shard == "":
 		return badRequest("query: which shard? Give ?shard= or ?all_shards=true; there are: %s",
 			strings.Join(a.Fleet.Shards(), ", "))
-	case !a.Fleet.Has(shard):
+	case !slices.Contains(a.Fleet.Shards(), shard):
 		return &refused{http.StatusNotFound, fmt.Sprintf("there is no shard %q; there are: %s", shard,
 			strings.Join(a.Fleet.Shards(), ", "))}
 	default:

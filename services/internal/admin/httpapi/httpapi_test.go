@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
@@ -57,7 +58,7 @@ func newAPI(t testing.TB, tokens string) *api {
 	x := &api{a: shard(), b: shard(), log: &bytes.Buffer{}}
 	addrA, _ := c.Serve(t, "a", x.a)
 	addrB, _ := c.Serve(t, "b", x.b)
-	servers, err := fleet.ParseServers("a=" + addrA + ",b=" + addrB)
+	servers, err := endpoints.Parse("a=" + addrA + ",b=" + addrB)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,30 +48,6 @@ type ScaleRequest struct {
 	Size  *uint32 `json:"size" jsonschema:"maximum=2147483647"`
 }
 
-// The answers have one entry per requested shard.
-type (
-	// Groups is the answer of GET /groups.
-	Groups struct {
-		Shards []fleet.GroupsAnswer `json:"shards"`
-	}
-	// Scaled is the answer of POST /group/scale.
-	Scaled struct {
-		Shards []fleet.GroupAnswer `json:"shards"`
-	}
-	// Instances is the answer of GET /instances.
-	Instances struct {
-		Shards []fleet.InstancesAnswer `json:"shards"`
-	}
-	// ConfigStatus is the answer of GET /config/status.
-	ConfigStatus struct {
-		Shards []fleet.ConfigAnswer `json:"shards"`
-	}
-	// Refreshed is the answer of POST /config/refresh.
-	Refreshed struct {
-		Shards []fleet.RefreshAnswer `json:"shards"`
-	}
-)
-
 func (a *api) routes() []route {
 	return []route{
 		{
@@ -85,46 +61,43 @@ func (a *api) routes() []route {
 		}, {
 			method: http.MethodGet, path: "/config/status", name: "configStatus",
 			summary: "Which configuration is in force, and what is wrong with a newer one that was refused.",
-			shards:  true, answer: ConfigStatus{},
+			shards:  true, answer: fleet.Answers[fleet.ConfigAnswer]{},
 			do: func(c *call) (int, any, error) {
-				answers := a.Fleet.ConfigStatus(c.Context(), c.shards)
-				return statusOf(answers), ConfigStatus{answers}, nil
+				return answer(a.Fleet.ConfigStatus(c.Context(), c.shards))
 			},
 		}, {
 			method: http.MethodPost, path: "/config/refresh", name: "configRefresh",
 			summary: "Have shards read and apply their configuration now. An invalid one is an error of its shard; " +
 				"the one before stays.",
-			shards: true, answer: Refreshed{},
+			shards: true, answer: fleet.Answers[fleet.RefreshAnswer]{},
 			do: func(c *call) (int, any, error) {
 				if err := c.empty(); err != nil {
 					return 0, nil, err
 				}
-				answers := a.Fleet.Refresh(c.Context(), c.shards)
-				return statusOf(answers), Refreshed{answers}, nil
+				return answer(a.Fleet.Refresh(c.Context(), c.shards))
 			},
 		}, {
 			method: http.MethodGet, path: "/groups", name: "groups", summary: "The tenant's groups.", shards: true,
-			answer: Groups{},
+			answer: fleet.Answers[fleet.GroupsAnswer]{},
 			do: func(c *call) (int, any, error) {
-				answers := a.Fleet.Groups(c.Context(), c.shards)
-				return statusOf(answers), Groups{answers}, nil
+				return answer(a.Fleet.Groups(c.Context(), c.shards))
 			},
 		}, {
 			method: http.MethodPost, path: "/group/scale", name: "groupScale",
 			summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{},
-			answer: Scaled{},
+			answer: fleet.Answers[fleet.GroupAnswer]{},
 			do:     a.scale,
 		}, {
 			method: http.MethodGet, path: "/instances", name: "instances", summary: "The tenant's instances.",
 			shards: true,
-			query:  []parameter{{"group", "string", "Only instances of this group."}}, answer: Instances{},
+			query:  []parameter{{"group", "string", "Only instances of this group."}},
+			answer: fleet.Answers[fleet.InstancesAnswer]{},
 			do: func(c *call) (int, any, error) {
 				group := c.URL.Query().Get("group")
 				if group != "" && ident.ValidateName(group) != nil {
 					return 0, nil, badRequest("query: group: %v", ident.ValidateName(group))
 				}
-				answers := a.Fleet.Instances(c.Context(), c.shards, group)
-				return statusOf(answers), Instances{answers}, nil
+				return answer(a.Fleet.Instances(c.Context(), c.shards, group))
 			},
 		},
 	}
@@ -142,8 +115,12 @@ func (a *api) scale(c *call) (int, any, error) {
 		return 0, nil, badRequest("body: size: want a number of instances, from 0 to 2147483647")
 	}
 	c.detail = fmt.Sprintf("group %s to size %d", body.Group, *body.Size)
-	answers := a.Fleet.Scale(c.Context(), c.shards, body.Group, *body.Size)
-	return statusOf(answers), Scaled{answers}, nil
+	return answer(a.Fleet.Scale(c.Context(), c.shards, body.Group, *body.Size))
+}
+
+// answer returns what a route answers for its shards.
+func answer[T any, P fleet.Answer[T]](answers []T) (int, any, error) {
+	return statusOf[T, P](answers), fleet.Answers[T]{Shards: answers}, nil
 }
 
 // statusOf returns 200 if every shard succeeded. If one of several shards failed, it returns 502, and the answers say
