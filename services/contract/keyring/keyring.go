@@ -4,6 +4,7 @@
 package keyring
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -86,7 +87,10 @@ func Load(ctx context.Context, secrets config.Secrets, sources []Source) (Ring, 
 }
 
 func read(ctx context.Context, source config.KeySource, sources []Source) (envelope.Key, error) {
-	from := describe(source)
+	if source.Provider == config.EnvKeySource {
+		source.Source = cmp.Or(source.Source, config.DefaultKeyVariable)
+	}
+	from := fmt.Sprintf("%s %q", source.Provider, source.Source)
 	i := slices.IndexFunc(sources, func(s Source) bool { return s.Name == source.Provider })
 	if i < 0 {
 		return envelope.Key{}, fmt.Errorf("read key from %s: this program has no such provider", from)
@@ -100,14 +104,6 @@ func read(ctx context.Context, source config.KeySource, sources []Source) (envel
 		return envelope.Key{}, fmt.Errorf("read key from %s: %w", from, err)
 	}
 	return key, nil
-}
-
-func describe(source config.KeySource) string {
-	name := source.Source
-	if name == "" && source.Provider == config.EnvKeySource {
-		name = config.DefaultKeyVariable
-	}
-	return fmt.Sprintf("%s %q", source.Provider, name)
 }
 
 // Parse parses a key. The length determines the encoding: 32 bytes are the raw key, and 43 or 44 characters are its
@@ -138,11 +134,7 @@ func Parse(data []byte) (envelope.Key, error) {
 }
 
 func readEnv(_ context.Context, source config.KeySource) ([]byte, error) {
-	name := source.Source
-	if name == "" {
-		name = config.DefaultKeyVariable
-	}
-	value, ok := os.LookupEnv(name)
+	value, ok := os.LookupEnv(source.Source)
 	switch {
 	case !ok:
 		return nil, errors.New("the variable is not set")

@@ -1,9 +1,29 @@
 package lease
 
-import "github.com/nstance-kit/nstance/services/internal/election"
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nstance-kit/nstance/services/internal/election"
+)
 
 // Clock reads a machine's clock, which counts while the machine is suspended. Now may be called concurrently. Readings
 // never go back.
 //
 // Timers do not count suspended time, so nothing is decided when a timer fires: the clock is read again.
 type Clock interface{ Now() election.Instant }
+
+// SystemClock returns the clock of the system that counts while it is suspended.
+func SystemClock() Clock { return systemClock{} }
+
+type systemClock struct{}
+
+func (systemClock) Now() election.Instant {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(suspendedClock, &ts); err != nil {
+		// Every kernel since Linux 2.6.39 has the clock. Without it no server may lead.
+		panic(fmt.Sprintf("read clock %d: %v", suspendedClock, err))
+	}
+	return election.Instant(ts.Nano())
+}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -32,46 +33,44 @@ type Server struct {
 // NewServer registers the server's metrics and those of the process and the Go runtime.
 func NewServer(version string) *Server {
 	registry := prometheus.NewRegistry()
+	auto := promauto.With(registry)
 	s := &Server{
 		registry: registry,
-		Leader: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_leader",
+		Leader: auto.NewGauge(prometheus.GaugeOpts{Name: "nstance_leader",
 			Help: "1 while this server leads its shard."}),
-		Term: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_term",
+		Term: auto.NewGauge(prometheus.GaugeOpts{Name: "nstance_term",
 			Help: "Term of the shard's leader as last seen."}),
-		Actions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_actions_total",
+		Actions: auto.NewCounterVec(prometheus.CounterOpts{Name: "nstance_actions_total",
 			Help: "Actions started, by kind."}, []string{"kind"}),
-		CreateLatency: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "nstance_create_latency_seconds",
+		CreateLatency: auto.NewHistogram(prometheus.HistogramOpts{Name: "nstance_create_latency_seconds",
 			Help: "From a planned create to the provider's call.", Buckets: prometheus.ExponentialBuckets(0.0001, 3,
 				12)}),
-		PlanDuration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "nstance_plan_duration_seconds",
+		PlanDuration: auto.NewHistogram(prometheus.HistogramOpts{Name: "nstance_plan_duration_seconds",
 			Help: "Time to plan one group.", Buckets: prometheus.ExponentialBuckets(0.00001, 4, 9)}),
-		ProviderCalls: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_provider_calls_total",
+		ProviderCalls: auto.NewCounterVec(prometheus.CounterOpts{Name: "nstance_provider_calls_total",
 			Help: "Calls to the provider, by call and error class (ok, capacity, throttled, ...)."},
 			[]string{"call", "class"}),
-		ProviderLatency: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_provider_call_seconds",
+		ProviderLatency: auto.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_provider_call_seconds",
 			Help: "Duration of calls to the provider.", Buckets: prometheus.ExponentialBuckets(0.001, 3, 10)},
 			[]string{"call"}),
-		Throttled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_provider_throttled_total",
+		Throttled: auto.NewCounterVec(prometheus.CounterOpts{Name: "nstance_provider_throttled_total",
 			Help: "Attempts at calls of the provider's API that were turned away because of too many, by the API's " +
 				"name of the call."}, []string{"call"}),
-		Reports: prometheus.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total",
+		Reports: auto.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total",
 			Help: "Health reports received."}),
-		Registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_registrations_total",
+		Registrations: auto.NewCounterVec(prometheus.CounterOpts{Name: "nstance_registrations_total",
 			Help: "Registrations, by result code."},
 			[]string{"result"}),
-		ConfigRefused: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_config_refused",
+		ConfigRefused: auto.NewGauge(prometheus.GaugeOpts{Name: "nstance_config_refused",
 			Help: "1 while the newest configuration in the bucket is refused and an older one is in force."}),
-		Errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_errors_total",
+		Errors: auto.NewCounterVec(prometheus.CounterOpts{Name: "nstance_errors_total",
 			Help: "Error events raised, by kind (throttling and back-off included)."},
 			[]string{"kind"}),
 	}
-	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_build_info", Help: "1, with the version as label.",
-		ConstLabels: prometheus.Labels{"version": version}})
-	build.Set(1)
-	registry.MustRegister(s.Leader, s.Term, s.Actions, s.CreateLatency, s.PlanDuration, s.ProviderCalls,
-		s.ProviderLatency, s.Throttled, s.Reports,
-		s.Registrations, s.ConfigRefused, s.Errors, build,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	auto.NewGauge(prometheus.GaugeOpts{Name: "nstance_build_info", Help: "1, with the version as label.",
+		ConstLabels: prometheus.Labels{"version": version}}).Set(1)
+	registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return s
 }
 
