@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,13 +30,7 @@ func (t *task) cordon(ctx context.Context, nodes []corev1.Node) error {
 
 // evict evicts the pods of the Nodes and waits until they have ended.
 func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
-	h, left := t.kubectlHelper(ctx), &remainingPods{pods: map[string]bool{}}
-	h.OnPodDeletionOrEvictionFinished = func(pod *corev1.Pod, _ bool, err error) {
-		if err == nil {
-			left.remove(podName(pod))
-		}
-	}
-	defer t.logProgress(ctx, left)()
+	h := t.kubectlHelper(ctx)
 	for i := range nodes {
 		if kubeletSilent(&nodes[i]) {
 			// The kubelet will never report the end of a pod.
@@ -51,10 +43,7 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 		if err != nil || len(pods) == 0 {
 			return err
 		}
-		for i := range pods {
-			left.add(podName(&pods[i]))
-		}
-		if err := t.runUntilDone(ctx, func() error { return h.DeleteOrEvictPods(pods) }); err != nil {
+		if err := t.runUntilDone(ctx, nodes, func() error { return h.DeleteOrEvictPods(pods) }); err != nil {
 			return fmt.Errorf("evict: %w", err)
 		}
 		if h.SkipWaitForDeleteTimeoutSeconds > 0 {
@@ -65,15 +54,23 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 }
 
 // runUntilDone calls do and returns its error, or the cause when ctx ends. kubectl's pause after a refused eviction
-// cannot be interrupted otherwise.
-func (t *task) runUntilDone(ctx context.Context, do func() error) error {
+// cannot be interrupted otherwise. It logs the remaining pods every minute.
+func (t *task) runUntilDone(ctx context.Context, nodes []corev1.Node, do func() error) error {
 	done := make(chan error, 1)
 	t.work.Go(func() { done <- do() })
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	ticker := time.NewTicker(progress)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ticker.C:
+			if left, err := t.podsOn(ctx, nodes); err == nil {
+				t.log.Info("drain in progress", "pods", left, "deadline", t.currentDeadline())
+			}
+		}
 	}
 }
 
@@ -102,57 +99,8 @@ func podsToEvict(h *drain.Helper, nodes []corev1.Node) (pods []corev1.Pod, err e
 func (t *task) podsOn(ctx context.Context, nodes []corev1.Node) (out []string, err error) {
 	pods, err := podsToEvict(t.kubectlHelper(ctx), nodes)
 	for i := range pods {
-		out = append(out, podName(&pods[i]))
+		out = append(out, pods[i].Namespace+"/"+pods[i].Name)
 	}
 	slices.Sort(out)
 	return out, err
-}
-
-func podName(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
-
-// remainingPods is the set of pods that an eviction waits for.
-type remainingPods struct {
-	mu   sync.Mutex
-	pods map[string]bool
-}
-
-func (l *remainingPods) add(pod string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pods[pod] = true
-}
-
-func (l *remainingPods) remove(pod string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.pods, pod)
-}
-
-func (l *remainingPods) list() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Sorted(maps.Keys(l.pods))
-}
-
-// logProgress logs the remaining pods every minute until the returned function is called.
-func (t *task) logProgress(ctx context.Context, left *remainingPods) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		ticker := time.NewTicker(progress)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-				t.log.Info("drain in progress", "pods", left.list(), "deadline", t.currentDeadline())
-			}
-		}
-	}()
-	return func() {
-		cancel()
-		<-done
-	}
 }
