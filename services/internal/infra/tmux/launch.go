@@ -122,18 +122,19 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 	return []byte(b.String())
 }
 
-// prepare writes the files that a VM's window runs into the VM's directory. It can be repeated.
+// prepare writes the files that a VM's window runs into the VM's directory. It can be repeated. It
+// fails with a refusal if the request is invalid.
 func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	dir := p.state.vmDir(d.Instance)
 	env, err := machineEnv(dir, d, req.Args)
 	if err != nil {
-		return err
+		return &refusal{infra.Invalid, err}
 	}
 	var script *userdata
 	if len(bytes.TrimSpace(req.Userdata)) > 0 {
 		u, err := parseUserdata(req.Userdata)
 		if err != nil {
-			return err
+			return &refusal{infra.Invalid, err}
 		}
 		script = &u
 	}
@@ -142,24 +143,16 @@ func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 		run = fmt.Sprintf("cd %s && exec sh -c %s", quote(p.workDir), quote(p.options.Command))
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return &localError{err}
+		return err
 	}
 	if script != nil {
 		if err := os.WriteFile(filepath.Join(dir, "userdata"), script.script, 0o600); err != nil {
-			return &localError{err}
+			return err
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, "boot.sh"), bootScript(dir, env, script, run), 0o600); err != nil {
-		return &localError{err}
+		return err
 	}
 	// Create the log here with mode 0600. The process that writes to it opens it later, and with the user's umask.
-	if err := os.WriteFile(filepath.Join(dir, consoleLog), nil, 0o600); err != nil {
-		return &localError{err}
-	}
-	return nil
+	return os.WriteFile(filepath.Join(dir, consoleLog), nil, 0o600)
 }
-
-// localError marks an error of the local machine, as opposed to an error of the request.
-type localError struct{ error }
-
-func (e *localError) Unwrap() error { return e.error }

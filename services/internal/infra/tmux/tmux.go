@@ -161,10 +161,7 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 		// Write the files that the VM runs first, then the document, then open the window. A crash in between leaves
 		// nothing, or a VM that a repeated call finishes. Without a repeated call, that VM ends as failed.
 		if err := p.prepare(d, req); err != nil {
-			if e, ok := errors.AsType[*localError](err); ok {
-				return infra.VM{}, 0, e
-			}
-			return infra.VM{}, 0, &refusal{infra.Invalid, err}
+			return infra.VM{}, 0, err
 		}
 		if err := p.state.write(d); err != nil {
 			return infra.VM{}, 0, err
