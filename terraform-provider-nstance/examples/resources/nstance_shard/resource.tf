@@ -16,10 +16,10 @@ resource "nstance_shard" "us_west_2a" {
   }
 
   server = {
-    shard            = "us-west-2a"
-    provider         = { kind = "aws", region = "us-west-2", zone = "us-west-2a" }
-    leader_interface = "eni-0123456789abcdef0"
-    subnet_pools     = { workers = ["subnet-0123456789abcdef0"] }
+    shard          = "us-west-2a"
+    provider       = { kind = "aws", region = "us-west-2", zone = "us-west-2a" }
+    leader_network = { ipv4 = "10.0.0.100", interface_id = "eni-0123456789abcdef0" }
+    subnet_pools   = { workers = ["subnet-0123456789abcdef0"] }
     bind = {
       health_addr       = "0.0.0.0:8990"
       election_addr     = "0.0.0.0:8991"
