@@ -134,7 +134,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		path string
 		tree map[string]any
 	}{{ChildPath(path, "args"), spec.Args}, {from + ".args", t.Args}, {"defaults.args", c.s.Defaults.Args}}
-	r.tree("", g.Args, func(path string) string {
+	r.tree("", g.Args, r.text, func(path string) string {
 		elements, err := SplitPath(path)
 		for _, source := range sources {
 			if err == nil && has(source.tree, elements) {
@@ -208,9 +208,9 @@ func (r *rendering) file(f File, path string) {
 	case "storage":
 		r.storage(path+".source", f.Source)
 	case "string":
-		r.text(path+".content", f.Content)
+		r.fileText(path+".content", f.Content)
 	case "json":
-		r.tree("", f.JSON, func(below string) string { return path + ".json" + joinBelow(below) })
+		r.tree("", f.JSON, r.fileText, func(below string) string { return path + ".json" + joinBelow(below) })
 	case "env":
 		failed := false
 		for _, name := range sortedKeys(f.Vars) {
@@ -219,7 +219,7 @@ func (r *rendering) file(f File, path string) {
 				r.c.found = append(r.c.found, finding{path: at, offset: -1, message: err.Error(), onKey: true})
 				failed = true
 			}
-			_, ok := r.text(at, f.Vars[name])
+			_, ok := r.fileText(at, f.Vars[name])
 			failed = failed || !ok
 		}
 		if _, err := render.Env("env", f.Vars, r.data); err != nil && !failed && !r.lenient {
@@ -269,18 +269,19 @@ func (r *rendering) certificate(cert Certificate, path string) {
 	}
 }
 
-// tree renders the texts inside a tree. The function at maps a path in the tree to a path in the document.
-func (r *rendering) tree(path string, tree any, at func(string) string) {
+// tree renders the texts inside a tree with the function text. The function at maps a path in the tree to a path in the
+// document.
+func (r *rendering) tree(path string, tree any, text func(path, text string) (string, bool), at func(string) string) {
 	switch v := tree.(type) {
 	case string:
-		r.text(at(path), v)
+		text(at(path), v)
 	case map[string]any:
 		for _, key := range sortedKeys(v) {
-			r.tree(ChildPath(path, key), v[key], at)
+			r.tree(ChildPath(path, key), v[key], text, at)
 		}
 	case []any:
 		for i, value := range v {
-			r.tree(element(path, i), value, at)
+			r.tree(element(path, i), value, text, at)
 		}
 	}
 }
@@ -294,6 +295,17 @@ func (r *rendering) storage(path, source string) {
 
 func (r *rendering) text(path, text string) (string, bool) {
 	t, err := render.Compile("", text)
+	return r.execute(path, t, err)
+}
+
+// fileText is text for the content of a file, which can hold what the agent claims.
+func (r *rendering) fileText(path, text string) (string, bool) {
+	t, err := render.CompileFile("", text)
+	return r.execute(path, t, err)
+}
+
+// execute renders a compiled template. err is the error of compiling it.
+func (r *rendering) execute(path string, t *render.Template, err error) (string, bool) {
 	if err != nil {
 		r.template(path, err)
 		return "", false

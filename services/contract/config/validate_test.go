@@ -10,6 +10,10 @@ import (
 )
 
 // TestValidate has one case for each rule that is not about a field's type. Marks (@) show the position of the problem.
+// claimed is the problem of a template that refers to what an agent claims.
+const claimed = ".Claimed, which an agent says of itself, is only for the content of files (env, json, string); " +
+	"use .Instance, which the provider knows (rendered for group default/g)"
+
 func TestValidate(t *testing.T) {
 	aws := func(server, template, group, rest string) string {
 		src := with(server, template, group, rest)
@@ -248,6 +252,23 @@ func TestValidate(t *testing.T) {
 		{"userdata template", with("", `, "userdata": {"content": @"{{ .Nonce }} {{ .Instance.Id }}"}`, "", ""),
 			[]string{
 				`templates.t.userdata.content: template: line 1:25: there is no .Instance.Id; .Instance has ID, Kind, Arch, Type, Group, Tenant, Hostname, FQDN, IP4, IP6 (rendered for group default/g)`}},
+		{"claims of an agent in certificates",
+			cert(`"cn": @"{{ .Claimed.Hostname }}", "dns": ["a", @"{{ .Claimed.Hostname }}"], "ip": [@"{{ .Claimed.IP6 }}"], "ttl": 1`),
+			[]string{
+				`certificates.c.cn: template: line 1:11: ` + claimed,
+				`certificates.c.dns[1]: template: line 1:11: ` + claimed,
+				`certificates.c.ip[0]: template: line 1:11: ` + claimed}},
+		{"claims of an agent in the key of an object", file("a",
+			`"kind": "storage", "source": @"files/{{ .Claimed.Hostname }}"`),
+			[]string{`templates.t.files.a.source: template: line 1:17: ` + claimed}},
+		{"claims of an agent before there is one",
+			with("", `, "userdata": {"content": @"{{ .Claimed.IP4 }}"}, "args": {"A": @"{{ .Claimed.IP4 }}"}`, "", ""),
+			[]string{`templates.t.userdata.content: template: line 1:11: ` + claimed,
+				`templates.t.args.A: template: line 1:11: ` + claimed}},
+		{"claims of an agent in the content of files", with("",
+			`, "files": {"a.env": {"kind": "env", "vars": {"A": "{{ .Claimed.Hostname }}"}},
+			"b.json": {"kind": "json", "json": {"a": "{{ .Claimed.IP4 }}"}},
+			"c.pub": {"kind": "string", "content": "{{ .Claimed.IP6 }}"}}`, "", ""), nil},
 		{"args", with("", `, "args": {"A": {"b": [1, @"{{ .Nonce }}"]}}`, `, "args": {"C": @"{{"}`,
 			`, "defaults": {"args": {"A": {"c": @"{{ .Vars.x }}"}, "C": "{{ .Overridden }}"}}`), []string{
 			`templates.t.args.A.b[1]: template: line 1:3: there is no .Nonce; there are .Instance, .Cluster, .Server, .Provider, .Vars, .Image (rendered for group default/g)`,
@@ -294,13 +315,13 @@ func TestValidate(t *testing.T) {
 			with("",
 				`, "files": {"a.env": {"kind": "env", "vars": {@"A-B": "x", "C": @"{{ .Foo }}", "D": @"{{ .Vars.d }}"}}}`, "", ""), []string{
 				`templates.t.files["a.env"].vars.A-B: "A-B" is not the name of an environment variable`,
-				`templates.t.files["a.env"].vars.C: template: line 1:3: there is no .Foo; there are .Instance, .Cluster, .Server, .Provider, .Vars, .Image (rendered for group default/g)`,
+				`templates.t.files["a.env"].vars.C: template: line 1:3: there is no .Foo; there are .Instance, .Cluster, .Server, .Provider, .Vars, .Image, .Claimed (rendered for group default/g)`,
 				`templates.t.files["a.env"].vars.D: template: line 1:8: at <.Vars.d>: map has no entry for key "d" (rendered for group default/g)`}},
 		{"env value", file("a.env", `"kind": "env", "vars": @{"A": "a\u0000b"}`),
 			[]string{
 				`templates.t.files["a.env"].vars: env.A: the value has a NUL character (rendered for group default/g)`}},
 		{"json file", file("a.json", `"kind": "json", "json": {"a": ["x", @"{{ .Foo }}"]}`), []string{
-			`templates.t.files["a.json"].json.a[1]: template: line 1:3: there is no .Foo; there are .Instance, .Cluster, .Server, .Provider, .Vars, .Image (rendered for group default/g)`}},
+			`templates.t.files["a.json"].json.a[1]: template: line 1:3: there is no .Foo; there are .Instance, .Cluster, .Server, .Provider, .Vars, .Image, .Claimed (rendered for group default/g)`}},
 		{"json file without json", with("", `, "files": {"a": @{"kind": "json", "content": @"{}"}}`, "", ""), []string{
 			`templates.t.files.a.json: is required for files of kind json`,
 			`templates.t.files.a.content: is not for files of kind json (those have json)`}},

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -268,6 +269,23 @@ func FuzzValidateName(f *testing.F) {
 		if len(s) == 0 || len(s) > 32 || strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" ||
 			strings.Contains(s, "--") || strings.HasPrefix(s, "-") || strings.HasSuffix(s, "-") {
 			t.Errorf("%q was accepted", s)
+		}
+	})
+}
+
+func FuzzValidateHostname(f *testing.F) {
+	for _, name := range []string{"", "a", "a.b", "A_b-1", ".", "a..b", "a b", "é", strings.Repeat("a", 64)} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if ident.ValidateHostname(name) != nil {
+			return
+		}
+		if strings.ContainsAny(name, " \t\r\n/\\\"'%{}") || len(name) > 253 {
+			t.Errorf("%q is taken", name)
+		}
+		if _, err := netip.ParseAddr(name); err == nil && strings.Contains(name, ":") {
+			t.Errorf("%q is an IPv6 address", name)
 		}
 	})
 }

@@ -24,9 +24,24 @@ type Data struct {
 	Vars map[string]string
 	// Image holds the provider's ID of each image of the config, by name.
 	Image map[string]string
+	// Claimed is what the instance's agent says of its machine. Only templates of [CompileFile] can refer to it.
+	Claimed Claimed
 }
 
-// Instance is the VM that the text is for. Addresses and names that are not known are "".
+// facts is Data without what an agent claims.
+type facts struct {
+	Instance    Instance
+	Cluster     Cluster
+	Server      Server
+	Provider    Provider
+	Vars, Image map[string]string
+}
+
+// Claimed is what an agent says of its machine. Root on the machine can make the agent say anything. Values that are
+// not known are "".
+type Claimed struct{ Hostname, IP4, IP6 string }
+
+// Instance is the VM that the text is for, as the server and the provider know it. Addresses that are not known are "".
 type Instance struct {
 	ID, Kind, Arch, Type, Group, Tenant string
 	Hostname, FQDN, IP4, IP6            string
@@ -95,6 +110,7 @@ func Sample() Data {
 		Provider: Provider{Kind: "sample", Region: "sample", Zone: "sample-a"},
 		Vars:     map[string]string{},
 		Image:    map[string]string{},
+		Claimed:  Claimed{Hostname: "node-1", IP4: "192.0.2.10", IP6: "2001:db8::10"},
 	}
 }
 

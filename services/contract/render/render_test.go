@@ -129,6 +129,34 @@ func TestVars(t *testing.T) {
 	}
 }
 
+// TestClaimsReachOnlyFiles checks that no template but that of a file's content can print what an agent claims, not even
+// through a variable, which compiling does not follow.
+func TestClaimsReachOnlyFiles(t *testing.T) {
+	d := render.Sample()
+	d.Claimed.Hostname = "api.example.internal"
+	for _, text := range []string{`{{ .Claimed.Hostname }}`, `{{ $.Claimed.Hostname }}`,
+		`{{ if eq .Instance.ID "" }}{{ .Claimed.Hostname }}{{ end }}`,
+		`{{ with . }}{{ .Claimed.Hostname }}{{ end }}`, `{{ $x := $ }}{{ $x.Claimed.Hostname }}`, `{{ json . }}`} {
+		if tmpl, err := render.Compile("cn", text); err == nil {
+			if got, err := tmpl.Execute(d); err == nil && strings.Contains(got, "api.example") {
+				t.Errorf("%s printed %q", text, got)
+			}
+		}
+		if u, err := render.CompileUserdata("userdata", text); err == nil {
+			if got, err := u.Execute(d, "n"); err == nil && strings.Contains(got, "api.example") {
+				t.Errorf("%s printed %q in a boot script", text, got)
+			}
+		}
+	}
+	file, err := render.CompileFile("a.env", "{{ .Claimed.Hostname }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := file.Execute(d); err != nil || got != "api.example.internal" {
+		t.Errorf("the content of a file is %q, %v", got, err)
+	}
+}
+
 func TestUserdata(t *testing.T) {
 	u, err := render.CompileUserdata("userdata", "{{ .Nonce }} {{ .Instance.Kind }} {{ .Vars.role }}")
 	if err != nil {

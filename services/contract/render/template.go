@@ -30,16 +30,34 @@ type Template struct {
 	tmpl       *template.Template // nil if the text has no actions
 	vars       []string
 	allVars    bool
+	claims     bool // the template can refer to .Claimed
 }
 
 // Compile parses a template and checks every field that it refers to, in branches not taken too. The name is for errors
-// only.
+// only. The template cannot refer to .Claimed.
 func Compile(name, text string) (*Template, error) {
-	return compile(name, text, reflect.TypeFor[Data]())
+	return compile(name, text, reflect.TypeFor[facts]())
+}
+
+// CompileFile is [Compile] for the content of a file, which can also refer to .Claimed.
+func CompileFile(name, text string) (*Template, error) {
+	t, err := compile(name, text, reflect.TypeFor[Data]())
+	if err != nil {
+		return nil, err
+	}
+	t.claims = true
+	return t, nil
 }
 
 // Execute renders the template.
-func (t *Template) Execute(d Data) (string, error) { return t.execute(d, d, newBudget()) }
+func (t *Template) Execute(d Data) (string, error) { return t.executeWith(d, newBudget()) }
+
+func (t *Template) executeWith(d Data, b *budget) (string, error) {
+	if t.claims {
+		return t.execute(d, d, b)
+	}
+	return t.execute(d, facts{d.Instance, d.Cluster, d.Server, d.Provider, d.Vars, d.Image}, b)
+}
 
 // Vars returns the names of the variables that the template refers to as .Vars.name, in order of appearance.
 func (t *Template) Vars() []string { return append([]string(nil), t.vars...) }
@@ -68,7 +86,7 @@ func (u *Userdata) Execute(d Data, nonce Nonce) (string, error) {
 // Vars is [Template.Vars].
 func (u *Userdata) Vars() []string { return u.t.Vars() }
 
-// Text compiles and renders one template.
+// Text compiles and renders the content of one file.
 func Text(name, text string, d Data) (string, error) { return textWith(name, text, d, newBudget()) }
 
 // UserdataText compiles and renders one boot script.
@@ -81,11 +99,11 @@ func UserdataText(name, text string, d Data, nonce Nonce) (string, error) {
 }
 
 func textWith(name, text string, d Data, b *budget) (string, error) {
-	t, err := Compile(name, text)
+	t, err := CompileFile(name, text)
 	if err != nil {
 		return "", err
 	}
-	return t.execute(d, d, b)
+	return t.executeWith(d, b)
 }
 
 // innerName is the templates' name inside text/template, easy to take out of its messages.
@@ -286,6 +304,11 @@ func (c *checker) loop(n *parse.RangeNode, dotIsRoot bool) {
 
 func (c *checker) field(node parse.Node, path []string) {
 	if typ, at := resolve(c.root, path); typ == nil {
+		if path[0] == "Claimed" && at == 0 {
+			c.fail(node, ".Claimed, which an agent says of itself, is only for the content of files "+
+				"(env, json, string); use .Instance, which the provider knows")
+			return
+		}
 		parent, _ := resolve(c.root, path[:at])
 		c.fail(node, "there is no %s; %s", "."+strings.Join(path[:at+1], "."), known(parent, path[:at]))
 		return

@@ -41,6 +41,9 @@ type agent struct {
 	sent     map[string]*sentFile
 	sentHash string
 	files    plan.FilesState
+	// claimsMissing: the last batch was made before the agent's first report. That report makes the files again if it
+	// claims anything.
+	claimsMissing bool
 }
 
 // sentFile is a file as it was sent. It is unconfirmed until the agent next lists its files. (A map of pointers is

@@ -16,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/render"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
@@ -125,7 +126,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 			return nil, broken
 		}
 	}
-	a.recordBatch(&result, group.RuntimeHash, s.Now())
+	a.recordBatch(&result, group.RuntimeHash, view.Plan.LastReport.IsZero(), s.Now())
 	if err != nil {
 		return err, nil
 	}
@@ -162,12 +163,12 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	rec, vm, report := &view.Record, &view.VM, &view.Report
 	in := filegen.Input{
 		Group: group, Record: *rec, RuntimeHash: report.RuntimeHash,
-		// Addresses: the provider knows best. Host name: what the machine reported when it registered.
-		Address: filegen.Address{IPv4: cmp.Or(vm.IPv4, rec.IPv4, report.IPv4),
-			IPv6:     cmp.Or(vm.IPv6, rec.IPv6, report.IPv6),
-			Hostname: cmp.Or(rec.Hostname, report.Hostname, vm.Hostname)},
-		Have: make(map[string]filegen.Have, len(report.Files)),
-		Keys: make(map[string][]byte, 4),
+		// The record has what the provider said at the registration. The provider may have said more since.
+		Address: filegen.Address{IPv4: cmp.Or(rec.IPv4, vm.IPv4), IPv6: cmp.Or(rec.IPv6, vm.IPv6),
+			Hostname: cmp.Or(rec.Hostname, vm.Hostname, rec.ID.String())},
+		Claimed: render.Claimed{Hostname: report.Hostname, IP4: report.IPv4, IP6: report.IPv6},
+		Have:    make(map[string]filegen.Have, len(report.Files)),
+		Keys:    make(map[string][]byte, 4),
 	}
 	for _, f := range report.Files {
 		in.Have[f.Name] = filegen.Have{SHA256: f.SHA256, Error: f.Error, NotBefore: f.NotBefore, NotAfter: f.NotAfter}
@@ -197,10 +198,12 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	return in
 }
 
-// recordBatch notes a batch that was sent for the runtime configuration with the given hash.
-func (a *agent) recordBatch(result *filegen.Result, hash string, now time.Time) {
+// recordBatch notes a batch that was sent for the runtime configuration with the given hash. unreported means that it
+// was made before the first report, without what the agent claims.
+func (a *agent) recordBatch(result *filegen.Result, hash string, unreported bool, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.claimsMissing = unreported
 	a.files = plan.FilesSent(a.files, result.RenewAt, now)
 	if a.sent == nil {
 		a.sent = map[string]*sentFile{}

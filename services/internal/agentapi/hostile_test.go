@@ -1,6 +1,8 @@
 package agentapi_test
 
 import (
+	"crypto/x509"
+	"encoding/pem"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -165,6 +168,82 @@ func TestHostileReportForAnotherInstance(t *testing.T) {
 	}
 	if view, _ := w.State.Instance(other.id); !view.Plan.LastReport.IsZero() {
 		t.Error("the report of another instance was accepted")
+	}
+}
+
+// TestHostileNamesReachNoCertificate checks that a certificate names the instance as the provider knows it, whatever host
+// name and addresses its agent reports.
+func TestHostileNamesReachNoCertificate(t *testing.T) {
+	w, _ := newHostileTest(t)
+	id, key := w.Created(t), transporttest.NewKey(t)
+	cert := w.Certificate(t, w.Agent(id), key)
+	w.Change(t, id, func(r *record.Instance) { // without a host name, as if the provider knew none
+		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(),
+			transporttest.Public(key), "n"
+		r.Certificate = &record.CertificateRef{Serial: authority.Serial(cert.Leaf), NotAfter: cert.Leaf.NotAfter}
+	})
+	c := w.connect(t, id, key, cert)
+	files, pkix := c.files(), pkixOf(t, transporttest.NewKey(t))
+	c.reports().send(func(m *nstancev1.ReportHealthRequest) {
+		m.Hostname, m.Ipv4, m.Ipv6 = "api.example.internal", "192.0.2.66", "2001:db8::66"
+		m.Keys = keyState(pkix)
+	})
+	if err := c.submit("node.pub", pkix); err != nil {
+		t.Fatal(err)
+	}
+	var issued *nstancev1.File
+	for issued == nil {
+		issued = receive(t, files).files["node.crt"]
+	}
+	block, _ := pem.Decode(issued.GetContent())
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != id.String() || len(leaf.IPAddresses) != 1 ||
+		leaf.IPAddresses[0].String() != "10.1.2.3" {
+		t.Errorf("the certificate is for %v and %v, want %s and 10.1.2.3", leaf.DNSNames, leaf.IPAddresses, id)
+	}
+}
+
+// TestClaimsReachFiles checks that the content of files can hold what an agent reports, also if they were first sent
+// before its first report.
+func TestClaimsReachFiles(t *testing.T) {
+	w := newTestLeader(t)
+	group := w.group
+	group.RuntimeHash, group.Files = "r2", map[string]config.File{"host.env": {Kind: "env",
+		Vars: map[string]string{"HOST": "{{ .Claimed.Hostname }}"}}}
+	w.Configure(group)
+	c := w.agent(t)
+	files := c.files()
+	if err := c.push(); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(receive(t, files).files["host.env"].GetContent()); got != "HOST=\"\"\n" {
+		t.Errorf("before the first report: %q", got)
+	}
+	c.reports().send(func(m *nstancev1.ReportHealthRequest) { m.Hostname = "node-7" })
+	if got := string(receive(t, files).files["host.env"].GetContent()); got != "HOST=node-7\n" {
+		t.Errorf("after it: %q", got)
+	}
+}
+
+func TestHostileAddressesOfTheWrongFamily(t *testing.T) {
+	w, logs := newHostileTest(t)
+	for message, change := range map[string]func(*nstancev1.ReportHealthRequest){
+		"ipv4: is not an address of this family":  func(m *nstancev1.ReportHealthRequest) { m.Ipv4 = "2001:db8::1" },
+		"ipv6: is not an address of this family":  func(m *nstancev1.ReportHealthRequest) { m.Ipv6 = "10.0.0.1" },
+		"ipv6: is not the address of one machine": func(m *nstancev1.ReportHealthRequest) { m.Ipv6 = "fe80::1%eth0" },
+	} {
+		c := w.agent(t)
+		r := c.reports()
+		report := &nstancev1.ReportHealthRequest{InstanceId: c.id.String(), Sequence: 1}
+		change(report)
+		if err := r.Send(report); err != nil {
+			t.Fatal(err)
+		}
+		wants(t, message, r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.InvalidArgument, message)
+		wantsLine(t, logs, refusalOf(c.id, "ReportHealth", message)...)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net/netip"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -21,6 +20,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
@@ -103,7 +103,8 @@ func (s *Service) takeReports(c *call, stream reports, number uint64) (err error
 }
 
 // takeReport takes one report. last is the sequence number of the previous one.
-func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.ReportHealthRequest, number, last uint64) error {
+func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.ReportHealthRequest,
+	number, last uint64) error {
 	if message.GetInstanceId() != c.agent.name {
 		return errForeign(c.agent.id)
 	}
@@ -136,6 +137,10 @@ func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 	defer a.mu.Unlock()
 	if report.Keys != nil {
 		a.forgetKeys(report.Keys)
+	}
+	if a.claimsMissing && report.Hostname+report.IPv4+report.IPv6 != "" {
+		a.claimsMissing = false
+		a.wakeStream(filesStream)
 	}
 	var files plan.FilesReport
 	if report.Files != nil || a.sentHash != "" && report.RuntimeHash != a.sentHash {
@@ -199,13 +204,18 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 		IPv4:        m.GetIpv4(), IPv6: m.GetIpv6(), Hostname: m.GetHostname()}
 	if err := cmp.Or(checkText("message", r.Message, maxText), checkText("agent_version", r.Version, 128),
 		checkText("runtime_hash", r.RuntimeHash, 128),
-		checkText("hostname", r.Hostname, 253), checkAddress("ipv4", r.IPv4),
-		checkAddress("ipv6", r.IPv6)); err != nil {
+		checkText("hostname", r.Hostname, 253)); err != nil {
 		return err
+	}
+	var err error
+	if r.IPv4, err = ident.ParseIPv4(r.IPv4); err != nil {
+		return fmt.Errorf("ipv4: %w", err)
+	}
+	if r.IPv6, err = ident.ParseIPv6(r.IPv6); err != nil {
+		return fmt.Errorf("ipv6: %w", err)
 	}
 	if notice := m.GetTermination(); notice != nil {
 		r.Notice = true
-		var err error
 		if r.NoticeDeadline, err = parseTime(notice.GetDeadline()); err != nil {
 			return fmt.Errorf("termination.deadline: %w", err)
 		}
@@ -238,17 +248,6 @@ func checkText(field, value string, limit int) error {
 		return fmt.Errorf("%s: %d bytes, at most %d are allowed", field, len(value), limit)
 	case !utf8.ValidString(value):
 		return fmt.Errorf("%s: is not UTF-8", field)
-	}
-	return nil
-}
-
-// checkAddress accepts an empty address, which means unknown.
-func checkAddress(field, value string) error {
-	if value == "" {
-		return nil
-	}
-	if _, err := netip.ParseAddr(value); err != nil {
-		return fmt.Errorf("%s: is not an address", field)
 	}
 	return nil
 }

@@ -46,6 +46,8 @@ type Input struct {
 	Group   config.Group
 	Record  record.Instance
 	Address Address
+	// Claimed is what the agent last reported of its machine. Only the content of files can hold it.
+	Claimed render.Claimed
 	// Have are the files on the instance. RuntimeHash is the hash of their configuration. Both come from the agent's
 	// report.
 	Have        map[string]Have
@@ -144,7 +146,7 @@ func (g *Generator) fileSet(shard *Shard, group *config.Group) (*fileSet, error)
 			case "storage":
 				file.text, err = render.Compile(name, file.Source)
 			case "string":
-				file.text, err = render.Compile(name, file.Content)
+				file.text, err = render.CompileFile(name, file.Content)
 			}
 			if err != nil {
 				return nil, fmt.Errorf("file %s: %w", name, err)
@@ -212,6 +214,7 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	}
 	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
 		result: Result{Names: set.names}}
+	run.data.Claimed = in.Claimed
 	var errs []error
 	for i := range set.files {
 		if err := run.file(ctx, &set.files[i]); err != nil {

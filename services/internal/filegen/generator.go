@@ -3,7 +3,8 @@
 //
 // Invariant: everything except certificates and nonces depends only on the configuration and the instance. A
 // certificate is issued only for a public key that the instance's agent submitted, and only under a certificate
-// template that the instance's group uses.
+// template that the instance's group uses. What an agent says of its machine reaches the content of files only, and no
+// certificate or key of an object.
 package filegen
 
 import (
@@ -115,7 +116,8 @@ func (g *Generator) warm(ctx context.Context, groups map[config.GroupKey]config.
 
 var errUnconfigured = errors.New("no configuration is in force yet")
 
-// Address is the known address of an instance.
+// Address is the address of an instance as the provider knows it, or as the server chose it. It never comes from the
+// instance's agent.
 type Address struct{ IPv4, IPv6, Hostname string }
 
 // data returns the values that templates can refer to.

@@ -4,14 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
-	"net/netip"
 	"slices"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -19,64 +18,22 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// address is the address of a machine according to its agent.
-type address struct{ ipv4, ipv6, hostname string }
-
-func parseAddress(req *nstancev1.RegisterAgentRequest) (address, error) {
-	at := address{hostname: req.GetHostname()}
-	if err := ValidateHostname(at.hostname); err != nil {
-		return at, status.Errorf(codes.InvalidArgument, "hostname: %v", err)
+// checkClaims checks what an agent says of its machine. Nothing is made from it.
+func checkClaims(req *nstancev1.RegisterAgentRequest) error {
+	if err := ident.ValidateHostname(req.GetHostname()); err != nil {
+		return status.Errorf(codes.InvalidArgument, "hostname: %v", err)
 	}
-	var err error
-	if at.ipv4, err = parseIP(req.GetIpv4(), netip.Addr.Is4); err != nil {
-		return at, status.Errorf(codes.InvalidArgument, "ipv4: %v", err)
+	if _, err := ident.ParseIPv4(req.GetIpv4()); err != nil {
+		return status.Errorf(codes.InvalidArgument, "ipv4: %v", err)
 	}
-	if at.ipv6, err = parseIP(req.GetIpv6(), netip.Addr.Is6); err != nil {
-		return at, status.Errorf(codes.InvalidArgument, "ipv6: %v", err)
-	}
-	return at, nil
-}
-
-// parseIP returns the canonical form of an address of one family. An empty text is valid and returned unchanged.
-func parseIP(text string, family func(netip.Addr) bool) (string, error) {
-	if text == "" {
-		return "", nil
-	}
-	addr, err := netip.ParseAddr(text)
-	switch {
-	case err != nil || !family(addr) || addr.Is4In6():
-		return "", errors.New("is not an address of this family")
-	case addr.Zone() != "" || addr.IsUnspecified() || addr.IsMulticast():
-		return "", errors.New("is not the address of one machine")
-	}
-	return addr.String(), nil
-}
-
-// ValidateHostname checks a host name that an agent reports: labels of letters, digits, dashes, and underscores. An
-// empty name is valid and means unknown.
-func ValidateHostname(name string) error {
-	if name == "" {
-		return nil
-	}
-	if len(name) > 253 {
-		return errors.New("has more than 253 characters")
-	}
-	for label := range strings.SplitSeq(name, ".") {
-		if label == "" || len(label) > 63 {
-			return errors.New("has an empty label, or one of more than 63 characters")
-		}
-		for i := range len(label) {
-			c := label[i]
-			if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' {
-				return errors.New("has a character that is not a letter, digit, dash or underscore")
-			}
-		}
+	if _, err := ident.ParseIPv6(req.GetIpv6()); err != nil {
+		return status.Errorf(codes.InvalidArgument, "ipv6: %v", err)
 	}
 	return nil
 }
 
 // agent registers an instance's agent.
-func (c *call) agent(at address) (certificate, error) {
+func (c *call) agent() (certificate, error) {
 	if c.claims.Shard != c.leader.Shard {
 		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for shard %s, this is %s",
 			c.claims.Shard, c.leader.Shard)
@@ -131,8 +88,7 @@ func (c *call) agent(at address) (certificate, error) {
 				r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 			}
 			r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, c.now, c.key, c.claims.JTI
-			r.IPv4, r.IPv6, r.Hostname = cmp.Or(at.ipv4, r.IPv4), cmp.Or(at.ipv6, r.IPv6),
-				cmp.Or(at.hostname, r.Hostname)
+			fixAddresses(r, &vm)
 		}
 		r.Certificate = &ref
 	})
@@ -149,6 +105,18 @@ func (c *call) agent(at address) (certificate, error) {
 		c.leader.State.Publish(shardstate.NewEvent(shardstate.EventRegistered, &rec, ""))
 	}
 	return cert, nil
+}
+
+// fixAddresses completes the addresses and the host name of a record with what the provider says. They do not change
+// after the registration.
+func fixAddresses(r *record.Instance, vm *infra.VM) {
+	if ipv4, err := ident.ParseIPv4(vm.IPv4); err == nil {
+		r.IPv4 = cmp.Or(r.IPv4, ipv4)
+	}
+	if ipv6, err := ident.ParseIPv6(vm.IPv6); err == nil {
+		r.IPv6 = cmp.Or(r.IPv6, ipv6)
+	}
+	r.Hostname = cmp.Or(r.Hostname, vm.Hostname, r.ID.String())
 }
 
 // checkAddress checks that the client calls from an address of the instance's VM, if the provider knows the addresses.

@@ -103,3 +103,21 @@ func TestHostileNonceIsLogged(t *testing.T) {
 		t.Error("the refusal is not in the log")
 	}
 }
+
+// TestHostileClaimsAreNotRecorded checks that the record has the addresses and the host name of the provider, whatever
+// the agent says.
+func TestHostileClaimsAreNotRecorded(t *testing.T) {
+	w := newTestLeader(t)
+	id := w.Created(t)
+	w.State.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: infra.Running, IPv4: "10.1.2.3",
+		IPv6: "2001:DB8::3", Hostname: "ip-10-1-2-3.ec2.internal"}, w.Clock.Now())
+	if _, err := w.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: w.nonce(t, id, nil),
+		PublicKey: transporttest.Public(transporttest.NewKey(t)), Hostname: "api.example.internal", Ipv4: "192.0.2.66",
+		Ipv6: "2001:db8::66"}); err != nil {
+		t.Fatal(err)
+	}
+	rec := w.Stored(t, id)
+	if rec.IPv4 != "10.1.2.3" || rec.IPv6 != "2001:db8::3" || rec.Hostname != "ip-10-1-2-3.ec2.internal" {
+		t.Errorf("the record has %s, %s and %s, want what the provider says", rec.IPv4, rec.IPv6, rec.Hostname)
+	}
+}

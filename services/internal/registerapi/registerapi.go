@@ -54,8 +54,8 @@ type Registrar struct {
 	Store          Store
 	NonceKey       ed25519.PublicKey
 	Issuer         transport.Issuer
-	// CheckAddress reports whether a registration must come from an address of the instance's VM, as far as the provider
-	// knows these.
+	// CheckAddress reports whether a registration must come from an address of the instance's VM, as far as the
+	// provider knows these.
 	CheckAddress func() bool
 }
 
@@ -79,11 +79,10 @@ func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgen
 	*nstancev1.RegisterAgentResponse, error) {
 	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleAgent,
 		func(c *call) (certificate, error) {
-			at, err := parseAddress(req)
-			if err != nil {
+			if err := checkClaims(req); err != nil {
 				return certificate{}, err
 			}
-			return c.agent(at)
+			return c.agent()
 		})
 	if err != nil {
 		return nil, err

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -157,7 +156,7 @@ func TestRegisterAgent(t *testing.T) {
 		stored.NonceID == "" {
 		t.Errorf("record %+v", stored)
 	}
-	if stored.IPv4 != "10.1.2.3" || stored.IPv6 != "2001:db8::1" || stored.Hostname != "node-1" {
+	if stored.IPv4 != "10.1.2.3" || stored.IPv6 != "" || stored.Hostname != id.String() {
 		t.Errorf("addresses %s %s %s", stored.IPv4, stored.IPv6, stored.Hostname)
 	}
 	want := []record.CertLog{{Schema: record.CertLogSchema, Cluster: "example", Shard: "a", Tenant: "prod",
@@ -589,23 +588,6 @@ func FuzzRegisterAgent(f *testing.F) {
 		if code := status.Code(err); code != codes.InvalidArgument && code != codes.Unauthenticated &&
 			code != codes.ResourceExhausted && nonce != good {
 			t.Errorf("%v", err)
-		}
-	})
-}
-
-func FuzzValidateHostname(f *testing.F) {
-	for _, name := range []string{"", "a", "a.b", "A_b-1", ".", "a..b", "a b", "é", strings.Repeat("a", 64)} {
-		f.Add(name)
-	}
-	f.Fuzz(func(t *testing.T, name string) {
-		if registerapi.ValidateHostname(name) != nil {
-			return
-		}
-		if strings.ContainsAny(name, " \t\r\n/\\\"'%{}") || len(name) > 253 {
-			t.Errorf("%q is taken", name)
-		}
-		if _, err := netip.ParseAddr(name); err == nil && strings.Contains(name, ":") {
-			t.Errorf("%q is an IPv6 address", name)
 		}
 	})
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
-	"github.com/nstance-kit/nstance/services/internal/registerapi"
 )
 
 // Options is nstance-server's command line.
@@ -171,7 +170,7 @@ func validateHost(host string) error {
 		}
 		return nil
 	}
-	if err := registerapi.ValidateHostname(host); err != nil {
+	if err := ident.ValidateHostname(host); err != nil {
 		return fmt.Errorf("%q is neither an IP address (without brackets) nor a name: it %w", host, err)
 	}
 	return nil
