@@ -48,6 +48,7 @@ type choices struct {
 	parameter        bool
 	secrets          string // Where secrets are stored; "": in the bucket.
 	targetGroups     map[string]string
+	restricted       bool // Images, snapshots, security groups and key pairs are listed.
 }
 
 // locals evaluates the locals of the account module's policies.
@@ -81,6 +82,12 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 		}
 		groups = cty.MapVal(values)
 	}
+	list := func(values ...cty.Value) cty.Value {
+		if !c.restricted {
+			return cty.NullVal(cty.List(cty.String))
+		}
+		return cty.ListVal(values)
+	}
 	out, err := module(t, "account", "policy.tf").locals(map[string]cty.Value{
 		"var": cty.ObjectVal(map[string]cty.Value{
 			"cluster": cty.ObjectVal(map[string]cty.Value{
@@ -89,6 +96,9 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 				"encryption_key": encryptionKey, "secrets": cty.ObjectVal(secrets),
 			}),
 			"vpc_id": text(c.vpc), "target_group_arns": groups,
+			"image_owners":       list(cty.StringVal("amazon"), cty.StringVal(account)),
+			"snapshot_owners":    list(cty.StringVal(account)),
+			"security_group_ids": list(cty.StringVal("sg-0a")), "key_pairs": list(cty.StringVal("admin")),
 		}),
 		"local": cty.ObjectVal(map[string]cty.Value{
 			"partition": cty.StringVal("aws"), "region": cty.StringVal("us-west-2"),
@@ -219,6 +229,35 @@ func TestServerStartsOnlyItsOwn(t *testing.T) {
 	ask(t, choices{}.server(t), []question{
 		{"any VPC, where none is named", "ec2:RunInstances", ec2 + "subnet/subnet-0b",
 			policy.Context{"ec2:Vpc": {ec2 + "vpc/vpc-0000000000000000b"}}, true},
+	})
+}
+
+// TestServerStartsOnlyFromWhatIsListed checks the conditions of the optional lists. Without lists, everything is allowed.
+func TestServerStartsOnlyFromWhatIsListed(t *testing.T) {
+	const foreign = "210987654321"
+	image, snapshot := "arn:aws:ec2:us-west-2::image/ami-0a", "arn:aws:ec2:us-west-2::snapshot/snap-0a"
+	owner := func(account string) policy.Context { return policy.Context{"ec2:Owner": {account}} }
+	ask(t, choices{restricted: true}.server(t), []question{
+		{"an image of the account", "ec2:RunInstances", image, owner(account), true},
+		{"an image of Amazon", "ec2:RunInstances", image, owner("amazon"), true},
+		{"a foreign image", "ec2:RunInstances", image, owner(foreign), false},
+		{"an image without a known owner", "ec2:RunInstances", image, nil, false},
+		{"a snapshot of the account", "ec2:RunInstances", snapshot, owner(account), true},
+		{"a foreign snapshot", "ec2:RunInstances", snapshot, owner(foreign), false},
+		{"a listed security group", "ec2:RunInstances", ec2 + "security-group/sg-0a", nil, true},
+		{"a security group of the cluster", "ec2:RunInstances", ec2 + "security-group/sg-0b",
+			tagged("cluster", "example"), true},
+		{"a security group of another cluster", "ec2:RunInstances", ec2 + "security-group/sg-0b",
+			tagged("cluster", "other"), false},
+		{"a foreign security group", "ec2:RunInstances", ec2 + "security-group/sg-0b", nil, false},
+		{"a listed key pair", "ec2:RunInstances", ec2 + "key-pair/admin", nil, true},
+		{"another key pair", "ec2:RunInstances", ec2 + "key-pair/other", nil, false},
+		{"an instance of the cluster", "ec2:RunInstances", ec2 + "instance/*", launched(), true},
+		{"with a disk", "ec2:RunInstances", ec2 + "volume/*", nil, true},
+	})
+	ask(t, full.server(t), []question{
+		{"any image", "ec2:RunInstances", image, owner(foreign), true},
+		{"any key pair", "ec2:RunInstances", ec2 + "key-pair/other", nil, true},
 	})
 }
 

@@ -116,8 +116,10 @@ locals {
       Effect = "Allow"
       Action = "ec2:RunInstances"
       Resource = concat(
-        [for kind in ["capacity-reservation", "key-pair", "network-interface", "placement-group", "security-group", "spot-instances-request", "volume"] : "${local.ec2}:${kind}/*"],
-        [for kind in ["image", "snapshot"] : "arn:${local.partition}:ec2:${local.region}::${kind}/*"],
+        [for kind in ["capacity-reservation", "network-interface", "placement-group", "spot-instances-request", "volume"] : "${local.ec2}:${kind}/*"],
+        var.key_pairs == null ? ["${local.ec2}:key-pair/*"] : [for name in var.key_pairs : "${local.ec2}:key-pair/${name}"],
+        var.security_group_ids == null ? ["${local.ec2}:security-group/*"] : [for id in var.security_group_ids : "${local.ec2}:security-group/${id}"],
+        [for kind, owners in local.owners : "arn:${local.partition}:ec2:${local.region}::${kind}/*" if owners == null],
       )
     },
     {
@@ -181,6 +183,25 @@ locals {
     },
   ]
 
+  # Where owners or security groups are listed, RunInstances needs these statements.
+  owners = { image = var.image_owners, snapshot = var.snapshot_owners }
+  source_statements = concat(
+    [for kind, owners in local.owners : {
+      Sid       = kind == "image" ? "StartFromImages" : "StartFromSnapshots"
+      Effect    = "Allow"
+      Action    = "ec2:RunInstances"
+      Resource  = "arn:${local.partition}:ec2:${local.region}::${kind}/*"
+      Condition = { StringEquals = { "ec2:Owner" = owners } }
+    } if owners == null ? false : length(owners) > 0],
+    [for ids in [var.security_group_ids] : {
+      Sid       = "StartInOwnSecurityGroups"
+      Effect    = "Allow"
+      Action    = "ec2:RunInstances"
+      Resource  = "${local.ec2}:security-group/*"
+      Condition = { StringEquals = { "aws:ResourceTag/nstance:cluster" = var.cluster.id } }
+    } if ids != null],
+  )
+
   # One statement for all target groups, or none.
   target_statements = [for arns in [values(var.target_group_arns)] : {
     Sid      = "RegisterTargets"
@@ -195,6 +216,7 @@ locals {
       local.bucket_statements,
       local.secret_statements,
       local.instance_statements,
+      local.source_statements,
       local.leader_statements,
       local.target_statements,
     ])

@@ -56,6 +56,35 @@ variable "target_group_arns" {
   nullable    = false
 }
 
+variable "image_owners" {
+  description = "Accounts (or aliases such as `amazon`) that own the images from which the servers may start VMs. Left out, any."
+  type        = list(string)
+  default     = null
+}
+
+variable "snapshot_owners" {
+  description = "Accounts that own the snapshots from which the servers may make disks of VMs. Left out, any."
+  type        = list(string)
+  default     = null
+}
+
+variable "security_group_ids" {
+  description = "Security groups that VMs may have besides those with the cluster's tag `nstance:cluster`, which the module `shard` makes. Left out, any."
+  type        = list(string)
+  default     = null
+
+  validation {
+    condition     = var.security_group_ids == null ? true : alltrue([for id in var.security_group_ids : can(regex("^sg-[0-9a-f]+$", id))])
+    error_message = "security_group_ids are IDs of security groups, such as sg-0a1b2c3d."
+  }
+}
+
+variable "key_pairs" {
+  description = "Names of the key pairs that VMs may have. Left out, any."
+  type        = list(string)
+  default     = null
+}
+
 variable "path" {
   description = "Path of the roles and instance profiles."
   type        = string

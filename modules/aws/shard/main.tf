@@ -104,7 +104,7 @@ resource "nstance_shard" "this" {
     error_exit_jitter          = var.settings.error_exit_jitter
   }
 
-  tenants      = { for name in var.tenants : name => {} }
+  tenants      = var.tenants
   images       = { for name, image in var.images : name => merge(image, { provider = "aws" }) }
   certificates = var.certificates
   load_balancers = merge(

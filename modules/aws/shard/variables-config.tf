@@ -16,7 +16,7 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "The pools that dynamic groups may use. Default: all."
+  description = "The pools that dynamic groups may use, also as the pool of their template. Default: all."
   type        = list(string)
   default     = null
 }
@@ -59,15 +59,13 @@ variable "settings" {
 }
 
 variable "tenants" {
-  description = "Tenants besides `default`."
-  type        = set(string)
-  default     = []
-  nullable    = false
-
-  validation {
-    condition     = !contains(var.tenants, "default")
-    error_message = "The tenant \"default\" always exists: leave it out of tenants."
-  }
+  description = "Tenants, by name, with their quotas. The tenant `default` exists even if it is not listed."
+  type = map(object({
+    max_instances = optional(number)
+    max_groups    = optional(number)
+  }))
+  default  = {}
+  nullable = false
 }
 
 variable "images" {
@@ -152,6 +150,15 @@ variable "templates" {
       json     = optional(string)
       content  = optional(string)
     })))
+    tenants = optional(list(string))
+    dynamic = optional(object({
+      args           = optional(list(string))
+      instance_types = optional(list(string))
+      max_size       = optional(number)
+      subnet_pools   = optional(list(string))
+      load_balancers = optional(list(string))
+      vars           = optional(list(string))
+    }))
   }))
   default  = {}
   nullable = false

@@ -36,7 +36,6 @@ run "one" {
     leader_network       = { ipv4 = "10.0.0.0/24" }
     health_check         = { type = "HTTP" }
     destroy_timeout      = "15"
-    tenants              = ["default"]
     images               = { "debian-13" = {} }
     defaults             = { args_json = "[]" }
     templates            = { a = { kind = "aaa", arch = "arm64", args_json = "{" } }
@@ -44,7 +43,7 @@ run "one" {
     agent_ingress        = { a = { protocol = "tcp" } }
   }
 
-  expect_failures = [var.shard, var.server_count, var.server_instance_type, var.server_arch, var.server_image, var.leader_network, var.health_check, var.destroy_timeout, var.tenants, var.images, var.defaults, var.templates, var.groups, var.agent_ingress]
+  expect_failures = [var.shard, var.server_count, var.server_instance_type, var.server_arch, var.server_image, var.leader_network, var.health_check, var.destroy_timeout, var.images, var.defaults, var.templates, var.groups, var.agent_ingress]
 }
 
 run "two" {

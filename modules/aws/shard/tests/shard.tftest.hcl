@@ -238,7 +238,7 @@ run "balanced" {
     load_balancers  = { other = { target_group_arns = ["arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/other/0123456789abcdef"] } }
     agent_ingress   = { nodes = { protocol = "-1", self = true }, ssh = { protocol = "tcp", from_port = 22, ipv4_cidrs = ["10.0.0.0/8"] } }
     subnet_pools    = ["workers"]
-    tenants         = ["prod"]
+    tenants         = { prod = { max_instances = 20 } }
     images          = { debian = { owners = ["123456789012"], filters = [{ name = "name", values = ["debian-*"] }] } }
     defaults        = { args_json = jsonencode({ KeyName = "k", SecurityGroupIds = ["sg-mine"] }), userdata = { content = "#!/bin/sh\ntrue\n" } }
     templates       = { web = { kind = "web", arch = "arm64", instance_type = "t4g.small", subnet_pool = "workers", args_json = jsonencode({ ImageId = "{{ .Image.debian }}" }) } }
