@@ -25,51 +25,45 @@ type ports struct {
 
 func portsOf(shard *config.Shard, o Options) (ports, error) {
 	p := ports{bind: shard.Server.Bind, advertise: shard.Server.Advertise}
-	var errs []error
-	shift := func(field string, addr *string) {
-		shifted, err := shiftPort(*addr, o.shift())
-		if err != nil {
-			errs = append(errs, fmt.Errorf("server.bind.%s: %w", field, err))
-		}
-		*addr = shifted
-	}
-	shift("health_addr", &p.bind.Health)
-	shift("election_addr", &p.bind.Election)
-	shift("registration_addr", &p.bind.Registration)
-	shift("operator_addr", &p.bind.Operator)
-	shift("agent_addr", &p.bind.Agent)
 	primary := primaryHost()
-	// --advertise-host replaces the primary interface's address. A host that the configuration advertises, such as that
-	// of a load balancer, takes precedence over it. A bind address does not.
-	reach := func(advertise *string, configured, bind string) {
-		addr := *advertise
-		isSet := addr != "" && addr != configured
-		if addr == "" {
-			addr = bind
-		} else {
-			addr, _ = shiftPort(addr, o.shift())
+	var errs []error
+	for _, port := range []struct {
+		field           string
+		bind, advertise *string
+	}{
+		{"health_addr", &p.bind.Health, &p.advertise.Health},
+		{"election_addr", &p.bind.Election, &p.advertise.Election},
+		{"registration_addr", &p.bind.Registration, &p.advertise.Registration},
+		{"operator_addr", &p.bind.Operator, &p.advertise.Operator},
+		{"agent_addr", &p.bind.Agent, &p.advertise.Agent},
+	} {
+		isSet := *port.advertise != "" && *port.advertise != *port.bind
+		var err error
+		if *port.bind, err = shiftPort(*port.bind, o.shift()); err != nil {
+			errs = append(errs, fmt.Errorf("server.bind.%s: %w", port.field, err))
 		}
-		host, port, err := net.SplitHostPort(addr)
+		addr := *port.bind
+		if *port.advertise != "" {
+			addr, _ = shiftPort(*port.advertise, o.shift())
+		}
+		host, number, err := net.SplitHostPort(addr)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("server.advertise: %w", err))
-			return
+			continue
 		}
+		// --advertise-host replaces the primary interface's address. A host that the configuration advertises, such as
+		// that of a load balancer, takes precedence over it. A bind address does not.
 		switch {
 		case isSet && !wildcard(host):
 		case o.AdvertiseHost != "":
 			host = o.AdvertiseHost
 		case wildcard(host):
-			if host, _, _ = net.SplitHostPort(bind); wildcard(host) {
+			if host, _, _ = net.SplitHostPort(*port.bind); wildcard(host) {
 				host = primary
 			}
 		}
-		*advertise = net.JoinHostPort(host, port)
+		*port.advertise = net.JoinHostPort(host, number)
 	}
-	reach(&p.advertise.Health, shard.Server.Bind.Health, p.bind.Health)
-	reach(&p.advertise.Election, shard.Server.Bind.Election, p.bind.Election)
-	reach(&p.advertise.Registration, shard.Server.Bind.Registration, p.bind.Registration)
-	reach(&p.advertise.Operator, shard.Server.Bind.Operator, p.bind.Operator)
-	reach(&p.advertise.Agent, shard.Server.Bind.Agent, p.bind.Agent)
 
 	p.leader = p.advertise
 	if network := shard.Server.LeaderNetwork; network != nil {
