@@ -296,3 +296,20 @@ func FuzzText(f *testing.F) {
 		}
 	})
 }
+
+func TestReadsAllVars(t *testing.T) {
+	for text, want := range map[string]bool{
+		"text": false, "{{ .Vars.a }}": false, "{{ range .Image }}{{ . }}{{ end }}": false, "{{ $.Vars.a }}": false,
+		`{{ index .Vars "a" }}`: true, "{{ range $.Vars }}{{ . }}{{ end }}": true, "{{ with $.Vars }}{{ .a }}{{ end }}": true,
+		"{{ $v := .Vars }}{{ $v.a }}": true, "{{ with $ }}{{ .Vars.a }}{{ end }}": true, "{{ json . }}": true,
+		"{{ json $ }}": true, "{{ ($).Vars.a }}": true, "{{ if .Vars }}{{ end }}": true,
+	} {
+		tmpl, err := render.Compile("", text)
+		if err != nil {
+			continue // what does not compile is never rendered
+		}
+		if tmpl.ReadsAllVars() != want {
+			t.Errorf("%s: %t, want %t", text, !want, want)
+		}
+	}
+}
