@@ -53,7 +53,9 @@ data "aws_vpc" "existing" {
 locals {
   vpc_id    = var.vpc.existing == null ? aws_vpc.this[0].id : data.aws_vpc.existing[0].id
   ipv4_cidr = var.vpc.existing == null ? aws_vpc.this[0].cidr_block : data.aws_vpc.existing[0].cidr_block
-  ipv6_cidr = !local.ipv6 ? null : var.vpc.existing == null ? aws_vpc.this[0].ipv6_cidr_block : data.aws_vpc.existing[0].ipv6_cidr_block
+  # A VPC may have more than one IPv4 network.
+  ipv4_cidrs = var.vpc.existing == null ? [var.vpc.ipv4_cidr] : distinct(concat([local.ipv4_cidr], data.aws_vpc.existing[0].cidr_block_associations[*].cidr_block))
+  ipv6_cidr  = !local.ipv6 ? null : var.vpc.existing == null ? aws_vpc.this[0].ipv6_cidr_block : data.aws_vpc.existing[0].ipv6_cidr_block
 }
 
 resource "aws_subnet" "this" {
@@ -75,6 +77,28 @@ resource "aws_subnet" "this" {
   private_dns_hostname_type_on_launch            = each.value.native ? "resource-name" : null
 
   tags = merge({ Name = "${var.name}-${replace(each.key, "/", "-")}" }, var.tags)
+
+  # Two networks overlap if their first addresses are equal in the bits of the larger network.
+  lifecycle {
+    precondition {
+      condition = each.value.ipv4_cidr == null ? true : anytrue([for vpc in local.ipv4_cidrs :
+        tonumber(split("/", each.value.ipv4_cidr)[1]) >= tonumber(split("/", vpc)[1]) &&
+        cidrhost("${split("/", each.value.ipv4_cidr)[0]}/${split("/", vpc)[1]}", 0) == cidrhost(vpc, 0)
+      ])
+      error_message = "Subnet ${each.key} (${coalesce(each.value.ipv4_cidr, "-")}) is not inside the VPC (${join(", ", local.ipv4_cidrs)})."
+    }
+    precondition {
+      condition = alltrue([for key, other in local.made : key == each.key || each.value.ipv4_cidr == null || other.ipv4_cidr == null ? true :
+        cidrhost("${split("/", each.value.ipv4_cidr)[0]}/${min(split("/", each.value.ipv4_cidr)[1], split("/", other.ipv4_cidr)[1])}", 0) !=
+        cidrhost("${split("/", other.ipv4_cidr)[0]}/${min(split("/", each.value.ipv4_cidr)[1], split("/", other.ipv4_cidr)[1])}", 0)
+      ])
+      error_message = "Subnet ${each.key} (${coalesce(each.value.ipv4_cidr, "-")}) overlaps another one of subnets."
+    }
+    precondition {
+      condition     = each.value.ipv4_cidr == null ? true : tonumber(split("/", each.value.ipv4_cidr)[1]) >= 16 && tonumber(split("/", each.value.ipv4_cidr)[1]) <= 28
+      error_message = "Subnet ${each.key} (${coalesce(each.value.ipv4_cidr, "-")}) must have 16 to 28 bits."
+    }
+  }
 }
 
 data "aws_subnet" "existing" {

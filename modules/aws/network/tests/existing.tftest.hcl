@@ -5,7 +5,7 @@ mock_provider "aws" {
     defaults = { id = "us-west-2" }
   }
   mock_data "aws_vpc" {
-    defaults = { cidr_block = "172.16.0.0/16", ipv6_cidr_block = "" }
+    defaults = { cidr_block = "172.16.0.0/16", cidr_block_associations = [{ cidr_block = "172.16.0.0/16" }, { cidr_block = "10.9.0.0/16" }], ipv6_cidr_block = "" }
   }
   mock_data "aws_subnet" {
     defaults = { availability_zone = "us-west-2a", vpc_id = "vpc-0000000000000000a" }
@@ -22,6 +22,7 @@ run "existing" {
     subnets = {
       public  = { us-west-2a = [{ ipv4_cidr = "172.16.0.0/24", public = true }] }
       workers = { us-west-2a = [{ existing = "subnet-0000000000000000a" }] }
+      second  = { us-west-2a = [{ ipv4_cidr = "10.9.1.0/24", public = true }] }
     }
   }
 
@@ -30,7 +31,7 @@ run "existing" {
     error_message = "existing resources are created again"
   }
   assert {
-    condition     = keys(aws_subnet.this) == ["public/us-west-2a/0"] && aws_subnet.this["public/us-west-2a/0"].vpc_id == "vpc-0000000000000000a" && length(aws_route_table.private) == 0
+    condition     = keys(aws_subnet.this) == ["public/us-west-2a/0", "second/us-west-2a/0"] && aws_subnet.this["public/us-west-2a/0"].vpc_id == "vpc-0000000000000000a" && length(aws_route_table.private) == 0
     error_message = "existing subnets are changed"
   }
   assert {

@@ -236,3 +236,33 @@ run "ip_family" {
 
   expect_failures = [var.ip_family]
 }
+
+run "outside_the_vpc" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ ipv4_cidr = "10.1.2.0/24" }] } }
+  }
+
+  expect_failures = [aws_subnet.this["web/us-west-2a/0"]]
+}
+
+run "overlap" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24" }] }, db = { us-west-2a = [{ ipv4_cidr = "10.0.2.128/25" }] } }
+  }
+
+  expect_failures = [aws_subnet.this["web/us-west-2a/0"], aws_subnet.this["db/us-west-2a/0"]]
+}
+
+run "too_small" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/29" }] } }
+  }
+
+  expect_failures = [aws_subnet.this["web/us-west-2a/0"]]
+}
