@@ -75,6 +75,7 @@ func (l LeaderNetwork) commands() string {
 			"[RoutingPolicyRule]\nFrom=%s/32\nTable=%d\n", l.IPv4, l.Gateway, leaderTable, l.IPv4, leaderTable)
 	}
 	return "# Replies from the leader's addresses leave by the leader's interface.\n" +
-		"mkdir -p -m 755 /etc/systemd/network\nput " + networkFile + " " + quote(b.String()) + "\nchmod 644 " + networkFile + "\n" +
+		"mkdir -p -m 755 /etc/systemd/network\nput " + networkFile + " " + quote(b.String()) + "\n" +
+		"chmod 644 " + networkFile + "\n" +
 		"networkctl reload || echo 'systemd-networkd does not run: the image must route the leader interface' >&2\n"
 }

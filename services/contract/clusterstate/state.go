@@ -114,9 +114,10 @@ type Superseded[R any] struct {
 	Token  objstore.Token
 }
 
-// The errors of the two kinds of records.
 type (
-	SupersededError         = Superseded[record.Instance]
+	// SupersededError is the error for an instance's record.
+	SupersededError = Superseded[record.Instance]
+	// SupersededOperatorError is the error for an operator's record.
 	SupersededOperatorError = Superseded[record.Operator]
 )
 

@@ -164,8 +164,8 @@ func TestValidate(t *testing.T) {
 			[]string{`templates.t.tenants[1]: there is no tenant "pord" (there are prod)`,
 				`templates.t.tenants[3]: "default" is there twice`, `templates.t.tenants[4]: is empty`}},
 		{"permissions", with("", `, "args": {"list": [1], "object": {"text": "x"}}, "dynamic": {"args": ["/new/deep", "/list", "/object/text", "/a~1b~0",
-			@"list", @"", @"/~2", @"/list/0", @"/object/text/x", @"/a~"], "instance_types": ["t4g.*", @"[", @"t4g.*"], "max_size": @-1,
-			"subnet_pools": ["p", @"q"], "load_balancers": [@"www"], "vars": ["v", @"v"]}`, "", ""), []string{
+			@"list", @"", @"/~2", @"/list/0", @"/object/text/x", @"/a~"], "instance_types": ["t4g.*", @"[", @"t4g.*"],
+			"max_size": @-1, "subnet_pools": ["p", @"q"], "load_balancers": [@"www"], "vars": ["v", @"v"]}`, "", ""), []string{
 			`templates.t.dynamic.args[4]: is not a JSON pointer to an argument, such as "/MetadataOptions/HttpTokens"`,
 			`templates.t.dynamic.args[5]: is empty`,
 			`templates.t.dynamic.args[6]: is not a JSON pointer to an argument, such as "/MetadataOptions/HttpTokens"`,

@@ -300,8 +300,9 @@ func FuzzText(f *testing.F) {
 func TestReadsAllVars(t *testing.T) {
 	for text, want := range map[string]bool{
 		"text": false, "{{ .Vars.a }}": false, "{{ range .Image }}{{ . }}{{ end }}": false, "{{ $.Vars.a }}": false,
-		`{{ index .Vars "a" }}`: true, "{{ range $.Vars }}{{ . }}{{ end }}": true, "{{ with $.Vars }}{{ .a }}{{ end }}": true,
-		"{{ $v := .Vars }}{{ $v.a }}": true, "{{ with $ }}{{ .Vars.a }}{{ end }}": true, "{{ json . }}": true,
+		`{{ index .Vars "a" }}`: true, "{{ range $.Vars }}{{ . }}{{ end }}": true,
+		"{{ with $.Vars }}{{ .a }}{{ end }}": true,
+		"{{ $v := .Vars }}{{ $v.a }}":        true, "{{ with $ }}{{ .Vars.a }}{{ end }}": true, "{{ json . }}": true,
 		"{{ json $ }}": true, "{{ ($).Vars.a }}": true, "{{ if .Vars }}{{ end }}": true,
 	} {
 		tmpl, err := render.Compile("", text)

@@ -243,9 +243,9 @@ func mayBeCertified(rec *record.Instance) error {
 
 // logRefusal logs that a call of an agent was refused. It ignores other errors.
 func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
-	if peer, peerErr := transport.PeerOf(ctx); peerErr == nil {
-		s.refusals.Log(ctx, s.Log, "agent refused", err, "tenant", peer.Identity.Tenant, "instance",
-			peer.Identity.ID.String(), "call", rpc)
+	if peer, peerErr := transport.PeerOf(ctx); peerErr == nil && s.refusals.Admits(err) {
+		s.Log.Warn("agent refused", "tenant", peer.Identity.Tenant, "instance", peer.Identity.ID.String(), "call", rpc,
+			"source", transport.PeerAddress(ctx).String(), "error", status.Convert(err).Message())
 	}
 }
 

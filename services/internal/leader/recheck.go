@@ -32,7 +32,8 @@ func (l *Leader) Recheck(ctx context.Context) {
 			l.found(rec, token)
 		})
 		if err != nil && ctx.Err() == nil {
-			l.Executor.Log.Warn("records not compared with the bucket's, next try later", "error", err, "in", recheckEvery)
+			l.Executor.Log.Warn("records not compared with the bucket's, next try later", "error", err,
+				"in", recheckEvery)
 		}
 	}
 }

@@ -85,8 +85,8 @@ func errNoInstance(id ident.ID) error {
 	return status.Errorf(codes.NotFound, "instance_id: there is no instance %s", id)
 }
 
-// DeleteInstance returns when the intent to delete is durable. For an instance that is being deleted it can only shorten
-// the drain. It does nothing for a deleted instance.
+// DeleteInstance returns when the intent to delete is durable. For an instance that is being deleted it can only
+// shorten the drain. It does nothing for a deleted instance.
 func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
 	return unary(s, ctx, "delete the instance", req, (*call).deleteInstance)

@@ -131,15 +131,14 @@ func (s *Service) serve(ctx context.Context, nonce string, key []byte, role auth
 	if s.Metrics != nil {
 		s.Metrics.Registrations.WithLabelValues(status.Code(err).String()).Inc()
 	}
-	attrs := []any{"role", string(role)}
+	attrs := []any{"role", string(role), "source", transport.PeerAddress(ctx).String()}
 	if !c.claims.ID.IsZero() {
 		attrs = append(attrs, "tenant", c.claims.Tenant, "client", c.claims.ID.String())
 	}
 	if err == nil {
-		s.Log.Info("registered", append(attrs, "source", transport.PeerAddress(ctx).String(), "expires",
-			cert.notAfter)...)
-	} else {
-		s.refusals.Log(ctx, s.Log, "registration refused", err, attrs...)
+		s.Log.Info("registered", append(attrs, "expires", cert.notAfter)...)
+	} else if s.refusals.Admits(err) {
+		s.Log.Warn("registration refused", append(attrs, "error", status.Convert(err).Message())...)
 	}
 	return cert, err
 }

@@ -135,7 +135,7 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	}
 	applied, err := b.state.ReadApplied(t.Context())
 	if err != nil || applied.Term != 3 || string(applied.Body) != document("", "") ||
-		string(applied.Source) != l.Status().ETag {
+		applied.Source != l.Status().ETag {
 		t.Errorf("applied: term %d, source %s, %v", applied.Term, applied.Source, err)
 	}
 	if s := l.Status(); s.Generation != 1 || s.Size != len(document("", "")) || s.ETag == "" || s.RefusedETag != "" {
@@ -247,7 +247,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("the configuration that waits for a restart has the ETag %q", s.RestartETag)
 	}
 	// No leader has run with the configuration yet, so servers do not fall back to it.
-	if applied, err := b.state.ReadApplied(t.Context()); err != nil || string(applied.Source) != was {
+	if applied, err := b.state.ReadApplied(t.Context()); err != nil || applied.Source != was {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
 	}
 	if next := lead(t, b, 2); next.shard.Server.Provider.Zone != "z" {

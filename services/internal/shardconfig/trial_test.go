@@ -50,7 +50,7 @@ func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
 	if s := l.Status(); s.ETag != was || s.RefusedETag == "" || s.RestartETag != "" {
 		t.Errorf("status %+v", s)
 	}
-	if applied, err := b.state.ReadApplied(t.Context()); err != nil || string(applied.Source) != was {
+	if applied, err := b.state.ReadApplied(t.Context()); err != nil || applied.Source != was {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
 	}
 

@@ -95,8 +95,8 @@ func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, 
 		What:  fmt.Sprintf("The leader of shard %s has not applied the configuration in the bucket", name),
 		Where: r.bucket.Place(keys.Leader(name)),
 		Why:   fmt.Errorf("the bucket has version %s, and %s", token, &leader),
-		Do: "A leader applies a new version within three minutes, unless it refuses it. `nstance-admin config status` " +
-			"shows the reasons for a refusal.",
+		Do: "A leader applies a new version within three minutes, unless it refuses it. `nstance-admin config " +
+			"status` shows the reasons for a refusal.",
 	}.Warning()}
 }
 

@@ -27,8 +27,8 @@ var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true,
 // variableName matches the names of environment variables (POSIX.1-2017, 8.1).
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// ParseArgs returns the environment variables that args add to a VM: `env` is a map of strings. It reports all problems.
-// Other args are ignored, so that a template of another cloud can be tried.
+// ParseArgs returns the environment variables that args add to a VM: `env` is a map of strings. It reports all
+// problems. Other args are ignored, so that a template of another cloud can be tried.
 func ParseArgs(args map[string]any) (env map[string]string, found []cloud.Problem) {
 	report := func(message string, path ...any) {
 		found = append(found, cloud.Problem{Path: path, Message: message})

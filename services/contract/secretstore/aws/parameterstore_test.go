@@ -48,7 +48,8 @@ func TestParameterStore(t *testing.T) {
 
 func TestParameterTooLarge(t *testing.T) {
 	_, client := openParameters(t)
-	err := NewParameterStore(client, "/p/").Put(t.Context(), "x", secretstore.NewValue(make([]byte, 7000)), secretstore.Any)
+	binary := secretstore.NewValue(make([]byte, 7000))
+	err := NewParameterStore(client, "/p/").Put(t.Context(), "x", binary, secretstore.Any)
 	if !errors.Is(err, secretstore.ErrInvalid) || !strings.Contains(err.Error(), "8192") {
 		t.Errorf("7,000 bytes that are no text: %v", err)
 	}

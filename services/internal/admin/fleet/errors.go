@@ -156,8 +156,8 @@ func hint(code codes.Code) string {
 		return "the certificate in --identity-dir is not accepted; nstance-admin cluster register-operator makes a " +
 			"new one"
 	case codes.PermissionDenied:
-		return "check the tenant of the certificate in --identity-dir, whether the operator was removed, and what the " +
-			"shard's configuration permits operators"
+		return "check the tenant of the certificate in --identity-dir, whether the operator was removed, and what " +
+			"the shard's configuration permits operators"
 	case codes.NotFound:
 		return "nstance-admin group list and instance list show what there is in the tenant"
 	case codes.Aborted:

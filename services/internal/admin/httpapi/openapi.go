@@ -45,7 +45,8 @@ func (a *api) operation(r route) map[string]any {
 			400: "Refused by the shard, or the request is malformed.",
 			403: "The shard's configuration does not permit it, or the operator was removed.",
 			404: "There is no such thing in the shard, or no such shard.",
-			409: "It conflicts with what is there.", 429: "The tenant's quota is used up, or the shard has too much to do.",
+			409: "It conflicts with what is there.",
+			429: "The tenant's quota is used up, or the shard has too much to do.",
 			502: "Of several shards, one or more failed; or the shard refuses our certificate.",
 			503: "The shard cannot be reached.", 504: "The shard did not answer in time.",
 		} {
