@@ -66,9 +66,9 @@
 //	                      unused reservation is kept for at most 2 min (collect.go).
 //
 //	39 pace notices       Agents report notices, and an agent may lie. Per hour, a group replaces as many instances
-//	                      with a notice as its size immediately: the cloud may reclaim all of them once. From the next one
-//	                      on it backs off as in rule 25 until the hour is over, even if instances are healthy
-//	                      (backoff.go, transitions.go).
+//	                      with a notice as its size immediately: the cloud may reclaim all of them once. From the
+//	                      next one on it backs off as in rule 25 until the hour is over, even if instances are
+//	                      healthy (backoff.go, transitions.go).
 //	40 explicit deletion  A deletion that a person or an operator requests shortens a drain that is under way to the
 //	                      group's present drain time-out from now. Nothing prolongs a drain (transitions.go).
 package plan
