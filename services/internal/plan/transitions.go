@@ -115,13 +115,13 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 
 // ApplyRecord returns the instance after its record was read or written (rule 30). If most of a drain's time has passed
 // when a leader learns of the deletion (the answer of the write came late, or no server led), it grants half of the
-// drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. The record's own deadline
-// moves only if an explicit deletion shortens it (rule 40). before is the record as it was known.
+// drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. The deadline moves only
+// if an explicit deletion shortens it (rule 40), and granted time does not. before is the record as it was known.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:
 	case i.State == record.Deleting:
-		if rec.DeleteDeadline.Before(before.DeleteDeadline) {
+		if rec.DeleteDeadline.Before(before.DeleteDeadline) && !i.DeleteDeadline.After(before.DeleteDeadline) {
 			i.DeleteDeadline = rec.DeleteDeadline
 		}
 	default:

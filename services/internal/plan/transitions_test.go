@@ -298,6 +298,15 @@ func TestRule40ExplicitDeletionShortensADrain(t *testing.T) {
 			t.Errorf("%s: the planner sees %s, want %s", c.name, got, c.want)
 		}
 	}
+	// The record's time was over when this leader learned of the deletion, so it granted some more (rule 30).
+	before := record.Instance{ID: id(1), State: record.Deleting, DeletingAt: ago(time.Minute),
+		DeleteDeadline: ago(10 * time.Second)}
+	rec := before
+	rec.DeleteDeadline = ago(15 * time.Second)
+	granted := deleting(func(i *plan.Instance) { i.DeleteDeadline = now.Add(20 * time.Second) })
+	if got := plan.ApplyRecord(granted, &before, &rec, now).DeleteDeadline; !got.Equal(granted.DeleteDeadline) {
+		t.Errorf("an earlier deadline in the record takes granted time back: %s, want %s", got, granted.DeleteDeadline)
+	}
 }
 
 func TestRequestDeleteHappensOnce(t *testing.T) {
