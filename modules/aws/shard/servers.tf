@@ -29,10 +29,10 @@ data "nstance_userdata" "server" {
     ipv4_gateway = local.leader_ipv4 == null ? null : cidrhost(data.aws_subnet.leader.cidr_block, 1)
     ipv6         = local.leader_ipv6
   }
-  extra_args       = length(var.server_args) == 0 ? null : var.server_args
-  binaries         = length(var.server_binaries) == 0 ? null : var.server_binaries
-  commands_before  = length(var.server_commands) == 0 ? null : var.server_commands
-  environment      = length(local.server_environment) == 0 ? null : local.server_environment
+  extra_args      = length(var.server_args) == 0 ? null : var.server_args
+  binaries        = length(var.server_binaries) == 0 ? null : var.server_binaries
+  commands_before = length(var.server_commands) == 0 ? null : var.server_commands
+  environment     = length(local.server_environment) == 0 ? null : local.server_environment
 }
 
 locals {
