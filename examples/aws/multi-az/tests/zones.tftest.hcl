@@ -10,6 +10,9 @@ mock_provider "aws" {
   mock_data "aws_ami" {
     defaults = { id = "ami-0000000000000000a", root_device_name = "/dev/xvda" }
   }
+  mock_data "aws_subnet" {
+    defaults = { cidr_block = "10.0.8.0/24" }
+  }
   mock_resource "aws_vpc" {
     defaults = { id = "vpc-0000000000000000a" }
   }
