@@ -39,7 +39,7 @@ var (
 )
 
 // runShard runs fn on a stack in a temporary directory and removes the stack. SIGINT and SIGTERM end the context of fn.
-// Of trial it takes what a stack without a cloud does not need.
+// trial may set AccessKey and Environment; runShard sets the rest.
 func runShard(t *testing.T, script string, trial local.Trial, fn func(context.Context, *local.Stack) error) {
 	t.Helper()
 	if *binFlag == "" {

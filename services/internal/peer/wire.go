@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -75,6 +76,9 @@ func (codec) Unmarshal(data []byte, into any) (err error) {
 	if err := decoder.Decode(&f); err != nil {
 		return fmt.Errorf("decode message of a server: %w", err)
 	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("decode message of a server: more than one JSON value")
+	}
 	var message any
 	switch {
 	case f.Hello != nil:
@@ -93,7 +97,7 @@ func (codec) Unmarshal(data []byte, into any) (err error) {
 	case f.TookOver != nil:
 		message = *f.TookOver
 	default:
-		err = errors.New("it is of no known kind")
+		err = errors.New("it has no known field")
 	}
 	if err != nil {
 		return fmt.Errorf("decode message of a server: %w", err)
@@ -106,7 +110,7 @@ func (codec) Unmarshal(data []byte, into any) (err error) {
 func (h hello) validate() error {
 	for _, part := range []string{h.From.ID, h.From.Incarnation} {
 		if part == "" || len(part) > maxName {
-			return fmt.Errorf("a process has a name of %d bytes", len(part))
+			return fmt.Errorf("the sender's name has a part of %d bytes, want 1 to %d", len(part), maxName)
 		}
 	}
 	return nil

@@ -74,17 +74,18 @@ func TestFramesRefused(t *testing.T) {
 		frame []byte
 		want  string
 	}{
-		"empty":           {nil, "EOF"},
-		"no kind":         {[]byte("{}"), "no known kind"},
-		"tomorrow's kind": {[]byte(`{"promise2": {}}`), "unknown field"},
-		"nobody":          {encode(t, hello{election.Peer{Incarnation: "x"}}), "a name of 0 bytes"},
-		"no incarnation":  {encode(t, hello{election.Peer{ID: "x"}}), "a name of 0 bytes"},
+		"empty":          {nil, "EOF"},
+		"no kind":        {[]byte("{}"), "no known field"},
+		"two messages":   {[]byte(`{"promise": {}} {"promise": {}}`), "more than one JSON value"},
+		"unknown kind":   {[]byte(`{"promise2": {}}`), "unknown field"},
+		"no ID":          {encode(t, hello{election.Peer{Incarnation: "x"}}), "a part of 0 bytes"},
+		"no incarnation": {encode(t, hello{election.Peer{ID: "x"}}), "a part of 0 bytes"},
 		"long name": {encode(t, hello{election.Peer{ID: strings.Repeat("x", maxName+1), Incarnation: "x"}}),
-			"a name of 513 bytes"},
+			"a part of 513 bytes"},
 		"no length":      {heartbeat(func(h *election.Heartbeat) { h.Length = 0 }), "a promise of"},
 		"for ever":       {heartbeat(func(h *election.Heartbeat) { h.Length = maxLength + 1 }), "a promise of"},
 		"lock with more": {bytes.Replace(sent, []byte(`"term"`), []byte(`"mert"`), 1), "mert"},
-		"lock of nobody": {bytes.Replace(sent, []byte(`"leader_id":"one"`), []byte(`"leader_id":""`), 1), "leader_id"},
+		"lock of no one": {bytes.Replace(sent, []byte(`"leader_id":"one"`), []byte(`"leader_id":""`), 1), "leader_id"},
 		"newer lock":     {bytes.Replace(sent, []byte(`"schema":1`), []byte(`"schema":2`), 1), "newer"},
 	} {
 		if got, err := decode(tc.frame); err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -115,8 +115,9 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 
 // ApplyRecord returns the instance after its record was read or written (rule 30). If most of a drain's time has passed
 // when a leader learns of the deletion (the answer of the write came late, or no server led), it grants half of the
-// drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. The deadline moves only
-// if an explicit deletion shortens it (rule 40), and granted time does not. before is the record as it was known.
+// drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. Afterwards
+// only an explicit deletion makes the deadline earlier (rule 40). It does not shorten time that was granted. before is
+// the record as it was known.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:
@@ -257,7 +258,7 @@ type Deletion struct {
 }
 
 // RequestDelete records the intent to delete an instance. It returns false if it changed nothing. The deadline of an
-// instance that is already leaving never moves back. Only an explicit deletion moves it forward (rule 40).
+// instance that is already leaving never becomes later. Only an explicit deletion makes it earlier (rule 40).
 func RequestDelete(rec *record.Instance, d Deletion, now time.Time) bool {
 	if d.Deadline.IsZero() {
 		d.Deadline = now
