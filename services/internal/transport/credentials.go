@@ -26,7 +26,7 @@ type Peer struct {
 	PublicKey ed25519.PublicKey
 	NotAfter  time.Time
 	// Expired reports that the certificate had expired when the connection was made. Only RenewCertificate may be
-	// called.
+	// called, for at most RenewalGrace after the expiry. Other connections are closed when the certificate expires.
 	Expired bool
 	// Number increases with each connection of a [Source].
 	Number uint64
@@ -134,7 +134,24 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	}
 	done(failed)
 	client.conn, client.Number = raw, s.source.connections.Add(1)
+	if s.role != "" {
+		leave = s.closeInTime(client, leave)
+	}
 	return &limitedConn{Conn: conn, bytes: bytes, leave: leave}, client, nil
+}
+
+// closeInTime closes the connection of a client when its certificate may no longer be used. It returns leave, which then
+// also ends the wait for that.
+func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
+	until := client.NotAfter
+	if client.Expired {
+		until = until.Add(RenewalGrace)
+	}
+	timer := time.AfterFunc(until.Sub(s.source.options.Now()), client.Close)
+	return func() {
+		timer.Stop()
+		leave()
+	}
 }
 
 // limitedConn reads no faster than its token bucket of bytes allows, if it has one. It leaves the count of connections

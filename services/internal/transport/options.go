@@ -80,7 +80,7 @@ func newRegistrationLimiter(source *Source) *rateLimiter[netip.Addr] {
 // have no certificate and are limited by their address.
 func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc.ServerOption {
 	limits := limitsOf[role]
-	creds, g := &serverCredentials{source: source, role: role}, guard{role: role, log: log}
+	creds, g := &serverCredentials{source: source, role: role}, guard{role: role, now: source.options.Now, log: log}
 	creds.bytes = &rateLimiter[any]{perSecond: limits.bytesPerSecond, burst: limits.byteBurst, now: time.Now}
 	creds.foreignBytes = &rateLimiter[any]{perSecond: 8 << 10, burst: 64 << 10, now: time.Now}
 	if role == "" {
@@ -121,6 +121,7 @@ func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc
 type guard struct {
 	role          authority.Role
 	registrations *rateLimiter[netip.Addr]
+	now           func() time.Time
 	log           *slog.Logger
 }
 
@@ -170,9 +171,18 @@ func (g guard) checkCaller(ctx context.Context, method string) error {
 		return status.Errorf(codes.PermissionDenied,
 			"this port is for the role %s, the client certificate of %s has the role %s",
 			g.role, client.Identity.ID, client.Identity.Role)
-	case client.Expired && (g.role != authority.RoleAgent || !strings.HasSuffix(method, "/RenewCertificate")):
+	case !g.inTime(client, method):
 		return status.Errorf(codes.Unauthenticated, "the client certificate expired at %s",
 			client.NotAfter.Format(time.RFC3339))
 	}
 	return nil
+}
+
+// inTime reports whether a client's certificate is still valid, or at least good for its own renewal.
+func (g guard) inTime(client *Peer, method string) bool {
+	now := g.now()
+	if client.Expired && g.role == authority.RoleAgent && strings.HasSuffix(method, "/RenewCertificate") {
+		return !now.After(client.NotAfter.Add(RenewalGrace))
+	}
+	return !client.Expired && !now.After(client.NotAfter)
 }
