@@ -146,7 +146,7 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 				status.Errorf(codes.PermissionDenied, "nonce: instance %s is registered with another key or nonce",
 					r.ID)
 		}
-		return true, nil
+		return true, c.checkConsumed(r.Certificate.NotAfter)
 	case record.Reserved, record.Created:
 		if c.expired {
 			return false, c.errExpired()

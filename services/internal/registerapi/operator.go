@@ -51,6 +51,9 @@ func (c *call) operatorAgain() (certificate, error) {
 			return certificate{}, status.Errorf(codes.PermissionDenied,
 				"nonce: was used with another key by operator %s", c.claims.ID)
 		}
+		if err := c.checkConsumed(rec.Certificate.NotAfter); err != nil {
+			return certificate{}, err
+		}
 		if cert, ok := c.again(rec.Certificate); ok {
 			return cert, nil
 		}

@@ -198,6 +198,16 @@ func (c *call) errExpired() error {
 	return status.Errorf(codes.Unauthenticated, "nonce: expired at %s", c.claims.ExpiresAt.Format(time.RFC3339))
 }
 
+// checkConsumed refuses a consumed nonce when the last certificate of its client expired longer than the renewal grace
+// ago. From then on a stolen nonce and key are of no use.
+func (c *call) checkConsumed(notAfter time.Time) error {
+	if c.now.After(notAfter.Add(transport.RenewalGrace)) {
+		return status.Errorf(codes.Unauthenticated, "nonce: is consumed, and its certificate expired at %s",
+			notAfter.Format(time.RFC3339))
+	}
+	return nil
+}
+
 // failed logs why a registration could not be made durable, and returns an error that asks the client to retry.
 func (c *call) failed(what string, err error) error {
 	if c.ctx.Err() == nil {

@@ -31,6 +31,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
@@ -210,6 +211,37 @@ func TestSameKeyAgain(t *testing.T) {
 	if stored.Certificate.Serial != authority.Serial(leaf(t, late.GetCertificate())) || stored.Revision != revision+1 ||
 		len(w.log(t)) != 2 {
 		t.Errorf("revision %d, log %v", stored.Revision, w.log(t))
+	}
+}
+
+// TestConsumedNonceEnds: a consumed nonce gives a certificate to its key until the renewal grace of the last one is over.
+func TestConsumedNonceEnds(t *testing.T) {
+	w := newTestLeader(t)
+	id, key := w.Created(t), transporttest.NewKey(t)
+	nonce := w.nonce(t, id, nil)
+	operatorNonce, _ := w.operatorNonce(t)
+	registrations := map[time.Duration]func() error{
+		authority.AgentTTL: func() error {
+			_, err := w.register(nonce, key)
+			return err
+		},
+		authority.OperatorTTL: func() error {
+			_, err := w.registerOperator(operatorNonce, key)
+			return err
+		},
+	}
+	for _, life := range []time.Duration{authority.AgentTTL, authority.OperatorTTL} {
+		register := registrations[life]
+		if err := register(); err != nil {
+			t.Fatal(err)
+		}
+		w.Clock.Advance(life + transport.RenewalGrace)
+		if err := register(); err != nil {
+			t.Errorf("at the end of the grace: %v", err)
+		}
+		w.Clock.Advance(life + transport.RenewalGrace + time.Second)
+		wants(t, "after the grace", register(), codes.Unauthenticated, "is consumed, and its certificate expired at")
+		operatorNonce, _ = w.operatorNonce(t)
 	}
 }
 
