@@ -18,7 +18,7 @@ race='lease leader shardstate execute tasks watch peer transport agentapi operat
 
 # Packages with tests that take minutes. `make test` runs them with -short: fewer random cases, no attacks, no kills. The step long runs all.
 # transport and operator/shards have such tests too: the step race runs them with -short.
-long='bench election proof operator operator/pool operator/machine operator/drain operator/ondemand'
+long='bench plan election proof operator operator/pool operator/machine operator/drain operator/ondemand'
 
 # Packages of other steps. services/internal/sim has the step sim; the others are in the rest.
 others='/services/internal/sim$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
@@ -57,7 +57,7 @@ step_long() {
 
 # The same simulated worlds in every run. `make sim` and `make sim-swarm` play other worlds: a fault that those find must not block an unrelated change.
 step_sim() {
-	SIM_FIRST=1 SIM_WORLDS=${SIM_WORLDS:-600} go test ./services/internal/sim -count=1 -timeout 10m -v
+	SIM_FIRST=1 SIM_WORLDS=${SIM_WORLDS:-400} go test ./services/internal/sim -count=1 -timeout 10m -v
 }
 
 # The Terraform provider under tofu. An empty mirror makes sure that nothing comes from a registry.

@@ -442,14 +442,14 @@ func TestExpiredCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
 		s := newFakeServer(t, newID(t))
-		s.ttl = time.Hour
+		s.ttl = 10 * time.Minute
 		stopServer := s.start(t, n.listen(address))
 		m := newMemories(t, s)
 		_, stop := run(t, m.options(s, n))
 		s.next(t, "sequence 1", first)
 		stopServer()
 		n.unlisten()
-		time.Sleep(3 * time.Hour)
+		time.Sleep(30 * time.Minute)
 		defer s.start(t, n.listen(address))()
 		s.next(t, "sequence 1", first)
 		if renewals := get(s, func() int { return len(s.renewals) }); renewals != 1 {
@@ -458,7 +458,7 @@ func TestExpiredCertificate(t *testing.T) {
 		stop()
 
 		// Renewal works also after a restart of the agent.
-		time.Sleep(3 * time.Hour)
+		time.Sleep(30 * time.Minute)
 		_, stop = run(t, m.options(s, n))
 		defer stop()
 		s.next(t, "sequence 1", first)

@@ -11,14 +11,18 @@ import (
 )
 
 var (
-	worlds = flag.Int64("worlds", 250, "how many random historys to play")
+	worlds = flag.Int64("worlds", 250, "how many random histories to play, with -short at most 60")
 	from   = flag.Int64("from", 0, "seed of the first random history")
 )
 
 // TestRandomHistoriesKeepTheRules checks that no decision breaks a rule ([plantest.Check], after every event). Once the
 // faults stop, the group converges: it has its size, all instances are healthy and current, and no action follows.
 func TestRandomHistoriesKeepTheRules(t *testing.T) {
-	for seed := *from; seed < *from+*worlds; seed++ {
+	n := *worlds
+	if testing.Short() {
+		n = min(n, 60)
+	}
+	for seed := *from; seed < *from+n; seed++ {
 		rng := rand.New(rand.NewSource(seed))
 		f := plantest.Random(rng)
 		f.Run(time.Minute)
