@@ -43,11 +43,11 @@ if [ -n "$all" ]; then
 	echo "-- format"
 	"$tofu" fmt -check -diff -recursive modules
 	"$tofu" fmt -check -diff -recursive examples
-	for dir in modules/*/* examples/aws/*; do
+	for dir in modules/*/* examples/aws/single-shard examples/aws/multi-az examples/aws/environments/*/; do
 		echo "-- tflint $dir"
 		"$tflint" --config="$PWD/.tflint.hcl" --chdir="$dir"
 	done
-	for example in single-shard multi-az; do
+	for example in single-shard multi-az environments/staging environments/production; do
 		cli=$tofu
 		[ "$example" != multi-az ] || cli=$terraform
 		echo "-- $(basename "$cli") validate examples/aws/$example"

@@ -1,0 +1,69 @@
+variable "environment" {
+  description = "Name of the environment, part of all names."
+  type        = string
+  nullable    = false
+}
+
+variable "zones" {
+  description = "The availability zones, each of which gets a shard of that name, and an index from 0 to 5, which determines the zone's subnets."
+  type        = map(number)
+  nullable    = false
+}
+
+variable "ipv4_cidr" {
+  description = "The network of the VPC, with 16 bits. Environments whose VPCs will be connected need different ones."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(cidrnetmask(var.ipv4_cidr)) && endswith(var.ipv4_cidr, "/16")
+    error_message = "ipv4_cidr is an IPv4 network with 16 bits, such as 10.1.0.0/16."
+  }
+}
+
+variable "images" {
+  description = "IDs of the servers' and the VMs' image. They are the version of the fleet: promote them from one environment to the next."
+  type        = object({ server = string, agent = string })
+  nullable    = false
+}
+
+variable "server_count" {
+  description = "Number of servers per zone: 1, or 2 for a hot standby."
+  type        = number
+  default     = 1
+  nullable    = false
+}
+
+variable "workers_per_zone" {
+  description = "Number of VMs per zone."
+  type        = number
+  nullable    = false
+}
+
+variable "worker_instance_types" {
+  description = "Instance types of the VMs: the first, then fallbacks for when AWS has no capacity of it."
+  type        = list(string)
+  default     = ["t4g.small", "t4g.medium"]
+  nullable    = false
+}
+
+variable "key_provider" {
+  description = "What holds the encryption key: `aws-secrets-manager`, or `aws-parameter-store`, which costs nothing."
+  type        = string
+  default     = "aws-secrets-manager"
+  nullable    = false
+}
+
+variable "deletion_protection" {
+  description = "Refuse to destroy the cluster. Without it, destroy also deletes the bucket with everything in it."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "settings" {
+  description = "Settings of the servers: see modules/aws/shard."
+  type        = any
+  default     = {}
+  nullable    = false
+}
