@@ -31,12 +31,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestStacks applies both examples, with different CLIs if -terraform is set. It compares the recorded calls with the
+// TestStacks applies the examples, with different CLIs if -terraform is set. It compares the recorded calls with the
 // servers' permissions and with the operations of the fake AWS.
 func TestStacks(t *testing.T) {
 	var calls ledger
 	t.Run("apply", func(t *testing.T) {
-		for name, test := range map[string]func(*testing.T, *ledger){"single-shard": singleShard, "multi-az": multiAZ} {
+		for name, test := range map[string]func(*testing.T, *ledger){"single-shard": singleShard, "multi-az": multiAZ,
+			"environments": environments} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				test(t, &calls)

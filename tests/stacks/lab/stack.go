@@ -22,8 +22,15 @@ type Stack struct {
 // test ends. Resources that still exist then end with the fake cloud.
 func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Stack {
 	t.Helper()
+	return l.StackWith(t, cli, example, vars, "")
+}
+
+// StackWith is like Stack, with an override file (https://opentofu.org/docs/language/files/override/) for what the
+// example has no variables for. Empty: none.
+func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, override string) *Stack {
+	t.Helper()
 	dir := t.TempDir()
-	for _, part := range []string{"modules/aws", "examples/" + example} {
+	for _, part := range []string{"modules/aws", "examples/aws"} {
 		copyTree(t, filepath.Join(Root(), part), filepath.Join(dir, part))
 	}
 	s := &Stack{l, &terraform.Options{
@@ -34,8 +41,17 @@ func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Sta
 		NoColor:         true,
 		Logger:          logger.TestingT,
 	}}
+	s.Override(t, override)
 	terraform.InitContext(t, t.Context(), s.options)
 	return s
+}
+
+// Override replaces the override file.
+func (s *Stack) Override(t *testing.T, content string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(s.options.TerraformDir, "override.tf"), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // With returns the same stack with some variables replaced.
@@ -68,6 +84,13 @@ func (s *Stack) Plan(t *testing.T) (code int, output string) {
 func (s *Stack) Destroy(t *testing.T) {
 	t.Helper()
 	terraform.DestroyContext(t, t.Context(), s.options)
+}
+
+// DestroyError runs destroy and returns its error, with the output of the CLI.
+func (s *Stack) DestroyError(t *testing.T) error {
+	t.Helper()
+	_, err := terraform.DestroyContextE(t, t.Context(), s.options)
+	return err
 }
 
 // Output decodes an output of the stack into a value.

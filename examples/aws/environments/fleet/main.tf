@@ -60,12 +60,14 @@ module "shard" {
   shard   = each.key
   zone    = each.key
 
-  server_count    = var.server_count
-  server_image    = { id = var.images.server }
-  leader_network  = { ipv4 = cidrhost(cidrsubnet(var.ipv4_cidr, 8, 8 + each.value), 100) }
-  operator_access = { ipv4_cidrs = [var.ipv4_cidr] }
-  wait_for_leader = true
-  tags            = local.tags
+  server_count         = var.server_count
+  server_instance_type = var.server_instance_type
+  server_arch          = var.arch
+  server_image         = { id = var.images.server }
+  leader_network       = { ipv4 = cidrhost(cidrsubnet(var.ipv4_cidr, 8, 8 + each.value), 100) }
+  operator_access      = { ipv4_cidrs = [var.ipv4_cidr] }
+  wait_for_leader      = true
+  tags                 = local.tags
 
   subnet_pools = ["workers"]
   settings     = var.settings
@@ -73,7 +75,7 @@ module "shard" {
   templates = {
     worker = {
       kind        = "wrk"
-      arch        = "arm64"
+      arch        = var.arch
       subnet_pool = "workers"
       args_json   = jsonencode({ ImageId = var.images.agent })
     }

@@ -34,6 +34,20 @@ variable "server_count" {
   nullable    = false
 }
 
+variable "server_instance_type" {
+  description = "Instance type of the servers."
+  type        = string
+  default     = "t4g.nano"
+  nullable    = false
+}
+
+variable "arch" {
+  description = "Processor architecture of the servers and the VMs: `arm64` or `amd64`."
+  type        = string
+  default     = "arm64"
+  nullable    = false
+}
+
 variable "workers_per_zone" {
   description = "Number of VMs per zone."
   type        = number

@@ -38,8 +38,3 @@ module "fleet" {
   server_count     = 2
   workers_per_zone = 3
 }
-
-output "servers" {
-  description = "The leaders' addresses, for nstance-admin: NSTANCE_ADMIN_SERVERS."
-  value       = module.fleet.servers
-}

@@ -39,8 +39,3 @@ module "fleet" {
   key_provider        = "aws-parameter-store"
   deletion_protection = false
 }
-
-output "servers" {
-  description = "The leaders' addresses, for nstance-admin: NSTANCE_ADMIN_SERVERS."
-  value       = module.fleet.servers
-}

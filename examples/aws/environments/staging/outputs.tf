@@ -1,0 +1,19 @@
+output "bucket" {
+  description = "Name of the bucket."
+  value       = module.fleet.bucket
+}
+
+output "encryption_key" {
+  description = "Where the encryption key is, for nstance-admin: --key-provider and --key-source."
+  value       = module.fleet.encryption_key
+}
+
+output "shards" {
+  description = "The shards by zone: their leaders' addresses, and what they are made of."
+  value       = module.fleet.shards
+}
+
+output "servers" {
+  description = "The leaders' addresses, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  value       = module.fleet.servers
+}

@@ -1,0 +1,98 @@
+package stacks
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+)
+
+// environments applies the example with two environments side by side in one account. Destroying staging must not
+// change production, and production must refuse to be destroyed while it is protected.
+func environments(t *testing.T, calls *ledger) {
+	l := lab.New(t)
+	// The example's bucket for the Terraform state. It exists before the environments and after them.
+	if _, err := s3.NewFromConfig(l.Config(), func(o *s3.Options) { o.UsePathStyle = true }).CreateBucket(t.Context(),
+		&s3.CreateBucketInput{Bucket: aws.String("example-terraform-state")}); err != nil {
+		t.Fatal(err)
+	}
+	before := l.Inventory(t)
+	production, productionFleet := environment(t, l, "production", 2, true)
+	alone := l.Inventory(t)
+	workers := ids(productionFleet.workers())
+	staging, stagingFleet := environment(t, l, "staging", 1, false)
+	if productionFleet.servers()[0].VPC == stagingFleet.servers()[0].VPC {
+		t.Error("both environments are in one VPC")
+	}
+	for _, f := range []*fleet{productionFleet, stagingFleet} {
+		calls.addPolicies(t, l, f.cluster)
+	}
+
+	staging.Destroy(t)
+	if diff := cmp.Diff(alone, l.Inventory(t)); diff != "" {
+		t.Errorf("after staging was destroyed (-before it was applied +now):\n%s", diff)
+	}
+	if code, output := production.Plan(t); code != 0 {
+		t.Errorf("production changed while staging was applied and destroyed (exit code %d):\n%s", code, output)
+	}
+	productionFleet.healthy(t)
+	if diff := cmp.Diff(workers, ids(productionFleet.workers())); diff != "" {
+		t.Errorf("VMs of production (-before +now):\n%s", diff)
+	}
+
+	if err := production.DestroyError(t); err == nil || !strings.Contains(err.Error(), "deletion_protection") {
+		t.Errorf("the destroy of production: %v, want a refusal that names deletion_protection", err)
+	}
+	if diff := cmp.Diff(workers, ids(productionFleet.workers())); diff != "" {
+		t.Errorf("VMs of production after a refused destroy (-before +now):\n%s", diff)
+	}
+	production.Override(t, override(2, false))
+	production.Apply(t)
+	production.Destroy(t)
+	for _, f := range []*fleet{productionFleet, stagingFleet} {
+		calls.addCalls(l, f.cluster)
+	}
+	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
+		t.Errorf("after both were destroyed (-before apply +now):\n%s", diff)
+	}
+}
+
+// environment applies one environment, with one zone and the given number of VMs.
+func environment(t *testing.T, l *lab.Lab, name string, workers int, protected bool) (*lab.Stack, *fleet) {
+	t.Helper()
+	stack := l.StackWith(t, cli(t, ""), "aws/environments/"+name, nil, override(workers, protected))
+	stack.Apply(t)
+	if code, output := stack.Plan(t); code != 0 {
+		t.Errorf("%s: a plan right after apply finds changes (exit code %d):\n%s", name, code, output)
+	}
+	var shards map[string]shard
+	stack.Output(t, "shards", &shards)
+	f := &fleet{Lab: l, cluster: "example-" + name, shard: shards["us-west-2a"]}
+	f.open(t, stack)
+	f.healthy(t)
+	f.settled(t, workers, nil)
+	f.refresh(t) // For destroy, which changes the configuration first.
+	return stack, f
+}
+
+// override adapts an environment to this cloud: its images, its processor, and fast reports.
+func override(workers int, protected bool) string {
+	return fmt.Sprintf(`
+module "fleet" {
+  zones                 = { us-west-2a = 0 }
+  images                = { server = %q, agent = %q }
+  arch                  = "amd64"
+  server_instance_type  = "t3.nano"
+  server_count          = 1
+  workers_per_zone      = %d
+  worker_instance_types = ["t3.small"]
+  deletion_protection   = %t
+  settings              = { health_check_interval = "2s", default_drain_timeout = "1s", garbage_collection = { interval = "5s" } }
+}
+`, lab.ServerAMI, lab.AgentAMI, workers, protected)
+}
