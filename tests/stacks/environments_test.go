@@ -7,6 +7,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
@@ -18,7 +19,9 @@ func environments(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	// The example's bucket for the Terraform state. It exists before the environments and after them.
 	if _, err := s3.NewFromConfig(l.Config(), func(o *s3.Options) { o.UsePathStyle = true }).CreateBucket(t.Context(),
-		&s3.CreateBucketInput{Bucket: aws.String("example-terraform-state")}); err != nil {
+		&s3.CreateBucketInput{Bucket: aws.String("example-terraform-state"),
+			CreateBucketConfiguration: &types.CreateBucketConfiguration{
+				LocationConstraint: types.BucketLocationConstraint(l.Cloud.Region())}}); err != nil {
 		t.Fatal(err)
 	}
 	before := l.Inventory(t)
