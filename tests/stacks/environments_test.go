@@ -2,7 +2,10 @@ package stacks
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -36,6 +39,7 @@ func environments(t *testing.T, calls *ledger) {
 		calls.addPolicies(t, l, f.cluster)
 	}
 
+	checkStateLock(t, staging, production)
 	staging.Destroy(t)
 	if diff := cmp.Diff(alone, l.Inventory(t)); diff != "" {
 		t.Errorf("after staging was destroyed (-before it was applied +now):\n%s", diff)
@@ -81,6 +85,55 @@ func environment(t *testing.T, l *lab.Lab, name string, workers int, protected b
 	f.settled(t, workers, nil)
 	f.refresh(t) // For destroy, which changes the configuration first.
 	return stack, f
+}
+
+// checkStateLock checks that a second apply of an environment is refused while one runs, and that the other environment
+// has a lock of its own.
+func checkStateLock(t *testing.T, applied, other *lab.Stack) {
+	t.Helper()
+	// Named pipes, so that each side waits until the other opens the pipe.
+	started, release := filepath.Join(t.TempDir(), "started"), filepath.Join(t.TempDir(), "release")
+	for _, pipe := range []string{started, release} {
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	applied.Write(t, "hold.tf", fmt.Sprintf(`
+resource "terraform_data" "hold" {
+  provisioner "local-exec" {
+    command = "timeout 120 sh -c 'echo started > %s && cat %s'"
+  }
+}
+`, started, release))
+	first := make(chan error, 1)
+	go func() { first <- applied.ApplyError(t) }()
+	holding := make(chan error, 1)
+	go func() {
+		_, err := os.ReadFile(started)
+		holding <- err
+	}()
+	select {
+	case err := <-holding:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case err := <-first:
+		t.Fatalf("the apply that should hold the lock ended early: %v", err)
+	}
+	err := applied.ApplyError(t)
+	if err == nil || !strings.Contains(err.Error(), "Error acquiring the state lock") ||
+		!strings.Contains(err.Error(), "OperationTypeApply") {
+		t.Errorf("a second apply of the same environment: %v, want a refusal that names the lock and its holder", err)
+	}
+	if code, output := other.Plan(t); code != 0 {
+		t.Errorf("a plan of the other environment finds changes, or is refused (exit code %d):\n%s", code, output)
+	}
+	if err := os.WriteFile(release, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-first; err != nil {
+		t.Errorf("the apply that held the lock: %v", err)
+	}
 }
 
 // override adapts an environment to this cloud: its images, its processor, and fast reports.

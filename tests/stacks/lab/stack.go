@@ -39,6 +39,7 @@ func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, 
 		Vars:            vars,
 		EnvVars:         l.environment(),
 		NoColor:         true,
+		Lock:            true, // terratest passes -lock=false otherwise.
 		Logger:          logger.TestingT,
 	}}
 	s.Override(t, override)
@@ -49,9 +50,22 @@ func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, 
 // Override replaces the override file.
 func (s *Stack) Override(t *testing.T, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(s.options.TerraformDir, "override.tf"), []byte(content), 0o600); err != nil {
+	s.Write(t, "override.tf", content)
+}
+
+// Write replaces a file of the stack.
+func (s *Stack) Write(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(s.options.TerraformDir, name), []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// ApplyError runs apply and returns its error, with the output of the CLI. It may be called from any goroutine.
+func (s *Stack) ApplyError(t *testing.T) error {
+	t.Helper()
+	_, err := terraform.ApplyContextE(t, t.Context(), s.options)
+	return err
 }
 
 // With returns the same stack with some variables replaced.

@@ -18,6 +18,8 @@ func objectOperations() []operation {
 	list := []string{"prefix", "delimiter", "max-keys", "encoding-type"}
 	return []operation{
 		{name: "GetObject", method: "GET", level: onObject, takes: get, action: "GetObject", serve: read},
+		// HeadObject needs the permissions of GetObject. Its errors have no body.
+		{name: "HeadObject", method: "HEAD", level: onObject, takes: get, action: "GetObject", serve: read},
 		{name: "PutObject", method: "PUT", level: onObject, action: "PutObject", more: extras, serve: write},
 		{name: "DeleteObject", method: "DELETE", level: onObject, takes: []string{"versionId"}, action: "DeleteObject",
 			serve: deleteObject},

@@ -1,6 +1,7 @@
 package s3_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	sdk "github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
@@ -87,6 +89,77 @@ func TestObjects(t *testing.T) {
 		t.Errorf("deleted: %+v", out)
 	}
 	must(w.DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: ptr("b-1")}))(t)
+}
+
+func (w *testFront) head(client *sdk.Client, bucket, key, version string) (*sdk.HeadObjectOutput, error) {
+	in := &sdk.HeadObjectInput{Bucket: &bucket, Key: &key, ChecksumMode: types.ChecksumModeEnabled}
+	if version != "" {
+		in.VersionId = &version
+	}
+	return client.HeadObject(w.t.Context(), in)
+}
+
+func TestHeadObject(t *testing.T) {
+	w := newTestFront(t)
+	ctx := t.Context()
+	w.bucket("b-1")
+	must(w.PutBucketVersioning(ctx, &sdk.PutBucketVersioningInput{Bucket: ptr("b-1"),
+		VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled}}))(t)
+	first := w.put("b-1", "k", "1")
+	second := must(w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("k"),
+		Body: strings.NewReader("second"), ContentType: ptr("text/x"), Metadata: map[string]string{"m": "1"},
+		ChecksumAlgorithm: types.ChecksumAlgorithmSha256}))(t)
+	for version, want := range map[string]*sdk.PutObjectOutput{"": second, *second.VersionId: second,
+		*first.VersionId: first} {
+		got, err := w.head(w.Client, "b-1", "k", version)
+		if err != nil {
+			t.Fatalf("head of version %q: %v", version, err)
+		}
+		if *got.ETag != *want.ETag || *got.VersionId != *want.VersionId ||
+			got.ServerSideEncryption != types.ServerSideEncryptionAes256 || got.LastModified == nil {
+			t.Errorf("head of version %q: %+v, want ETag %s and version %s", version, got, *want.ETag, *want.VersionId)
+		}
+	}
+	newest := must(w.head(w.Client, "b-1", "k", ""))(t)
+	if *newest.ContentLength != 6 || *newest.ContentType != "text/x" || newest.Metadata["m"] != "1" ||
+		aws.ToString(newest.ChecksumSHA256) == "" ||
+		aws.ToString(newest.ChecksumSHA256) != aws.ToString(second.ChecksumSHA256) {
+		t.Errorf("head of the newest version: %+v", newest)
+	}
+	_, err := w.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), IfMatch: first.ETag})
+	wantCode(t, "head with the ETag of another version", err, "PreconditionFailed")
+
+	// Errors have no body. The SDK takes the code from the status.
+	_, err = w.head(w.Client, "b-1", "absent", "")
+	wantCode(t, "head of an absent object", err, "NotFound")
+	marker := must(w.DeleteObject(ctx, &sdk.DeleteObjectInput{Bucket: ptr("b-1"), Key: ptr("k")}))(t)
+	_, err = w.head(w.Client, "b-1", "k", "")
+	wantCode(t, "head of a deleted object", err, "NotFound")
+	var answer *awshttp.ResponseError
+	if !errors.As(err, &answer) || answer.Response.Header.Get("X-Amz-Delete-Marker") != "true" ||
+		answer.Response.Header.Get("X-Amz-Version-Id") != *marker.VersionId {
+		t.Errorf("head of a deleted object does not name the delete marker: %v", err)
+	}
+	_, err = w.head(w.Client, "b-1", "k", *marker.VersionId)
+	if !errors.As(err, &answer) || answer.HTTPStatusCode() != http.StatusMethodNotAllowed {
+		t.Errorf("head of a delete marker: %v, want status 405", err)
+	}
+	must(w.head(w.Client, "b-1", "k", *first.VersionId))(t)
+
+	// HeadObject needs s3:GetObject. A caller that may not list the bucket does not learn that an object is absent.
+	role := w.as("role")
+	w.may(allow("arn:aws:s3:::b-1/open", "s3:GetObject"))
+	w.put("b-1", "open", "1")
+	must(w.head(role, "b-1", "open", ""))(t)
+	for _, key := range []string{"k", "absent"} {
+		_, err = w.head(role, "b-1", key, "")
+		wantCode(t, "head of "+key+" without permission", err, "Forbidden")
+	}
+	w.may(allow("arn:aws:s3:::b-1/*", "s3:GetObject"))
+	_, err = w.head(role, "b-1", "absent", "")
+	wantCode(t, "head of an absent object without s3:ListBucket", err, "Forbidden")
+	_, err = w.head(role, "b-1", "open", *second.VersionId)
+	wantCode(t, "head of a version without s3:GetObjectVersion", err, "Forbidden")
 }
 
 func TestPermissions(t *testing.T) {
