@@ -10,6 +10,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclparse"
@@ -23,12 +24,23 @@ import (
 // names it.
 var functions = map[string]function.Function{
 	"concat":     stdlib.ConcatFunc,
+	"distinct":   stdlib.DistinctFunc,
+	"endswith":   endsWith,
 	"flatten":    stdlib.FlattenFunc,
 	"jsonencode": stdlib.JSONEncodeFunc,
 	"length":     stdlib.LengthFunc,
 	"merge":      stdlib.MergeFunc,
 	"values":     stdlib.ValuesFunc,
 }
+
+// endsWith is Terraform's endswith, which cty's library lacks.
+var endsWith = function.New(&function.Spec{
+	Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "suffix", Type: cty.String}},
+	Type:   function.StaticReturnType(cty.Bool),
+	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+		return cty.BoolVal(strings.HasSuffix(args[0].AsString(), args[1].AsString())), nil
+	},
+})
 
 // file is one file of a module.
 type file struct{ body *hclsyntax.Body }

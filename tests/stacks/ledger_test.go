@@ -42,8 +42,10 @@ func (b *ledger) addPolicies(t *testing.T, l *lab.Lab, cluster string) {
 	if b.used == nil {
 		b.operations, b.used, b.allowed = map[string]bool{}, map[string]map[string]bool{}, map[string]bool{}
 	}
-	for _, action := range policyActions(t, l, cluster+"-nstance-server") {
-		b.allowed[action] = true
+	for _, role := range serverRoles(t, l, cluster) {
+		for _, action := range policyActions(t, l, role) {
+			b.allowed[action] = true
+		}
 	}
 	if actions := policyActions(t, l, cluster+"-nstance-agent"); len(actions) > 0 {
 		t.Errorf("the agents' role allows %v; agents need no permission", actions)
@@ -70,6 +72,24 @@ func (b *ledger) addCalls(l *lab.Lab, cluster string) {
 			}
 		}
 	}
+}
+
+// serverRoles returns the names of the roles of a cluster's servers, one for each shard.
+func serverRoles(t *testing.T, l *lab.Lab, cluster string) (names []string) {
+	t.Helper()
+	roles, err := iam.NewFromConfig(l.Config()).ListRoles(t.Context(), &iam.ListRolesInput{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, role := range roles.Roles {
+		if name := awssdk.ToString(role.RoleName); strings.HasPrefix(name, cluster+"-nstance-server-") {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		t.Errorf("the cluster %s has no roles for servers", cluster)
+	}
+	return names
 }
 
 // policyActions returns the actions that a role's inline policies allow.

@@ -213,7 +213,7 @@ func (f *fleet) servers() (servers []ec2.InstanceView) {
 // count returns how often the servers have called an action.
 func (f *fleet) count(action string) (n int) {
 	for _, call := range f.Cloud.Calls() {
-		if call.Action == action && call.Principal.Role == f.cluster+"-nstance-server" {
+		if call.Action == action && strings.HasPrefix(call.Principal.Role, f.cluster+"-nstance-server-") {
 			n++
 		}
 	}

@@ -57,11 +57,12 @@ module "network" {
   tags = var.tags
 }
 
-# One role for the servers of all shards.
+# A role for the servers of each shard.
 module "account" {
   source = "../../../modules/aws/account"
 
   cluster           = module.cluster.cluster
+  shards            = { for zone in keys(var.zones) : zone => {} }
   vpc_id            = module.network.vpc_id
   target_group_arns = module.network.target_group_arns
   tags              = var.tags

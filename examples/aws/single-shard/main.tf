@@ -50,6 +50,7 @@ module "account" {
   source = "../../../modules/aws/account"
 
   cluster = module.cluster.cluster
+  shards  = { (var.zone) = {} }
   vpc_id  = module.network.vpc_id
   tags    = var.tags
 }

@@ -1,5 +1,4 @@
-# IAM roles of the cluster: one role for the servers of all shards, and one without permissions for the VMs that they
-# start.
+# IAM roles of the cluster: one for the servers of each shard, and one without permissions for the VMs that they start.
 
 data "aws_caller_identity" "current" {}
 data "aws_partition" "current" {}
@@ -12,28 +11,35 @@ locals {
   name           = coalesce(var.name, var.cluster.id)
   tags           = merge({ "nstance:cluster" = var.cluster.id }, var.tags)
   agent_role_arn = aws_iam_role.agent.arn
+
+  # Names of roles have at most 64 characters.
+  long_names   = { for shard, grant in var.shards : shard => "${local.name}-nstance-server-${shard}" }
+  server_names = { for shard, name in local.long_names : shard => length(name) <= 64 ? name : "${substr(name, 0, 55)}-${substr(sha1(name), 0, 8)}" }
 }
 
 resource "aws_iam_role" "server" {
-  name                 = "${local.name}-nstance-server"
+  for_each             = var.shards
+  name                 = local.server_names[each.key]
   path                 = var.path
-  description          = "Servers of the Nstance cluster ${var.cluster.id}."
+  description          = "Servers of the Nstance shard ${var.cluster.id}/${each.key}."
   assume_role_policy   = jsonencode(local.trust_policy)
   permissions_boundary = var.permissions_boundary
-  tags                 = local.tags
+  tags                 = merge(local.tags, { "nstance:shard" = each.key })
 }
 
 resource "aws_iam_role_policy" "server" {
-  name   = "nstance-server"
-  role   = aws_iam_role.server.name
-  policy = local.server_policy
+  for_each = var.shards
+  name     = "nstance-server"
+  role     = aws_iam_role.server[each.key].name
+  policy   = local.server_policies[each.key]
 }
 
 resource "aws_iam_instance_profile" "server" {
-  name = "${local.name}-nstance-server"
-  path = var.path
-  role = aws_iam_role.server.name
-  tags = local.tags
+  for_each = var.shards
+  name     = local.server_names[each.key]
+  path     = var.path
+  role     = aws_iam_role.server[each.key].name
+  tags     = merge(local.tags, { "nstance:shard" = each.key })
 }
 
 # No policy is attached to this role, because agents need no permissions in AWS. Policies for other programs on the VMs

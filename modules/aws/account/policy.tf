@@ -1,9 +1,10 @@
-# The permissions of the servers' role, as data. tests/modules evaluates these locals and asserts what they allow and
+# The permissions of the servers' roles, as data. tests/modules evaluates these locals and asserts what they allow and
 # deny.
 #
-# The permissions depend on tags. `nstance:cluster` is on all resources of the cluster. `nstance:managed` is on the VMs
-# that the servers start. `nstance:server` is on the servers' own VMs, and `nstance:leader` on the leader interfaces. No
-# server can add any of these tags to an existing resource.
+# The permissions depend on tags. `nstance:cluster` is on all resources of the cluster. `nstance:managed` and
+# `nstance:shard` are on the VMs that a shard's servers start. `nstance:server` is on the servers' own VMs, and
+# `nstance:leader` on the leader interfaces, each with the shard's name. No server can add any of these tags to an
+# existing resource, and none can start a VM with the tag of a server or of a leader interface.
 
 locals {
   ec2        = "arn:${local.partition}:ec2:${local.region}:${local.account_id}"
@@ -19,37 +20,50 @@ locals {
     }]
   }
 
-  # The bucket. Servers never write below config/ or files/. They delete only records of terminated instances and their
-  # own probe objects.
-  bucket_statements = [
+  # The secrets that every leader needs. The first leader of the cluster creates them where the modules do not.
+  well_known_secrets = ["ca.key", "registration-nonce.key"]
+  secrets_in_bucket  = var.cluster.secrets.provider == "object-storage"
+
+  # The bucket. The shards share the CA, the secrets, the records of operators, and the files. Servers never write below
+  # config/ or files/. They delete only records of terminated instances and their own probe objects.
+  bucket_statements = { for shard, grant in var.shards : shard => [
     {
-      Sid      = "ReadState"
-      Effect   = "Allow"
-      Action   = "s3:GetObject"
-      Resource = [for under in ["cluster/*", "config/*", "files/*", "groups/*", "shard/*"] : "${local.objects}${under}"]
+      Sid    = "ReadState"
+      Effect = "Allow"
+      Action = "s3:GetObject"
+      Resource = [for name in concat(
+        ["cluster/ca.crt", "cluster/operator/*", "config/${shard}.jsonc", "files/*", "groups/${shard}.jsonc", "shard/${shard}/*"],
+        [for secret in distinct(concat(local.well_known_secrets, grant.secrets)) : "cluster/secret/${secret}" if local.secrets_in_bucket],
+      ) : "${local.objects}${name}"]
     },
     {
-      Sid      = "WriteState"
-      Effect   = "Allow"
-      Action   = "s3:PutObject"
-      Resource = [for under in ["cluster/ca.crt", "cluster/secret/*", "cluster/operator/*", "groups/*", "shard/*"] : "${local.objects}${under}"]
+      Sid    = "WriteState"
+      Effect = "Allow"
+      Action = "s3:PutObject"
+      Resource = [for name in concat(
+        ["cluster/ca.crt", "cluster/operator/*", "groups/${shard}.jsonc", "shard/${shard}/*"],
+        [for secret in local.well_known_secrets : "cluster/secret/${secret}" if local.secrets_in_bucket],
+      ) : "${local.objects}${name}"]
     },
     {
       Sid      = "DeleteOwn"
       Effect   = "Allow"
       Action   = "s3:DeleteObject"
-      Resource = [for under in ["shard/*/instance/*", "shard/*/probe/*"] : "${local.objects}${under}"]
+      Resource = [for kind in ["instance", "probe"] : "${local.objects}shard/${shard}/${kind}/*"]
     },
     {
       # For a missing object S3 answers 404 only to callers with ListBucket permission, and 403 to others. Such a
-      # request has no prefix, hence IfExists.
-      Sid       = "ListState"
-      Effect    = "Allow"
-      Action    = "s3:ListBucket"
-      Resource  = var.cluster.bucket_arn
-      Condition = { StringLikeIfExists = { "s3:prefix" = [for under in ["cluster/*", "config/*", "files/*", "groups/*", "shard/*"] : "${local.key_prefix}${under}"] } }
+      # request has no prefix, hence IfExists. A leader that finds no CA lists the operators and the instances of all
+      # shards before it makes one.
+      Sid      = "ListState"
+      Effect   = "Allow"
+      Action   = "s3:ListBucket"
+      Resource = var.cluster.bucket_arn
+      Condition = { StringLikeIfExists = { "s3:prefix" = [
+        for name in ["cluster/operator/*", "config/${shard}.jsonc", "shard/", "shard/${shard}/*"] : "${local.key_prefix}${name}"
+      ] } }
     },
-  ]
+  ] }
 
   # Secrets: the key that encrypts the secrets in the bucket, or the secrets in a secrets service. In a secrets service
   # the first leader creates the well-known secrets.
@@ -60,24 +74,27 @@ locals {
   read_secret = { aws-secrets-manager = "secretsmanager:GetSecretValue", aws-parameter-store = "ssm:GetParameter" }
   make_secret = { aws-secrets-manager = "secretsmanager:CreateSecret", aws-parameter-store = "ssm:PutParameter" }
 
-  secret_statements = concat(
+  secret_statements = { for shard, grant in var.shards : shard => concat(
     [for key in [var.cluster.encryption_key] : {
       Sid      = "ReadEncryptionKey"
       Effect   = "Allow"
       Action   = local.read_secret[key.provider]
       Resource = key.arn
     } if key != null],
+    # The names of secrets in Secrets Manager end with a dash and six characters of AWS.
     [for provider, arn in local.secret_arns : {
-      Sid      = "ReadSecrets"
-      Effect   = "Allow"
-      Action   = local.read_secret[provider]
-      Resource = "${arn}*"
+      Sid    = "ReadSecrets"
+      Effect = "Allow"
+      Action = local.read_secret[provider]
+      Resource = flatten([for name in distinct(concat(local.well_known_secrets, grant.secrets)) :
+        provider == "aws-secrets-manager" && !endswith(name, "*") ? ["${arn}${name}", "${arn}${name}-??????"] : ["${arn}${name}"]
+      ])
     } if provider == var.cluster.secrets.provider],
     [for provider, arn in local.secret_arns : {
       Sid      = "MakeWellKnownSecrets"
       Effect   = "Allow"
       Action   = local.make_secret[provider]
-      Resource = [for name in ["ca.key", "registration-nonce.key"] : provider == "aws-secrets-manager" ? "${arn}${name}*" : "${arn}${name}"]
+      Resource = [for name in local.well_known_secrets : provider == "aws-secrets-manager" ? "${arn}${name}*" : "${arn}${name}"]
     } if provider == var.cluster.secrets.provider],
     [for arn in [var.cluster.kms_key_arn] : {
       Sid      = "UseKMSKey"
@@ -85,10 +102,10 @@ locals {
       Action   = ["kms:Decrypt", "kms:GenerateDataKey"]
       Resource = arn
     } if arn != null],
-  )
+  ) }
 
-  # VMs. Servers can start instances only with the cluster's tags and IMDSv2, and can terminate only such instances.
-  instance_statements = [
+  # VMs. Servers can start instances only with the shard's tags and IMDSv2, and can terminate only such instances.
+  instance_statements = { for shard, grant in var.shards : shard => [
     {
       Sid      = "StartTaggedInstances"
       Effect   = "Allow"
@@ -97,6 +114,7 @@ locals {
       Condition = {
         StringEquals = {
           "aws:RequestTag/nstance:cluster" = var.cluster.id
+          "aws:RequestTag/nstance:shard"   = shard
           "aws:RequestTag/nstance:managed" = "true"
           "ec2:MetadataHttpTokens"         = "required"
         }
@@ -116,24 +134,45 @@ locals {
       Effect = "Allow"
       Action = "ec2:RunInstances"
       Resource = concat(
-        [for kind in ["capacity-reservation", "network-interface", "placement-group", "spot-instances-request", "volume"] : "${local.ec2}:${kind}/*"],
+        [for kind in ["capacity-reservation", "placement-group", "spot-instances-request", "volume"] : "${local.ec2}:${kind}/*"],
         var.key_pairs == null ? ["${local.ec2}:key-pair/*"] : [for name in var.key_pairs : "${local.ec2}:key-pair/${name}"],
         var.security_group_ids == null ? ["${local.ec2}:security-group/*"] : [for id in var.security_group_ids : "${local.ec2}:security-group/${id}"],
         [for kind, owners in local.owners : "arn:${local.partition}:ec2:${local.region}::${kind}/*" if owners == null],
       )
     },
     {
-      Sid       = "TagWhatIsStarted"
-      Effect    = "Allow"
-      Action    = "ec2:CreateTags"
-      Resource  = [for kind in ["instance", "network-interface", "spot-instances-request", "volume"] : "${local.ec2}:${kind}/*"]
-      Condition = { StringEquals = { "ec2:CreateAction" = "RunInstances" } }
+      # Interfaces that exist have no tags in the request: a leader interface cannot be taken in this way.
+      Sid      = "StartWithNewInterfaces"
+      Effect   = "Allow"
+      Action   = "ec2:RunInstances"
+      Resource = "${local.ec2}:network-interface/*"
+      Condition = {
+        StringEquals = { "aws:RequestTag/nstance:cluster" = var.cluster.id, "aws:RequestTag/nstance:shard" = shard }
+      }
+    },
+    {
+      # The keys of tags are compared without regard to case, as IAM compares aws:ResourceTag.
+      Sid      = "TagWhatIsStarted"
+      Effect   = "Allow"
+      Action   = "ec2:CreateTags"
+      Resource = [for kind in ["instance", "network-interface", "spot-instances-request", "volume"] : "${local.ec2}:${kind}/*"]
+      Condition = merge(
+        {
+          StringEquals = {
+            "ec2:CreateAction"               = "RunInstances"
+            "aws:RequestTag/nstance:cluster" = var.cluster.id
+            "aws:RequestTag/nstance:shard"   = shard
+          }
+          "ForAllValues:StringNotEqualsIgnoreCase" = { "aws:TagKeys" = ["nstance:server", "nstance:leader"] }
+        },
+        { for keys in [var.tag_keys] : "ForAllValues:StringLike" => { "aws:TagKeys" = concat(["Name"], [for key in local.server_tag_keys : "nstance:${key}"], keys) } if keys != null },
+      )
     },
     {
       Sid      = "PassAgentRole"
       Effect   = "Allow"
       Action   = "iam:PassRole"
-      Resource = local.agent_role_arn
+      Resource = concat([local.agent_role_arn], grant.pass_role_arns)
       Condition = {
         StringEquals = { "iam:PassedToService" = "ec2.amazonaws.com" }
       }
@@ -146,6 +185,7 @@ locals {
       Condition = {
         StringEquals = {
           "aws:ResourceTag/nstance:cluster" = var.cluster.id
+          "aws:ResourceTag/nstance:shard"   = shard
           "aws:ResourceTag/nstance:managed" = "true"
         }
       }
@@ -157,31 +197,25 @@ locals {
       Action   = ["ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets"]
       Resource = "*"
     },
+  ] }
+
+  # The keys of the tags that servers set on what they start, without "nstance:".
+  server_tag_keys = [
+    "managed", "cluster", "shard", "tenant", "instance-id", "term", "infra-hash", "group", "template", "kind", "on-demand", "created-at",
   ]
 
-  # The leader's address: servers may attach the cluster's leader interfaces to the cluster's servers.
-  leader_statements = [
-    {
-      Sid      = "MoveLeaderInterface"
-      Effect   = "Allow"
-      Action   = ["ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface"]
-      Resource = "${local.ec2}:network-interface/*"
+  # The leader's address: servers may attach the shard's leader interface to the shard's servers.
+  leader_statements = { for shard, grant in var.shards : shard => [
+    for kind, tag in { network-interface = "leader", instance = "server" } : {
+      Sid                                = kind == "instance" ? "MoveItBetweenServers" : "MoveLeaderInterface"
+      Effect                             = "Allow"
+      Action                             = ["ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface"]
+      Resource                           = "${local.ec2}:${kind}/*"
       Condition = {
-        StringEquals = { "aws:ResourceTag/nstance:cluster" = var.cluster.id }
-        StringLike   = { "aws:ResourceTag/nstance:leader" = "*" }
+        StringEquals = { "aws:ResourceTag/nstance:cluster" = var.cluster.id, "aws:ResourceTag/nstance:${tag}" = shard }
       }
-    },
-    {
-      Sid      = "MoveItBetweenServers"
-      Effect   = "Allow"
-      Action   = ["ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface"]
-      Resource = "${local.ec2}:instance/*"
-      Condition = {
-        StringEquals = { "aws:ResourceTag/nstance:cluster" = var.cluster.id }
-        StringLike   = { "aws:ResourceTag/nstance:server" = "*" }
-      }
-    },
-  ]
+    }
+  ] }
 
   # Where owners or security groups are listed, RunInstances needs these statements.
   owners = { image = var.image_owners, snapshot = var.snapshot_owners }
@@ -210,15 +244,15 @@ locals {
     Resource = arns
   } if length(arns) > 0]
 
-  server_policy = jsonencode({
+  server_policies = { for shard, grant in var.shards : shard => jsonencode({
     Version = "2012-10-17"
     Statement = flatten([
-      local.bucket_statements,
-      local.secret_statements,
-      local.instance_statements,
+      local.bucket_statements[shard],
+      local.secret_statements[shard],
+      local.instance_statements[shard],
       local.source_statements,
-      local.leader_statements,
+      local.leader_statements[shard],
       local.target_statements,
     ])
-  })
+  }) }
 }

@@ -27,6 +27,35 @@ variable "cluster" {
   }
 }
 
+variable "shards" {
+  description = <<-TEXT
+    The shards, by name. The servers of each get a role that covers this shard alone.
+
+    * `secrets`: names of the secrets that the shard's templates use, with `*` for any characters. Left out: all secrets of the cluster.
+    * `pass_role_arns`: roles that the shard's VMs may have, besides the agents' role. Templates name their instance profiles in `args`.
+  TEXT
+  type = map(object({
+    secrets        = optional(list(string), ["*"])
+    pass_role_arns = optional(list(string), [])
+  }))
+  nullable = false
+
+  validation {
+    condition     = alltrue([for shard in keys(var.shards) : can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", shard)) && length(shard) <= 32 && !strcontains(shard, "--")])
+    error_message = "shards has names of shards: lower-case letters, digits and single dashes inside, at most 32 characters, such as \"us-west-2a\"."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for grant in values(var.shards) : [for name in grant.secrets : can(regex("^[A-Za-z0-9_.*-]+$", name))]]))
+    error_message = "shards[...].secrets has names of secrets, or parts of names with \"*\", such as \"web-*\"."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for grant in values(var.shards) : [for arn in grant.pass_role_arns : can(regex("^arn:[a-z-]+:iam::[0-9]{12}:role/[^*?]+$", arn))]]))
+    error_message = "shards[...].pass_role_arns has ARNs of roles, without wildcards, such as \"arn:aws:iam::123456789012:role/web\"."
+  }
+}
+
 variable "name" {
   description = "Prefix of the names of roles and instance profiles. Default: the cluster's name."
   type        = string
@@ -81,6 +110,12 @@ variable "security_group_ids" {
 
 variable "key_pairs" {
   description = "Names of the key pairs that VMs may have. Left out, any."
+  type        = list(string)
+  default     = null
+}
+
+variable "tag_keys" {
+  description = "Keys of the tags that `args` may set on VMs, besides those of the servers, with `*` for any characters. Left out, any except `nstance:server` and `nstance:leader`."
   type        = list(string)
   default     = null
 }

@@ -53,7 +53,7 @@ resource "aws_launch_template" "server" {
   instance_initiated_shutdown_behavior = "terminate"
 
   iam_instance_profile {
-    arn = var.account.server_instance_profile_arn
+    arn = var.account.servers[var.shard].instance_profile_arn
   }
 
   metadata_options {

@@ -22,10 +22,15 @@ variable "cluster" {
 variable "account" {
   description = "The roles: the output `account` of the module `account`."
   type = object({
-    server_instance_profile_arn = string
-    agent_instance_profile_arn  = string
+    servers                    = map(object({ instance_profile_arn = string }))
+    agent_instance_profile_arn = string
   })
   nullable = false
+
+  validation {
+    condition     = contains(keys(var.account.servers), var.shard)
+    error_message = "account has no role for the servers of this shard: add the shard to the variable `shards` of the module account."
+  }
 }
 
 variable "network" {

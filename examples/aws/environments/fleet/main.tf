@@ -46,6 +46,7 @@ module "account" {
   source = "../../../../modules/aws/account"
 
   cluster = module.cluster.cluster
+  shards  = { for zone in keys(var.zones) : zone => {} }
   vpc_id  = module.network.vpc_id
   tags    = local.tags
 }

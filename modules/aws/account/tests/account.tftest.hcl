@@ -21,31 +21,32 @@ variables {
     bucket_arn     = "arn:aws:s3:::example"
     encryption_key = { provider = "aws-secrets-manager", arn = "arn:aws:secretsmanager:us-west-2:123456789012:secret:nstance/example/encryption-key-AbCdEf" }
   }
+  shards = { one = {}, two = {} }
 }
 
 run "defaults" {
   assert {
-    condition     = aws_iam_role.server.name == "example-nstance-server" && aws_iam_role.agent.name == "example-nstance-agent" && aws_iam_role.server.path == "/"
+    condition     = { for shard, role in aws_iam_role.server : shard => role.name } == { one = "example-nstance-server-one", two = "example-nstance-server-two" } && aws_iam_role.agent.name == "example-nstance-agent" && aws_iam_role.server["one"].path == "/"
     error_message = "the roles have other names"
   }
   assert {
-    condition     = aws_iam_instance_profile.server.role == aws_iam_role.server.name && aws_iam_instance_profile.agent.role == aws_iam_role.agent.name
+    condition     = alltrue([for shard, profile in aws_iam_instance_profile.server : profile.role == aws_iam_role.server[shard].name && profile.tags["nstance:shard"] == shard]) && aws_iam_instance_profile.agent.role == aws_iam_role.agent.name
     error_message = "a profile has another role"
   }
   assert {
-    condition     = aws_iam_role_policy.server.role == aws_iam_role.server.name && aws_iam_role_policy.server.policy == output.server_policy
-    error_message = "the servers' role has another policy"
+    condition     = alltrue([for shard, policy in aws_iam_role_policy.server : policy.role == aws_iam_role.server[shard].name && policy.policy == output.server_policies[shard]])
+    error_message = "a role of servers has the policy of another"
   }
   assert {
     condition     = [for s in jsondecode(aws_iam_role.agent.assume_role_policy).Statement : s.Principal.Service] == ["ec2.amazonaws.com"]
     error_message = "other principals than EC2 may assume the agents' role"
   }
   assert {
-    condition     = !contains([for s in jsondecode(output.server_policy).Statement : s.Sid], "RegisterTargets") && !contains([for s in jsondecode(output.server_policy).Statement : s.Sid], "UseKMSKey")
+    condition     = !contains([for s in jsondecode(output.server_policies["one"]).Statement : s.Sid], "RegisterTargets") && !contains([for s in jsondecode(output.server_policies["one"]).Statement : s.Sid], "UseKMSKey")
     error_message = "the servers have permissions that no variable grants"
   }
   assert {
-    condition     = [for s in jsondecode(output.server_policy).Statement : s.Action if s.Sid == "ReadEncryptionKey"] == ["secretsmanager:GetSecretValue"]
+    condition     = [for s in jsondecode(output.server_policies["one"]).Statement : s.Action if s.Sid == "ReadEncryptionKey"] == ["secretsmanager:GetSecretValue"]
     error_message = "the servers cannot read the key"
   }
 }
@@ -68,20 +69,32 @@ run "choices" {
   }
 
   assert {
-    condition     = aws_iam_role.server.name == "mine-nstance-server" && aws_iam_role.server.path == "/nstance/" && aws_iam_role.agent.permissions_boundary == var.permissions_boundary && aws_iam_role.server.permissions_boundary == var.permissions_boundary
+    condition     = aws_iam_role.server["one"].name == "mine-nstance-server-one" && aws_iam_role.server["one"].path == "/nstance/" && aws_iam_role.agent.permissions_boundary == var.permissions_boundary && aws_iam_role.server["one"].permissions_boundary == var.permissions_boundary
     error_message = "roles are not as asked for"
   }
   assert {
-    condition     = { for s in jsondecode(output.server_policy).Statement : s.Sid => s.Resource if contains(["UseKMSKey", "RegisterTargets"], s.Sid) } == { UseKMSKey = var.cluster.kms_key_arn, RegisterTargets = [var.target_group_arns["web/http"]] }
+    condition     = { for s in jsondecode(output.server_policies["one"]).Statement : s.Sid => s.Resource if contains(["UseKMSKey", "RegisterTargets"], s.Sid) } == { UseKMSKey = var.cluster.kms_key_arn, RegisterTargets = [var.target_group_arns["web/http"]] }
     error_message = "the servers lack rights"
   }
   assert {
-    condition     = alltrue(flatten([for s in jsondecode(output.server_policy).Statement : [for r in flatten([s.Resource]) : startswith(r, "arn:aws:s3:::shared/clusters/example/") || r == "arn:aws:s3:::shared" if startswith(r, "arn:aws:s3")]]))
+    condition     = alltrue(flatten([for s in jsondecode(output.server_policies["one"]).Statement : [for r in flatten([s.Resource]) : startswith(r, "arn:aws:s3:::shared/clusters/example/") || r == "arn:aws:s3:::shared" if startswith(r, "arn:aws:s3")]]))
     error_message = "the servers have permissions on other clusters' objects"
   }
   assert {
-    condition     = aws_iam_role.server.tags["nstance:cluster"] == "example" && aws_iam_role.agent.tags["team"] == "a"
+    condition     = aws_iam_role.server["one"].tags == tomap({ "nstance:cluster" = "example", "nstance:shard" = "one", team = "a" }) && aws_iam_role.agent.tags["team"] == "a"
     error_message = "tags are missing"
+  }
+}
+
+run "long_names" {
+  variables {
+    name   = "example-of-a-cluster-with-a-long-name"
+    shards = { "a-shard-with-a-long-name-1" = {}, "a-shard-with-a-long-name-2" = {} }
+  }
+
+  assert {
+    condition     = alltrue([for role in aws_iam_role.server : length(role.name) == 64]) && length(distinct([for role in aws_iam_role.server : role.name])) == 2
+    error_message = "long names of roles are not cut, or are equal"
   }
 }
 
@@ -97,9 +110,30 @@ run "bad_values" {
     name   = "a/b"
     vpc_id = "my-vpc"
     path   = "nstance"
+    shards = { "a--b" = {} }
   }
 
-  expect_failures = [var.cluster, var.name, var.vpc_id, var.path]
+  expect_failures = [var.cluster, var.name, var.vpc_id, var.path, var.shards]
+}
+
+run "bad_secret" {
+  command = plan
+
+  variables {
+    shards = { one = { secrets = ["a/b"] } }
+  }
+
+  expect_failures = [var.shards]
+}
+
+run "bad_role" {
+  command = plan
+
+  variables {
+    shards = { one = { pass_role_arns = ["arn:aws:iam::123456789012:role/*"] } }
+  }
+
+  expect_failures = [var.shards]
 }
 
 run "no_key" {

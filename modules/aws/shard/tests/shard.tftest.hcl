@@ -36,8 +36,8 @@ variables {
     encryption_key = { provider = "aws-secrets-manager", source = "arn:aws:secretsmanager:us-west-2:123456789012:secret:nstance/example/encryption-key-AbCdEf" }
   }
   account = {
-    server_instance_profile_arn = "arn:aws:iam::123456789012:instance-profile/example-nstance-server"
-    agent_instance_profile_arn  = "arn:aws:iam::123456789012:instance-profile/example-nstance-agent"
+    servers                    = { one = { instance_profile_arn = "arn:aws:iam::123456789012:instance-profile/example-nstance-server-one" } }
+    agent_instance_profile_arn = "arn:aws:iam::123456789012:instance-profile/example-nstance-agent"
   }
   network = {
     vpc_id    = "vpc-0000000000000000a"
@@ -62,7 +62,7 @@ run "defaults" {
     error_message = "the auto-scaling group differs from the expected one"
   }
   assert {
-    condition     = one(aws_launch_template.server.metadata_options).http_tokens == "required" && one(aws_launch_template.server.iam_instance_profile).arn == var.account.server_instance_profile_arn
+    condition     = one(aws_launch_template.server.metadata_options).http_tokens == "required" && one(aws_launch_template.server.iam_instance_profile).arn == var.account.servers.one.instance_profile_arn
     error_message = "servers have IMDSv1, or another role"
   }
   assert {
