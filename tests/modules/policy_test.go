@@ -362,7 +362,8 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 		{"looks", "ec2:DescribeNetworkInterfaces", "*", nil, true},
 		{"looks elsewhere", "ec2:DescribeVpcs", "*", nil, false},
 		{"userdata of others", "ec2:DescribeInstanceAttribute", ec2 + "instance/i-0a", nil, false},
-		{"its own rights", "iam:PutRolePolicy", "arn:aws:iam::" + account + ":role/example-nstance-server-" + shard, nil, false},
+		{"its own rights", "iam:PutRolePolicy", "arn:aws:iam::" + account + ":role/example-nstance-server-" + shard,
+			nil, false},
 		{"its own number", "autoscaling:SetDesiredCapacity", "*", nil, false},
 	})
 	ask(t, choices{}.server(t), []question{
