@@ -14,7 +14,7 @@ variables {
     region         = "us-west-2"
     encryption_key = { provider = "aws-secrets-manager", source = "arn" }
   }
-  account = { servers = { one = { instance_profile_arn = "arn:aws:iam::123456789012:instance-profile/a" } }, agent_instance_profile_arn = "arn:aws:iam::123456789012:instance-profile/b" }
+  account = { servers = { for shard in ["one", "two"] : shard => { instance_profile_arn = "arn:aws:iam::123456789012:instance-profile/a" } }, agent_instance_profile_arn = "arn:aws:iam::123456789012:instance-profile/b" }
   network = {
     vpc_id    = "vpc-0000000000000000a"
     ipv4_cidr = "10.0.0.0/16"
