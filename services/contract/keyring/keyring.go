@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -39,7 +40,8 @@ func (r Ring) Keys() []envelope.Key {
 type Source struct {
 	// Name is the value of provider in a [config.KeySource].
 	Name string
-	// Read reads the bytes of a key. Its errors must not quote those bytes.
+	// Read reads the bytes of a key. Its errors must not quote those bytes. A refusal matches [ErrDenied] or
+	// fs.ErrPermission.
 	Read func(ctx context.Context, source config.KeySource) ([]byte, error)
 }
 
@@ -56,6 +58,9 @@ func Names(sources []Source) []string {
 	}
 	return names
 }
+
+// ErrDenied means that the source of a key refuses to be read. The key may exist.
+var ErrDenied = errors.New("reading the key is not permitted")
 
 // Load reads the current key and the old keys. Without an encryption_key it returns a Ring without a current key, which
 // cannot seal. Every source that cannot be read is an error, because without an old key, secrets would seem to be lost.
@@ -96,6 +101,9 @@ func read(ctx context.Context, source config.KeySource, sources []Source) (envel
 		return envelope.Key{}, fmt.Errorf("read key from %s: this program has no such provider", from)
 	}
 	data, err := sources[i].Read(ctx, source)
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w: %w", ErrDenied, err)
+	}
 	if err != nil {
 		return envelope.Key{}, fmt.Errorf("read key from %s: %w", from, err)
 	}

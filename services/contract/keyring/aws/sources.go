@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/arn"
 	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
+	"github.com/aws/smithy-go"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
@@ -34,7 +36,7 @@ func readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
 		SecretId: &source.Source})
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, explain(err)
 	case out.SecretString != nil:
 		return []byte(*out.SecretString), nil
 	}
@@ -50,11 +52,20 @@ func readParameter(ctx context.Context, source config.KeySource) ([]byte, error)
 		WithDecryption: awssdk.Bool(true)})
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, explain(err)
 	case out.Parameter == nil:
 		return nil, errors.New("the answer holds no parameter")
 	}
 	return []byte(awssdk.ToString(out.Parameter.Value)), nil
+}
+
+// explain marks a refusal as keyring.ErrDenied.
+func explain(err error) error {
+	var answer smithy.APIError
+	if errors.As(err, &answer) && strings.HasPrefix(answer.ErrorCode(), "AccessDenied") {
+		return fmt.Errorf("%w: %w", keyring.ErrDenied, err)
+	}
+	return err
 }
 
 func load(ctx context.Context, name string) (awssdk.Config, error) {
