@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,15 +65,41 @@ func File(t *testing.T) Bucket {
 // S3 returns a bucket in an S3 server in this process.
 func S3(t *testing.T) Bucket {
 	t.Helper()
+	b, _ := GuardedS3(t)
+	return b
+}
+
+// Guard decides which requests a server answers. The error of its function becomes the message of AccessDenied.
+type Guard struct {
+	check atomic.Pointer[func(*http.Request) error]
+}
+
+// Store replaces the function.
+func (g *Guard) Store(check func(*http.Request) error) { g.check.Store(&check) }
+
+// GuardedS3 is like S3, with a guard, which at first permits everything. It guards the test's own requests, too.
+func GuardedS3(t *testing.T) (Bucket, *Guard) {
+	t.Helper()
 	backend := s3mem.New()
 	if err := backend.CreateBucket(bucketName); err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(gofakes3.New(backend).Server())
+	guard, s3 := new(Guard), gofakes3.New(backend).Server()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if check := guard.check.Load(); check != nil {
+			if err := (*check)(r); err != nil {
+				w.Header().Set("Content-Type", "application/xml")
+				w.WriteHeader(http.StatusForbidden)
+				fmt.Fprintf(w, "<Error><Code>AccessDenied</Code><Message>%v</Message></Error>", err)
+				return
+			}
+		}
+		s3.ServeHTTP(w, r)
+	}))
 	t.Cleanup(server.Close)
 	hermetic(t)
 	return newBucket(t, objstore.Location{Provider: "s3", Bucket: bucketName, Prefix: "some/where", Region: "us-east-1",
-		Endpoint: server.URL, PathStyle: true})
+		Endpoint: server.URL, PathStyle: true}), guard
 }
 
 // Versitygw returns a bucket in a versitygw process, a real S3 server.

@@ -1,5 +1,5 @@
-// Package bucket connects the provider to the bucket and to the encryption keys. Resources receive a [Connection] when
-// Terraform configures the provider.
+// Package bucket connects the provider to the bucket, the secrets store and the encryption keys. Resources receive a
+// [Connection] when Terraform configures the provider.
 //
 // Invariant: the package opens and reads nothing until a resource needs it. So a plan needs neither bucket nor key, and
 // all settings of the provider may be unknown until the apply.
@@ -10,10 +10,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/hashicorp/terraform-plugin-framework/types"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
@@ -25,6 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	secretstores "github.com/nstance-kit/nstance/services/contract/secretstore/open"
 )
 
 // Time limits of one request to the store and of one listing.
@@ -47,9 +50,10 @@ type Settings struct {
 	// Storage is the location of the bucket, or nil if it is not set.
 	Storage        *objstore.Location
 	StorageUnknown bool
-	// Keys names the encryption keys and their sources.
-	Keys        config.Secrets
-	KeysUnknown bool
+	// Secrets names the secrets store, and the encryption keys with their sources. An empty Provider is object storage.
+	Secrets config.Secrets
+	// StoreUnknown is set if the secrets store is not known, and KeysUnknown if the keys are not.
+	StoreUnknown, KeysUnknown bool
 }
 
 // Connection gives all resources of one provider configuration access to the bucket. It is safe for concurrent use.
@@ -123,7 +127,7 @@ func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	if c.settings.KeysUnknown {
 		return keyring.Ring{}, ErrUnknown
 	}
-	ring, err := keyring.Load(ctx, c.settings.Keys, keysources.Sources())
+	ring, err := keyring.Load(ctx, c.settings.Secrets, keysources.Sources())
 	if err != nil {
 		return keyring.Ring{}, fmt.Errorf("%w: %w", ErrKey, err)
 	}
@@ -139,14 +143,71 @@ func (c *Connection) Key(ctx context.Context, source config.KeySource) (envelope
 	return ring.Current, nil
 }
 
-// Secrets returns the sealed secrets of a cluster.
-func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.Ring) (*secretstore.Objects, error) {
+// Sealed reports whether the secrets are sealed objects in the bucket. Otherwise a service holds them. The result means
+// nothing while the settings are unknown.
+func (c *Connection) Sealed() bool {
+	return c.settings.Secrets.Provider == "" || c.settings.Secrets.Provider == config.ObjectStorage
+}
+
+// Secrets returns the secrets of a cluster. The ring is used only if they are in the bucket.
+func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.Ring) (secretstore.Store, error) {
+	if c.settings.StoreUnknown {
+		return nil, ErrUnknown
+	}
+	if c.Sealed() {
+		return c.SealedSecrets(ctx, cluster, ring)
+	}
+	return secretstores.Open(ctx, c.settings.Secrets, secretstore.Options{})
+}
+
+// SealedSecrets returns the secrets of a cluster whose secrets are in the bucket.
+func (c *Connection) SealedSecrets(ctx context.Context, cluster string, ring keyring.Ring) (*secretstore.Objects,
+	error) {
 	store, err := c.Store(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster, Ring: ring, Rand: rand.Reader}),
 		nil
+}
+
+// HasSecret reports whether there is a secret. It does not read the secret.
+func (c *Connection) HasSecret(ctx context.Context, cluster, name string) (bool, error) {
+	secrets, err := c.Secrets(ctx, cluster, keyring.Ring{})
+	if err != nil {
+		return false, err
+	}
+	names, err := secrets.List(ctx)
+	return slices.Contains(names, name), err
+}
+
+// KeyID returns the ID of the key that seals a secret, or null if a service holds the secrets. It opens no key. If the
+// sealed secret cannot be read, KeyID returns the known ID, so that a plan works without permission to read secrets.
+func (c *Connection) KeyID(ctx context.Context, name string, known types.String) (types.String, error) {
+	if !c.Sealed() {
+		return types.StringNull(), nil
+	}
+	store, err := c.Store(ctx)
+	if err != nil {
+		return types.StringNull(), err
+	}
+	object, err := store.Get(ctx, keys.ClusterSecret(name))
+	if err != nil {
+		if known.ValueString() != "" && !errors.Is(err, objstore.ErrNotFound) {
+			return known, nil
+		}
+		return types.StringNull(), err
+	}
+	id, err := envelope.KeyID(object.Body)
+	return types.StringValue(id.String()), err
+}
+
+// SecretPlace returns a readable location of a secret.
+func (c *Connection) SecretPlace(name string) string {
+	if c.Sealed() {
+		return c.Place(keys.ClusterSecret(name))
+	}
+	return fmt.Sprintf("%s, %s%s", c.settings.Secrets.Provider, c.settings.Secrets.Prefix, name)
 }
 
 // Cluster returns the state of a cluster, including its secrets.
@@ -187,8 +248,8 @@ func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i i
 func Advice(err error) string {
 	switch {
 	case errors.Is(err, ErrUnknown):
-		return "First apply the resources that the provider's storage and encryption_key depend on, for example with " +
-			"-target, or name them in depends_on."
+		return "First apply the resources that the provider's storage, secrets and encryption_key depend on, for " +
+			"example with -target, or name them in depends_on."
 	case errors.Is(err, ErrNotSet):
 		return fmt.Sprintf("Set storage in the provider's configuration, such as "+
 			`storage = { provider = %q, bucket = "my-bucket" }.`, open.Names()[0])

@@ -49,13 +49,13 @@ func TestRing(t *testing.T) {
 		{Provider: "env", Source: "NSTANCE_TEST_KEY"}, {Provider: "aws-secrets-manager", Source: "my-key"},
 		{Provider: "aws-parameter-store", Source: "/my/key"},
 	} {
-		ring, err := bucket.New(bucket.Settings{Keys: config.Secrets{EncryptionKey: &source}}).Ring(t.Context())
+		ring, err := bucket.New(bucket.Settings{Secrets: config.Secrets{EncryptionKey: &source}}).Ring(t.Context())
 		if err != nil || !ring.Current.Equal(want) {
 			t.Errorf("%s: %v", source.Provider, err)
 		}
 	}
 	google := config.KeySource{Provider: "google-secret-manager", Source: "my-key"}
-	if _, err := bucket.New(bucket.Settings{Keys: config.Secrets{EncryptionKey: &google}}).Ring(
+	if _, err := bucket.New(bucket.Settings{Secrets: config.Secrets{EncryptionKey: &google}}).Ring(
 		t.Context()); !errors.Is(err, bucket.ErrKey) || !strings.Contains(err.Error(), "google-secret-manager") {
 		t.Errorf("google: %v", err)
 	}

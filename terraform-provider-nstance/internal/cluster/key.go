@@ -78,7 +78,7 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 		}
 		errs = append(errs, err)
 	}
-	secrets, err := r.bucket.Secrets(ctx, config.ID.ValueString(), ring)
+	secrets, err := r.bucket.SealedSecrets(ctx, config.ID.ValueString(), ring)
 	if err != nil {
 		return err
 	}
@@ -99,13 +99,24 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 }
 
 // checkKeyChange refuses a change of the encryption key if the secrets could not be opened when the plan is applied. By
-// then, other resources may already have replaced the stored key.
+// then, other resources may already have replaced the stored key. If the plan's credentials may not read a key, it
+// warns.
 func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (diags diag.Diagnostics) {
 	lasting, err := r.lastingKeys(ctx, before, config)
 	if errors.Is(err, bucket.ErrUnknown) || slices.ContainsFunc(lasting, func(key envelope.Key) bool {
 		return key.ID().String() == before.EncryptionKeyID.ValueString()
 	}) {
 		return
+	}
+	if errors.Is(err, keyring.ErrDenied) {
+		// The credentials of a plan may lack the permission that those of the apply have.
+		diags.Append(diagnostic.Failure{
+			What:  "The change of the encryption key of cluster " + before.ID.ValueString() + " is not checked",
+			Where: r.bucket.SecretPlace(secretstore.CAKey), Why: err,
+			Do: "Make sure that apply can read the present key: from the source that it has now, or from the " +
+				"provider's old_encryption_keys.",
+		}.Warning())
+		return diags
 	}
 	diags.Append(diagnostic.Failure{
 		What:  "Cannot change the encryption key of cluster " + before.ID.ValueString(),

@@ -17,7 +17,6 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
-	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -38,6 +37,7 @@ var (
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
 	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
 	_ resource.ResourceWithImportState    = (*Resource)(nil)
+	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
 )
 
 // Metadata implements resource.Resource.
@@ -117,7 +117,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 			Do: "Nothing was changed. To destroy the cluster, set deletion_protection = false, apply, and destroy " +
 				"again.",
 		}.Error())
-	case !destroys && r.bucket.Known() && keyChanges(before, plan):
+	case !destroys && r.bucket.Known() && r.bucket.Sealed() && keyChanges(before, plan):
 		resp.Diagnostics.Append(r.checkKeyChange(ctx, before, config)...)
 	}
 }
@@ -183,20 +183,9 @@ func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *mo
 	m.CAFingerprint = types.StringValue(authority.Fingerprint(ca))
 	m.CANotAfter = types.StringValue(ca.NotAfter.UTC().Format(time.RFC3339))
 	m.CAKeyID = types.StringValue(hex.EncodeToString(ca.SubjectKeyId))
-	key := keys.ClusterSecret(secretstore.CAKey)
-	store, err := r.bucket.Store(ctx)
-	if err != nil {
-		return fail(key, err)
+	if m.EncryptionKeyID, err = r.bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID); err != nil {
+		return fail(keys.ClusterSecret(secretstore.CAKey), err)
 	}
-	object, err := store.Get(ctx, key)
-	if err != nil {
-		return fail(key, err)
-	}
-	id, err := envelope.KeyID(object.Body)
-	if err != nil {
-		return fail(key, err)
-	}
-	m.EncryptionKeyID = types.StringValue(id.String())
 	return nil
 }
 
@@ -222,23 +211,24 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return
 	}
-	present := map[string]bool{}
-	for _, key := range []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey)} {
-		_, err := store.Get(ctx, key)
-		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
-			resp.Diagnostics.Append(r.failure(what, key, err))
-			return
-		}
-		present[key] = err == nil
-	}
-	switch {
-	case !present[keys.ClusterSecret(secretstore.CAKey)] && present[keys.ClusterCA()]:
-		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), clusterstate.ErrCALost))
-		return
-	case !present[keys.ClusterCA()]:
-		// If the sealed CA key remains, Create derives the certificate from it. If nothing remains, Create makes a new
-		// CA.
+	_, err = store.Get(ctx, keys.ClusterCA())
+	if errors.Is(err, objstore.ErrNotFound) {
+		// If the CA's key remains, Create derives the certificate from it. If nothing remains, Create makes a new CA.
 		resp.State.RemoveResource(ctx)
+		return
+	}
+	if err == nil {
+		var exists bool
+		exists, err = r.bucket.HasSecret(ctx, m.ID.ValueString(), secretstore.CAKey)
+		switch {
+		case errors.Is(err, bucket.ErrUnknown):
+			return // planning must work without the secrets store
+		case err == nil && !exists:
+			err = clusterstate.ErrCALost
+		}
+	}
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
 		return
 	}
 	state, err := r.bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
@@ -262,7 +252,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		return
 	}
 	what := "Cannot update cluster " + plan.ID.ValueString()
-	if keyChanges(before, plan) {
+	if r.bucket.Sealed() && keyChanges(before, plan) {
 		if err := r.reseal(ctx, before, config); err != nil {
 			resp.Diagnostics.Append(r.failure("Cannot seal all secrets of cluster "+plan.ID.ValueString()+
 				" under the new key", keys.SecretPrefix(), err))
@@ -310,14 +300,14 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		}.Error())
 		return
 	}
-	if err := r.remove(ctx, state, m.CAFingerprint.ValueString()); err != nil {
+	if err := r.remove(ctx, state, m.ID.ValueString(), m.CAFingerprint.ValueString()); err != nil {
 		resp.Diagnostics.Append(r.failure(what, "cluster/", err))
 	}
 }
 
 // remove deletes the operators, the secrets and the CA of the cluster. It deletes the sealed CA key last, because the
 // certificate can be derived from it.
-func (r *Resource) remove(ctx context.Context, state *clusterstate.State, fingerprint string) error {
+func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluster, fingerprint string) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {
 		return err
@@ -332,6 +322,9 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, finger
 		return err
 	case !known:
 		return fmt.Errorf("%w: the CA there is not %s", clusterstate.ErrForeign, fingerprint)
+	}
+	if !r.bucket.Sealed() {
+		return r.removeFromService(ctx, store, cluster)
 	}
 	last := []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey)}
 	for _, prefix := range []string{keys.OperatorPrefix(), keys.SecretPrefix()} {
@@ -354,6 +347,31 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, finger
 		}
 	}
 	return nil
+}
+
+// removeFromService deletes the operators and the CA of a cluster whose secrets are in a service. Of the secrets it
+// deletes the well-known ones: others with the same prefix may belong to other programs.
+func (r *Resource) removeFromService(ctx context.Context, store objstore.Store, cluster string) error {
+	secrets, err := r.bucket.Secrets(ctx, cluster, keyring.Ring{})
+	if err != nil {
+		return err
+	}
+	operators, err := store.List(ctx, keys.OperatorPrefix())
+	if err != nil {
+		return err
+	}
+	for _, operator := range operators {
+		if err := store.Delete(ctx, operator.Key); err != nil {
+			return err
+		}
+	}
+	if err := secrets.Delete(ctx, secretstore.NonceKey); err != nil {
+		return err
+	}
+	if err := store.Delete(ctx, keys.ClusterCA()); err != nil {
+		return err
+	}
+	return secrets.Delete(ctx, secretstore.CAKey)
 }
 
 // ImportState implements resource.ResourceWithImportState. The import ID is the name of the cluster.

@@ -23,6 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
 
 // model is the value of the resource.
@@ -41,6 +42,11 @@ type model struct {
 	EncryptionKeyID        types.String `tfsdk:"encryption_key_id"`
 }
 
+// UpgradeState implements resource.ResourceWithUpgradeState.
+func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
+	return upgrade.States()
+}
+
 // Schema implements resource.Resource.
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	computed := func(doc string) schema.StringAttribute {
@@ -51,10 +57,11 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 		}
 	}
 	resp.Schema = schema.Schema{
+		Version: upgrade.Version,
 		MarkdownDescription: "What all shards of a cluster share: the CA and the key that signs registration " +
-			"nonces, sealed in the bucket. They are made if there are none; existing ones are used.\n\nDestroying it " +
-			"is refused while there are records of instances " +
-			"in the bucket.",
+			"nonces, sealed in the bucket, or in the service that the provider's `secrets` names. They are made if " +
+			"there are none; existing ones are used.\n\nDestroying it is refused while there are records of " +
+			"instances in the bucket.",
 		Attributes: map[string]schema.Attribute{
 			"id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster, at most 30 characters. Also the import ID.",
@@ -128,8 +135,9 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			"ca_not_after":   computed("When the CA's certificate expires (RFC 3339)."),
 			"ca_key_id":      computed("Subject key identifier of the CA, in hexadecimal."),
 			"encryption_key_id": schema.StringAttribute{
-				MarkdownDescription: "Names the encryption key under which the CA is sealed: a truncated hash of it.",
-				Computed:            true,
+				MarkdownDescription: "Names the encryption key under which the CA is sealed: a truncated hash of it. " +
+					"Null if a service holds the secrets.",
+				Computed: true,
 			},
 		},
 	}

@@ -20,7 +20,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
+
+// UpgradeState implements resource.ResourceWithUpgradeState.
+func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
+	return upgrade.States()
+}
 
 // Schema implements resource.Resource.
 func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
@@ -77,6 +83,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed:            true,
 	}
 	resp.Schema = schema.Schema{
+		Version: upgrade.Version,
 		MarkdownDescription: "A dynamic group of a shard, through the operator API of the shard's servers: the " +
 			"provider needs an `operator` block. Attributes that are not set come from the template, or else from " +
 			"the shard. Changes made elsewhere show as drift; put `size` into `ignore_changes` if something else " +

@@ -24,6 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/registration"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
 
 type model struct {
@@ -41,6 +42,11 @@ type model struct {
 
 const defaultTTL = "30d"
 
+// UpgradeState implements resource.ResourceWithUpgradeState.
+func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
+	return upgrade.States()
+}
+
 // Schema implements resource.Resource.
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	fixed := []planmodifier.String{stringplanmodifier.RequiresReplace()}
@@ -49,6 +55,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()}}
 	}
 	resp.Schema = schema.Schema{
+		Version: upgrade.Version,
 		MarkdownDescription: "An operator of a tenant (a Kubernetes operator, a pipeline, a person), registered by " +
 			"its public key directly in the bucket: no nonce and no server is needed. Its private key " +
 			"stays where it was made. When the certificate is due, a plan renews it.\n\nDestroying it leaves a " +

@@ -28,6 +28,7 @@ const (
 type (
 	model struct {
 		Storage           types.Object `tfsdk:"storage"`
+		Secrets           types.Object `tfsdk:"secrets"`
 		EncryptionKey     types.Object `tfsdk:"encryption_key"`
 		OldEncryptionKeys types.List   `tfsdk:"old_encryption_keys"`
 		Operator          types.Object `tfsdk:"operator"`
@@ -39,6 +40,11 @@ type (
 		Region    types.String `tfsdk:"region"`
 		Endpoint  types.String `tfsdk:"endpoint"`
 		PathStyle types.Bool   `tfsdk:"path_style"`
+	}
+	secretsModel struct {
+		Provider  types.String `tfsdk:"provider"`
+		Prefix    types.String `tfsdk:"prefix"`
+		ProjectID types.String `tfsdk:"project_id"`
 	}
 	keyModel struct {
 		Provider  types.String `tfsdk:"provider"`
@@ -66,8 +72,8 @@ func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest,
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	settings := bucket.Settings{StorageUnknown: !known(ctx, m.Storage), KeysUnknown: !known(ctx, m.EncryptionKey) ||
-		!known(ctx, m.OldEncryptionKeys)}
+	settings := bucket.Settings{StorageUnknown: !known(ctx, m.Storage), StoreUnknown: !known(ctx, m.Secrets),
+		KeysUnknown: !known(ctx, m.EncryptionKey) || !known(ctx, m.OldEncryptionKeys)}
 	if !m.Storage.IsNull() && !settings.StorageUnknown {
 		var s storageModel
 		resp.Diagnostics.Append(m.Storage.As(ctx, &s, basetypes.ObjectAsOptions{})...)
@@ -76,19 +82,25 @@ func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest,
 			Region: s.Region.ValueString(), Endpoint: s.Endpoint.ValueString(), PathStyle: s.PathStyle.ValueBool(),
 		}
 	}
+	if !m.Secrets.IsNull() && !settings.StoreUnknown {
+		var s secretsModel
+		resp.Diagnostics.Append(m.Secrets.As(ctx, &s, basetypes.ObjectAsOptions{})...)
+		settings.Secrets = config.Secrets{Provider: s.Provider.ValueString(), Prefix: s.Prefix.ValueString(),
+			ProjectID: s.ProjectID.ValueString()}
+	}
 	if !settings.KeysUnknown {
 		if !m.EncryptionKey.IsNull() {
 			var k keyModel
 			resp.Diagnostics.Append(m.EncryptionKey.As(ctx, &k, basetypes.ObjectAsOptions{})...)
 			source := k.source()
-			settings.Keys.EncryptionKey = &source
+			settings.Secrets.EncryptionKey = &source
 		}
 		var old []keyModel
 		if !m.OldEncryptionKeys.IsNull() {
 			resp.Diagnostics.Append(m.OldEncryptionKeys.ElementsAs(ctx, &old, false)...)
 		}
 		for _, k := range old {
-			settings.Keys.OldEncryptionKeys = append(settings.Keys.OldEncryptionKeys, k.source())
+			settings.Secrets.OldEncryptionKeys = append(settings.Secrets.OldEncryptionKeys, k.source())
 		}
 	}
 	operator, diags := m.operator(ctx)

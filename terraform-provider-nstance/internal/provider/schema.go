@@ -68,6 +68,25 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 							"S3-compatible stores want it.", Optional: true},
 				},
 			},
+			"secrets": schema.SingleNestedAttribute{
+				MarkdownDescription: "Where the cluster's secrets are, the same as `cluster.secrets` of its " +
+					"`nstance_shard`s. Left out: sealed in the bucket. Credentials and region of a service come from " +
+					"the usual places of its SDK.",
+				Optional: true,
+				Attributes: map[string]schema.Attribute{
+					"provider": schema.StringAttribute{
+						MarkdownDescription: "What holds the secrets: " + name.List(config.SecretsStoreNames()) + ".",
+						Required:            true,
+						Validators:          []validator.String{stringvalidator.OneOf(config.SecretsStoreNames()...)},
+					},
+					"prefix": schema.StringAttribute{
+						MarkdownDescription: "Prefix of the names of all secrets, such as `nstance/example/`. " +
+							"Parameter Store needs a slash at its beginning.", Optional: true},
+					"project_id": schema.StringAttribute{
+						MarkdownDescription: "Project of the secrets. For " +
+							name.List(config.SecretsStoresWithProject()) + ".", Optional: true},
+				},
+			},
 			"encryption_key": schema.SingleNestedAttribute{
 				MarkdownDescription: "The key that seals secrets in the bucket, the same that the servers use: 32 " +
 					"bytes, raw or base64.",

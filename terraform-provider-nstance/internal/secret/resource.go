@@ -1,5 +1,5 @@
-// Package secret implements the resource nstance_secret, which stores a user's secret sealed in the bucket. Template
-// files pass the secret to instances.
+// Package secret implements the resource nstance_secret, which stores a user's secret in the cluster's secrets store.
+// Template files pass the secret to instances.
 //
 // Invariant: plan and state never contain the value.
 package secret
@@ -20,14 +20,13 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
 
 // Resource implements the Terraform resource nstance_secret.
@@ -37,8 +36,9 @@ type Resource struct{ bucket *bucket.Connection }
 func New() resource.Resource { return &Resource{} }
 
 var (
-	_ resource.ResourceWithConfigure   = (*Resource)(nil)
-	_ resource.ResourceWithImportState = (*Resource)(nil)
+	_ resource.ResourceWithConfigure    = (*Resource)(nil)
+	_ resource.ResourceWithImportState  = (*Resource)(nil)
+	_ resource.ResourceWithUpgradeState = (*Resource)(nil)
 )
 
 type model struct {
@@ -59,12 +59,18 @@ func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _
 	r.bucket = bucket.Of(req.ProviderData)
 }
 
+// UpgradeState implements resource.ResourceWithUpgradeState.
+func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
+	return upgrade.States()
+}
+
 // Schema implements resource.Resource.
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "A secret for instances, sealed in the bucket. Template files of kind `secret` name it " +
-			"as their `source`.",
+		Version: upgrade.Version,
+		MarkdownDescription: "A secret for instances, sealed in the bucket, or in the service that the provider's " +
+			"`secrets` names. Template files of kind `secret` name it as their `source`.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster: the secret opens in no other.",
@@ -90,7 +96,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			},
 			"encryption_key_id": schema.StringAttribute{
 				MarkdownDescription: "Names the encryption key under which the secret is sealed: a truncated hash " +
-					"of it.",
+					"of it. Null if a service holds the secret.",
 				Computed: true,
 			},
 		},
@@ -103,27 +109,31 @@ func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
 		do = fmt.Sprintf("Give a value of 1 to %d bytes; let the secret depend on the resource that makes the value.",
 			secretstore.MaxValue)
 	}
-	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.ClusterSecret(name)), Why: err, Do: do}.Error()
+	return diagnostic.Failure{What: what, Where: r.bucket.SecretPlace(name), Why: err, Do: do}.Error()
 }
 
-// put seals and stores the value, and returns the ID of the key that sealed it.
-func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition) (string, error) {
+// put stores the value, and returns the ID of the key that sealed it.
+func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition) (types.String, error) {
+	none := types.StringNull()
 	if m.ValueWO.IsUnknown() {
-		return "", fmt.Errorf("%w: the value is not known yet", secretstore.ErrInvalid)
+		return none, fmt.Errorf("%w: the value is not known yet", secretstore.ErrInvalid)
 	}
 	ring, err := r.bucket.Ring(ctx)
 	if err != nil {
-		return "", err
+		return none, err
 	}
 	secrets, err := r.bucket.Secrets(ctx, m.ClusterID.ValueString(), ring)
 	if err != nil {
-		return "", err
+		return none, err
 	}
 	if err := secrets.Put(ctx, m.Name.ValueString(), secretstore.NewValue([]byte(m.ValueWO.ValueString())),
 		cond); err != nil {
-		return "", err
+		return none, err
 	}
-	return ring.Current.ID().String(), nil
+	if !r.bucket.Sealed() {
+		return none, nil
+	}
+	return types.StringValue(ring.Current.ID().String()), nil
 }
 
 // Create implements resource.Resource.
@@ -139,7 +149,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	switch {
 	case errors.Is(err, secretstore.ErrExists):
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: fmt.Sprintf("Secret %s exists", name), Where: r.bucket.Place(keys.ClusterSecret(name)),
+			What: fmt.Sprintf("Secret %s exists", name), Where: r.bucket.SecretPlace(name),
 			Why: errors.New("this resource did not store it"),
 			Do: fmt.Sprintf(
 				"If this resource should manage it, import it: terraform import <address of the nstance_secret> "+
@@ -149,7 +159,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	case err != nil:
 		resp.Diagnostics.Append(r.failure("Cannot store secret "+name, name, err))
 	default:
-		plan.EncryptionKeyID = types.StringValue(id)
+		plan.EncryptionKeyID = id
 		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 	}
 }
@@ -168,7 +178,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 			err))
 		return
 	}
-	plan.EncryptionKeyID = types.StringValue(id)
+	plan.EncryptionKeyID = id
 	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 }
 
@@ -183,18 +193,15 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		return
 	}
 	name := m.Name.ValueString()
-	store, err := r.bucket.Store(ctx)
-	if err == nil {
-		var object objstore.Object
-		if object, err = store.Get(ctx, keys.ClusterSecret(name)); errors.Is(err, objstore.ErrNotFound) {
-			resp.State.RemoveResource(ctx)
-			return
-		}
-		if err == nil {
-			var id envelope.ID
-			id, err = envelope.KeyID(object.Body)
-			m.EncryptionKeyID = types.StringValue(id.String())
-		}
+	exists, err := r.bucket.HasSecret(ctx, m.ClusterID.ValueString(), name)
+	switch {
+	case errors.Is(err, bucket.ErrUnknown):
+		return // planning must work without the secrets store
+	case err == nil && !exists:
+		resp.State.RemoveResource(ctx)
+		return
+	case err == nil:
+		m.EncryptionKeyID, err = r.bucket.KeyID(ctx, name, m.EncryptionKeyID)
 	}
 	if err != nil {
 		resp.Diagnostics.Append(r.failure("Cannot read secret "+name, name, err))
@@ -211,9 +218,9 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		return
 	}
 	name := m.Name.ValueString()
-	store, err := r.bucket.Store(ctx)
+	secrets, err := r.bucket.Secrets(ctx, m.ClusterID.ValueString(), keyring.Ring{})
 	if err == nil {
-		err = store.Delete(ctx, keys.ClusterSecret(name))
+		err = secrets.Delete(ctx, name)
 	}
 	if err != nil {
 		resp.Diagnostics.Append(r.failure("Cannot delete secret "+name, name, err))

@@ -17,7 +17,13 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
+
+// UpgradeState implements resource.ResourceWithUpgradeState.
+func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
+	return upgrade.States()
+}
 
 // Schema implements resource.Resource.
 func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
@@ -79,6 +85,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		}},
 	}
 	resp.Schema = schema.Schema{
+		Version: upgrade.Version,
 		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep " +
 			"alive. Write it in attributes or in `config_jsonc`.\n\n" +
 			"Destroying it first marks the configuration as terminating, waits until the shard's leader has emptied " +
