@@ -178,8 +178,8 @@ func TestAccPlanWithReadOnlyCredentials(t *testing.T) {
 		return fmt.Sprintf(`encryption_key = { provider = "aws-secrets-manager", source = %q }`, name)
 	}
 	// The secret and the operator are sealed and signed with the same key.
-	provider := strings.Replace(b.Provider(), `encryption_key = { provider = "env", source = "`+acctest.KeyVariable+`" }`,
-		source("first"), 1)
+	provider := strings.Replace(b.Provider(),
+		`encryption_key = { provider = "env", source = "`+acctest.KeyVariable+`" }`, source("first"), 1)
 	shard := func(interval string) string {
 		return fmt.Sprintf(`
 resource "nstance_shard" "test" {
