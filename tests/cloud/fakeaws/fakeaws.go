@@ -18,6 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/iam"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/rate"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
@@ -44,6 +45,8 @@ type Config struct {
 	HealthEvery time.Duration
 	// ScalingEvery is the time between two checks of Auto Scaling's groups. 0 means Auto Scaling's own default.
 	ScalingEvery time.Duration
+	// Limits throttles the requests to EC2. Nil means no limits.
+	Limits *rate.Limits
 }
 
 // Cloud is the fake cloud. Its methods may be called concurrently, but never by a handler.

@@ -43,6 +43,10 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, call, effect.Err)
 		return
 	}
+	if err := c.cfg.Limits.Take(call); err != nil {
+		c.refuse(w, call, err)
+		return
+	}
 	if stream, ok := c.streams[call.Service]; ok {
 		c.stream(w, r, stream, call, effect.Lost)
 		return

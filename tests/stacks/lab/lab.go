@@ -38,6 +38,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/rate"
 	s3front "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )
 
@@ -75,6 +76,7 @@ func New(t *testing.T) *Lab {
 	dir := t.TempDir()
 	l.Cloud, err = fakeaws.New(fakeaws.Config{
 		S3: &backend, ScalingEvery: scaling, Probe: l.probe, Log: slog.New(slog.DiscardHandler),
+		Limits: rate.Documented(),
 		Machines: func(api http.Handler) (ec2.Machines, error) {
 			var err error
 			l.Machines, err = machine.New(machine.Config{
