@@ -183,7 +183,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	if x.Entered != nil {
 		x.Entered(entered.Sub(o.begun))
 	}
-	vm, err := x.requestVM(ctx, request)
+	vm, err := x.requestVM(ctx, request, plan.Turn{Group: group.GroupKey, Voluntary: o.action.Voluntary})
 	// The event is published after the call, so that publishing does not delay the call. Its time is the start of the
 	// call.
 	event := shardstate.NewEvent(shardstate.EventCreating, &rec, o.action.Reason)
@@ -238,24 +238,37 @@ func address(s string) string {
 }
 
 // requestVM calls the provider until the answer is definite. It repeats the identical request after an indeterminate
-// answer and after throttling.
+// answer and after throttling. Throttled calls wait for their turn, which is the same for all calls of the shard.
 //
 // A conflict means that an earlier call used this ID. A refusal after an indeterminate answer says nothing about the
 // calls before it. In both cases ask looks the VM up by its tag. If the VM is not found but its agent has registered,
 // an earlier call has succeeded late, so ask continues until the VM is found or known to be gone.
-func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest) (infra.VM, error) {
+func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, turn plan.Turn) (infra.VM, error) {
 	ambiguous := false
-	for delay := 250 * time.Millisecond; ; delay = min(2*delay, 30*time.Second) {
+	for delay := 250 * time.Millisecond; ; {
+		if err := x.takeTurn(ctx, turn); err != nil {
+			return infra.VM{}, err
+		}
+		if err := x.await(ctx); err != nil {
+			return infra.VM{}, err
+		}
+		if rec, _, ok := x.State.Record(request.Tags.Instance); !ok || rec.State == record.Deleting {
+			return infra.VM{}, errWithdrawn
+		}
 		vm, err := x.Provider.Create(ctx, request)
+		x.turns.answered(err, x.Env.Now())
 		if err == nil || ctx.Err() != nil {
 			return vm, err
 		}
-		switch class := infra.ClassOf(err); {
+		class := infra.ClassOf(err)
+		switch {
 		case class == infra.Indeterminate || class == infra.Throttled:
 			ambiguous = true // the provider's client may have retried, and an earlier try may have succeeded
-			x.State.RaiseError(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: request.Tags.Tenant,
-				Group: request.Tags.Group},
-				fmt.Sprintf("create: %v", err))
+			message := fmt.Sprintf("create: %v", err)
+			if class == infra.Throttled {
+				message = throttledMessage(err)
+			}
+			x.State.RaiseError(shardstate.GroupError(plan.AlertProvider, turn.Group, ident.ID{}), message)
 		case class == infra.Conflict || ambiguous:
 			asked := x.Env.Now()
 			vm, findErr := x.Provider.FindByInstance(ctx, x.Owner, request.Tags.Instance)
@@ -273,16 +286,23 @@ func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest) (
 		default:
 			return infra.VM{}, err
 		}
+		if class == infra.Throttled {
+			continue // its next turn is late enough
+		}
 		if sleepErr := x.Env.Sleep(ctx, delay); sleepErr != nil {
 			return infra.VM{}, err
 		}
-		if awaitErr := x.await(ctx); awaitErr != nil {
-			return infra.VM{}, awaitErr
-		}
-		if rec, _, ok := x.State.Record(request.Tags.Instance); !ok || rec.State == record.Deleting {
-			return infra.VM{}, errWithdrawn
-		}
+		delay = min(2*delay, 30*time.Second)
 	}
+}
+
+// throttledMessage is the alert of a throttled create call. It is the same for all calls that lack the same quota.
+func throttledMessage(err error) string {
+	message := "the provider throttles creates"
+	if quota := infra.QuotaOf(err); quota != "" {
+		message += " (quota " + quota + ")"
+	}
+	return message
 }
 
 // errWithdrawn means that the instance was marked for deletion, or was lost, before the provider answered. Its deletion

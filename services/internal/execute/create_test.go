@@ -163,7 +163,11 @@ func TestCreateAmbiguousAnswers(t *testing.T) {
 						t.Errorf("another request: %v", call.Request)
 					}
 				}
-				if took := time.Since(began); took < 5*time.Second || took > 10*time.Second {
+				least := 5 * time.Second
+				if infra.ClassOf(outcome.Err) == infra.Throttled {
+					least = time.Second // the shard's pace decides
+				}
+				if took := time.Since(began); took < least || took > 10*time.Second {
 					t.Errorf("six calls in %v", took)
 				}
 				b.wantState(id, record.Created)

@@ -103,6 +103,7 @@ type Executor struct {
 
 	capacity capacity
 	refills  refills
+	turns    turns
 }
 
 // ErrNoAuthority means that this leader may no longer act, or not for long enough.

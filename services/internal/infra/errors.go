@@ -37,15 +37,21 @@ func (c Class) Error() string { return string(c) }
 type Error struct {
 	Class Class
 	Op    string
+	// Quota names the quota that the call exceeded, in the provider's words; "": none, or unknown.
+	Quota string
 	Err   error
 }
 
 // Error implements error.
 func (e *Error) Error() string {
-	if e.Err == nil {
-		return fmt.Sprintf("%s: %s", e.Op, e.Class)
+	text := fmt.Sprintf("%s: %s", e.Op, e.Class)
+	if e.Quota != "" {
+		text += " (quota " + e.Quota + ")"
 	}
-	return fmt.Sprintf("%s: %s: %v", e.Op, e.Class, e.Err)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
 }
 
 // Unwrap returns the cause.
@@ -69,6 +75,20 @@ func Wrap(class Class, op string, err error) error {
 		class = Indeterminate
 	}
 	return &Error{Class: class, Op: op, Err: err}
+}
+
+// QuotaOf returns the first quota that an error in err's chain names, or "".
+func QuotaOf(err error) string {
+	for {
+		e, ok := errors.AsType[*Error](err)
+		switch {
+		case !ok:
+			return ""
+		case e.Quota != "":
+			return e.Quota
+		}
+		err = e.Err
+	}
 }
 
 // ClassOf returns the class of the outermost classed error in err's chain. It returns [Indeterminate] if there is none,

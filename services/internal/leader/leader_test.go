@@ -35,7 +35,7 @@ const term = 7
 // shard is a leader of term 7 with a bucket and a provider in memory, in a synctest bubble.
 type shard struct {
 	*leader.Leader
-	t        *testing.T
+	t        testing.TB
 	store    *mem.Store
 	state    *clusterstate.State
 	provider *mock.Provider
@@ -72,7 +72,7 @@ func (s *shard) Instance(e shardstate.InstanceEvent) {
 func (s *shard) Group(config.GroupKey)       {}
 func (s *shard) Error(shardstate.ErrorEvent) {}
 
-func newShard(t *testing.T, size int) *shard {
+func newShard(t testing.TB, size int) *shard {
 	t.Helper()
 	s := &shard{t: t, remaining: time.Hour, wake: make(chan struct{}, 1)}
 	s.env, s.wait = tasks.Real()

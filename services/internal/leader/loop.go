@@ -115,6 +115,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 	l.buffer = snapshot.Instances
 	snapshot.Shard = health
+	snapshot.Waiting = l.WaitingCreates(key)
 	var every time.Duration
 	if l.CreateEvery != nil {
 		every = l.CreateEvery()

@@ -71,4 +71,12 @@
 //	                      healthy (backoff.go, transitions.go).
 //	40 explicit deletion  A deletion that a person or an operator requests shortens a drain that is under way to the
 //	                      group's present drain time-out from now. Nothing prolongs a drain (transitions.go).
+//
+//	41 pace creates       After a throttled create call, all create calls of the shard keep a distance: 250 ms, half
+//	                      as much again with each throttled answer, 5 % less with each other answer. It ends a minute
+//	                      after the last throttled answer (pace.go).
+//	42 take turns         Of the calls that wait, those that a group lacks come before replacements of instances that
+//	                      still run; then the groups take turns (pace.go).
+//	43 create late        Meanwhile a group has at most 4 calls waiting of either kind, and starts no replacement of
+//	                      an instance that still runs before what any group lacks (pace.go).
 package plan

@@ -9,14 +9,14 @@ func (g *group) reason(i *Instance, cause Cause) string {
 	switch cause {
 	case CauseUnregistered:
 		if !i.runs() {
-			return "its VM ended before its agent registered"
+			return withEndReason("its VM ended before its agent registered", i)
 		}
 		return "its agent did not register in time"
 	case CauseGone:
 		if i.providerState() == ProviderGone {
-			return "its VM is gone"
+			return withEndReason("its VM is gone", i)
 		}
-		return "its VM has stopped or is stopping"
+		return withEndReason("its VM has stopped or is stopping", i)
 	case CauseNotice:
 		return "the cloud takes its VM away"
 	case CausePowerOff:
@@ -36,6 +36,14 @@ func (g *group) reason(i *Instance, cause Cause) string {
 		return "the shard is being emptied"
 	}
 	return string(cause)
+}
+
+// withEndReason adds what the provider says of a VM's end.
+func withEndReason(reason string, i *Instance) string {
+	if i.EndReason == "" {
+		return reason
+	}
+	return reason + ": " + i.EndReason
 }
 
 // replacedReason says why an instance is deleted now that its replacement is healthy.
@@ -58,7 +66,9 @@ func (g *group) planCreates(removed removals) (out steps) {
 	}
 	above := max(0, total-g.desired) // replacements that exist or are on their way
 	surge = max(0, surge-above)
-	n, limits := g.createsAllowed(lacking + surge)
+	needed, voluntary, paced := g.paced(lacking, surge)
+	out.merge(paced)
+	n, limits := g.createsAllowed(needed + voluntary)
 	out.merge(limits)
 	if n == 0 {
 		return out
@@ -73,7 +83,9 @@ func (g *group) planCreates(removed removals) (out steps) {
 		leaving()
 	}
 	for k := lacking; k < n; k++ {
-		out.add(g.create(leaving()))
+		create := g.create(leaving())
+		create.Voluntary = true
+		out.add(create)
 	}
 	return out
 }

@@ -148,6 +148,7 @@ type ProviderAnswer struct {
 	State      ProviderState
 	ProviderID string
 	LaunchedAt time.Time
+	EndReason  string // see [Instance]
 }
 
 // ProviderEffect says what a provider's answer changed.
@@ -182,6 +183,9 @@ func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect
 	}
 	if i.ProviderID == "" {
 		i.ProviderID = a.ProviderID
+	}
+	if a.EndReason != "" {
+		i.EndReason = a.EndReason
 	}
 	i.Provider = Observed[ProviderState]{Value: state, Complete: before.Complete || !a.Absent || state != before.Value,
 		At: a.Asked}

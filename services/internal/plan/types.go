@@ -62,6 +62,7 @@ type Instance struct {
 	InfraHash                           string
 	ProviderID                          string
 	Provider                            Observed[ProviderState]
+	EndReason                           string // why the VM ended, in the provider's words; "": unknown
 
 	// Healthy: the agent's last report said so. The planner checks whether that report is recent.
 	Healthy bool
@@ -150,6 +151,7 @@ type Snapshot struct {
 	// unknown.
 	CreateBudget   int
 	CreateBudgetAt time.Time
+	Waiting        WaitingCreates
 	// GuardRaised and BackoffRaised: the group's alerts [AlertUnhealthyGuard] and [AlertBackoff] stand now.
 	GuardRaised, BackoffRaised bool
 }
@@ -185,7 +187,9 @@ type Action struct {
 	ProviderID string
 	// Replaces, with Create, is the instance that the new one replaces.
 	Replaces ident.ID
-	Reason   string
+	// Voluntary, with Create: the instance that it replaces still runs.
+	Voluntary bool
+	Reason    string
 	// Cause comes with Mark.
 	Cause Cause
 	// Deadline, with Mark and Drain, is when the drain ends at the latest; zero: no drain.

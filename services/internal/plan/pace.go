@@ -1,0 +1,106 @@
+package plan
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+const (
+	paceFirst  = 250 * time.Millisecond // after the first throttled call
+	paceMost   = 10 * time.Second
+	paceWindow = time.Second // throttled answers within it count once
+	paceMemory = time.Minute // after the last throttled answer
+	// createsAhead is how many create calls of a group may wait for their turn. Later decisions know more.
+	createsAhead = 4
+
+	reasonPaced = "the provider throttles creates"
+)
+
+// Pace is how fast a leader calls the provider to create VMs (rule 41). The zero value means no limit.
+type Pace struct {
+	Every  time.Duration // between two calls; 0: no limit
+	Next   time.Time     // when the next call may start
+	Slowed time.Time     // when a throttled answer last counted
+}
+
+// Limited reports whether calls must wait for their turn.
+func (p Pace) Limited(now time.Time) bool { return p.Every > 0 && now.Before(p.Slowed.Add(paceMemory)) }
+
+// ApplyCall returns the pace after a create call started.
+func (p Pace) ApplyCall(now time.Time) Pace {
+	p.Next = now.Add(p.Every)
+	return p
+}
+
+// ApplyThrottled returns the pace after a throttled answer. Calls that were sent side by side fail together: their
+// answers count once.
+func (p Pace) ApplyThrottled(now time.Time) Pace {
+	switch {
+	case !p.Limited(now):
+		p.Every = paceFirst
+	case now.Before(p.Slowed.Add(max(paceWindow, p.Every))):
+		return p
+	default:
+		p.Every = min(p.Every*3/2, paceMost)
+	}
+	p.Slowed, p.Next = now, now.Add(p.Every)
+	return p
+}
+
+// ApplyAccepted returns the pace after any other definite answer.
+func (p Pace) ApplyAccepted(now time.Time) Pace {
+	if !p.Limited(now) {
+		return Pace{}
+	}
+	p.Every -= p.Every / 20
+	return p
+}
+
+// Turn is a create call that waits for its turn.
+type Turn struct {
+	Group     config.GroupKey
+	Voluntary bool // see [Action]
+}
+
+// NextTurn is rule 42: the index of the next of the waiting calls, which are in the order of their arrival. served is
+// the number of the last turn of each group.
+func NextTurn(waiting []Turn, served map[config.GroupKey]uint64) int {
+	best := 0
+	for n := range waiting {
+		switch a, b := waiting[n], waiting[best]; {
+		case a.Voluntary != b.Voluntary:
+			if b.Voluntary {
+				best = n
+			}
+		case served[a.Group] < served[b.Group]:
+			best = n
+		}
+	}
+	return best
+}
+
+// WaitingCreates are the create calls that wait for their turn.
+type WaitingCreates struct {
+	Pace Pace
+	// Needed and Voluntary are calls of the group, ShardNeeded those of all groups that are not voluntary.
+	Needed, Voluntary, ShardNeeded int
+}
+
+// paced is rule 43. Of the creates that the size lacks and those that are voluntary, it returns how many may start.
+func (g *group) paced(lacking, voluntary int) (int, int, steps) {
+	var out steps
+	w := &g.Waiting
+	if !w.Pace.Limited(g.Now) {
+		return lacking, voluntary, out
+	}
+	n, m := min(lacking, max(0, createsAhead-w.Needed)), min(voluntary, max(0, createsAhead-w.Voluntary))
+	if n < lacking || w.Needed > 0 || w.ShardNeeded > 0 {
+		m = 0
+	}
+	if n < lacking || m < voluntary {
+		out.block(reasonPaced)
+		out.wait(g.Now.Add(max(w.Pace.Every, paceFirst)))
+	}
+	return n, m, out
+}
