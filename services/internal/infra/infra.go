@@ -68,6 +68,8 @@ type VM struct {
 	// the provider does not know them.
 	Addresses  []string
 	LaunchedAt time.Time // the provider's time stamp
+	// EndReason says why the VM ended although nobody asked for it, in the provider's words; "": unknown.
+	EndReason string
 	// Warning describes a problem with the VM's data, for example a tag that cannot be parsed.
 	Warning string
 }

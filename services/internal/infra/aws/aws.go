@@ -58,6 +58,7 @@ type Provider struct {
 	balancers map[string][]string // ARNs of target groups, by name; replaced as a whole, never modified
 	subnets   map[string]subnet   // replaced as a whole, never modified
 	subnetsAt time.Time
+	keys      map[[2]string][]string // KMS keys of the latest request, by tenant and group
 }
 
 var (

@@ -127,6 +127,22 @@ func retryer() sdk.Retryer {
 	})}
 }
 
+// creating makes the retryer of RunInstances. It does not repeat throttled calls: the caller decides which create comes
+// next, and how fast.
+func creating() sdk.Retryer {
+	return retry.NewStandard(func(s *retry.StandardOptions) {
+		s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff
+		throttled := retry.IsErrorRetryableFunc(func(err error) sdk.Ternary {
+			if classOf(codeOf(err), statusOf(err)) == infra.Throttled {
+				return sdk.FalseTernary
+			}
+			return sdk.UnknownTernary
+		})
+		s.Retryables = slices.Insert(s.Retryables, 0, retry.IsErrorRetryable(throttled),
+			retry.IsErrorRetryable(retry.IsErrorRetryableFunc(hopeless)))
+	})
+}
+
 // hopeless prevents retries of refusals that AWS sends as server errors. If capacity is missing, the caller must try
 // another type or subnet immediately.
 func hopeless(err error) sdk.Ternary {
@@ -148,7 +164,8 @@ type byRate struct {
 
 // NewEC2 makes the provider's EC2 clients. It sends no requests.
 func NewEC2(cfg sdk.Config) EC2 {
-	return byRate{Client: ec2.NewFromConfig(cfg), creating: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg)}
+	return byRate{Client: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg),
+		creating: ec2.NewFromConfig(cfg, func(o *ec2.Options) { o.Retryer = creating() })}
 }
 
 func (c byRate) RunInstances(ctx context.Context, in *ec2.RunInstancesInput,

@@ -183,6 +183,10 @@ func plain(call string, err error) *awsError {
 		e.code, e.message = api.ErrorCode(), api.ErrorMessage()
 		e.message, _, _ = strings.Cut(e.message, encodedMessage)
 		e.message = strings.TrimRight(e.message, " .:")
+		if needs := permissions(call); e.code == "UnauthorizedOperation" && needs != "" &&
+			!strings.Contains(e.message, "is not authorized to perform:") {
+			e.message += " (" + needs + ")"
+		}
 	} else if op, ok := errors.AsType[*smithy.OperationError](err); ok {
 		e.message = op.Err.Error()
 	}
@@ -233,7 +237,7 @@ func classify(what, call string, tries *attempts, err error) error {
 	case sent == turned && (heldBack || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
 		// Every attempt that was sent was throttled, and the deadline passed during the wait for the next attempt.
 		// infra.Wrap is not used here, because it would make the class Indeterminate on seeing the deadline.
-		return &infra.Error{Class: infra.Throttled, Op: what, Err: cause}
+		return &infra.Error{Class: infra.Throttled, Op: what, Quota: quotaOf(call, cause.code, ""), Err: cause}
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		class = infra.Indeterminate
 	case cause.code == "" && sent == 0:

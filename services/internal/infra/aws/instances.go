@@ -28,10 +28,11 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if p.foreign(req.Subnet) {
 		return infra.VM{}, refused(what, "subnet %s is not in zone %s", req.Subnet, p.cfg.Zone)
 	}
+	p.rememberKeys(&req.Tags, volumeKeys(in))
 	ctx, tries := withAttempts(ctx)
 	out, err := p.cfg.EC2.RunInstances(ctx, in)
 	if err != nil {
-		err = classify(what, "RunInstances", tries, err)
+		err = withQuota(classify(what, "RunInstances", tries, err), req.InstanceType)
 		if infra.ClassOf(err) == infra.NotFound {
 			// A create cannot miss the instance itself, so a resource that the request names does not exist.
 			return infra.VM{}, reclass(err, infra.Invalid)
@@ -42,7 +43,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 		return infra.VM{}, infra.Errorf(infra.Indeterminate, what, "RunInstances answered %d instances",
 			len(out.Instances))
 	}
-	vm, asked := describe(out.Instances[0]), req.Tags
+	vm, asked := p.describe(out.Instances[0]), req.Tags
 	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // normalized as decodeTags returns it
 	switch {
 	case ending(vm.State):
@@ -60,7 +61,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 // reclass replaces the class of an error that classify returned.
 func reclass(err error, class infra.Class) error {
 	if e, ok := err.(*infra.Error); ok { //nolint:errorlint // classify returns it as it is
-		return &infra.Error{Class: class, Op: e.Op, Err: e.Err}
+		return &infra.Error{Class: class, Op: e.Op, Quota: e.Quota, Err: e.Err}
 	}
 	return err
 }
@@ -92,7 +93,7 @@ func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error)
 	if err != nil {
 		return infra.VM{}, err
 	}
-	return describe(instance), nil
+	return p.describe(instance), nil
 }
 
 // instance describes one instance by its ID.
@@ -157,7 +158,7 @@ func (p *Provider) list(ctx context.Context, what string, filters ...types.Filte
 		}
 		for _, reservation := range page.Reservations {
 			for _, instance := range reservation.Instances {
-				vm := describe(instance)
+				vm := p.describe(instance)
 				found[vm.ProviderID] = vm
 			}
 		}
@@ -233,9 +234,7 @@ func describe(instance types.Instance) infra.VM {
 			vm.IPv6 = deref(instance.NetworkInterfaces[i].Ipv6Addresses[0].Ipv6Address)
 		}
 	}
-	if why := endedBy(instance); why != "" {
-		vm.Warning = strings.TrimPrefix(vm.Warning+"; "+why, "; ")
-	}
+	vm.EndReason = oneLine(endedBy(instance), maxMessage)
 	return vm
 }
 

@@ -159,7 +159,7 @@ func TestSpot(t *testing.T) {
 	if err == nil && vm.State == infra.Deleting {
 		vm, err = p.Get(t.Context(), vm.ProviderID)
 	}
-	if err != nil || vm.State != infra.Deleted || !strings.Contains(strings.ToLower(vm.Warning), "spot") {
+	if err != nil || vm.State != infra.Deleted || !strings.Contains(strings.ToLower(vm.EndReason), "spot") {
 		t.Errorf("after its interruption: %+v, %v", vm, err)
 	}
 }
@@ -252,12 +252,14 @@ func TestThrottlingIsCounted(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)
 	r.cloud.Faults().Throttle(fault.Match{Service: "ec2", Action: "RunInstances"}, 1)
+	_, err := p.Create(t.Context(), r.request())
+	wantClass(t, "throttled once", err, infra.Throttled, "RequestLimitExceeded")
 	r.create(p)
 	if n := r.throttles("RunInstances"); n != 1 {
 		t.Errorf("%d attempts counted as throttled, want 1", n)
 	}
 	r.cloud.Faults().Throttle(fault.Match{Service: "ec2", Action: "RunInstances"}, fault.Forever)
-	_, err := p.Create(t.Context(), r.request())
+	_, err = p.Create(t.Context(), r.request())
 	wantClass(t, "throttled throughout", err, infra.Throttled, "RequestLimitExceeded")
 	began := time.Now()
 	if _, err := p.List(t.Context(), infra.Owner{Cluster: cluster, Shard: shard}); err != nil ||

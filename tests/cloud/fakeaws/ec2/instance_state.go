@@ -1,6 +1,7 @@
 package ec2
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -190,7 +191,16 @@ func (s *Service) Rebalance(id string) {
 // Kill terminates an instance immediately and without notice. For a spot instance, the reason is lost capacity; for
 // others, a termination by a user. Kill takes the cloud's lock and returns when the instance's machine, if any, has
 // stopped.
-func (s *Service) Kill(id string) {
+func (s *Service) Kill(id string) { s.kill(id, nil) }
+
+// FailLaunch terminates an instance as EC2 does when a launch fails late, for example because a KMS key cannot be used.
+// The code and the message are the instance's state reason. FailLaunch takes the cloud's lock.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
+func (s *Service) FailLaunch(id, code, message string) {
+	s.kill(id, &stateReason{Code: code, Message: code + ": " + message})
+}
+
+func (s *Service) kill(id string, reason *stateReason) {
 	s.mu.Lock()
 	i := s.instances[id]
 	if i == nil || !i.alive() {
@@ -201,6 +211,7 @@ func (s *Service) Kill(id string) {
 	if i.spot != nil {
 		why = bySpot
 	}
+	why = cmp.Or(reason, why)
 	machine := s.unhook(i)
 	s.enter(i, stateShuttingDown, why)
 	s.mu.Unlock()
