@@ -139,7 +139,7 @@ func (c *Cloud) authenticate(signature *auth.Signature, r *http.Request, body []
 func (c *Cloud) do(call *wire.Call, r *http.Request, lost bool) (body []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var checks []Check
+	var checks, forwarded []Check
 	call.Authorize = func(action, resource string, conditions policy.Context) error {
 		check := c.authorize(call, r, action, resource, conditions)
 		checks = append(checks, check)
@@ -148,7 +148,12 @@ func (c *Cloud) do(call *wire.Call, r *http.Request, lost bool) (body []byte, er
 		}
 		return nil
 	}
-	defer func() { c.record(call, checks, err, lost) }()
+	call.Forward = func(action, resource string, conditions policy.Context) bool {
+		check := c.authorize(call, r, action, resource, conditions)
+		forwarded = append(forwarded, check)
+		return check.Allowed
+	}
+	defer func() { c.record(call, append(checks, forwarded...), err, lost) }()
 	handler, ok := c.handlers[call.Service][call.Action]
 	if !ok {
 		return nil, wire.Unknown(call)

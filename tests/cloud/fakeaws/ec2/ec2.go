@@ -162,7 +162,7 @@ func (s *Service) arn(resourceType, id string) string {
 		id = "*"
 	}
 	account := s.cfg.Account
-	if resourceType == "image" || resourceType == "prefix-list" {
+	if resourceType == "image" || resourceType == "prefix-list" || resourceType == "snapshot" {
 		account = "" // AWS leaves the account out, because these may belong to others
 	}
 	return "arn:aws:ec2:" + s.cfg.Region + ":" + account + ":" + resourceType + "/" + id

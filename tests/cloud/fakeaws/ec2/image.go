@@ -45,6 +45,15 @@ type image struct {
 	snapshot string
 }
 
+// AddSnapshot adds a snapshot of an account, and returns its ID. It takes the cloud's lock.
+func (s *Service) AddSnapshot(owner string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := newID("snap")
+	s.snapshots[id] = owner
+	return id
+}
+
 // AddImage adds an image and returns its ID. It takes the cloud's lock.
 func (s *Service) AddImage(a AMI) string {
 	s.mu.Lock()
@@ -72,7 +81,8 @@ func (s *Service) AddImage(a AMI) string {
 	}
 	e := s.entity("ami")
 	e.id, e.created = a.ID, a.Created
-	s.images[a.ID] = &image{entity: e, ami: a, snapshot: newID("snap")}
+	m := &image{entity: e, ami: a, snapshot: newID("snap")}
+	s.images[a.ID], s.snapshots[m.snapshot] = m, a.Owner
 	s.SetTags(a.ID, a.Tags)
 	return a.ID
 }

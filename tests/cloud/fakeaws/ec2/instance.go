@@ -60,6 +60,8 @@ type machinery struct {
 	images       map[string]*image
 	templates    map[string]*template
 	volumes      map[string]*volume
+	keys         map[string]Key    // by ARN
+	snapshots    map[string]string // owners by ID
 	spotRequests map[string]*spotRequest
 	types        map[string]*instanceType
 	identity     Identity
@@ -75,8 +77,8 @@ func newMachinery() machinery {
 		instances: map[string]*instance{}, reservations: map[string]*reservation{}, tokens: map[tokenKey]*reservation{},
 		images:    map[string]*image{},
 		templates: map[string]*template{}, volumes: map[string]*volume{},
-		spotRequests: map[string]*spotRequest{},
-		types:        instanceTypes(), withoutType: map[string]bool{},
+		spotRequests: map[string]*spotRequest{}, keys: map[string]Key{}, snapshots: map[string]string{},
+		types: instanceTypes(), withoutType: map[string]bool{},
 	}
 }
 
@@ -176,6 +178,7 @@ type instance struct {
 	rebalance  time.Time // time of the rebalance recommendation; zero: none
 	lifecycle  string    // autoscaling/target-lifecycle-state
 	protection bool      // DisableApiTermination
+	keyRefused bool      // A volume's KMS key may not be used: the instance does not start.
 }
 
 // spotNotice is the two-minute notice of a spot interruption.
@@ -202,6 +205,7 @@ var (
 		Message: "Server.SpotInstanceTermination: Spot instance termination"}
 	bySpotStop = &stateReason{Code: "Server.SpotInstanceShutdown",
 		Message: "Server.SpotInstanceShutdown: Instance was stopped by Spot"}
+	byClient  = &stateReason{Code: "Client.InternalError", Message: "Client.InternalError: Client error on launch"}
 	byFailure = &stateReason{Code: "Server.InternalError", Message: "Server.InternalError: Internal error on launch"}
 )
 

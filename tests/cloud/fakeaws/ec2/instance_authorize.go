@@ -9,7 +9,8 @@ import (
 )
 
 // authorizeLaunch asks for every permission that a launch needs: RunInstances on each resource, CreateTags on each
-// resource that is tagged during creation, and PassRole for the profile's role.
+// resource that is tagged during creation, and PassRole for the profile's role. Of snapshots, only those that the
+// launch names need permission. KMS keys are checked later, see mayEncrypt.
 //
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ExamplePolicies_EC2.html#iam-example-runinstances
@@ -59,6 +60,12 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 		}
 	}
 	for _, d := range l.disks {
+		if d.named {
+			if err := s.allowLaunch(c, l, s.arn("snapshot", d.snapshot), policy.Context{"ec2:Region": {s.cfg.Region},
+				"ec2:Owner": {s.snapshots[d.snapshot]}}, len(l.asked.BlockDeviceMapping) > 0); err != nil {
+				return err
+			}
+		}
 		if err := s.allowMade(c, l, "volume", d.context(l.net[0].zone),
 			len(l.asked.BlockDeviceMapping) > 0); err != nil {
 			return err
@@ -70,6 +77,12 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	// AWS checks the spot request only if it is tagged during creation.
 	if l.spot && len(l.tags["spot-instances-request"]) > 0 {
 		if err := s.allowMade(c, l, "spot-instances-request", nil, l.asked.InstanceMarketOptions != nil); err != nil {
+			return err
+		}
+	}
+	for _, license := range l.data.LicenseSpecification {
+		if err := s.allowLaunch(c, l, value(license.LicenseConfigurationARN), nil,
+			len(l.asked.LicenseSpecification) > 0); err != nil {
 			return err
 		}
 	}
@@ -85,9 +98,9 @@ func (s *Service) allowMade(c *wire.Call, l *launch, resourceType string, keys p
 
 // allowLaunch asks for permission to use an existing resource in a launch.
 func (s *Service) allowLaunch(c *wire.Call, l *launch, arn string, context policy.Context, overridden bool) error {
-	context = maps.Clone(context)
-	maps.Copy(context, s.templateContext(l, overridden))
-	return c.Authorize("ec2:RunInstances", arn, context)
+	all := s.templateContext(l, overridden)
+	maps.Copy(all, context)
+	return c.Authorize("ec2:RunInstances", arn, all)
 }
 
 // templateContext returns the condition keys for the launch template: its ARN, and whether the resource comes from the

@@ -148,6 +148,116 @@ func TestTemplatePermissions(t *testing.T) {
 	}
 }
 
+// TestSnapshotAndLicensePermissions checks that a launch needs permission for a snapshot that it names, with the
+// snapshot's owner, and for a licence configuration.
+func TestSnapshotAndLicensePermissions(t *testing.T) {
+	w := newTestRegion(t, nil)
+	foreign := w.service.AddSnapshot("210987654321")
+	const license = "arn:aws:license-manager:us-west-2:123456789012:license-configuration:lic-0a"
+	in := w.input()
+	in.BlockDeviceMappings = []types.BlockDeviceMapping{{DeviceName: aws.String("/dev/sdf"),
+		Ebs: &types.EbsBlockDevice{SnapshotId: &foreign, VolumeSize: aws.Int32(8)}}}
+	in.LicenseSpecifications = []types.LicenseConfigurationRequest{{LicenseConfigurationArn: aws.String(license)}}
+	must(w.client.RunInstances(t.Context(), in))(t)
+	snapshot := "arn:aws:ec2:us-west-2::snapshot/" + foreign
+	for resource, owner := range map[string][]string{snapshot: {"210987654321"}, license: nil} {
+		i := slices.IndexFunc(w.asked, func(a asked) bool {
+			return a.action == "ec2:RunInstances" && a.resource == resource
+		})
+		if i < 0 || !slices.Equal(w.asked[i].context["ec2:Owner"], owner) {
+			t.Errorf("a launch with %s asked for %+v, want RunInstances with the owner %q", resource, w.asked, owner)
+		}
+		w.deny = func(a asked) bool { return a.resource == resource }
+		in.ClientToken = nil
+		if _, err := w.client.RunInstances(t.Context(), in); code(t, err) != "UnauthorizedOperation" {
+			t.Errorf("without permission for %s: %v", resource, err)
+		}
+		w.deny = nil
+	}
+	in.BlockDeviceMappings[0].Ebs.SnapshotId, in.ClientToken = aws.String("snap-0123456789abcdef0"), nil
+	if _, err := w.client.RunInstances(t.Context(), in); code(t, err) != "InvalidSnapshot.NotFound" {
+		t.Errorf("a snapshot that does not exist: %v", err)
+	}
+}
+
+// TestVolumeKeyPermissions checks that an instance whose volume's KMS key may not be used is pending, and then
+// terminated with EC2's reason, while the request succeeds.
+func TestVolumeKeyPermissions(t *testing.T) {
+	w := newTestRegion(t, nil)
+	const key = "arn:aws:kms:us-west-2:123456789012:key/00000000-0000-0000-0000-000000000001"
+	w.service.AddKey(Key{ARN: key})
+	launch := func(id string) types.Instance {
+		t.Helper()
+		in := w.input()
+		in.BlockDeviceMappings = []types.BlockDeviceMapping{{DeviceName: aws.String("/dev/xvda"),
+			Ebs: &types.EbsBlockDevice{Encrypted: aws.Bool(true), KmsKeyId: &id}}}
+		made := must(w.client.RunInstances(t.Context(), in))(t).Instances[0]
+		if made.State.Name != types.InstanceStateNamePending {
+			t.Errorf("the answer has the state %s, want pending", made.State.Name)
+		}
+		var got types.Instance
+		for range 3 { // Each call ends one transitional state.
+			got = must(w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{
+				InstanceIds: []string{*made.InstanceId}}))(t).Reservations[0].Instances[0]
+		}
+		return got
+	}
+	for _, id := range []string{key, "00000000-0000-0000-0000-000000000001", "alias/aws/ebs"} {
+		if got := launch(id); got.State.Name != types.InstanceStateNameRunning {
+			t.Errorf("with the key %s: %s, want running", id, got.State.Name)
+		}
+	}
+	refused := func(what, id string) {
+		t.Helper()
+		if got := launch(id); got.State.Name != types.InstanceStateNameTerminated || got.StateReason == nil ||
+			*got.StateReason.Code != "Client.InternalError" ||
+			*got.StateReason.Message != "Client.InternalError: Client error on launch" {
+			t.Errorf("%s: %s, %+v, want terminated with Client.InternalError", what, got.State.Name, got.StateReason)
+		}
+	}
+	refused("a key that does not exist", key+"2")
+	for _, action := range volumeKeyActions {
+		w.asked = nil
+		w.deny = func(a asked) bool { return a.action == action }
+		refused("without "+action, key)
+		last := w.asked[slices.IndexFunc(w.asked, w.deny)]
+		if !slices.Equal(last.context["kms:ViaService"], []string{"ec2.us-west-2.amazonaws.com"}) ||
+			action == "kms:CreateGrant" && !slices.Equal(last.context["kms:GrantIsForAWSResource"], []string{"true"}) {
+			t.Errorf("%s was asked for with %v", action, last.context)
+		}
+	}
+	w.deny = nil
+
+	// A service's launch needs the key's policy.
+	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
+		LaunchTemplateName: aws.String("encrypted"), LaunchTemplateData: &types.RequestLaunchTemplateData{
+			ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro,
+			BlockDeviceMappings: []types.LaunchTemplateBlockDeviceMappingRequest{{DeviceName: aws.String("/dev/xvda"),
+				Ebs: &types.LaunchTemplateEbsBlockDeviceRequest{Encrypted: aws.Bool(true), KmsKeyId: aws.String(key)}}},
+		}}))(t).LaunchTemplate
+	byService := func() types.InstanceStateName {
+		t.Helper()
+		id, err := w.service.Launch(Launch{Template: TemplateRef{ID: *template.LaunchTemplateId, Version: "1"},
+			Subnet: w.subnetA, By: "autoscaling.amazonaws.com"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got types.InstanceStateName
+		for range 3 {
+			got = must(w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{
+				InstanceIds: []string{id}}))(t).Reservations[0].Instances[0].State.Name
+		}
+		return got
+	}
+	if got := byService(); got != types.InstanceStateNameTerminated {
+		t.Errorf("a launch by Auto Scaling, which the key's policy does not name: %s, want terminated", got)
+	}
+	w.service.AddKey(Key{ARN: key, Services: []string{"autoscaling.amazonaws.com"}})
+	if got := byService(); got != types.InstanceStateNameRunning {
+		t.Errorf("a launch by Auto Scaling, which the key's policy names: %s, want running", got)
+	}
+}
+
 // TestEveryOperationIsAuthorized checks that every operation on the resources in machinery asks for permission.
 func TestEveryOperationIsAuthorized(t *testing.T) {
 	w := newTestRegion(t, nil)

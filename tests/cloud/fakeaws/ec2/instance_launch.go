@@ -34,6 +34,8 @@ type launch struct {
 	userdata []byte
 	tags     map[string]map[string]string // by resource type
 	spot     bool
+
+	keyRefused bool // Set after resolve: a KMS key of the volumes may not be used.
 }
 
 // launchTypes are the resource types that a launch may tag.
@@ -71,6 +73,11 @@ func (s *Service) resolve(l *launch) error {
 	}
 	if l.disks, err = disks(l.image, d.BlockDeviceMapping); err != nil {
 		return err
+	}
+	for _, d := range l.disks {
+		if d.named && s.snapshots[d.snapshot] == "" {
+			return failf("InvalidSnapshot.NotFound", "The snapshot '%s' does not exist.", d.snapshot)
+		}
 	}
 	if err := l.checkOptions(); err != nil {
 		return err
@@ -335,7 +342,7 @@ func (s *Service) create(l *launch, r *reservation, index int) (*instance, error
 		zone: l.net[0].zone, subnet: l.net[0].subnet, vpc: l.net[0].vpc,
 		token: l.token.token, launched: now, userdata: l.userdata, profile: l.profile, groups: l.net[0].groups,
 		state: statePending, changed: now,
-		protection: value(l.data.DisableAPITermination),
+		protection: value(l.data.DisableAPITermination), keyRefused: l.keyRefused,
 	}
 	i.data.MetadataOptions = l.metadata()
 	s.instances[i.id] = i

@@ -5,7 +5,7 @@ import "github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 // boot starts the machine of an instance. Without real machines, the instance is running after the boot time.
 func (s *Service) boot(i *instance) {
 	i.start++
-	if s.cfg.Machines == nil {
+	if s.cfg.Machines == nil || i.keyRefused {
 		i.due = s.cfg.Now().Add(s.bootTime)
 		return
 	}

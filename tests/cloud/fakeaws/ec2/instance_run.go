@@ -62,6 +62,7 @@ func (s *Service) runInstances(c *wire.Call) (any, error) {
 	if err := dryRun(in.DryRun); err != nil {
 		return nil, err
 	}
+	l.keyRefused = !s.mayEncrypt(c, l)
 	r, err := s.launch(l)
 	if err != nil {
 		return nil, err

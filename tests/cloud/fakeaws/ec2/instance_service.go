@@ -28,6 +28,7 @@ func (s *Service) Launch(l Launch) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	planned.keyRefused = !s.mayEncrypt(nil, planned)
 	r, err := s.launch(planned)
 	if err != nil {
 		return "", err

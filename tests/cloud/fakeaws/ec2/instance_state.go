@@ -46,6 +46,10 @@ func (s *Service) arrive(i *instance) {
 	i.due = time.Time{}
 	switch i.state {
 	case statePending:
+		if i.keyRefused {
+			s.end(i, stateShuttingDown, byClient)
+			return
+		}
 		s.enter(i, stateRunning, nil)
 	case stateShuttingDown:
 		why, transition := i.reason, i.transition

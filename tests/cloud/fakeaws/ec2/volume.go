@@ -34,6 +34,7 @@ type disk struct {
 	encrypted  bool
 	kmsKey     string
 	snapshot   string
+	named      bool // The launch names the snapshot; otherwise it is the image's.
 	keep       bool
 }
 
@@ -63,7 +64,7 @@ func disks(m *image, mappings []blockDevice) ([]disk, error) {
 		}
 		e := b.Ebs
 		d.kind = orElse(e.VolumeType, d.kind)
-		d.snapshot = orElse(e.SnapshotID, d.snapshot)
+		d.snapshot, d.named = orElse(e.SnapshotID, d.snapshot), e.SnapshotID != nil
 		d.encrypted = orElse(e.Encrypted, d.encrypted)
 		d.kmsKey, d.iops, d.throughput, d.keep = value(e.KmsKeyID), value(e.Iops), value(e.Throughput),
 			!orElse(e.DeleteOnTermination, true)

@@ -46,8 +46,19 @@ type Call struct {
 	// Nil means allowed. An error is the service's own denial in AWS's wording. Every handler calls Authorize at least
 	// once before it changes or returns anything. The cloud fails a role's call that was answered without it.
 	Authorize func(action, resource string, conditions policy.Context) error
+	// Forward evaluates the caller's policies for an action that an AWS service performs later on the caller's behalf.
+	// The cloud records it, but a denial does not change the answer. Nil means that Authorize decides.
+	Forward func(action, resource string, conditions policy.Context) bool
 	// ResourcePolicy is the policy of the resource, if it has one. A handler sets it before it calls Authorize.
 	ResourcePolicy *policy.Document
+}
+
+// Permits reports whether the caller may perform an action that an AWS service performs later on the caller's behalf.
+func (c *Call) Permits(action, resource string, conditions policy.Context) bool {
+	if c.Forward != nil {
+		return c.Forward(action, resource, conditions)
+	}
+	return c.Authorize(action, resource, conditions) == nil
 }
 
 // Decode fills a struct from the call's parameters, in the call's protocol.
