@@ -54,6 +54,8 @@ type choices struct {
 	shardSecrets     []string // Names of secrets that the shard's role covers; nil: all.
 	passRoles        []string // Roles besides the agents' role.
 	tagKeys          []string // Keys of tags besides the servers' own; nil: any.
+	diskKeys         []string // KMS keys of VMs' disks.
+	startWith        []string // Launch templates, hosts and licence configurations.
 }
 
 // locals evaluates the locals of the account module's policies.
@@ -123,8 +125,8 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 				neighbour: cty.ObjectVal(map[string]cty.Value{"secrets": names([]string{"*"}),
 					"pass_role_arns": names(nil)}),
 			}),
-			"tag_keys": tagKeys,
-			"vpc_id":   text(c.vpc), "target_group_arns": groups,
+			"tag_keys": tagKeys, "ebs_kms_key_arns": names(c.diskKeys), "launch_resource_arns": names(c.startWith),
+			"vpc_id": text(c.vpc), "target_group_arns": groups,
 			"image_owners":       list(cty.StringVal("amazon"), cty.StringVal(account)),
 			"snapshot_owners":    list(cty.StringVal(account)),
 			"security_group_ids": list(cty.StringVal("sg-0a")), "key_pairs": list(cty.StringVal("admin")),
@@ -457,6 +459,50 @@ func TestServerPassesOnlyListedRoles(t *testing.T) {
 	ask(t, full.server(t), []question{{"a role that is not listed", "iam:PassRole", web, toEC2, false}})
 }
 
+// TestServerUsesOnlyListedKeysForDisks checks ebs_kms_key_arns: servers may use the keys only through EC2, and may
+// create grants only for AWS.
+func TestServerUsesOnlyListedKeysForDisks(t *testing.T) {
+	disk := strings.Replace(kms, "key/0", "key/d", 1)
+	via := func(service string) policy.Context { return policy.Context{"kms:ViaService": {service}} }
+	grant := func(forAWS string) policy.Context {
+		return policy.Context{"kms:ViaService": {"ec2.us-west-2.amazonaws.com"}, "kms:GrantIsForAWSResource": {forAWS}}
+	}
+	doc := choices{kms: kms, diskKeys: []string{disk}}.server(t)
+	for _, action := range []string{"kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext",
+		"kms:ReEncryptFrom", "kms:ReEncryptTo"} {
+		ask(t, doc, []question{
+			{"through EC2", action, disk, via("ec2.us-west-2.amazonaws.com"), true},
+			{"through EC2 of another region", action, disk, via("ec2.eu-west-1.amazonaws.com"), false},
+			{"directly", action, disk, nil, false},
+			{"with another key", action, strings.Replace(disk, "key/d", "key/e", 1),
+				via("ec2.us-west-2.amazonaws.com"), false},
+		})
+	}
+	ask(t, doc, []question{
+		{"a grant for AWS", "kms:CreateGrant", disk, grant("true"), true},
+		{"a grant for anybody else", "kms:CreateGrant", disk, grant("false"), false},
+		{"a grant of the bucket's key", "kms:CreateGrant", kms, grant("true"), false},
+		{"plain data keys", "kms:GenerateDataKey", disk, via("ec2.us-west-2.amazonaws.com"), false},
+	})
+	ask(t, full.server(t), []question{{"no keys", "kms:CreateGrant", disk, grant("true"), false}})
+}
+
+// TestServerStartsOnlyWithListedResources checks launch_resource_arns.
+func TestServerStartsOnlyWithListedResources(t *testing.T) {
+	listed := []string{ec2 + "launch-template/lt-0a", ec2 + "dedicated-host/h-0a",
+		"arn:aws:resource-groups:us-west-2:" + account + ":group/hosts",
+		"arn:aws:license-manager:us-west-2:" + account + ":license-configuration:lic-0a"}
+	doc := choices{startWith: listed}.server(t)
+	for _, arn := range listed {
+		ask(t, doc, []question{
+			{"listed", "ec2:RunInstances", arn, nil, true},
+			{"not listed", "ec2:RunInstances", arn + "b", nil, false},
+			{"another action", "ec2:CreateTags", arn, nil, false},
+		})
+		ask(t, full.server(t), []question{{"without a list", "ec2:RunInstances", arn, nil, false}})
+	}
+}
+
 // TestServerSetsOnlyListedTags checks tag_keys. The servers' own tags are always permitted.
 func TestServerSetsOnlyListedTags(t *testing.T) {
 	doc := choices{tagKeys: []string{"team", "cost-*"}}.server(t)
@@ -583,7 +629,7 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	var actions []string
 	for _, doc := range []*policy.Document{
 		full.server(t), choices{parameter: true}.server(t), choices{secrets: "aws-secrets-manager"}.server(t),
-		choices{secrets: "aws-parameter-store"}.server(t),
+		choices{secrets: "aws-parameter-store"}.server(t), choices{diskKeys: []string{kms}}.server(t),
 	} {
 		for _, s := range doc.Statements {
 			if s.Deny || len(s.NotActions) > 0 || len(s.NotResources) > 0 {
@@ -601,7 +647,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 		"ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
 		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",
-		"iam:PassRole", "kms:Decrypt", "kms:GenerateDataKey", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket",
+		"iam:PassRole", "kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey",
+		"kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket",
 		"s3:PutObject", "secretsmanager:CreateSecret",
 		"secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:PutParameter",
 	}

@@ -236,6 +236,34 @@ locals {
     } if ids != null],
   )
 
+  # Keys of disks. Without these permissions RunInstances succeeds, but EC2 terminates the instance before it runs.
+  # https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
+  via_ec2 = { "kms:ViaService" = ["ec2.${local.region}.amazonaws.com", "ec2.${local.region}.amazonaws.com.cn"] }
+  disk_key_statements = flatten([for arns in [var.ebs_kms_key_arns] : [
+    {
+      Sid       = "UseDiskKeys"
+      Effect    = "Allow"
+      Action    = ["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo"]
+      Resource  = arns
+      Condition = { StringEquals = local.via_ec2 }
+    },
+    {
+      # Grants only for AWS itself: EC2 decrypts the disk of a running instance.
+      Sid       = "GrantDiskKeys"
+      Effect    = "Allow"
+      Action    = "kms:CreateGrant"
+      Resource  = arns
+      Condition = { StringEquals = local.via_ec2, Bool = { "kms:GrantIsForAWSResource" = "true" } }
+    },
+  ] if length(arns) > 0])
+
+  launch_resource_statements = [for arns in [var.launch_resource_arns] : {
+    Sid      = "StartWithListed"
+    Effect   = "Allow"
+    Action   = "ec2:RunInstances"
+    Resource = arns
+  } if length(arns) > 0]
+
   # One statement for all target groups, or none.
   target_statements = [for arns in [values(var.target_group_arns)] : {
     Sid      = "RegisterTargets"
@@ -251,6 +279,8 @@ locals {
       local.secret_statements[shard],
       local.instance_statements[shard],
       local.source_statements,
+      local.disk_key_statements,
+      local.launch_resource_statements,
       local.leader_statements[shard],
       local.target_statements,
     ])

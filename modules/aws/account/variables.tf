@@ -114,6 +114,30 @@ variable "key_pairs" {
   default     = null
 }
 
+variable "ebs_kms_key_arns" {
+  description = "KMS keys of your own that encrypt disks, snapshots or images of VMs. The account's key for EBS needs no entry. See [Keys for disks](#keys-for-disks)."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.ebs_kms_key_arns : can(regex("^arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+$", arn))])
+    error_message = "ebs_kms_key_arns are ARNs of KMS keys, not of aliases, such as \"arn:aws:kms:us-west-2:123456789012:key/0a1b2c3d-...\"."
+  }
+}
+
+variable "launch_resource_arns" {
+  description = "What VMs may be started with, besides images, networks and disks: ARNs of launch templates, dedicated hosts, host resource groups and licence configurations that `args` name."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.launch_resource_arns : can(regex("^arn:[a-z-]+:(ec2:[^:]+:[0-9]{12}:(launch-template|dedicated-host)/|resource-groups:[^:]+:[0-9]{12}:group/|license-manager:[^:]+:[0-9]{12}:license-configuration:)[^*?]+$", arn))])
+    error_message = "launch_resource_arns are ARNs of launch templates, dedicated hosts, host resource groups or licence configurations, without wildcards."
+  }
+}
+
 variable "tag_keys" {
   description = "Keys of the tags that `args` may set on VMs, besides those of the servers, with `*` for any characters. Left out, any except `nstance:server` and `nstance:leader`."
   type        = list(string)

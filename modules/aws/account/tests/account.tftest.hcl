@@ -111,9 +111,12 @@ run "bad_values" {
     vpc_id = "my-vpc"
     path   = "nstance"
     shards = { "a--b" = {} }
+
+    ebs_kms_key_arns     = ["alias/disks"]
+    launch_resource_arns = ["arn:aws:ec2:us-west-2:123456789012:launch-template/*"]
   }
 
-  expect_failures = [var.cluster, var.name, var.vpc_id, var.path, var.shards]
+  expect_failures = [var.cluster, var.name, var.vpc_id, var.path, var.shards, var.ebs_kms_key_arns, var.launch_resource_arns]
 }
 
 run "bad_secret" {
