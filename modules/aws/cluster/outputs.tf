@@ -13,6 +13,11 @@ output "encryption_key" {
   value       = local.encryption_key == null ? null : { provider = local.encryption_key.provider, source = local.encryption_key.source }
 }
 
+output "secrets" {
+  description = "Where the secrets are, for `secrets` in the configuration of the provider `nstance`, which `nstance_secret` and `nstance_operator` need where secrets are not in the bucket. It is known when planning."
+  value       = { provider = var.secrets.provider, prefix = local.secrets_prefix }
+}
+
 output "cluster" {
   description = "The cluster, for the variable `cluster` of the other modules."
   # Shards are created after the CA and destroyed before it.

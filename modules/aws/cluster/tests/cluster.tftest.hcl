@@ -122,7 +122,7 @@ run "secrets_in_parameter_store" {
     error_message = "there is a key that seals nothing"
   }
   assert {
-    condition     = output.cluster.secrets == { provider = "aws-parameter-store", prefix = "/nstance/example/" } && output.cluster.encryption_key == null && output.encryption_key == null
+    condition     = output.secrets == output.cluster.secrets && output.cluster.secrets == { provider = "aws-parameter-store", prefix = "/nstance/example/" } && output.cluster.encryption_key == null && output.encryption_key == null
     error_message = "secrets are elsewhere: ${jsonencode(output.cluster.secrets)}"
   }
 }
