@@ -86,16 +86,23 @@ func (p *Provider) rememberKeys(tags *infra.Tags, keys []string) {
 // describe translates an instance to an infra.VM. If the instance ended because of a KMS key, it names the key.
 func (p *Provider) describe(instance types.Instance) infra.VM {
 	vm := describe(instance)
-	if !strings.Contains(vm.EndReason, "KMS") {
+	// EC2 gives Client.InternalError if the caller has no permission for the key.
+	// https://repost.aws/knowledge-center/kms-iam-ec2-permission
+	denied := strings.HasPrefix(vm.EndReason, "Client.InternalError")
+	if !denied && !strings.Contains(vm.EndReason, "KMS") {
 		return vm
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	keys := p.keys[[2]string{vm.Tags.Tenant, vm.Tags.Group}]
-	if len(keys) == 0 {
+	keys := strings.Join(p.keys[[2]string{vm.Tags.Tenant, vm.Tags.Group}], ", ")
+	switch {
+	case denied && keys != "":
+		vm.EndReason += " (the servers' role may not use KmsKeyId " + keys + ", or there is no such key)"
+	case denied:
+	case keys == "":
 		vm.EndReason += " (args name no KmsKeyId: it is the key of the image's snapshot, or the default key for EBS)"
-	} else {
-		vm.EndReason += " (KmsKeyId " + strings.Join(keys, ", ") + ")"
+	default:
+		vm.EndReason += " (KmsKeyId " + keys + ")"
 	}
 	return vm
 }

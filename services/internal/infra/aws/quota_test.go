@@ -58,6 +58,42 @@ func TestDeniedActionIsNamed(t *testing.T) {
 	}
 }
 
+// TestKeyWithoutPermissionIsNamed checks the reason that EC2 gives if the caller may not use a key, or if there is no such
+// key. The reason does not mention keys.
+func TestKeyWithoutPermissionIsNamed(t *testing.T) {
+	r := newTestCloud(t)
+	p := r.open(nil)
+	const arn = "arn:aws:kms:us-west-2:123456789012:key/1234abcd"
+	for name, c := range map[string]struct {
+		ebs  map[string]any
+		want string
+	}{
+		"args name the key": {map[string]any{"Encrypted": true, "KmsKeyId": arn},
+			"Client.InternalError: Client error on launch (the servers' role may not use KmsKeyId " + arn +
+				", or there is no such key)"},
+		"args name no key": {map[string]any{"Encrypted": true},
+			"Client.InternalError: Client error on launch"},
+	} {
+		req := r.request()
+		req.Args["BlockDeviceMappings"] = []any{map[string]any{"DeviceName": "/dev/xvda", "Ebs": c.ebs}}
+		vm, err := p.Create(t.Context(), req)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if c.ebs["KmsKeyId"] == nil {
+			r.cloud.EC2().FailLaunch(vm.ProviderID, "Client.InternalError", "Client error on launch")
+		}
+		for range 3 { // Each call ends one transitional state.
+			if vm, err = p.Get(t.Context(), vm.ProviderID); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		if vm.EndReason != c.want {
+			t.Errorf("%s: end reason %q, want %q", name, vm.EndReason, c.want)
+		}
+	}
+}
+
 func TestUnusableKeyIsNamed(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)
