@@ -47,25 +47,28 @@ type Instance struct {
 	Template string `json:"template,omitempty"`
 	OnDemand bool   `json:"on_demand,omitempty"`
 	// Vars and InstanceType of an on-demand instance may differ from its group's.
-	Vars           map[string]string `json:"vars,omitempty"`
-	InstanceType   string            `json:"instance_type,omitempty"`
-	SubnetID       string            `json:"subnet_id,omitempty"`
-	Image          string            `json:"image,omitempty"`
-	InfraHash      string            `json:"infra_config_hash,omitempty"`
-	CreatedAt      time.Time         `json:"created_at"`
-	LaunchedAt     time.Time         `json:"launched_at,omitzero"`
-	ProviderID     string            `json:"provider_id,omitempty"`
-	IPv4           string            `json:"ipv4,omitempty"`
-	IPv6           string            `json:"ipv6,omitempty"`
-	Hostname       string            `json:"hostname,omitempty"`
-	RegisteredAt   time.Time         `json:"registered_at,omitzero"`
-	PublicKey      []byte            `json:"public_key,omitempty"` // Ed25519, 32 bytes
-	Certificate    *CertificateRef   `json:"certificate,omitempty"`
-	NonceID        string            `json:"nonce_id,omitempty"` // jti of the consumed nonce
-	DeleteReason   string            `json:"delete_reason,omitempty"`
-	DeleteDeadline time.Time         `json:"delete_deadline,omitzero"` // drain ends then at the latest
-	DeletingAt     time.Time         `json:"deleting_at,omitzero"`
-	DeletedAt      time.Time         `json:"deleted_at,omitzero"`
+	Vars         map[string]string `json:"vars,omitempty"`
+	InstanceType string            `json:"instance_type,omitempty"`
+	SubnetID     string            `json:"subnet_id,omitempty"`
+	Image        string            `json:"image,omitempty"`
+	InfraHash    string            `json:"infra_config_hash,omitempty"`
+	CreatedAt    time.Time         `json:"created_at"`
+	LaunchedAt   time.Time         `json:"launched_at,omitzero"`
+	ProviderID   string            `json:"provider_id,omitempty"`
+	IPv4         string            `json:"ipv4,omitempty"`
+	IPv6         string            `json:"ipv6,omitempty"`
+	Hostname     string            `json:"hostname,omitempty"`
+	RegisteredAt time.Time         `json:"registered_at,omitzero"`
+	PublicKey    []byte            `json:"public_key,omitempty"` // Ed25519, 32 bytes
+	// PreviousKey is the key before the last renewal, until the agent has used PublicKey. It can only repeat that
+	// renewal.
+	PreviousKey    []byte          `json:"previous_key,omitempty"`
+	Certificate    *CertificateRef `json:"certificate,omitempty"`
+	NonceID        string          `json:"nonce_id,omitempty"` // jti of the consumed nonce
+	DeleteReason   string          `json:"delete_reason,omitempty"`
+	DeleteDeadline time.Time       `json:"delete_deadline,omitzero"` // drain ends then at the latest
+	DeletingAt     time.Time       `json:"deleting_at,omitzero"`
+	DeletedAt      time.Time       `json:"deleted_at,omitzero"`
 }
 
 // CertificateRef names an issued certificate without holding it.

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"fmt"
 	"maps"
@@ -49,7 +50,7 @@ func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 // Clone returns a copy that shares no memory with i.
 func (i Instance) Clone() Instance {
 	i.Vars = maps.Clone(i.Vars)
-	i.PublicKey = slices.Clone(i.PublicKey)
+	i.PublicKey, i.PreviousKey = slices.Clone(i.PublicKey), slices.Clone(i.PreviousKey)
 	if i.Certificate != nil {
 		ref := *i.Certificate
 		i.Certificate = &ref
@@ -124,6 +125,7 @@ func (i Instance) Validate() error {
 	p.certificate(i.Certificate)
 	p.check(len(i.PublicKey) == 0 || len(i.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d",
 		len(i.PublicKey), ed25519.PublicKeySize)
+	p.previousKey(i.PublicKey, i.PreviousKey)
 	i.validateState(&p)
 	return p.err("instance record " + i.ID.String())
 }
@@ -160,6 +162,11 @@ func (p *problems) text(field, value string, limit int, required bool) {
 	p.check(!strings.ContainsFunc(value, func(r rune) bool {
 		return r < 0x20 || r == 0x7f || r == '\uFFFD'
 	}), "%s: holds control characters or is not UTF-8", field)
+}
+
+func (p *problems) previousKey(key, previous []byte) {
+	p.check(len(previous) == 0 || len(previous) == ed25519.PublicKeySize && len(key) > 0 && !bytes.Equal(previous, key),
+		"previous_key: is not another key of %d bytes", ed25519.PublicKeySize)
 }
 
 func (p *problems) address(field, value string, family func(netip.Addr) bool) {

@@ -22,8 +22,11 @@ type Operator struct {
 	Cluster  string   `json:"cluster"`
 	Tenant   string   `json:"tenant"`
 	// Writer is the incarnation of the program that wrote this version.
-	Writer      string         `json:"writer"`
-	PublicKey   []byte         `json:"public_key"` // Ed25519, 32 bytes
+	Writer    string `json:"writer"`
+	PublicKey []byte `json:"public_key"` // Ed25519, 32 bytes
+	// PreviousKey is the key before the last renewal, until the operator has used PublicKey. It can only repeat that
+	// renewal.
+	PreviousKey []byte         `json:"previous_key,omitempty"`
 	Certificate CertificateRef `json:"certificate"`
 	CreatedAt   time.Time      `json:"created_at"`
 	RemovedAt   time.Time      `json:"removed_at,omitzero"`
@@ -36,7 +39,7 @@ func (o Operator) Removed() bool { return !o.RemovedAt.IsZero() }
 
 // Encode checks the record and writes it as one line of JSON, times in UTC.
 func (o Operator) Encode() ([]byte, error) {
-	o.PublicKey = slices.Clone(o.PublicKey)
+	o.PublicKey, o.PreviousKey = slices.Clone(o.PublicKey), slices.Clone(o.PreviousKey)
 	utc(&o.CreatedAt, &o.RemovedAt, &o.NonceExpires, &o.Certificate.NotAfter)
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -67,6 +70,7 @@ func (o Operator) Validate() error {
 	p.text("writer", o.Writer, maxWriter, true)
 	p.check(len(o.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d", len(o.PublicKey),
 		ed25519.PublicKeySize)
+	p.previousKey(o.PublicKey, o.PreviousKey)
 	p.certificate(&o.Certificate)
 	p.time("created_at", o.CreatedAt, true)
 	p.time("removed_at", o.RemovedAt, false)

@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -385,8 +386,8 @@ func TestLeaderHintIsUsedImmediately(t *testing.T) {
 	}
 }
 
-// TestRenewal checks that the certificate is renewed after two thirds of its life on the same streams. The next
-// handshake uses the new certificate.
+// TestRenewal checks that the certificate is renewed after two thirds of its life, with a new key, and that the next
+// session, which begins immediately, uses it.
 func TestRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -412,14 +413,21 @@ func TestRenewal(t *testing.T) {
 			15*time.Minute {
 			t.Errorf("renewed at %v, began at %v", renewals, began)
 		}
-		if sessions := get(s, func() int { return len(s.sessions) }); sessions != 1 {
+		if sessions := get(s, func() int { return len(s.sessions) }); sessions != 3 {
 			t.Errorf("%d streams", sessions)
 		}
 		stopServer()
 		defer s.start(t, n.listen(address))()
 		drain(time.Minute)
-		if serials := get(s, func() []string { return s.serials }); len(serials) != 2 || serials[0] == serials[1] {
+		serials, previous, current := get(s, func() []string { return s.serials }),
+			get(s, func() ed25519.PublicKey {
+				return s.previous
+			}), get(s, func() ed25519.PublicKey { return s.current })
+		if len(serials) != 4 || serials[0] == serials[1] || serials[1] == serials[2] || serials[2] != serials[3] {
 			t.Errorf("serials %v", serials)
+		}
+		if previous.Equal(current) || previous.Equal(get(s, func() ed25519.PublicKey { return s.spentBy })) {
+			t.Error("the key did not change with each renewal")
 		}
 
 		// The server refuses renewals until after the certificate's end. The streams continue, and the agent retries.
@@ -430,10 +438,45 @@ func TestRenewal(t *testing.T) {
 		if renewals := get(s, func() int { return len(s.renewals) }); renewals != 1 {
 			t.Errorf("%d renewals", renewals)
 		}
-		if sessions := get(s, func() int { return len(s.sessions) }); sessions != 2 {
+		if sessions := get(s, func() int { return len(s.sessions) }); sessions != 5 {
 			t.Errorf("%d streams", sessions)
 		}
 	})
+}
+
+// TestLostRenewal checks that an agent recovers from a renewal with a lost answer, also after a restart: the server
+// then accepts only the next key.
+func TestLostRenewal(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			n := &network{}
+			s := newFakeServer(t, newID(t))
+			s.ttl, s.interval = 9*time.Hour, "10m"
+			defer s.start(t, n.listen(address))()
+			m := newMemories(t, s)
+			_, stop := run(t, m.options(s, n))
+			s.next(t, "sequence 1", first)
+			lost := make(chan struct{})
+			s.set(func() { s.lost = lost })
+			for waiting := true; waiting; {
+				select {
+				case <-s.reports:
+				case <-lost:
+					waiting = false
+				}
+			}
+			if restart {
+				stop()
+				_, stop = run(t, m.options(s, n))
+			}
+			defer stop()
+			for report := <-s.reports; !first(report); report = <-s.reports {
+			}
+			if renewals := get(s, func() int { return len(s.renewals) }); renewals != 2 {
+				t.Errorf("%d renewals", renewals)
+			}
+		})
+	}
 }
 
 // TestExpiredCertificate starts the server after the certificate has expired, like a shard that was scaled to zero for

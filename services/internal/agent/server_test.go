@@ -48,17 +48,20 @@ type fakeServer struct {
 	fileSends chan *nstancev1.ReceiveFilesResponse
 	ends      chan struct{} // receives when the agent ends a report stream
 
-	mu            sync.Mutex
-	spentBy       ed25519.PublicKey // the key that consumed the nonce
-	registrations []time.Time
-	sessions      []time.Time // start times of report streams
-	serials       []string    // of the certificates that the streams used
-	renewals      []time.Time
-	facts         *nstancev1.RegisterAgentRequest
-	refuse        error // error of every call
-	interval      string
-	mute          bool // does not answer the end of a report stream
-	drop          bool // accepts agents and drops them immediately
+	mu      sync.Mutex
+	spentBy ed25519.PublicKey // the key that consumed the nonce
+	// current is the key after the last renewal, previous the one before; nil: no renewal yet.
+	current, previous ed25519.PublicKey
+	lost              chan struct{} // if set, the next renewal takes effect, but its answer is lost and lost is closed
+	registrations     []time.Time
+	sessions          []time.Time // start times of report streams
+	serials           []string    // of the certificates that the streams used
+	renewals          []time.Time
+	facts             *nstancev1.RegisterAgentRequest
+	refuse            error // error of every call
+	interval          string
+	mute              bool // does not answer the end of a report stream
+	drop              bool // accepts agents and drops them immediately
 	// The first messages of every stream.
 	firstAsk   *nstancev1.KeyGenRequestsResponse
 	firstFiles []*nstancev1.ReceiveFilesResponse
@@ -199,6 +202,9 @@ func (s *fakeServer) admit(ctx context.Context, instance string, expired bool) (
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return nil, status.Error(codes.Unauthenticated, err.Error())
 	}
+	if key := certs[0].PublicKey.(ed25519.PublicKey); !expired && s.current != nil && !s.current.Equal(key) {
+		return nil, status.Error(codes.PermissionDenied, "registered with another key")
+	}
 	if instance != s.id.String() || certs[0].Subject.CommonName != instance {
 		return nil, status.Error(codes.PermissionDenied, "instance_id: not yours")
 	}
@@ -306,7 +312,18 @@ func (s *fakeServer) RenewCertificate(ctx context.Context, req *nstancev1.AgentS
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.renewals = append(s.renewals, time.Now())
-	text, err := s.issue(cert.PublicKey.(ed25519.PublicKey))
+	switch key := cert.PublicKey.(ed25519.PublicKey); {
+	case s.current == nil || s.current.Equal(key):
+		s.previous, s.current = key, req.GetPublicKey()
+	case !s.previous.Equal(key) || !s.current.Equal(ed25519.PublicKey(req.GetPublicKey())):
+		return nil, status.Error(codes.PermissionDenied, "registered with another key")
+	}
+	if s.lost != nil {
+		close(s.lost)
+		s.lost = nil
+		return nil, status.Error(codes.Unavailable, "the answer is lost")
+	}
+	text, err := s.issue(s.current)
 	return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: text,
 		CaBundle: authority.EncodeBundle(s.ca.Certificate())}, err
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -30,7 +31,8 @@ const (
 	bufferSize = 4 << 10
 )
 
-// errRenewed ends a session that used an expired certificate.
+// errRenewed ends a session because the agent has a new certificate. The server closes a connection when the
+// certificate that it was made with expires.
 var errRenewed = errors.New("the certificate was renewed")
 
 // connect prepares a connection to host:port, which is established at first use. It uses TLS 1.3, verifies the server's
@@ -101,6 +103,14 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 			return false, errors.New("the renewed certificate has expired too: a clock is wrong")
 		}
 		return false, errRenewed
+	}
+	if c.identity.Renewing() {
+		// The server may accept only the next key, if its last answer was lost.
+		if err := c.renew(ctx, api); err == nil {
+			return false, errRenewed
+		} else if ctx.Err() == nil {
+			c.Log.Warn("The interrupted renewal was not completed; trying again", "error", err)
+		}
 	}
 	reports := &reporter{Client: c, api: api, onAccept: func() {
 		accepted = true
@@ -209,8 +219,8 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 	}
 }
 
-// keepRenewed renews the certificate after two thirds of its life. The session continues. The agent presents the new
-// certificate at the next handshake.
+// keepRenewed renews the certificate after two thirds of its life and returns errRenewed, which ends the session: the
+// next one presents the new certificate.
 func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClient) error {
 	delays := newDelays()
 	delays.InitialInterval *= 60 // a third of the certificate's life is left for retries
@@ -227,12 +237,11 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 		}
 		err := c.renew(ctx, api)
 		if err == nil {
-			delays.Reset()
 			// Near the end of a CA's life, certificates are short-lived. This pause limits the rate of renewals.
 			if err := c.pause(ctx, time.Second, nil); err != nil {
 				return err
 			}
-			continue
+			return errRenewed
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -246,19 +255,24 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 	}
 }
 
-// renew gets and stores a new certificate for the same key.
+// renew gets and stores a new certificate for a new key.
 func (c *Client) renew(ctx context.Context, api nstancev1.AgentServiceClient) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	answer, err := api.RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: c.ID.String()})
-	if err != nil {
-		return err
-	}
 	key, err := c.identity.Key()
 	if err != nil {
 		return err
 	}
-	cert, err := c.identity.Accept(key, answer.GetCertificate(), answer.GetCaBundle())
+	next, err := c.identity.NextKey()
+	if err != nil {
+		return err
+	}
+	answer, err := api.RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: c.ID.String(),
+		PublicKey: next.Public().(ed25519.PublicKey)})
+	if err != nil {
+		return err
+	}
+	cert, err := c.identity.AcceptRenewal(key, next, answer.GetCertificate(), answer.GetCaBundle())
 	if cert == nil {
 		return err
 	}

@@ -179,13 +179,13 @@ type call struct {
 // authorize checks that the caller may speak for the instance that its message names. instanceID gets the ID in the
 // certificate and returns the ID in the message.
 func (s *Service) authorize(ctx context.Context, instanceID func(own string) string) (*call, error) {
-	c, _, err := s.authorizeWithRecord(ctx, instanceID)
+	c, _, err := s.authorizeWith(ctx, instanceID, speaksFor)
 	return c, err
 }
 
-// authorizeWithRecord also returns the instance's record.
-func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own string) string) (*call, record.Instance,
-	error) {
+// authorizeWith checks the caller against its instance's record with check, and also returns the record.
+func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string) string,
+	check func(*transport.Peer, *record.Instance) error) (*call, record.Instance, error) {
 	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }
 	peer, err := transport.PeerOf(ctx)
 	if err != nil {
@@ -203,7 +203,7 @@ func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own s
 		}
 		return fail(status.Errorf(codes.NotFound, "there is no instance %s", id))
 	}
-	if err := speaksFor(peer, &rec); err != nil {
+	if err := check(peer, &rec); err != nil {
 		return fail(err)
 	}
 	c := &call{leader: leader, peer: peer, agent: s.boardOf(leader).agent(id),
@@ -230,6 +230,13 @@ func speaksFor(peer *transport.Peer, rec *record.Instance) error {
 		return status.Errorf(codes.PermissionDenied, "instance %s is registered with another key", rec.ID)
 	}
 	return nil
+}
+
+// repeatsRenewal reports whether a caller presents the key that the record's key replaced, and wants a certificate for
+// the latter: the answer to its renewal was lost.
+func repeatsRenewal(peer *transport.Peer, rec *record.Instance, next ed25519.PublicKey) bool {
+	return len(next) > 0 && next.Equal(ed25519.PublicKey(rec.PublicKey)) &&
+		peer.PublicKey.Equal(ed25519.PublicKey(rec.PreviousKey))
 }
 
 // mayBeCertified checks that an instance may get certificates. One that is being deleted only reports.

@@ -910,6 +910,46 @@ func TestRenewCertificate(t *testing.T) {
 	}
 }
 
+// TestRenewalChangesTheKey: a renewal replaces the key. The replaced key can only repeat the renewal, and not even that
+// once the agent has used the new one.
+func TestRenewalChangesTheKey(t *testing.T) {
+	w := newTestLeader(t)
+	old := w.agent(t)
+	w.Clock.Advance(5 * 24 * time.Hour)
+	next := transporttest.NewKey(t)
+	renew := func(c *client, key ed25519.PublicKey) (*nstancev1.AgentServiceRenewCertificateResponse, error) {
+		return c.RenewCertificate(t.Context(), &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: c.id.String(),
+			PublicKey: key})
+	}
+	answer, err := renew(old, transporttest.Public(next))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := renew(old, transporttest.Public(next))
+	if err != nil || !bytes.Equal(again.GetCertificate(), answer.GetCertificate()) {
+		t.Errorf("the answer was lost: %v", err)
+	}
+	_, err = renew(old, transporttest.Public(transporttest.NewKey(t)))
+	wants(t, "the replaced key for another key", err, codes.PermissionDenied, "registered with another key")
+	wants(t, "another call with the replaced key", old.submit("node.pub", pkixOf(t, transporttest.NewKey(t))),
+		codes.PermissionDenied, "registered with another key")
+	_, err = renew(old, []byte("short"))
+	wants(t, "a bad key", err, codes.InvalidArgument, "public_key")
+
+	block, _ := pem.Decode(answer.GetCertificate())
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !cert.PublicKey.(ed25519.PublicKey).Equal(next.Public()) {
+		t.Error("the certificate is for another key")
+	}
+	w.connect(t, old.id, next, &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: next}).reports()
+	eventually(t, "the replaced key is forgotten", func() bool { return len(w.Stored(t, old.id).PreviousKey) == 0 })
+	_, err = renew(old, transporttest.Public(next))
+	wants(t, "the replaced key after the new one was used", err, codes.PermissionDenied, "registered with another key")
+}
+
 func TestRenewExpiredCertificate(t *testing.T) {
 	w := newTestLeader(t)
 	running, stopped, unknown, deleting := w.agent(t), w.agent(t), w.agent(t), w.agent(t)

@@ -3,6 +3,7 @@ package agentapi
 import (
 	"cmp"
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"slices"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // KeyGenRequests requests from an agent the public keys that its instance's files need and that it has not submitted.
@@ -137,16 +139,26 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 	return &nstancev1.SubmitPublicKeysResponse{}, nil
 }
 
-// RenewCertificate issues the next client certificate of an agent, for the same key. It refuses an instance that is
+// RenewCertificate issues the next client certificate of an agent, for the next key. It refuses an instance that is
 // being deleted.
 func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (
 	_ *nstancev1.AgentServiceRenewCertificateResponse, err error) {
 	defer func() { s.logRefusal(ctx, "RenewCertificate", err) }()
-	c, rec, err := s.authorizeWithRecord(ctx, instanceOf(req))
-	if err != nil {
-		return nil, err
+	next := ed25519.PublicKey(req.GetPublicKey())
+	if len(next) > 0 {
+		if err := transport.CheckPublicKey(next); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "public_key: %v", err)
+		}
 	}
-	if err := mayBeCertified(&rec); err != nil {
+	mayRenew := func(peer *transport.Peer, r *record.Instance) error {
+		as := *r
+		if repeatsRenewal(peer, r, next) {
+			as.PublicKey = r.PreviousKey
+		}
+		return cmp.Or(speaksFor(peer, &as), mayBeCertified(r))
+	}
+	c, rec, err := s.authorizeWith(ctx, instanceOf(req), mayRenew)
+	if err != nil {
 		return nil, err
 	}
 	if c.peer.Expired {
@@ -161,11 +173,14 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	}
 	// A client that did not receive the last answer gets the same certificate: repeated calls write nothing.
 	if ref := rec.Certificate; ref != nil {
-		if cert, ok := issuer.Reissue(c.peer.Identity, c.peer.PublicKey, *ref); ok {
+		if cert, ok := issuer.Reissue(c.peer.Identity, ed25519.PublicKey(rec.PublicKey), *ref); ok {
 			return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
 		}
 	}
-	cert, ref, err := issuer.Issue(c.peer.Identity, c.peer.PublicKey)
+	if len(next) == 0 {
+		next = c.peer.PublicKey
+	}
+	cert, ref, err := issuer.Issue(c.peer.Identity, next)
 	if err != nil {
 		s.Log.Error("certificate not issued", "instance", c.agent.name, "error", err)
 		return nil, status.Error(codes.Internal, "the certificate cannot be issued")
@@ -185,9 +200,13 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	// The instance may have been deleted or registered with another key since authorize looked.
 	var refusal error
 	_, err = c.leader.Records.Update(inner, c.agent.id, func(r *record.Instance) {
-		if refusal = cmp.Or(speaksFor(c.peer, r), mayBeCertified(r)); refusal == nil {
-			r.Certificate = &ref
+		if refusal = mayRenew(c.peer, r); refusal != nil {
+			return
 		}
+		if !next.Equal(ed25519.PublicKey(r.PublicKey)) {
+			r.PreviousKey, r.PublicKey = r.PublicKey, next
+		}
+		r.Certificate = &ref
 	})
 	switch {
 	case refusal != nil:
@@ -198,6 +217,23 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 		return nil, s.errNotRecorded(ctx, c, err)
 	}
 	return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
+}
+
+// forgetPreviousKey removes from the record the key before the last renewal, because the agent has used its new one. If
+// that fails, the next health stream tries again.
+func (s *Service) forgetPreviousKey(c *call) {
+	rec, _, ok := c.leader.State.Record(c.agent.id)
+	if !ok || len(rec.PreviousKey) == 0 || !c.peer.PublicKey.Equal(ed25519.PublicKey(rec.PublicKey)) {
+		return
+	}
+	_, err := c.leader.Records.Update(c.leader.Context, c.agent.id, func(r *record.Instance) {
+		if c.peer.PublicKey.Equal(ed25519.PublicKey(r.PublicKey)) {
+			r.PreviousKey = nil
+		}
+	})
+	if err != nil && c.leader.Context.Err() == nil && !errors.Is(err, execute.ErrGone) {
+		s.Log.Warn("previous key not removed from the record", "instance", c.agent.name, "error", err)
+	}
 }
 
 // checkRunning checks that an agent with an expired certificate may renew it: its VM must run.

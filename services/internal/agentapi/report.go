@@ -54,6 +54,7 @@ func (s *Service) ReportHealth(stream reports) error {
 			return errDeleted(c.agent.id)
 		}
 		go s.readReports(c, stream, number)
+		go s.forgetPreviousKey(c)
 		return nil
 	}, func(*call) error { return nil })
 	if errors.Is(err, io.EOF) {

@@ -6,10 +6,12 @@ package operator
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -119,8 +121,9 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 			set.Configure(operatorAddrs(next))
 		})
 	}()
-	err := keeper.Run(ctx, func(ctx context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
-		return renewCertificate(ctx, set)
+	err := keeper.Run(ctx, func(ctx context.Context, key ed25519.PublicKey) (
+		*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+		return renewCertificate(ctx, set, key)
 	})
 	cancel()
 	<-done
@@ -131,15 +134,25 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 	return nil
 }
 
-// renewCertificate renews the certificate with the first reachable shard that accepts the request.
-func renewCertificate(ctx context.Context, all shards.Shards) (*nstancev1.OperatorServiceRenewCertificateResponse,
-	error) {
+// renewCertificate renews the certificate, for a new key, with the first shard that accepts the request. It tries the
+// reachable shards first. A shard that refuses all other calls counts as unreachable: it may have replaced the key
+// already, in a renewal that was interrupted.
+func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.PublicKey) (
+	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	var problems []error
-	for _, shard := range all.All() {
-		if !shard.State().Reachable {
-			continue
+	tried := slices.Clone(all.All())
+	slices.SortStableFunc(tried, func(a, b shards.Shard) int {
+		switch {
+		case a.State().Reachable == b.State().Reachable:
+			return 0
+		case a.State().Reachable:
+			return -1
 		}
-		answer, err := shard.API().RenewCertificate(ctx, &nstancev1.OperatorServiceRenewCertificateRequest{})
+		return 1
+	})
+	for _, shard := range tried {
+		answer, err := shard.API().RenewCertificate(ctx, &nstancev1.OperatorServiceRenewCertificateRequest{
+			PublicKey: key})
 		if err == nil {
 			return answer, nil
 		}

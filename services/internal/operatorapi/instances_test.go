@@ -178,6 +178,9 @@ func TestCreateInstanceRefusals(t *testing.T) {
 
 	old := w.NewID(t, "knd")
 	w.Clock.Advance(365 * 24 * time.Hour / 12)
+	w.OperatorServiceClient = w.dial(t, w.Certificate(t, authority.Identity{Role: authority.RoleOperator,
+		Cluster: w.Name,
+		Tenant:  "prod", ID: w.id}, w.key)) // the first certificate has expired
 	at := w.Clock.Now().Add(time.Hour)
 	future, err := ident.NewID("knd", at, strings.NewReader(strings.Repeat("x", 64)))
 	if err != nil {

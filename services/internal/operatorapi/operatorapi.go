@@ -7,6 +7,7 @@ package operatorapi
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"log/slog"
 	"sync"
@@ -56,7 +57,7 @@ type Leader struct {
 	Log            *slog.Logger
 
 	mu        sync.Mutex
-	operators map[ident.ID]checked
+	operators map[admission]checked
 	creating  map[ident.ID]*creation
 }
 
@@ -96,10 +97,13 @@ type call struct {
 	peer     *transport.Peer
 	tenant   string
 	operator ident.ID
+	// next is the key for which the call renews the certificate; nil: the same key, or another call.
+	next ed25519.PublicKey
 }
 
-// begin identifies the client and gets the leadership that serves the call. The caller must call end.
-func (s *Service) begin(ctx context.Context) (c *call, end func(), err error) {
+// begin identifies the client and gets the leadership that serves the call. next is the key of a renewal, nil for other
+// calls. The caller must call end.
+func (s *Service) begin(ctx context.Context, next ed25519.PublicKey) (c *call, end func(), err error) {
 	peer, err := transport.PeerOf(ctx)
 	if err != nil {
 		return nil, nil, status.Error(codes.Unauthenticated, err.Error())
@@ -116,7 +120,7 @@ func (s *Service) begin(ctx context.Context) (c *call, end func(), err error) {
 	inner, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(leader.Context, cancel)
 	c = &call{Context: inner, Leader: leader, service: s, client: ctx, peer: peer, tenant: peer.Identity.Tenant,
-		operator: peer.Identity.ID}
+		operator: peer.Identity.ID, next: next}
 	end = func() {
 		stop()
 		cancel()
@@ -131,7 +135,11 @@ func (s *Service) begin(ctx context.Context) (c *call, end func(), err error) {
 // unary serves one call that is not a stream.
 func unary[Q, A any](s *Service, ctx context.Context, what string, req Q, handle func(*call, Q) (A, error)) (answer A,
 	err error) {
-	c, end, err := s.begin(ctx)
+	var next ed25519.PublicKey
+	if renewal, ok := any(req).(*nstancev1.OperatorServiceRenewCertificateRequest); ok {
+		next = renewal.GetPublicKey()
+	}
+	c, end, err := s.begin(ctx, next)
 	if err != nil {
 		return answer, err
 	}

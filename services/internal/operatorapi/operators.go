@@ -3,6 +3,7 @@ package operatorapi
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 const (
@@ -28,6 +30,18 @@ const (
 	maxOperators = 4096
 )
 
+// admission names an operator and its key, because a renewal changes the key.
+type admission struct {
+	operator ident.ID
+	key      [ed25519.PublicKeySize]byte
+}
+
+func (c *call) admission() admission {
+	a := admission{operator: c.operator}
+	copy(a.key[:], c.peer.PublicKey)
+	return a
+}
+
 // checked is the result of the last read of an operator's record.
 type checked struct {
 	at      time.Time
@@ -39,7 +53,7 @@ type checked struct {
 func (c *call) admit() error {
 	now := c.Now()
 	c.mu.Lock()
-	known, ok := c.operators[c.operator]
+	known, ok := c.operators[c.admission()]
 	c.mu.Unlock()
 	fresh := operatorFresh
 	if known.refused != nil {
@@ -73,10 +87,30 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 		return record.Operator{}, "", err
 	case rec.Removed():
 		err = status.Errorf(codes.PermissionDenied, "operator %s was removed", c.operator)
+	case bytes.Equal(rec.PreviousKey, c.peer.PublicKey) && c.renews(rec.PublicKey):
+		// The answer to the renewal was lost. Nothing is remembered: other calls with the replaced key are refused.
+		return rec, token, nil
 	case !bytes.Equal(rec.PublicKey, c.peer.PublicKey):
 		err = status.Errorf(codes.PermissionDenied, "operator %s is registered with another key", c.operator)
 	}
+	if err == nil && len(rec.PreviousKey) > 0 {
+		rec, token, err = c.forgetPreviousKey(rec, token)
+		if err != nil {
+			return record.Operator{}, "", err
+		}
+	}
 	c.remember(err)
+	return rec, token, err
+}
+
+// renews reports whether the call is a renewal for a key.
+func (c *call) renews(key []byte) bool { return len(c.next) > 0 && bytes.Equal(c.next, key) }
+
+// forgetPreviousKey removes from the record the key before the last renewal, because the operator has used its new one.
+func (c *call) forgetPreviousKey(rec record.Operator, token objstore.Token) (record.Operator, objstore.Token, error) {
+	rec.Revision++
+	rec.Writer, rec.PreviousKey = c.Incarnation, nil
+	token, err := c.Store.PutOperator(c, rec, token)
 	return rec, token, err
 }
 
@@ -84,15 +118,20 @@ func (c *call) remember(refused error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.operators == nil || len(c.operators) >= maxOperators {
-		c.operators = map[ident.ID]checked{}
+		c.operators = map[admission]checked{}
 	}
-	c.operators[c.operator] = checked{at: c.Now(), refused: refused}
+	c.operators[c.admission()] = checked{at: c.Now(), refused: refused}
 }
 
-// RenewCertificate issues a new certificate for the same operator and key. The client must present a certificate that
-// is still valid.
+// RenewCertificate issues a new certificate for the same operator and its next key. The client must present a
+// certificate that is still valid.
 func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.OperatorServiceRenewCertificateRequest) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+	if next := req.GetPublicKey(); len(next) > 0 {
+		if err := transport.CheckPublicKey(next); err != nil {
+			return nil, invalid("public_key", "%v", err)
+		}
+	}
 	return unary(s, ctx, "renew the certificate", req, (*call).renew)
 }
 
@@ -107,18 +146,25 @@ func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
 			ID: c.operator}
 		// If the record names another certificate than the presented one, a renewal already happened. Its answer may
 		// have been lost, so the same certificate is issued again.
-		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) {
-			if cert, ok := c.Issuer.Reissue(identity, c.peer.PublicKey, rec.Certificate); ok &&
+		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) || c.renews(rec.PublicKey) {
+			if cert, ok := c.Issuer.Reissue(identity, ed25519.PublicKey(rec.PublicKey), rec.Certificate); ok &&
 				!cert.NotBefore.After(c.Now()) {
 				return renewed(authority.EncodeCertificate(cert), cert.NotAfter, c.Issuer.Bundle), nil
 			}
 		}
-		cert, ref, err := c.Issuer.Issue(identity, c.peer.PublicKey)
+		key := c.peer.PublicKey
+		if len(c.next) > 0 {
+			key = c.next
+		}
+		cert, ref, err := c.Issuer.Issue(identity, key)
 		if err != nil {
 			c.Log.Error("certificate not issued", "operator", c.operator.String(), "error", err)
 			return nil, status.Error(codes.Internal, "the certificate cannot be issued")
 		}
 		rec.Revision++
+		if !bytes.Equal(rec.PublicKey, key) {
+			rec.PreviousKey, rec.PublicKey = rec.PublicKey, key
+		}
 		rec.Writer, rec.Certificate = c.Incarnation, ref
 		_, err = c.Store.PutOperator(c, rec, token)
 		if err == nil {

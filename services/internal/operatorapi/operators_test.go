@@ -224,6 +224,49 @@ func TestRenewCertificate(t *testing.T) {
 	wants(t, "the first one is over", list(t, w.dial(t, w.cert)), codes.Unauthenticated)
 }
 
+// TestRenewalChangesTheKey: a renewal replaces the key. The replaced key can only repeat the renewal, and not even that
+// once the operator has used the new one.
+func TestRenewalChangesTheKey(t *testing.T) {
+	w := newTestShard(t)
+	w.Clock.Advance(20 * 24 * time.Hour)
+	next := transporttest.NewKey(t)
+	renew := func(key ed25519.PublicKey) (*x509.Certificate, error) {
+		answer, err := w.RenewCertificate(t.Context(), &nstancev1.OperatorServiceRenewCertificateRequest{
+			PublicKey: key})
+		if err != nil {
+			return nil, err
+		}
+		return authority.ParseCertificate(answer.GetCertificate())
+	}
+	cert, err := renew(transporttest.Public(next))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !cert.PublicKey.(ed25519.PublicKey).Equal(next.Public()) {
+		t.Error("the certificate is for another key")
+	}
+	w.Clock.Advance(5 * time.Minute) // the leader reads the record again
+	if again, err := renew(transporttest.Public(next)); err != nil || !again.Equal(cert) {
+		t.Errorf("the answer was lost: %v", err)
+	}
+	wants(t, "another call with the replaced key", list(t, w), codes.PermissionDenied)
+	w.Clock.Advance(time.Minute)
+	_, err = renew(transporttest.Public(transporttest.NewKey(t)))
+	wants(t, "the replaced key for another key", err, codes.PermissionDenied)
+	_, err = renew([]byte("short"))
+	wants(t, "a bad key", err, codes.InvalidArgument)
+
+	if err := list(t, w.dial(t, &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: next})); err != nil {
+		t.Error(err)
+	}
+	w.Clock.Advance(time.Minute)
+	_, err = renew(transporttest.Public(next))
+	wants(t, "the replaced key after the new one was used", err, codes.PermissionDenied)
+	if rec, _, err := w.state.GetOperator(t.Context(), "prod", w.id); err != nil || len(rec.PreviousKey) > 0 {
+		t.Errorf("%+v, %v", rec, err)
+	}
+}
+
 // A certificate that an administrator issued with another validity is replaced by one with the standard validity.
 func TestRenewCertificateOfAnotherLength(t *testing.T) {
 	w := newTestShard(t)

@@ -91,7 +91,7 @@ func (c *call) ended(err error) error {
 
 // WatchErrors sends the unresolved errors, then every error that is raised or resolved.
 func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.OperatorService_WatchErrorsServer) error {
-	c, end, err := s.begin(to.Context())
+	c, end, err := s.begin(to.Context(), nil)
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 // WatchInstances sends the deletions in progress, a marker for the end of the snapshot, and then all events.
 func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 	to nstancev1.OperatorService_WatchInstancesServer) error {
-	c, end, err := s.begin(to.Context())
+	c, end, err := s.begin(to.Context(), nil)
 	if err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.Instance
 // WatchGroups sends every group, a marker for the end of the snapshot, and then each group that changed. The status is
 // that at the time of sending.
 func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.OperatorService_WatchGroupsServer) error {
-	c, end, err := s.begin(to.Context())
+	c, end, err := s.begin(to.Context(), nil)
 	if err != nil {
 		return err
 	}

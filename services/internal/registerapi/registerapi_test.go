@@ -214,7 +214,8 @@ func TestSameKeyAgain(t *testing.T) {
 	}
 }
 
-// TestConsumedNonceEnds: a consumed nonce gives a certificate to its key until the renewal grace of the last one is over.
+// TestConsumedNonceEnds: a consumed nonce gives a certificate to its key until the renewal grace of the last one is
+// over.
 func TestConsumedNonceEnds(t *testing.T) {
 	w := newTestLeader(t)
 	id, key := w.Created(t), transporttest.NewKey(t)

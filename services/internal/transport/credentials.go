@@ -140,8 +140,8 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	return &limitedConn{Conn: conn, bytes: bytes, leave: leave}, client, nil
 }
 
-// closeInTime closes the connection of a client when its certificate may no longer be used. It returns leave, which then
-// also ends the wait for that.
+// closeInTime closes the connection of a client when its certificate may no longer be used. It returns leave, which
+// then also ends the wait for that.
 func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	until := client.NotAfter
 	if client.Expired {

@@ -1145,8 +1145,12 @@ func (*ReportHealthResponse) Descriptor() ([]byte, []int) {
 }
 
 type AgentServiceRenewCertificateRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// The next key, a raw Ed25519 public key. It replaces the key of the caller's certificate. Until the agent has used it, the
+	// replaced key can repeat the renewal for the same next key, because the answer may be lost. Empty: the key stays the same. While
+	// the certificate is in the first half of its life, it is returned again and the key stays too.
+	PublicKey     []byte `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1186,6 +1190,13 @@ func (x *AgentServiceRenewCertificateRequest) GetInstanceId() string {
 		return x.InstanceId
 	}
 	return ""
+}
+
+func (x *AgentServiceRenewCertificateRequest) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
 }
 
 type AgentServiceRenewCertificateResponse struct {
@@ -1330,10 +1341,12 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x11TerminationNotice\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x126\n" +
 	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x16\n" +
-	"\x14ReportHealthResponse\"F\n" +
+	"\x14ReportHealthResponse\"e\n" +
 	"#AgentServiceRenewCertificateRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
-	"instanceId\"\x9e\x01\n" +
+	"instanceId\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x02 \x01(\fR\tpublicKey\"\x9e\x01\n" +
 	"$AgentServiceRenewCertificateResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x127\n" +
 	"\tnot_after\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12\x1b\n" +

@@ -2421,7 +2421,10 @@ func (x *ErrorEvent) GetResolved() bool {
 }
 
 type OperatorServiceRenewCertificateRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next key, a raw Ed25519 public key. It replaces the key of the caller's certificate. Until the operator has used it, the
+	// replaced key can repeat the renewal for the same next key, because the answer may be lost. Empty: the key stays the same.
+	PublicKey     []byte `protobuf:"bytes,1,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2454,6 +2457,13 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
 	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
 }
 
 type OperatorServiceRenewCertificateResponse struct {
@@ -2743,8 +2753,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"instanceId\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12*\n" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1a\n" +
-	"\bresolved\x18\x06 \x01(\bR\bresolved\"(\n" +
-	"&OperatorServiceRenewCertificateRequest\"\xa1\x01\n" +
+	"\bresolved\x18\x06 \x01(\bR\bresolved\"G\n" +
+	"&OperatorServiceRenewCertificateRequest\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x01 \x01(\fR\tpublicKey\"\xa1\x01\n" +
 	"'OperatorServiceRenewCertificateResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x127\n" +
 	"\tnot_after\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12\x1b\n" +

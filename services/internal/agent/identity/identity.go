@@ -1,9 +1,10 @@
 // Package identity stores the agent's identity: its key, its certificate, the CA bundle that it trusts, and its nonce
 // until the nonce is consumed.
 //
-// Invariant: the key is generated once and is durable before any certificate is issued for it. The nonce is removed
-// only after the certificate is durable. After a crash between any two writes, the agent can therefore continue the
-// same registration. The server issues a certificate again to the same key with the same nonce.
+// Invariant: a key is durable before any certificate is issued for it. The nonce is removed only after the certificate
+// is durable. After a crash between any two writes, the agent can therefore continue the same registration: the server
+// issues a certificate again to the same key with the same nonce. Each renewal makes the next key. It replaces the key
+// only after its certificate is durable, so an interrupted renewal can be repeated likewise.
 package identity
 
 import (
@@ -30,6 +31,8 @@ const (
 	NonceFile       = "nonce.jwt"
 	KeyFile         = "identity.key"
 	CertificateFile = "identity.crt"
+	// NextKeyFile is the key of a renewal that has not ended.
+	NextKeyFile = "identity-next.key"
 )
 
 // ErrIncomplete means that a file is missing which the agent does not create itself. Userdata may still write it.
@@ -84,39 +87,84 @@ func NewStore(dir folder.Folder, id ident.ID, mode fs.FileMode) *Store {
 	return &Store{dir: dir, id: id, mode: mode}
 }
 
-// Key returns the identity key. The first call generates it.
+// Key returns the identity key. The first call generates it. If a renewal was interrupted after its certificate was
+// stored, Key completes it.
 func (s *Store) Key() (ed25519.PrivateKey, error) {
-	text, err := s.dir.Read(KeyFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s.makeKey()
+	if next, err := s.readKey(NextKeyFile); err == nil {
+		if cert, err := s.Certificate(next); err == nil && cert != nil {
+			return next, s.replaceKey(next)
+		}
 	}
+	key, err := s.readKey(KeyFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.makeKey(KeyFile)
+	}
+	return key, err
+}
+
+// NextKey returns the key for the next certificate. It generates the key unless an unfinished renewal has one.
+func (s *Store) NextKey() (ed25519.PrivateKey, error) {
+	key, err := s.readKey(NextKeyFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.makeKey(NextKeyFile)
+	}
+	return key, err
+}
+
+// Renewing reports whether a renewal has not ended. The server may have done its part.
+func (s *Store) Renewing() bool {
+	_, err := s.dir.Stat(NextKeyFile)
+	return err == nil
+}
+
+// replaceKey makes the next key the identity key. The stored certificate is the next key's.
+func (s *Store) replaceKey(next ed25519.PrivateKey) error {
+	if err := s.writeKey(KeyFile, next); err != nil {
+		return err
+	}
+	return s.removeNextKey()
+}
+
+func (s *Store) removeNextKey() error {
+	if err := s.dir.Remove(NextKeyFile); err != nil {
+		return fmt.Errorf("remove %s: %w", NextKeyFile, err)
+	}
+	return nil
+}
+
+func (s *Store) readKey(file string) (ed25519.PrivateKey, error) {
+	text, err := s.dir.Read(file)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", KeyFile, err)
+		return nil, fmt.Errorf("read %s: %w", file, err)
 	}
 	parsed, err := keypair.ParsePrivate(text)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", KeyFile, err)
+		return nil, fmt.Errorf("read %s: %w", file, err)
 	}
 	key, ok := parsed.(ed25519.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("read %s: want an Ed25519 key, have %T", KeyFile, parsed)
+		return nil, fmt.Errorf("read %s: want an Ed25519 key, have %T", file, parsed)
 	}
 	return key, nil
 }
 
-func (s *Store) makeKey() (ed25519.PrivateKey, error) {
+func (s *Store) makeKey(file string) (ed25519.PrivateKey, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("make identity key: %w", err)
 	}
+	return key, s.writeKey(file, key)
+}
+
+func (s *Store) writeKey(file string, key ed25519.PrivateKey) error {
 	text, err := authority.EncodePrivateKey(key)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := s.dir.Write(KeyFile, text, keypair.Private(s.mode)); err != nil {
-		return nil, fmt.Errorf("write %s: %w", KeyFile, err)
+	if err := s.dir.Write(file, text, keypair.Private(s.mode)); err != nil {
+		return fmt.Errorf("write %s: %w", file, err)
 	}
-	return key, nil
+	return nil
 }
 
 // Certificate returns the stored certificate, which may have expired. It returns nil without an error if there is no
@@ -206,6 +254,23 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 		return nil, fmt.Errorf("write %s: %w", CertificateFile, err)
 	}
 	return cert, s.Spend()
+}
+
+// AcceptRenewal checks and stores the server's answer to a renewal for the next key, like Accept. The certificate may
+// also be for the present key, if the server kept that. Then the next key is removed.
+func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
+	if _, err := s.parse(next, certificate); err != nil {
+		cert, err := s.Accept(key, certificate, bundle)
+		if cert == nil {
+			return nil, err
+		}
+		return cert, errors.Join(err, s.removeNextKey())
+	}
+	cert, err := s.Accept(next, certificate, bundle)
+	if cert == nil {
+		return nil, err
+	}
+	return cert, errors.Join(err, s.replaceKey(next))
 }
 
 // Spend removes the nonce. A stored certificate makes the nonce useless.

@@ -42,8 +42,9 @@ func (t *shardTransport) ClientHandshake(ctx context.Context, name string, raw n
 		return nil, nil, ErrNone
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots.pool, Time: k.Now, VerifyConnection: t.verify}
+	var identity *Identity
 	if t.client {
-		identity := k.current.Load()
+		identity = k.current.Load()
 		if identity == nil {
 			return nil, nil, ErrNone
 		}
@@ -53,7 +54,50 @@ func (t *shardTransport) ClientHandshake(ctx context.Context, name string, raw n
 		}
 		config.Certificates = []tls.Certificate{*identity.load()}
 	}
-	return credentials.NewTLS(config).ClientHandshake(ctx, name, raw)
+	conn, info, err := credentials.NewTLS(config).ClientHandshake(ctx, name, raw)
+	if err != nil || identity == nil {
+		return conn, info, err
+	}
+	return k.track(conn, identity), info, nil
+}
+
+// track remembers a connection until it is closed.
+func (k *Keeper) track(conn net.Conn, identity *Identity) net.Conn {
+	tracked := &trackedConn{Conn: conn, keeper: k}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.conns == nil {
+		k.conns = map[net.Conn]*Identity{}
+	}
+	k.conns[tracked] = identity
+	return tracked
+}
+
+type trackedConn struct {
+	net.Conn
+	keeper *Keeper
+}
+
+func (c *trackedConn) Close() error {
+	c.keeper.mu.Lock()
+	delete(c.keeper.conns, c)
+	c.keeper.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// closeOthers closes the connections that were made with another identity. Their users connect again.
+func (k *Keeper) closeOthers(current *Identity) {
+	k.mu.Lock()
+	var others []net.Conn
+	for conn, identity := range k.conns {
+		if identity != current {
+			others = append(others, conn)
+		}
+	}
+	k.mu.Unlock()
+	for _, conn := range others {
+		_ = conn.Close() // it is given up either way
+	}
 }
 
 // verify checks the identity of the peer. TLS has verified its chain and host name.

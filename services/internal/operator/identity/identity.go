@@ -1,7 +1,7 @@
 // Package identity manages the operator's identity: its key and certificate in Secrets, the cluster CA that it trusts,
 // its registration and the renewal of its certificate.
 //
-// Invariant: the key is stored before a certificate is requested for it, and a stored value is replaced only after its
+// Invariant: a key is stored before a certificate is requested for it, and a stored value is replaced only after its
 // replacement was checked. A registration that is interrupted continues after a restart: the same key and nonce get the
 // certificate.
 package identity
@@ -18,6 +18,8 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
+
+var errOtherKey = errors.New("the certificate is for another key")
 
 // Identity is the operator's identity. It is immutable.
 type Identity struct {
@@ -44,7 +46,7 @@ func (k *Keeper) parseCertificate(key ed25519.PrivateKey, roots *trustBundle, te
 	}
 	public, ok := leaf.PublicKey.(ed25519.PublicKey)
 	if !ok || !public.Equal(key.Public()) {
-		return nil, errors.New("the certificate is for another key")
+		return nil, errOtherKey
 	}
 	who, err := authority.ParseIdentity(leaf)
 	switch {

@@ -416,7 +416,7 @@ func TestRenews(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := k.Current()
-	renew := func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+	renew := func(context.Context, ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 		all, err := w.Bucket.ListOperators(t.Context(), "prod")
 		if err != nil {
 			return nil, err
@@ -444,16 +444,18 @@ func TestRenews(t *testing.T) {
 		renew identity.Renewer
 		want  string
 	}{
-		"an older one": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+		"an older one": {func(context.Context, ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
+			error) {
 			return &nstancev1.OperatorServiceRenewCertificateResponse{
 				Certificate: authority.EncodeCertificate(first.Leaf)}, nil
 		}, "no later than the current one"},
-		"another's": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+		"another's": {func(context.Context, ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
+			error) {
 			cert, _, err := w.Issuer().Issue(first.Who, transporttest.Public(transporttest.NewKey(t)))
 			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert)},
 				err
 		}, "another key"},
-		"none": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+		"none": {func(context.Context, ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 			return &nstancev1.OperatorServiceRenewCertificateResponse{}, nil
 		}, "not PEM"},
 	} {
@@ -462,6 +464,35 @@ func TestRenews(t *testing.T) {
 			k.Current() != had {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+
+	// The server issues for the new key. An interrupted renewal is repeated for the same key, also after a restart.
+	var asked []ed25519.PublicKey
+	rekey := func(_ context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
+		error) {
+		if asked = append(asked, key); len(asked) == 1 {
+			return nil, errors.New("the answer is lost")
+		}
+		cert, _, err := w.Issuer().Issue(first.Who, key)
+		return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert)}, err
+	}
+	w.Clock.Advance(24 * time.Hour)
+	if err := k.Renew(t.Context(), rekey); err == nil {
+		t.Fatal("the renewal without an answer succeeded")
+	}
+	if k, err = w.ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Renew(t.Context(), rekey); err != nil {
+		t.Fatal(err)
+	}
+	if !asked[0].Equal(asked[1]) || !asked[0].Equal(k.Current().Leaf.PublicKey) ||
+		asked[0].Equal(first.Leaf.PublicKey) {
+		t.Error("the renewal was not repeated for the same new key")
+	}
+	if keys := w.secret(t, "nstance-operator-key").Data; !bytes.Equal(keys[identity.PrivateKey],
+		w.secret(t, "nstance-operator-cert").Data[corev1.TLSPrivateKeyKey]) || len(keys[identity.NextPrivateKey]) > 0 {
+		t.Error("the Secret of the key does not hold the new key alone")
 	}
 	w.silent(t)
 }
@@ -485,7 +516,7 @@ func TestRunRenewsInTime(t *testing.T) {
 		}
 		var asked []time.Duration
 		fail := true
-		renew := func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+		renew := func(context.Context, ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 			asked = append(asked, time.Since(began))
 			if fail {
 				fail = false
@@ -559,7 +590,8 @@ func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
 		return <-seen
 	}
 	first := call()
-	if err := k.Renew(t.Context(), func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+	if err := k.Renew(t.Context(), func(context.Context, ed25519.PublicKey) (
+		*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 		return &nstancev1.OperatorServiceRenewCertificateResponse{
 			Certificate: identitytest.Certificate(t, cluster, "default", fleettest.Now, authority.OperatorTTL+
 				time.Hour)}, nil

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +29,8 @@ const (
 	NonceKey   = "nonce.jwt"
 	PrivateKey = "private.key"
 	PublicKey  = "public.key"
+	// NextPrivateKey is the key of a renewal that has not ended.
+	NextPrivateKey = "next.key"
 )
 
 // Options configures a [Keeper]. All fields are required.
@@ -50,6 +54,9 @@ type Keeper struct {
 	Options
 	roots   atomic.Pointer[trustBundle]
 	current atomic.Pointer[Identity]
+
+	mu    sync.Mutex
+	conns map[net.Conn]*Identity // open connections and the identity that each was made with
 }
 
 // New returns a Keeper without an identity.
@@ -133,6 +140,13 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 				k.objectKey(k.KeySecret))
 		}
 	}
+	if next := secret.Data[NextPrivateKey]; certificate != nil && len(next) > 0 &&
+		bytes.Equal(next, certificate.Data[corev1.TLSPrivateKeyKey]) {
+		// A renewal was interrupted after its certificate was stored.
+		secret.Data[PrivateKey] = next
+		delete(secret.Data, NextPrivateKey)
+		secret.Data[PublicKey] = nil // corrected below
+	}
 	key, err := authority.ParsePrivateKey(secret.Data[PrivateKey])
 	if err != nil {
 		return nil, nil, fmt.Errorf("secret %s, key %s: %w; delete the Secret to register again with a new nonce",
@@ -163,14 +177,55 @@ func keyOf(certificate *corev1.Secret) ed25519.PrivateKey {
 	return key
 }
 
+func (k *Keeper) generateKey() (ed25519.PrivateKey, error) {
+	seed := make([]byte, ed25519.SeedSize)
+	if _, err := io.ReadFull(k.Rand, seed); err != nil {
+		return nil, fmt.Errorf("generate the operator's key: %w", err)
+	}
+	return ed25519.NewKeyFromSeed(seed), nil
+}
+
+// nextKey returns the key for the next certificate. It generates and stores the key unless an unfinished renewal has
+// one.
+func (k *Keeper) nextKey(ctx context.Context, secret *corev1.Secret) (ed25519.PrivateKey, error) {
+	if key, err := authority.ParsePrivateKey(secret.Data[NextPrivateKey]); err == nil {
+		return key, nil
+	}
+	key, err := k.generateKey()
+	if err != nil {
+		return nil, err
+	}
+	private, _, err := encodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	secret.Data[NextPrivateKey] = private
+	return key, k.updateKeys(ctx, secret)
+}
+
+// replaceKey stores the key of the current certificate as the operator's key.
+func (k *Keeper) replaceKey(ctx context.Context, secret *corev1.Secret, key ed25519.PrivateKey) (err error) {
+	delete(secret.Data, NextPrivateKey)
+	if secret.Data[PrivateKey], secret.Data[PublicKey], err = encodeKey(key); err != nil {
+		return err
+	}
+	return k.updateKeys(ctx, secret)
+}
+
+func (k *Keeper) updateKeys(ctx context.Context, secret *corev1.Secret) error {
+	if err := k.Client.Update(ctx, secret); err != nil {
+		return fmt.Errorf("store the operator's key in Secret %s: %w", k.objectKey(k.KeySecret), err)
+	}
+	return nil
+}
+
 // createKey stores a key in the key's Secret. If key is nil, it generates one.
 func (k *Keeper) createKey(ctx context.Context, key ed25519.PrivateKey) (ed25519.PrivateKey, error) {
 	if key == nil {
-		seed := make([]byte, ed25519.SeedSize)
-		if _, err := io.ReadFull(k.Rand, seed); err != nil {
-			return nil, fmt.Errorf("generate the operator's key: %w", err)
+		var err error
+		if key, err = k.generateKey(); err != nil {
+			return nil, err
 		}
-		key = ed25519.NewKeyFromSeed(seed)
 	}
 	private, public, err := encodeKey(key)
 	if err != nil {

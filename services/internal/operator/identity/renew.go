@@ -16,8 +16,9 @@ import (
 // checkInterval is the time between two reads of the CA bundle and checks of the certificate.
 const checkInterval = time.Minute
 
-// Renewer requests a new certificate from a shard.
-type Renewer func(ctx context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error)
+// Renewer requests from a shard a new certificate for a key.
+type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
+	error)
 
 // Run maintains the identity until ctx ends, then returns nil. It renews the certificate at two thirds of its life and
 // follows changes of the CA bundle. Failures are logged and retried. If the certificate expires, Run returns an error:
@@ -69,27 +70,14 @@ func (k *Keeper) refreshTrust(ctx context.Context) {
 	}
 }
 
-// Renew requests a new certificate for the current key, stores it and uses it for all later connections.
+// Renew requests a certificate for a new key, stores both and uses them for all later connections. It closes the
+// present connections, because servers refuse the replaced key.
 func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
-	answer, err := renew(ctx)
-	if err != nil {
-		return err
-	}
 	now := k.current.Load()
 	key, ok := now.load().PrivateKey.(ed25519.PrivateKey)
 	if !ok {
 		return errors.New("the operator's key is not Ed25519")
 	}
-	roots := k.roots.Load()
-	identity, err := k.parseCertificate(key, roots, answer.GetCertificate())
-	if err != nil {
-		return fmt.Errorf("unusable certificate from the server: %w", err)
-	}
-	if !identity.Leaf.NotAfter.After(now.Leaf.NotAfter) {
-		return fmt.Errorf("the new certificate expires at %s, no later than the current one",
-			identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
-	}
-	k.warnOfUnknownCA(roots, answer.GetCaBundle())
 	secret, err := k.readSecret(ctx, k.KeySecret)
 	if err != nil {
 		return err
@@ -98,11 +86,41 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 		if _, err := k.createKey(ctx, key); err != nil {
 			return err
 		}
+		if secret, err = k.readSecret(ctx, k.KeySecret); err != nil || secret == nil {
+			return errors.Join(errors.New("read the operator's key again"), err)
+		}
 	}
+	next, err := k.nextKey(ctx, secret)
+	if err != nil {
+		return err
+	}
+	answer, err := renew(ctx, next.Public().(ed25519.PublicKey))
+	if err != nil {
+		return err
+	}
+	roots := k.roots.Load()
+	identity, err := k.parseCertificate(next, roots, answer.GetCertificate())
+	if errors.Is(err, errOtherKey) { // of a server that does not replace keys
+		identity, err = k.parseCertificate(key, roots, answer.GetCertificate())
+	} else {
+		key = next
+	}
+	if err != nil {
+		return fmt.Errorf("unusable certificate from the server: %w", err)
+	}
+	if !identity.Leaf.NotAfter.After(now.Leaf.NotAfter) {
+		return fmt.Errorf("the new certificate expires at %s, no later than the current one",
+			identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	k.warnOfUnknownCA(roots, answer.GetCaBundle())
 	if err := k.storeCertificate(ctx, key, identity); err != nil {
 		return err
 	}
 	k.current.Store(identity)
+	k.closeOthers(identity)
+	if err := k.replaceKey(ctx, secret, key); err != nil {
+		k.Log.Warn("the next start completes the renewal", "error", err)
+	}
 	k.Log.Info("renewed the operator's certificate", "expires", identity.Leaf.NotAfter)
 	return nil
 }
