@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"slices"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
@@ -391,7 +393,13 @@ func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
 	return reached(launched.Add(age), g.Now)
 }
 
-// isDrifted reports whether an instance was made from another infra configuration than the group's.
-func (g *group) isDrifted(i *Instance) bool {
-	return i.InfraHash != "" && g.Group.InfraHash != "" && i.InfraHash != g.Group.InfraHash
+// isDrifted reports whether an instance was made from another infra configuration than the group's, or is in a subnet
+// that the group's pool no longer has.
+func (g *group) isDrifted(i *Instance) bool { return Drifted(&g.Group, i.InfraHash, i.SubnetID) }
+
+// Drifted reports whether an instance with this infra hash in this subnet differs from its group's configuration. The
+// infra hash does not cover the subnets of the pool: a subnet that is added, or moved in the list, replaces nothing.
+func Drifted(group *config.Group, infraHash, subnet string) bool {
+	return infraHash != "" && group.InfraHash != "" && infraHash != group.InfraHash ||
+		subnet != "" && len(group.Subnets) > 0 && !slices.Contains(group.Subnets, subnet)
 }

@@ -62,12 +62,18 @@ func TestClassificationRules(t *testing.T) {
 		})},
 		{rule: 15, name: "drifted and past eligible_age", i: well(func(i *Instance) { i.InfraHash = "v0" }),
 			ages: func(s *Settings) { s.EligibleAge = time.Minute }},
+		{rule: 13, name: "in a subnet that left the pool, and unhealthy", i: well(func(i *Instance) {
+			i.Healthy, i.SubnetID = false, "s3"
+		})},
+		{rule: 15, name: "in a subnet that left the pool", i: well(func(i *Instance) { i.SubnetID = "s3" })},
+		{rule: 17, name: "in the last subnet of the pool", i: well(func(i *Instance) { i.SubnetID = "s2" })},
 		{rule: 16, name: "past eligible_age", i: well(nil), ages: func(s *Settings) { s.EligibleAge = time.Minute }},
 		{rule: 17, name: "well", i: well(nil)},
 	} {
 		s := Snapshot{Now: now, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour),
-			Settings:  Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute},
-			Group:     config.Group{Size: 1, InfraHash: "v1", MaxUnhealthy: config.Limit{Value: 9}},
+			Settings: Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute},
+			Group: config.Group{Size: 1, InfraHash: "v1", Subnets: []string{"s1", "s2"},
+				MaxUnhealthy: config.Limit{Value: 9}},
 			Instances: []Instance{c.i}}
 		if c.ages != nil {
 			c.ages(&s.Settings)

@@ -25,9 +25,9 @@
 //	10 expired            The instance reached forced_age. Replaced first.
 //	11 held               As rule 12, but the unhealthy guard holds (rule 26).
 //	12 silent             Three reports are missed, or the agent was never healthy in its time. Replaced first.
-//	13 unready, drifted   As rule 14, with an outdated infra configuration.
+//	13 unready, drifted   As rule 14, with an outdated infra configuration or in a subnet that left the pool.
 //	14 unready            Booting, not heard of by this leader yet, late or unhealthy. It counts, but proves nothing.
-//	15 drifted            Healthy, with an outdated infra configuration. Rotated.
+//	15 drifted            Healthy, with an outdated infra configuration or in a subnet that left the pool. Rotated.
 //	16 aged               Healthy, older than eligible_age. Rotated.
 //	17 well               Healthy and as configured.
 //

@@ -134,7 +134,7 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 	}
 	i.ID, i.State, i.OnDemand = rec.ID, rec.State, rec.OnDemand
 	i.CreatedAt, i.LaunchedAt, i.RegisteredAt = rec.CreatedAt, rec.LaunchedAt, rec.RegisteredAt
-	i.InfraHash, i.ProviderID = rec.InfraHash, rec.ProviderID
+	i.InfraHash, i.SubnetID, i.ProviderID = rec.InfraHash, rec.SubnetID, rec.ProviderID
 	i.DeleteReason, i.DeletingAt = rec.DeleteReason, rec.DeletingAt
 	return i
 }

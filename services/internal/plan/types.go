@@ -59,7 +59,7 @@ type Instance struct {
 
 	CreatedAt, LaunchedAt, RegisteredAt time.Time
 	RuntimeHash                         string // as the agent last reported it
-	InfraHash                           string
+	InfraHash, SubnetID                 string
 	ProviderID                          string
 	Provider                            Observed[ProviderState]
 	EndReason                           string // why the VM ended, in the provider's words; "": unknown

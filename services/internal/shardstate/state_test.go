@@ -254,7 +254,7 @@ func TestViews(t *testing.T) {
 	p.put(leaving, workers, record.Deleting)
 	p.revision++
 	p.PutRecord(record.Instance{ID: onDemand, State: record.Registered, Revision: p.revision, Tenant: "default",
-		Group: "workers", OnDemand: true,
+		Group: "workers", OnDemand: true, InfraHash: "i0",
 		CreatedAt: p.now, RegisteredAt: p.now, ProviderID: "vm"}, "t")
 
 	view, ok := p.GroupView(workers)
@@ -270,7 +270,10 @@ func TestViews(t *testing.T) {
 	if got := p.Instances("default", "others"); len(got) != 0 {
 		t.Errorf("%d instances of another group", len(got))
 	}
-	if v, _ := p.State.Instance(well); v.RuntimeDrift || !v.InfraDrift {
+	if v, _ := p.State.Instance(well); v.RuntimeDrift || v.InfraDrift {
+		t.Errorf("%+v", v)
+	}
+	if v, _ := p.State.Instance(onDemand); !v.InfraDrift {
 		t.Errorf("%+v", v)
 	}
 	if v, _ := p.State.Instance(silent); !v.RuntimeDrift {

@@ -18,7 +18,7 @@ type InstanceView struct {
 	VM       infra.VM
 	Report   Report
 	Settings plan.Settings
-	// InfraDrift is true if the instance was made from another infrastructure configuration than its group has now.
+	// InfraDrift is true if the instance differs from its group's infrastructure configuration. See plan.Drifted.
 	// RuntimeDrift is true if its files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
 }
@@ -68,7 +68,7 @@ func (w *State) Instances(tenant, group string) []InstanceView {
 func (w *State) view(inst *instance) InstanceView {
 	g := inst.group
 	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: w.settings}
-	v.InfraDrift = g.InfraHash != "" && inst.record.InfraHash != g.InfraHash
+	v.InfraDrift = plan.Drifted(&g.Group, inst.record.InfraHash, inst.record.SubnetID)
 	v.RuntimeDrift = g.RuntimeHash != "" && !inst.plan.LastReport.IsZero() && inst.plan.RuntimeHash != g.RuntimeHash
 	return v
 }
