@@ -424,11 +424,13 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 }
 
 // QuerySubnetCapacity asks the provider which subnets are full, so that later creates do not wait for the answer. If
-// the provider has no such call or does not answer, no subnet counts as full.
+// the provider has no such call or does not answer, no subnet counts as full. Nor does a subnet that has become the
+// only one of its pool: there is no choice, and its next VM shows whether it has room.
 func (x *Executor) QuerySubnetCapacity(ctx context.Context) {
 	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
 	subnets := x.State.Subnets()
 	if !ok || len(subnets) == 0 {
+		x.capacity.learn(nil, nil, nil)
 		return
 	}
 	room, err := provider.HasRoom(ctx, subnets)

@@ -476,6 +476,20 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 		if b.calls != nil {
 			t.Error("there is no choice, but the provider is asked")
 		}
+
+		// A full subnet becomes the only one of its pool.
+		b.configure(func(g *config.Group) { g.Subnets = []string{"a", "b"} })
+		b.provider.SetCapacity(mock.Place{Subnet: "a"}, 0)
+		b.QuerySubnetCapacity(t.Context())
+		b.configure(func(g *config.Group) { g.Subnets = []string{"a"} })
+		b.provider.SetCapacity(mock.Place{Subnet: "a"}, -1)
+		b.QuerySubnetCapacity(t.Context())
+		b.calls = nil
+		b.do(create)
+		if calls := b.made(mock.Create); len(calls) != 1 {
+			t.Errorf("the only subnet counts as full forever: %v", calls)
+		}
+		b.wait()
 	})
 }
 
