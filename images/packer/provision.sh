@@ -62,7 +62,8 @@ install_role() {
 	getent passwd nstance-server >/dev/null ||
 		useradd --system --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin nstance-server
 	case $platform in
-	aws | gcp | none) install -D -m 0644 "$files/nstance-server-scaling.conf" /etc/systemd/system/nstance-server.service.d/10-scaling.conf ;;
+	aws | none) install -m 0644 "$files/nstance-server-health.service" /etc/systemd/system/nstance-server-health.service ;;
+	gcp) install -D -m 0644 "$files/nstance-server-scaling.conf" /etc/systemd/system/nstance-server.service.d/10-scaling.conf ;;
 	esac
 }
 

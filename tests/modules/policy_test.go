@@ -26,6 +26,7 @@ const (
 	kms       = "arn:aws:kms:us-west-2:" + account + ":key/00000000-0000-0000-0000-000000000000"
 	agentRole = "arn:aws:iam::" + account + ":role/example-nstance-agent"
 	group     = "arn:aws:elasticloadbalancing:us-west-2:" + account + ":targetgroup/web/0123456789abcdef"
+	scaling   = "arn:aws:autoscaling:us-west-2:" + account + ":autoScalingGroup:0:autoScalingGroupName/example-server"
 	vpc       = "vpc-0000000000000000a"
 	shard     = "us-west-2a" // The shard of the role in most tests.
 	neighbour = "us-west-2b" // Another shard of the same cluster.
@@ -358,6 +359,12 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 		{"another target group", "elasticloadbalancing:RegisterTargets", strings.Replace(group, "/web/", "/other/", 1),
 			nil, false},
 
+		{"is ready", "autoscaling:CompleteLifecycleAction", scaling, tagged("cluster", "example"), true},
+		{"is unhealthy", "autoscaling:SetInstanceHealth", scaling, tagged("cluster", "example"), true},
+		{"another cluster's group", "autoscaling:CompleteLifecycleAction", scaling, tagged("cluster", "other"), false},
+		{"another group", "autoscaling:SetInstanceHealth", scaling, nil, false},
+		{"size", "autoscaling:SetDesiredCapacity", scaling, tagged("cluster", "example"), false},
+
 		{"looks", "ec2:DescribeInstances", "*", nil, true},
 		{"looks", "ec2:DescribeImages", "*", nil, true},
 		{"looks", "ec2:DescribeSubnets", "*", nil, true},
@@ -571,6 +578,7 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 		keys.ClusterCA(), keys.ClusterSecret("ca.key"), keys.ClusterOperator("default",
 			strings.TrimSuffix(id.Storage(), "acc")+"opr"), keys.Config("us-west-2a"), keys.Groups("us-west-2a"),
 		keys.File("motd"), keys.Leader("us-west-2a"), keys.Applied("us-west-2a"),
+		keys.ServerReport("us-west-2a"),
 		keys.Instance("us-west-2a", "default", id.Storage()),
 		keys.CertLog("us-west-2a", "default", id.Time(), id.Storage()), keys.Probe("us-west-2a", "x"),
 	}
@@ -643,7 +651,7 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	}
 	slices.Sort(actions)
 	want := []string{
-		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances",
+		"autoscaling:CompleteLifecycleAction", "autoscaling:SetInstanceHealth", "ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances",
 		"ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
 		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",

@@ -28,6 +28,9 @@ import (
 // keepalive takes up to 30 s.
 const soon = 2 * time.Minute
 
+// readyTimeout is how long a new server may take to become ready, in seconds. A server takes a few.
+const readyTimeout = 40
+
 // shard is the module's output "shard".
 type shard struct {
 	ID        string `json:"id"`
@@ -84,7 +87,8 @@ func singleShard(t *testing.T, calls *ledger) {
 	vars := map[string]any{
 		"cluster": "solo", "force_destroy": true, "worker_count": 2,
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
-		"worker_arch": "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"}, "agent_ami": lab.AgentAMI,
+		"server_ready_timeout": readyTimeout,
+		"worker_arch":          "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"}, "agent_ami": lab.AgentAMI,
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"}},
 	}
@@ -114,6 +118,9 @@ func singleShard(t *testing.T, calls *ledger) {
 	if f.count("DetachNetworkInterface") == detached {
 		t.Error("the server that was stopped kept the leader's interface")
 	}
+
+	f.rollBadImage(t, stack, vars)
+	f.replaceUnhealthy(t)
 
 	// A VM dies without notice.
 	victim := f.workers()[0]
@@ -188,6 +195,49 @@ func singleShard(t *testing.T, calls *ledger) {
 	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
+}
+
+// rollBadImage rolls the servers to an image on which the server does not start. The apply must fail with the reason,
+// and the old server must stay. Then a good image is applied.
+func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any) {
+	t.Helper()
+	good := f.servers()[0].ID
+	vars["server_ami"] = lab.BadServerAMI
+	output := stack.ApplyFails(t)
+	for _, want := range []string{"did not become ready", "connection refused"} {
+		if !strings.Contains(output, want) {
+			t.Errorf("the error of apply does not contain %q:\n%s", want, output)
+		}
+	}
+	if !slices.Contains(ids(f.servers()), good) {
+		t.Fatalf("the good server %s is gone", good)
+	}
+	f.healthy(t)
+	vars["server_ami"] = lab.ServerAMI
+	stack.Apply(t)
+	f.rolled(t, good)
+}
+
+// replaceUnhealthy stops the server, as if it hung. Its machine must report that and be replaced.
+func (f *fleet) replaceUnhealthy(t *testing.T) {
+	t.Helper()
+	old := f.servers()[0].ID
+	if out, err := f.Machines.Exec(old, "systemctl", "stop", "nstance-server"); err != nil {
+		t.Fatalf("stop the server: %v\n%s", err, out)
+	}
+	f.rolled(t, old)
+}
+
+// rolled waits until the shard has one server, which is not the old one and leads.
+func (f *fleet) rolled(t *testing.T, old string) {
+	t.Helper()
+	lab.Eventually(t, 2*soon, "another server than "+old, func() string {
+		if servers := ids(f.servers()); len(servers) != 1 || servers[0] == old {
+			return fmt.Sprintf("servers %v", servers)
+		}
+		return ""
+	})
+	f.healthy(t)
 }
 
 // workers returns the shard's VMs that are pending or running.

@@ -68,6 +68,7 @@ module "shard" {
   server_instance_type = var.server_instance_type
   server_arch          = var.server_arch
   server_image         = { id = var.server_ami, owners = var.image_owners }
+  server_ready_timeout = var.server_ready_timeout
   leader_network       = { ipv4 = "10.0.1.100" }
   operator_access      = { ipv4_cidrs = ["10.0.0.0/16"] }
   wait_for_leader      = var.wait_for_leader

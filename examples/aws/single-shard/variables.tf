@@ -63,6 +63,13 @@ variable "agent_ami" {
   default     = null
 }
 
+variable "server_ready_timeout" {
+  description = "Seconds that a new server may take to become ready, and that a server may be unhealthy, before its machine is replaced."
+  type        = number
+  default     = 600
+  nullable    = false
+}
+
 variable "server_count" {
   description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all."
   type        = number

@@ -264,6 +264,15 @@ locals {
     Resource = arns
   } if length(arns) > 0]
 
+  # A server reports to the Auto Scaling group of its machine, which the module shard names, that it is ready or unhealthy.
+  health_statements = { for shard, grant in var.shards : shard => [{
+    Sid       = "ReportServerHealth"
+    Effect    = "Allow"
+    Action    = ["autoscaling:CompleteLifecycleAction", "autoscaling:SetInstanceHealth"]
+    Resource  = "arn:${local.partition}:autoscaling:${local.region}:${local.account_id}:autoScalingGroup:*:autoScalingGroupName/${var.cluster.id}-${shard}-server"
+    Condition = { StringEquals = { "aws:ResourceTag/nstance:cluster" = var.cluster.id } }
+  }] }
+
   # One statement for all target groups, or none.
   target_statements = [for arns in [values(var.target_group_arns)] : {
     Sid      = "RegisterTargets"
@@ -282,6 +291,7 @@ locals {
       local.disk_key_statements,
       local.launch_resource_statements,
       local.leader_statements[shard],
+      local.health_statements[shard],
       local.target_statements,
     ])
   }) }

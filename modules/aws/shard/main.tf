@@ -53,6 +53,7 @@ resource "nstance_shard" "this" {
   # their VMs, their permissions and their routes.
   depends_on = [
     aws_autoscaling_group.server,
+    aws_autoscaling_lifecycle_hook.ready,
     aws_vpc_security_group_egress_rule.server_ipv4,
     aws_vpc_security_group_egress_rule.server_ipv6,
     aws_vpc_security_group_ingress_rule.server,
@@ -119,6 +120,16 @@ resource "nstance_shard" "this" {
   }
   templates = var.templates
   groups    = var.groups
+}
+
+# An apply that rolls the servers fails if no new server becomes ready.
+resource "nstance_servers_ready" "this" {
+  count      = local.reports_health && var.wait_for_leader && var.server_count > 0 ? 1 : 0
+  depends_on = [nstance_shard.this]
+
+  shard      = var.shard
+  generation = local.server_generation
+  timeout    = "${var.server_ready_timeout + 300}s"
 }
 
 locals {

@@ -36,8 +36,25 @@ data "nstance_userdata" "server" {
 }
 
 locals {
-  # The default endpoints of AWS support IPv4 only.
-  server_environment = merge(local.server_subnets[0].native ? { AWS_USE_DUALSTACK_ENDPOINT = "true" } : {}, var.server_environment)
+  server_group = "${local.name}-server"
+  server_environment = merge(
+    # The default endpoints of AWS support IPv4 only.
+    local.server_subnets[0].native ? { AWS_USE_DUALSTACK_ENDPOINT = "true" } : {},
+    # The image's unit nstance-server-health reports to this group.
+    local.reports_health ? {
+      NSTANCE_SCALING_GROUP     = "aws/${local.server_group}"
+      NSTANCE_REPORT_AFTER      = "${var.server_ready_timeout}s"
+      NSTANCE_SERVER_GENERATION = local.server_generation
+    } : {},
+    var.server_environment,
+  )
+  # It names what the servers run, and changes with it. As a part of the boot script it also rolls the servers.
+  server_generation = substr(sha256(jsonencode([
+    data.aws_ami.server.id, var.server_instance_type, var.server_volume, var.server_security_group_ids, var.server_args,
+    var.server_commands, var.server_environment, aws_network_interface.leader.id,
+  ])), 0, 12)
+  # Images without the program do not have its units either.
+  reports_health = length(var.server_binaries) == 0
 }
 
 resource "aws_launch_template" "server" {
@@ -49,7 +66,7 @@ resource "aws_launch_template" "server" {
   vpc_security_group_ids = concat([aws_security_group.server.id], var.server_security_group_ids)
   update_default_version = true
 
-  # A server that powers itself off is replaced.
+  # A server whose machine is shut down is replaced.
   instance_initiated_shutdown_behavior = "terminate"
 
   iam_instance_profile {
@@ -96,7 +113,7 @@ resource "aws_autoscaling_group" "server" {
   # A new server needs its egress rules immediately.
   depends_on = [aws_vpc_security_group_egress_rule.server_ipv4, aws_vpc_security_group_egress_rule.server_ipv6]
 
-  name                = "${local.name}-server"
+  name                = local.server_group
   min_size            = var.server_count
   max_size            = var.server_count
   desired_capacity    = var.server_count
@@ -114,7 +131,9 @@ resource "aws_autoscaling_group" "server" {
     version = aws_launch_template.server.latest_version
   }
 
-  # A change rolls the servers. A new server is ready, and may lead, before an old one is terminated.
+  # A change rolls the servers. An old server is terminated only after a new one is in service, which it is when it is
+  # ready. Auto rollback would have no effect: the AWS provider saves the new launch template on the group before it
+  # starts the refresh, and a rollback restores what is saved.
   instance_refresh {
     strategy = "Rolling"
 
@@ -133,6 +152,18 @@ resource "aws_autoscaling_group" "server" {
       propagate_at_launch = false # The launch template sets the tags.
     }
   }
+}
+
+# A new server is not in service before it reports that it is ready. If it does not within the time, its machine is
+# terminated, and the old server stays.
+resource "aws_autoscaling_lifecycle_hook" "ready" {
+  count                  = local.reports_health ? 1 : 0
+  name                   = "nstance-server-ready"
+  autoscaling_group_name = aws_autoscaling_group.server.name
+  lifecycle_transition   = "autoscaling:EC2_INSTANCE_LAUNCHING"
+  default_result         = "ABANDON"
+  # A server that starts gives up itself and logs why. The hook ends what cannot even do this.
+  heartbeat_timeout = var.server_ready_timeout + 60
 }
 
 # Auto Scaling checks /health only through a load balancer with a listener for it.

@@ -217,19 +217,31 @@ variable "leader_network" {
   }
 }
 
+variable "server_ready_timeout" {
+  description = "Seconds that a new server may take to become ready, and that a server may be unhealthy, before its machine is replaced. A roll keeps the old server until a new one is ready."
+  type        = number
+  default     = 600
+  nullable    = false
+
+  validation {
+    condition     = var.server_ready_timeout >= 10 && var.server_ready_timeout <= 7140 && floor(var.server_ready_timeout) == var.server_ready_timeout
+    error_message = "server_ready_timeout is a whole number of seconds from 10 to 7140."
+  }
+}
+
 variable "health_check" {
   description = <<-TEXT
     How the auto-scaling group finds out that a server is ill.
 
-    * `type`: `EC2`, whether the machine runs; a server that does not get ready powers its machine off. Or `ELB`, whether `/health` on port 8990 answers
-      200: AWS asks for that only through a load balancer.
-    * `grace_period`: seconds that a new server gets.
+    * `type`: `EC2`, whether the machine runs, and what the machine itself reports about its server's `/health` (see `server_ready_timeout`). Or `ELB`,
+      whether `/health` on port 8990 answers 200 to a load balancer as well.
+    * `grace_period`: seconds after a server has become ready in which it is not replaced, and for which a roll waits.
     * `load_balancer_arn`: for `ELB`, a network load balancer with subnets in this zone, whose `listener_port` is free; each shard takes one of its own.
     * `security_group_ids`: that load balancer's security groups. Left out: health checks come from anywhere in the VPC.
   TEXT
   type = object({
     type               = optional(string, "EC2")
-    grace_period       = optional(number, 120)
+    grace_period       = optional(number, 30)
     load_balancer_arn  = optional(string)
     listener_port      = optional(number, 8990)
     security_group_ids = optional(list(string), [])

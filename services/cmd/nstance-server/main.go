@@ -48,6 +48,13 @@ func run() int {
 		return server.Validate(ctx, options, os.Stdout, os.Stderr)
 	}
 	log := options.Logger(os.Stderr)
+	if options.ReportHealth {
+		if err := server.ReportHealth(ctx, options, clouds(), log); err != nil {
+			log.Error("cannot report the server's health", "error", err)
+			return 1
+		}
+		return 0
+	}
 	times, err := heirTimes(heir)
 	if err != nil {
 		log.Error("linked wrongly", "error", err)

@@ -122,7 +122,7 @@ func (s Server) Script() (string, error) {
 	}
 	return sized(head(s.Common, server) + "mkdir -p -m 755 /etc/nstance\n" +
 		"put /etc/nstance/server.env " + quote(environmentFile(environment)) + "\n" + s.LeaderNetwork.commands() +
-		tail(s.Common, server))
+		tail(s.Common, server) + health)
 }
 
 // Script returns the template. The error joins [FieldError]s.

@@ -43,6 +43,13 @@ WantedBy=multi-user.target
 `}
 )
 
+// health starts the unit that reports the server's health to a scaling group, on images that have it.
+const health = `if [ -e /etc/systemd/system/nstance-server-health.service ]; then
+  systemctl enable nstance-server-health
+  systemctl start --no-block nstance-server-health
+fi
+`
+
 // head returns the part of the script before the files.
 func head(c Common, p program) string {
 	var b strings.Builder

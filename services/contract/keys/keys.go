@@ -57,6 +57,9 @@ func Leader(shard string) string { return shardPrefix(shard) + "leader.json" }
 // Applied is the key of the last configuration that a shard's leader accepted.
 func Applied(shard string) string { return shardPrefix(shard) + "applied.jsonc" }
 
+// ServerReport is the key of the last report about a new server of a shard.
+func ServerReport(shard string) string { return shardPrefix(shard) + "server-report.json" }
+
 // InstancePrefix is the prefix of all instance records of a shard.
 func InstancePrefix(shard string) string { return shardPrefix(shard) + "instance/" }
 

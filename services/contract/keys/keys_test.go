@@ -35,6 +35,7 @@ var layout = []struct {
 	{keys.File("etc/motd"), "files/etc/motd", keys.Key{Kind: keys.KindFile, Name: "etc/motd"}},
 	{keys.Leader("dev-1"), "shard/dev-1/leader.json", keys.Key{Kind: keys.KindLeader, Shard: "dev-1"}},
 	{keys.Applied("dev-1"), "shard/dev-1/applied.jsonc", keys.Key{Kind: keys.KindApplied, Shard: "dev-1"}},
+	{keys.ServerReport("dev-1"), "shard/dev-1/server-report.json", keys.Key{Kind: keys.KindServerReport, Shard: "dev-1"}},
 	{
 		keys.Instance("dev-1", "acme", instanceID), "shard/dev-1/instance/acme." + instanceID + ".json",
 		keys.Key{Kind: keys.KindInstance, Shard: "dev-1", Tenant: "acme", ID: instanceID},
@@ -86,6 +87,8 @@ func build(k keys.Key) string {
 		return keys.Leader(k.Shard)
 	case keys.KindApplied:
 		return keys.Applied(k.Shard)
+	case keys.KindServerReport:
+		return keys.ServerReport(k.Shard)
 	case keys.KindInstance:
 		return keys.Instance(k.Shard, k.Tenant, k.ID)
 	case keys.KindCertLog:

@@ -24,6 +24,7 @@ const (
 	KindFile            Kind = "file"
 	KindLeader          Kind = "leader"
 	KindApplied         Kind = "applied config"
+	KindServerReport    Kind = "server report"
 	KindInstance        Kind = "instance"
 	KindCertLog         Kind = "certificate log"
 	KindProbe           Kind = "probe"
@@ -52,6 +53,7 @@ var layout = []struct {
 	{KindFile, regexp.MustCompile(`^files/(?<file>.*)$`)},
 	{KindLeader, regexp.MustCompile(`^shard/(?<shard>[^/]*)/leader\.json$`)},
 	{KindApplied, regexp.MustCompile(`^shard/(?<shard>[^/]*)/applied\.jsonc$`)},
+	{KindServerReport, regexp.MustCompile(`^shard/(?<shard>[^/]*)/server-report\.json$`)},
 	{KindInstance, regexp.MustCompile(
 		`^shard/(?<shard>[^/]*)/instance/(?<tenant>[^./]*)\.(?<instance>[^./]*)\.json$`)},
 	{KindCertLog, regexp.MustCompile(

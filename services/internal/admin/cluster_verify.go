@@ -161,6 +161,9 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 	case keys.KindApplied:
 		_, err := record.DecodeApplied(object.Body)
 		return err
+	case keys.KindServerReport:
+		_, err := record.DecodeServerReport(object.Body)
+		return err
 	case keys.KindInstance:
 		rec, err := record.DecodeInstance(object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,

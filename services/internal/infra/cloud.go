@@ -18,6 +18,8 @@ type Cloud struct {
 	Open func(ctx context.Context, env Env) (Provider, error)
 	// Identity describes the machine that this process runs on. It fails if the process does not run in the cloud.
 	Identity func(ctx context.Context, env Env) (Machine, error)
+	// Member describes this machine as a member of the named scaling group. It is nil for a cloud without such groups.
+	Member func(ctx context.Context, group string) (Member, error)
 }
 
 // Name returns the cloud's name, as in server.provider.kind.

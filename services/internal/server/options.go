@@ -38,6 +38,8 @@ type Options struct {
 	// shard's configuration in the bucket is checked.
 	Validate     bool
 	ValidateFile string
+	// ReportHealth means that the program reports the health of the server on this machine. See [ReportHealth].
+	ReportHealth bool
 	Debug        bool
 	Version      bool
 }
@@ -95,6 +97,8 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 			"ports of the configuration are shifted by (N-1)*10")
 	validate := flags.String("validate", "", "check a configuration `FILE` (without a file: the shard's own) and exit")
 	flags.Lookup("validate").NoOptDefVal = "\x00"
+	flags.BoolVar(&o.ReportHealth, "report-health", false,
+		"report the health of the server on this machine to the machine's scaling group (NSTANCE_SCALING_GROUP)")
 	flags.BoolVar(&o.Debug, "debug", false, "log more; serve gRPC health and reflection")
 	verbose := flags.BoolP("verbose", "v", false, "the same as --debug")
 	flags.BoolVar(&o.Version, "version", false, "print the version and exit")

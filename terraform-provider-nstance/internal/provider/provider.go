@@ -24,6 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operatoridentity"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operatornonce"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/secret"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/serversready"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/shard"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/shardstatus"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/userdata"
@@ -49,7 +50,8 @@ func (p *Provider) Metadata(_ context.Context, _ provider.MetadataRequest, resp 
 
 // Resources implements provider.Provider.
 func (p *Provider) Resources(context.Context) []func() resource.Resource {
-	return []func() resource.Resource{cluster.New, shard.New, group.New, operator.New, secret.New}
+	return []func() resource.Resource{cluster.New, shard.New, group.New, operator.New, secret.New,
+		serversready.New}
 }
 
 // DataSources implements provider.Provider.

@@ -15,7 +15,7 @@ const (
 	CallerStacks   = "stacks"   // the AWS provider or a server, while tests/stacks runs
 	CallerTests    = "tests"    // another test of this repository
 	CallerProvider = "provider" // the AWS provider, for settings of the modules that tests/stacks does not use
-	CallerPlanned  = "planned"  // no caller yet: planned for launch lifecycle hooks, health reports and checks of zones
+	CallerPlanned  = "planned"  // no caller yet: planned for checks of zones
 )
 
 //go:embed operations.txt

@@ -17,11 +17,13 @@ import (
 
 // Programs are the programs and images of a stack. They are built once per test process.
 type Programs struct {
-	// ServerImage and AgentImage are directories of trees made by images/packer/provision.sh.
-	ServerImage, AgentImage string
-	Versitygw               string
-	CLIConfig               string // TF_CLI_CONFIG_FILE: this provider, and hashicorp/aws from the local mirror.
-	dir                     string
+	// ServerImage and AgentImage are directories of trees made by images/packer/provision.sh. In BadServerImage the
+	// server does not start.
+	ServerImage, BadServerImage, AgentImage string
+
+	Versitygw string
+	CLIConfig string // TF_CLI_CONFIG_FILE: this provider, and hashicorp/aws from the local mirror.
+	dir       string
 }
 
 var programs = sync.OnceValues(build)
@@ -54,7 +56,7 @@ func build() (p Programs, err error) {
 		"./services/cmd/nstance-agent", "./terraform-provider-nstance"); err != nil {
 		return p, err
 	}
-	if p.ServerImage, p.AgentImage, err = images(ctx, bin, filepath.Join(p.dir, "images")); err != nil {
+	if err = p.buildImages(ctx, bin, filepath.Join(p.dir, "images")); err != nil {
 		return p, err
 	}
 	if p.Versitygw, err = run(ctx, "scripts/tool.sh", "versitygw"); err != nil {
@@ -65,31 +67,35 @@ func build() (p Programs, err error) {
 	return p, err
 }
 
-// images builds the images of both roles with the script that Packer runs.
-func images(ctx context.Context, bin, dir string) (server, agent string, err error) {
+// buildImages builds the images of both roles with the script that Packer runs, and a faulty image of a server.
+func (p *Programs) buildImages(ctx context.Context, bin, dir string) (err error) {
 	runner, err := machine.New(machine.Config{Dir: dir})
 	if err != nil {
-		return "", "", err
+		return err
 	}
 	defer func() { err = errors.Join(err, runner.Close()) }()
 	base := filepath.Join(dir, "base")
 	if err := os.CopyFS(filepath.Join(base, "srv", "provision"), os.DirFS(filepath.Join(Root(), "images",
 		"packer"))); err != nil {
-		return "", "", err
+		return err
 	}
 	if err := os.CopyFS(filepath.Join(base, "srv", "provision", "bin"), os.DirFS(bin)); err != nil {
-		return "", "", err
+		return err
 	}
 	build := func(role string) (string, error) {
 		return runner.Build(ctx, base, "#!/bin/sh\nexec sh /srv/provision/provision.sh\n", map[string]string{
 			"NSTANCE_ROLE": role, "NSTANCE_PLATFORM": "none", "NSTANCE_BINARY": "/srv/provision/bin/nstance-" + role,
 		})
 	}
-	if server, err = build("server"); err != nil {
-		return "", "", err
+	if p.ServerImage, err = build("server"); err != nil {
+		return err
 	}
-	agent, err = build("agent")
-	return server, agent, err
+	const spoil = "#!/bin/sh\nexec sed -i '/^ExecStart=/s/$/ --unknown-flag/' /etc/systemd/system/nstance-server.service\n"
+	if p.BadServerImage, err = runner.Build(ctx, p.ServerImage, spoil, nil); err != nil {
+		return err
+	}
+	p.AgentImage, err = build("agent")
+	return err
 }
 
 // Tofu returns the path of tofu, which scripts/tool.sh builds if it is not on PATH.

@@ -42,10 +42,11 @@ import (
 	s3front "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )
 
-// The images of the lab, for the architecture of this host.
+// The images of the lab, for the architecture of this host. The server does not start on BadServerAMI.
 const (
-	ServerAMI = "ami-0000000000000000a"
-	AgentAMI  = "ami-0000000000000000b"
+	ServerAMI    = "ami-0000000000000000a"
+	AgentAMI     = "ami-0000000000000000b"
+	BadServerAMI = "ami-0000000000000000c"
 )
 
 // scaling is the time between two evaluations of the Auto Scaling groups. It is shorter than on AWS to speed up the
@@ -81,7 +82,7 @@ func New(t *testing.T) *Lab {
 			var err error
 			l.Machines, err = machine.New(machine.Config{
 				Dir: dir, API: api, Images: map[string]string{ServerAMI: programs.ServerImage,
-					AgentAMI: programs.AgentImage},
+					AgentAMI: programs.AgentImage, BadServerAMI: programs.BadServerImage},
 				Environment: map[string]string{"AWS_ENDPOINT_URL": "http://169.254.170.1",
 					"AWS_S3_USE_PATH_STYLE": "true"},
 			})
@@ -103,7 +104,7 @@ func New(t *testing.T) *Lab {
 	server := httptest.NewServer(l.Cloud)
 	t.Cleanup(server.Close)
 	l.Endpoint = server.URL
-	for ami, role := range map[string]string{ServerAMI: "server", AgentAMI: "agent"} {
+	for ami, role := range map[string]string{ServerAMI: "server", AgentAMI: "agent", BadServerAMI: "bad-server"} {
 		l.Cloud.EC2().AddImage(ec2.AMI{ID: ami, Name: "nstance-" + role + "-1.0.0-amd64-20261121000000", Arch: "x86_64",
 			Created: time.Now().Add(-time.Hour)})
 	}

@@ -82,6 +82,17 @@ func (s *Stack) Apply(t *testing.T) string {
 	return terraform.ApplyContext(t, t.Context(), s.options)
 }
 
+// ApplyFails runs apply, which must fail, and returns the CLI's errors.
+func (s *Stack) ApplyFails(t *testing.T) string {
+	t.Helper()
+	stdout, stderr, code, err := terraform.RunTerraformCommandAndGetStdOutErrCodeContextE(t, t.Context(), s.options,
+		terraform.FormatArgs(s.options, "apply", "-input=false", "-auto-approve")...)
+	if code != 1 {
+		t.Fatalf("apply: exit code %d, want 1: %v", code, err)
+	}
+	return unwrap(stdout + stderr)
+}
+
 // Plan runs plan and returns its exit code and output. The code is 0 for no changes, 1 for an error, and 2 for changes.
 // The output includes errors and warnings.
 func (s *Stack) Plan(t *testing.T) (code int, output string) {

@@ -19,7 +19,7 @@ import (
 func TestCallsListsEveryCall(t *testing.T) {
 	want := map[string]bool{}
 	for service, api := range map[string]reflect.Type{"ec2": reflect.TypeFor[EC2](),
-		"elasticloadbalancing": reflect.TypeFor[ELB]()} {
+		"elasticloadbalancing": reflect.TypeFor[ELB](), "autoscaling": reflect.TypeFor[AutoScaling]()} {
 		for method := range api.Methods() {
 			want[service+":"+method.Name] = true
 		}

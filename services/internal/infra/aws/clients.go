@@ -12,6 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	awsconfig "github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/autoscaling"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
 	"github.com/aws/smithy-go/logging"
@@ -48,9 +49,17 @@ type ELB interface {
 		*elbv2.DeregisterTargetsOutput, error)
 }
 
+// AutoScaling lists the methods of Amazon EC2 Auto Scaling that a server's health report uses.
+type AutoScaling interface {
+	CompleteLifecycleAction(context.Context, *autoscaling.CompleteLifecycleActionInput,
+		...func(*autoscaling.Options)) (*autoscaling.CompleteLifecycleActionOutput, error)
+	SetInstanceHealth(context.Context, *autoscaling.SetInstanceHealthInput,
+		...func(*autoscaling.Options)) (*autoscaling.SetInstanceHealthOutput, error)
+}
+
 // Call is one AWS API call that the provider makes.
 type Call struct {
-	Service string   // name in IAM policies: ec2, elasticloadbalancing
+	Service string   // name in IAM policies: ec2, elasticloadbalancing, autoscaling
 	Name    string   // of the API action
 	Actions []string // the IAM actions that the call needs
 	When    string   // when the provider makes the call, in words
@@ -58,8 +67,8 @@ type Call struct {
 
 // Calls lists all AWS API calls that the provider makes, with the IAM actions that the server's role needs for each.
 //
-// Sources: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
-// list_awselasticloadbalancingv2.html.
+// Sources: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html,
+// list_awselasticloadbalancingv2.html and list_amazonec2autoscaling.html.
 var Calls = []Call{
 	{"ec2", "RunInstances", []string{"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"},
 		"an instance is made (iam:PassRole where args name an instance profile)"},
@@ -78,6 +87,10 @@ var Calls = []Call{
 		"an instance becomes healthy"},
 	{"elasticloadbalancing", "DeregisterTargets", []string{"elasticloadbalancing:DeregisterTargets"},
 		"an instance is drained or gone"},
+	{"autoscaling", "CompleteLifecycleAction", []string{"autoscaling:CompleteLifecycleAction"},
+		"a new server is ready, or does not become ready in time"},
+	{"autoscaling", "SetInstanceHealth", []string{"autoscaling:SetInstanceHealth"},
+		"a server stays unhealthy, so that its machine is replaced"},
 }
 
 // Limits of one HTTP request. The caller's context bounds the whole call, including all attempts.

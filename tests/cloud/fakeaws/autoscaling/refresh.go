@@ -73,6 +73,9 @@ func (s *Service) startRefresh(c *wire.Call) (any, error) {
 	case g.refreshing() != nil:
 		return nil, wire.Errorf(http.StatusBadRequest, "InstanceRefreshInProgress",
 			"An Instance Refresh is already in progress and blocks the execution of this Instance Refresh.")
+	case value(p.AutoRollback) && in.DesiredConfiguration == nil:
+		return nil, invalid("The AutoRollback parameter cannot be set to true when the DesiredConfiguration parameter is " +
+			"empty. Set AutoRollback to false or specify a desired configuration and try again.")
 	case len(p.CheckpointPercentages) > 0 || value(p.AutoRollback) || value(p.BakeTime) != 0:
 		return nil, invalid("The fake knows no checkpoints, bake time or rollback")
 	case lowest < 0 || lowest > 100 || highest < 100 || highest > 200 || highest-lowest > 100:
@@ -181,11 +184,24 @@ func (s *Service) advance(g *group) {
 }
 
 // surge returns the number of members that a group temporarily has beyond its size. It is 1 while a refresh must launch
-// a replacement before it terminates a member, else 0.
+// a replacement before it terminates a member, else 0. A refresh that is cancelled waits for launches in progress.
+// https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CancelInstanceRefresh.html
 func (g *group) surge() int {
 	r := g.refreshing()
-	if r == nil || r.status == "Cancelling" {
+	if r == nil {
 		return 0
+	}
+	if r.status == "Cancelling" {
+		count, launching := 0, 0
+		for _, m := range g.members {
+			if m.counts() {
+				count++
+			}
+			if m.state == pending || m.state == pendingWait {
+				launching++
+			}
+		}
+		return min(launching, max(count-*g.DesiredCapacity, 0))
 	}
 	lowest := orElse(r.preferences.MinHealthyPercentage, 90)
 	left := slices.ContainsFunc(g.members, func(m *member) bool { return m.counts() && slices.Contains(r.todo, m.id) })

@@ -27,7 +27,7 @@ func load(text string) (*unit.Service, error) {
 // until this package implements it or lists it as ignored.
 func TestOwnUnits(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(repository, "images/packer/files/*.service"))
-	if err != nil || len(files) != 2 {
+	if err != nil || len(files) != 3 {
 		t.Fatalf("found %v, %v", files, err)
 	}
 	units := map[string]string{}
@@ -45,7 +45,8 @@ func TestOwnUnits(t *testing.T) {
 	units["nstance-server.service"] += "\n" + string(scaling)
 	for name, text := range units {
 		s, err := load(text)
-		if err != nil || !s.Notify || !s.Restart || s.Watchdog == 0 || !s.NoCapabilities {
+		daemon := name != "nstance-server-health.service"
+		if err != nil || s.Notify != daemon || !s.Restart || (s.Watchdog > 0) != daemon || !s.NoCapabilities {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}
 	}

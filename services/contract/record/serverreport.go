@@ -1,0 +1,54 @@
+package record
+
+import "time"
+
+// ServerReportSchema is the newest version of the server report.
+const ServerReportSchema = 1
+
+// MaxProblem is the largest problem in a server report, in bytes.
+const MaxProblem = 1 << 10
+
+// ServerReport is the last news of a new server of a shard, `shard/{shard}/server-report.json`: it became ready, or it
+// did not in time. The health report of the server's machine writes it, not the server.
+type ServerReport struct {
+	Schema int `json:"schema"`
+	// Generation names the configuration of the server's machine. It is the value of the boot script.
+	Generation string `json:"generation"`
+	// Server is the server's --id, or the host name of its machine.
+	Server string `json:"server"`
+	// Problem says why the server is not ready. It is empty for a server that became ready.
+	Problem    string    `json:"problem,omitempty"`
+	ReportedAt time.Time `json:"reported_at"`
+}
+
+// Encode checks the report and writes it as one line of JSON, times in UTC.
+func (r ServerReport) Encode() ([]byte, error) {
+	utc(&r.ReportedAt)
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	return encode("server report", r)
+}
+
+// DecodeServerReport reads a report: strict, and checked. [ErrNewer] when a newer program wrote it.
+func DecodeServerReport(data []byte) (ServerReport, error) {
+	var r ServerReport
+	if err := decode("server report", data, ServerReportSchema, &r); err != nil {
+		return ServerReport{}, err
+	}
+	if err := r.Validate(); err != nil {
+		return ServerReport{}, err
+	}
+	return r, nil
+}
+
+// Validate names everything that is wrong with the report.
+func (r ServerReport) Validate() error {
+	var p problems
+	p.check(r.Schema == ServerReportSchema, "schema: is %d, want %d", r.Schema, ServerReportSchema)
+	p.text("generation", r.Generation, maxText, true)
+	p.text("server", r.Server, maxText, true)
+	p.text("problem", r.Problem, MaxProblem, false)
+	p.time("reported_at", r.ReportedAt, true)
+	return p.err("server report")
+}

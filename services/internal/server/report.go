@@ -1,0 +1,202 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// Environment variables of ReportHealth. The boot script sets them.
+const (
+	// scalingGroupVariable is the name of the cloud, a slash, and the scaling group of this machine.
+	scalingGroupVariable = "NSTANCE_SCALING_GROUP"
+	// reportAfterVariable is how long a server may be unhealthy before its machine is replaced.
+	reportAfterVariable = "NSTANCE_REPORT_AFTER"
+	// generationVariable names the configuration of this machine. Without it, nothing is written to the bucket.
+	generationVariable = "NSTANCE_SERVER_GENERATION"
+)
+
+const (
+	defaultReportAfter = 10 * time.Minute
+	reportInterval     = 5 * time.Second
+	reportTimeout      = 5 * time.Second // of one check, and of one call of the cloud
+	// awaitFor is how long a ready server tries to be awaited: the group may begin to wait a moment after the boot.
+	awaitFor = time.Minute
+)
+
+// ReportHealth reports the health of the server on this machine to the machine's scaling group, until ctx ends. It runs
+// as a process of its own, so that it also reports a server that does not start. Without a scaling group it only waits.
+func ReportHealth(ctx context.Context, o Options, clouds []infra.Cloud, log *slog.Logger) error {
+	name, group, found := strings.Cut(os.Getenv(scalingGroupVariable), "/")
+	if !found {
+		log.Info("this machine is in no scaling group", "variable", scalingGroupVariable)
+		<-ctx.Done()
+		return nil
+	}
+	r := healthReport{check: checkHealth(o.HealthAddr), after: defaultReportAfter, log: log}
+	if generation := os.Getenv(generationVariable); generation != "" {
+		r.publish = func(ctx context.Context, problem error) error { return publishReport(ctx, o, generation, problem) }
+	}
+	if text := os.Getenv(reportAfterVariable); text != "" {
+		var err error
+		if r.after, err = time.ParseDuration(text); err != nil {
+			return fmt.Errorf("%s: %w", reportAfterVariable, err)
+		}
+	}
+	for _, cloud := range clouds {
+		if cloud.Name() == name && cloud.Member != nil {
+			var err error
+			if r.member, err = cloud.Member(ctx, group); err != nil {
+				return err
+			}
+			return r.run(ctx)
+		}
+	}
+	return fmt.Errorf("%s: %q is not a cloud with scaling groups", scalingGroupVariable, name)
+}
+
+// healthReport decides what the scaling group is told. It is not safe for concurrent use.
+type healthReport struct {
+	member infra.Member
+	check  func(context.Context) error
+	// publish writes to the bucket that the server became ready, or the problem because of which it did not. It may be
+	// nil.
+	publish func(ctx context.Context, problem error) error
+	// after is how long a server may take to become ready, and how long a ready server may be unhealthy.
+	after time.Duration
+	log   *slog.Logger
+
+	// since is the last time when the server was healthy, or the start of this process. ready means that the server was
+	// healthy once, and settled that the group needs no further answer about the launch.
+	since          time.Time
+	readySince     time.Time
+	ready, settled bool
+	published      bool
+}
+
+func (r *healthReport) run(ctx context.Context) error {
+	r.since = time.Now()
+	for {
+		r.step(ctx)
+		if err := tasks.Sleep(ctx, reportInterval); err != nil {
+			return nil //nolint:nilerr // the process is asked to end
+		}
+	}
+}
+
+// step checks the server once and tells the group about it. Errors of the group are logged: the next step tries again.
+func (r *healthReport) step(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*reportTimeout)
+	defer cancel()
+	problem := r.check(ctx)
+	now := time.Now()
+	switch {
+	case problem == nil:
+		r.since = now
+		r.tell(ctx, nil)
+		if !r.ready {
+			r.ready, r.readySince = true, now
+		}
+		if !r.settled {
+			err := r.member.Ready(ctx)
+			r.settled = err == nil || errors.Is(err, infra.ErrNotAwaited) && now.Sub(r.readySince) >= awaitFor
+			r.logCall("told the scaling group that the server is ready", err)
+		}
+	case now.Sub(r.since) < r.after:
+	case !r.ready && !r.settled:
+		r.tell(ctx, problem)
+		err := r.member.Abandon(ctx)
+		r.settled = err == nil || errors.Is(err, infra.ErrNotAwaited)
+		r.logCall("the server did not become ready in time: the scaling group replaces this machine", err,
+			"within", r.after.String(), "problem", problem)
+	default:
+		r.logCall("the server is unhealthy: asked the scaling group to replace this machine", r.member.Replace(ctx),
+			"for", now.Sub(r.since).String(), "problem", problem)
+	}
+}
+
+// tell publishes once whether the new server became ready.
+func (r *healthReport) tell(ctx context.Context, problem error) {
+	if r.publish == nil || r.published {
+		return
+	}
+	if err := r.publish(ctx, problem); err != nil {
+		r.log.Warn("cannot write the report to the bucket", "error", err)
+		return
+	}
+	r.published = true
+}
+
+// publishReport writes the report about this machine's server to the bucket.
+func publishReport(ctx context.Context, o Options, generation string, problem error) error {
+	store, err := open.Open(ctx, o.Location)
+	if err != nil {
+		return fmt.Errorf("open the bucket: %w", err)
+	}
+	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: generation, Server: o.ID,
+		ReportedAt: time.Now()}
+	if problem != nil {
+		report.Problem = printable(problem.Error())
+	}
+	state := clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ShardID: o.Shard})
+	return state.WriteServerReport(ctx, report)
+}
+
+// printable returns a text as one line of at most record.MaxProblem bytes.
+func printable(text string) string {
+	text = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(text, "?"), unicode.IsControl), " ")
+	if len(text) > record.MaxProblem {
+		text = strings.ToValidUTF8(text[:record.MaxProblem], "")
+	}
+	return text
+}
+
+func (r *healthReport) logCall(message string, err error, attrs ...any) {
+	switch {
+	case err == nil:
+		r.log.Info(message, attrs...)
+	case !errors.Is(err, infra.ErrNotAwaited):
+		r.log.Warn("cannot report to the scaling group", append(attrs, "report", message, "error", err)...)
+	}
+}
+
+// checkHealth returns a function that asks the server on this machine for its health. The error has the server's
+// reason.
+func checkHealth(addr string) func(context.Context) error {
+	client := http.Client{Timeout: reportTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
+	host, port, _ := net.SplitHostPort(addr) // ParseOptions has checked it.
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "localhost"
+	}
+	url := "http://" + net.JoinHostPort(host, port) + "/health"
+	return func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		if resp.StatusCode == http.StatusOK {
+			return nil
+		}
+		reason, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // The status alone is a reason, too.
+		return fmt.Errorf("%s: %s", resp.Status, strings.TrimSpace(string(reason)))
+	}
+}

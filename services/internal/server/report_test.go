@@ -1,0 +1,93 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// fakeMember records the reports to a scaling group, with the time since the start in seconds.
+type fakeMember struct {
+	began time.Time
+	// awaited is when the group begins to wait for this machine. Zero means never.
+	awaited time.Duration
+	reports []string
+}
+
+func (m *fakeMember) report(what string, err error) error {
+	if err == nil {
+		m.reports = append(m.reports, time.Since(m.began).String()+" "+what)
+	}
+	return err
+}
+
+func (m *fakeMember) launch() error {
+	if m.awaited == 0 || time.Since(m.began) < m.awaited {
+		return infra.ErrNotAwaited
+	}
+	return nil
+}
+
+func (m *fakeMember) Ready(context.Context) error   { return m.report("ready", m.launch()) }
+func (m *fakeMember) Abandon(context.Context) error { return m.report("abandon", m.launch()) }
+func (m *fakeMember) Replace(context.Context) error { return m.report("replace", nil) }
+
+func TestHealthReport(t *testing.T) {
+	unhealthy := errors.New("503 Service Unavailable: reading the configuration")
+	for name, c := range map[string]struct {
+		awaited     time.Duration
+		ready, sick time.Duration // The server is healthy from ready until sick.
+		want        []string
+	}{
+		"ready":                     {awaited: 1, ready: 12 * time.Second, sick: time.Hour, want: []string{"15s ready"}},
+		"awaited after it is ready": {awaited: 8 * time.Second, sick: time.Hour, want: []string{"10s ready"}},
+		"never awaited":             {sick: time.Hour},
+		"never ready": {awaited: 1, ready: time.Hour, want: []string{"1m0s abandon", "1m5s replace",
+			"1m10s replace"}},
+		"restarted, never ready": {ready: time.Hour, want: []string{"1m5s replace", "1m10s replace"}},
+		"ready, then unhealthy": {awaited: 1, sick: 10 * time.Second, want: []string{"5s ready", "1m5s replace",
+			"1m10s replace"}},
+		"unhealthy for a while": {awaited: 1, ready: 58 * time.Second, sick: time.Hour, want: []string{"1m0s ready"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &fakeMember{began: time.Now(), awaited: c.awaited}
+				var published []error
+				r := healthReport{member: m, publish: func(_ context.Context, problem error) error {
+					published = append(published, problem)
+					return nil
+				}, after: time.Minute, log: slog.New(slog.DiscardHandler),
+					check: func(context.Context) error {
+						if at := time.Since(m.began); at < c.ready || at >= c.sick {
+							return unhealthy
+						}
+						return nil
+					}}
+				ctx, cancel := context.WithTimeout(t.Context(), 71*time.Second)
+				defer cancel()
+				if err := r.run(ctx); err != nil {
+					t.Fatal(err)
+				}
+				var wantPublished []error
+				switch {
+				case c.ready < time.Minute:
+					wantPublished = []error{nil}
+				default:
+					wantPublished = []error{unhealthy}
+				}
+				if !slices.Equal(published, wantPublished) {
+					t.Errorf("published %v, want %v", published, wantPublished)
+				}
+				if !slices.Equal(m.reports, c.want) {
+					t.Errorf("reports %q, want %q", m.reports, c.want)
+				}
+			})
+		})
+	}
+}
