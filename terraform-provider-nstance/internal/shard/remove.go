@@ -214,7 +214,7 @@ func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objsto
 			doomed = append(doomed, entry.Key)
 		}
 	}
-	doomed = append(doomed, keys.Groups(name), keys.Applied(name))
+	doomed = append(doomed, keys.Groups(name), keys.Applied(name), keys.ServerReport(name))
 	if err := checkConfig(ctx, leader.state, name, token); err != nil {
 		return err
 	}
