@@ -124,7 +124,7 @@ resource "nstance_shard" "this" {
 
 # An apply that rolls the servers fails if no new server becomes ready.
 resource "nstance_servers_ready" "this" {
-  count      = local.reports_health && var.wait_for_leader && var.server_count > 0 ? 1 : 0
+  count      = var.wait_for_leader && var.server_count > 0 ? 1 : 0
   depends_on = [nstance_shard.this]
 
   shard      = var.shard

@@ -40,21 +40,19 @@ locals {
   server_environment = merge(
     # The default endpoints of AWS support IPv4 only.
     local.server_subnets[0].native ? { AWS_USE_DUALSTACK_ENDPOINT = "true" } : {},
-    # The image's unit nstance-server-health reports to this group.
-    local.reports_health ? {
+    # The unit nstance-server-health reports to this group.
+    {
       NSTANCE_SCALING_GROUP     = "aws/${local.server_group}"
       NSTANCE_REPORT_AFTER      = "${var.server_ready_timeout}s"
       NSTANCE_SERVER_GENERATION = local.server_generation
-    } : {},
+    },
     var.server_environment,
   )
   # It names what the servers run, and changes with it. As a part of the boot script it also rolls the servers.
   server_generation = substr(sha256(jsonencode([
     data.aws_ami.server.id, var.server_instance_type, var.server_volume, var.server_security_group_ids, var.server_args,
-    var.server_commands, var.server_environment, aws_network_interface.leader.id,
+    var.server_binaries, var.server_commands, var.server_environment, aws_network_interface.leader.id,
   ])), 0, 12)
-  # Images without the program do not have its units either.
-  reports_health = length(var.server_binaries) == 0
 }
 
 resource "aws_launch_template" "server" {
@@ -157,7 +155,6 @@ resource "aws_autoscaling_group" "server" {
 # A new server is not in service before it reports that it is ready. If it does not within the time, its machine is
 # terminated, and the old server stays.
 resource "aws_autoscaling_lifecycle_hook" "ready" {
-  count                  = local.reports_health ? 1 : 0
   name                   = "nstance-server-ready"
   autoscaling_group_name = aws_autoscaling_group.server.name
   lifecycle_transition   = "autoscaling:EC2_INSTANCE_LAUNCHING"

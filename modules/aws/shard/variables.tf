@@ -184,7 +184,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where nstance-server is downloaded from, by architecture, if the image has none."
+  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. Debian 12 and Amazon Linux 2023 work. The units are those of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

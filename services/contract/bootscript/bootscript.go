@@ -3,7 +3,8 @@
 //
 // A script writes the service's environment file, installs the binary if the image lacks it and records its location,
 // and starts the unit. A server's script also writes the network configuration of the leader's interface. It is a POSIX
-// sh script of less than 4 KiB, not counting the caller's own commands. It can be run repeatedly.
+// sh script of less than 4 KiB, or 8 KiB with a download, not counting the caller's own commands. It can be run
+// repeatedly.
 //
 // Invariant: for all values of the fields, a returned script runs only the commands of this package and the caller's
 // commands.
@@ -27,6 +28,10 @@ import (
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 const MaxSize = 12 << 10
 
+// ScalingGroupVariable is the environment variable that names the scaling group of a server's machine: the name of the
+// cloud, a slash, and the name of the group.
+const ScalingGroupVariable = "NSTANCE_SCALING_GROUP"
+
 // Binary is the download location of a program.
 type Binary struct {
 	URL    string // https or http
@@ -38,7 +43,8 @@ type Common struct {
 	// Binaries maps architectures ("amd64" or "arm64") to downloads. A script downloads the program only if the image
 	// lacks it. If Binaries is empty, the image must have the program.
 	Binaries map[string]Binary
-	// Environment is added to the environment of the unit.
+	// Environment is added to the environment of the unit. With [ScalingGroupVariable], a server's machine also reports
+	// the server's health.
 	Environment map[string]string
 	// CommandsBefore are lines of sh that run before everything else. The script exits when one of them fails.
 	CommandsBefore []string
@@ -115,6 +121,10 @@ func (s Server) Script() (string, error) {
 		}
 	}
 	environment["NSTANCE_SERVER_ARGS"] = strings.Join(args, " ")
+	units := start("nstance-server")
+	if environment[ScalingGroupVariable] != "" {
+		units += start(healthUnit)
+	}
 	errs.common(s.Common)
 	s.LeaderNetwork.validate(&errs)
 	if len(errs) > 0 {
@@ -122,7 +132,7 @@ func (s Server) Script() (string, error) {
 	}
 	return sized(head(s.Common, server) + "mkdir -p -m 755 /etc/nstance\n" +
 		"put /etc/nstance/server.env " + quote(environmentFile(environment)) + "\n" + s.LeaderNetwork.commands() +
-		tail(s.Common, server) + health)
+		install(s.Common, server) + units)
 }
 
 // Script returns the template. The error joins [FieldError]s.
@@ -141,6 +151,7 @@ func (a Agent) Script() (string, error) {
 		return "", errors.Join(errs...)
 	}
 	script := head(a.Common, agent) + `mkdir -p -m 755 /etc/nstance
+mkdir -p -m 755 /opt/nstance-agent
 mkdir -p /opt/nstance-agent/identity
 put /opt/nstance-agent/identity/ca.crt {{ quote .Cluster.CACert }}
 # The nonce is good for one registration: a machine that has its certificate needs none.
@@ -150,7 +161,7 @@ put /etc/nstance/agent.env 'NSTANCE_INSTANCE_ID='{{ quote .Instance.ID }}'
 NSTANCE_INSTANCE_KIND='{{ quote .Instance.Kind }}'
 NSTANCE_SERVER_REGISTRATION_ADDR='{{ quote .Server.RegistrationAddr }}'
 NSTANCE_SERVER_AGENT_ADDR='{{ quote .Server.AgentAddr }}'
-'` + strings.TrimPrefix(quote(environmentFile(a.Environment)), "''") + "\n" + tail(a.Common, agent)
+'` + strings.TrimPrefix(quote(environmentFile(a.Environment)), "''") + "\n" + install(a.Common, agent) + start("nstance-agent")
 	if _, err := render.CompileUserdata("commands_before", script); err != nil {
 		return "", &FieldError{"commands_before", err} // only these commands can be wrong
 	}

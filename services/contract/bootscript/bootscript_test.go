@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -53,6 +54,7 @@ func TestGolden(t *testing.T) {
 	downloading.Binaries = binaries("https://example.com/releases/v1.0.0", "")
 	agent.Binaries = downloading.Binaries
 	agent.Environment = map[string]string{"NSTANCE_RECV_EXTENSIONS": ".yaml"}
+	downloading.Environment = map[string]string{bootscript.ScalingGroupVariable: "aws/example-server"}
 	for name, script := range map[string]string{
 		"server.sh":          must(t)(server().Script()),
 		"server-download.sh": must(t)(downloading.Script()),
@@ -71,24 +73,31 @@ func TestGolden(t *testing.T) {
 		if diff := cmp.Diff(string(want), script); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if len(script) >= 4<<10 {
-			t.Errorf("%s has %d bytes", name, len(script))
+		limit := 4 << 10
+		if strings.Contains(script, "sha256sum") {
+			limit = 8 << 10
+		}
+		if len(script) >= limit {
+			t.Errorf("%s has %d bytes, want less than %d", name, len(script), limit)
 		}
 	}
 }
 
 // machine is a directory that replaces a machine's root directory.
-type machine struct{ root string }
+type machine struct{ root, path string }
 
 func newMachine(t *testing.T) machine {
 	t.Helper()
-	m := machine{t.TempDir()}
+	root := t.TempDir()
+	m := machine{root, root + "/shims:" + os.Getenv("PATH")}
 	for _, dir := range []string{"etc/systemd/system", "usr/local/bin", "opt", "shims"} {
 		if err := os.MkdirAll(filepath.Join(m.root, dir), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
 	m.write(t, "shims/systemctl", "#!/bin/sh\necho \"$@\" >>"+m.root+"/systemctl.log\n")
+	m.write(t, "shims/getent", "#!/bin/sh\nexit 2\n")
+	m.write(t, "shims/useradd", "#!/bin/sh\necho \"$@\" >>"+m.root+"/useradd.log\n")
 	m.write(t, "shims/networkctl", "#!/bin/sh\necho \"$@\" >>"+m.root+"/networkctl.log\n")
 	return m
 }
@@ -118,7 +127,7 @@ func (m machine) boot(t *testing.T, script string) (string, error) {
 	}
 	cmd := exec.CommandContext(t.Context(), "/bin/sh")
 	cmd.Stdin = strings.NewReader(script)
-	cmd.Env = []string{"PATH=" + m.root + "/shims:" + os.Getenv("PATH")}
+	cmd.Env = []string{"PATH=" + m.path}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
@@ -273,9 +282,9 @@ func TestDownload(t *testing.T) {
 	if err != nil || string(out) != "hello\n" {
 		t.Errorf("%q, %v", out, err)
 	}
-	if unit := m.read(t, "etc/systemd/system/nstance-server.service"); !strings.Contains(unit,
-		"/usr/local/bin/nstance-server $NSTANCE_SERVER_ARGS\n") {
-		t.Errorf("unit: %s", unit)
+	if diff := cmp.Diff("--system --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin "+
+		"nstance-server\n", m.read(t, "useradd.log")); diff != "" {
+		t.Error(diff)
 	}
 	if diff := cmp.Diff("daemon-reload\nenable nstance-server\nstart --no-block nstance-server\n",
 		m.read(t, "systemctl.log")); diff != "" {
@@ -286,6 +295,73 @@ func TestDownload(t *testing.T) {
 	m.mustBoot(t, must(t)(s.Script()))
 	if *count != 1 || m.read(t, "etc/systemd/system/nstance-server.service") != "mine" {
 		t.Errorf("%d downloads, unit %q", *count, m.read(t, "etc/systemd/system/nstance-server.service"))
+	}
+}
+
+// TestDownloadInstallsTheUnitsOfTheImage compares each unit that a script writes with the unit of the image. They may
+// differ only in comments and empty lines.
+func TestDownloadInstallsTheUnitsOfTheImage(t *testing.T) {
+	url, _ := downloads(t, "")
+	s, a := server(), bootscript.Agent{}
+	s.Binaries = binaries(url, "")
+	a.Binaries = s.Binaries
+	m := newMachine(t)
+	m.mustBoot(t, must(t)(s.Script()))
+	agent, err := render.UserdataText("userdata", must(t)(a.Script()), render.Sample(), "nonce")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.mustBoot(t, agent)
+	images, err := filepath.Glob("../../../images/packer/files/*.service")
+	if err != nil || len(images) != 3 {
+		t.Fatalf("units of the images: %v, %v", images, err)
+	}
+	comments := regexp.MustCompile(`(?m)^(#.*)?\n`)
+	for _, image := range images {
+		want, err := os.ReadFile(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := "etc/systemd/system/" + filepath.Base(image)
+		// The test runs the script with other paths.
+		got := strings.ReplaceAll(m.read(t, name), m.root, "")
+		if diff := cmp.Diff(comments.ReplaceAllString(string(want), ""), got); diff != "" {
+			t.Errorf("%s (-image +download):\n%s", name, diff)
+		}
+		if info, err := os.Stat(filepath.Join(m.root, name)); err != nil || info.Mode().Perm() != 0o644 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+}
+
+// TestDownloadWithoutCurl downloads on a machine that has Python but not curl.
+func TestDownloadWithoutCurl(t *testing.T) {
+	const program = "#!/bin/sh\necho hello\n"
+	url, count := downloads(t, program)
+	s := server()
+	s.Binaries = binaries(url, program)
+	m := newMachine(t)
+	// The interpreter itself: python3 on PATH may be a wrapper that needs other tools.
+	python, err := exec.CommandContext(t.Context(), "python3", "-c", "import sys; print(sys.executable)").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(strings.TrimSpace(string(python)), filepath.Join(m.root, "shims/python3")); err != nil {
+		t.Fatal(err)
+	}
+	for _, tool := range []string{"uname", "sha256sum", "chmod", "mv", "mkdir", "sleep", "sh"} {
+		path, err := exec.LookPath(tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(path, filepath.Join(m.root, "shims", tool)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.path = m.root + "/shims"
+	m.mustBoot(t, must(t)(s.Script()))
+	if *count != 1 || m.read(t, "usr/local/bin/nstance-server") != program {
+		t.Errorf("%d downloads, program %q", *count, m.read(t, "usr/local/bin/nstance-server"))
 	}
 }
 

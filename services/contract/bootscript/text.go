@@ -5,50 +5,38 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/nstance-kit/nstance/images/packer"
 )
 
 // machines maps architectures to the names that `uname -m` prints for them, as a pattern of sh.
 var machines = map[string]string{"amd64": "x86_64 | amd64", "arm64": "aarch64 | arm64"}
 
 // program is a program that a script installs and starts.
-type program struct{ name, unit string }
+type program struct {
+	name string
+	// units maps the names of the program's units to their texts.
+	units map[string]string
+	// prepare are commands that a machine without the program needs before its units.
+	prepare string
+}
 
-// These units are for machines without an installed unit. Images have their own units, which are hardened.
 var (
-	server = program{"nstance-server", `[Unit]
-Description=Nstance server
-Wants=network-online.target
-After=network-online.target
-[Service]
-EnvironmentFile=/etc/nstance/server.env
-ExecStart=/usr/local/bin/nstance-server $NSTANCE_SERVER_ARGS
-DynamicUser=yes
-CacheDirectory=nstance-server
-Restart=always
-RestartSec=2
-[Install]
-WantedBy=multi-user.target
-`}
-	agent = program{"nstance-agent", `[Unit]
-Description=Nstance agent
-Wants=network-online.target
-After=network-online.target
-[Service]
-EnvironmentFile=/etc/nstance/agent.env
-ExecStart=/usr/local/bin/nstance-agent
-Restart=always
-RestartSec=2
-[Install]
-WantedBy=multi-user.target
-`}
+	server = program{"nstance-server", map[string]string{"nstance-server": packer.ServerUnit,
+		healthUnit: packer.ServerHealthUnit},
+		"getent passwd nstance-server >/dev/null || useradd --system --user-group --no-create-home " +
+			"--home-dir /nonexistent --shell /usr/sbin/nologin nstance-server\n"}
+	agent = program{"nstance-agent", map[string]string{"nstance-agent": packer.AgentUnit}, ""}
 )
 
-// health starts the unit that reports the server's health to a scaling group, on images that have it.
-const health = `if [ -e /etc/systemd/system/nstance-server-health.service ]; then
-  systemctl enable nstance-server-health
-  systemctl start --no-block nstance-server-health
-fi
-`
+// healthUnit reports the server's health to the machine's scaling group.
+const healthUnit = "nstance-server-health"
+
+// start returns the commands that start a unit now and at each boot.
+func start(unit string) string {
+	return "systemctl enable " + unit +
+		"\n# Without waiting: the unit may itself wait for cloud-init to end.\nsystemctl start --no-block " + unit + "\n"
+}
 
 // head returns the part of the script before the files.
 func head(c Common, p program) string {
@@ -63,34 +51,54 @@ func head(c Common, p program) string {
 	return b.String()
 }
 
-// tail returns the part of the script after the files.
-func tail(c Common, p program) string {
-	start := "systemctl enable " + p.name +
-		"\n# Without waiting: the unit may itself wait for cloud-init to end.\nsystemctl start --no-block " + p.name +
-		"\n"
+// install returns the part of the script that downloads the program, if the image lacks it, and installs its units. All
+// images with cloud-init have Python, but some lack curl.
+func install(c Common, p program) string {
 	if len(c.Binaries) == 0 {
-		return start
+		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "bin=/usr/local/bin/%s unit=/etc/systemd/system/%s.service\n", p.name, p.name)
-	b.WriteString("if ! [ -x $bin ]; then\n  case $(uname -m) in\n")
+	fmt.Fprintf(&b, "bin=/usr/local/bin/%s\nif ! [ -x $bin ]; then\n  case $(uname -m) in\n", p.name)
 	for _, arch := range slices.Sorted(maps.Keys(c.Binaries)) {
 		fmt.Fprintf(&b, "  %s) url=%s sum=%s ;;\n", machines[arch], quote(c.Binaries[arch].URL),
 			c.Binaries[arch].SHA256)
 	}
 	fmt.Fprintf(&b, "  *) echo \"no %s for $(uname -m)\" >&2 && exit 1 ;;\n  esac\n", p.name)
-	b.WriteString(
-		`  if command -v curl >/dev/null; then curl -fsSL --retry 5 -o $bin.new "$url"; else wget -q -O $bin.new "$url"; fi
-  echo "$sum  $bin.new" | sha256sum -c - >/dev/null
+	b.WriteString(`  fetch() {
+    if command -v curl >/dev/null; then
+      curl -fsSL --connect-timeout 10 -o $bin.new "$url"
+    else
+      python3 -c 'import sys, urllib.request as r; r.urlretrieve(*sys.argv[1:])' "$url" $bin.new
+    fi
+  }
+  for pause in 1 2 4 8 0; do ! fetch || break; sleep $pause; done
+  echo "$sum  $bin.new" | sha256sum -c -
   chmod 755 $bin.new
   mv -f $bin.new $bin
 fi
+# unit NAME TEXT: a unit that the image lacks.
+unit() {
+  [ -e /usr/lib/systemd/system/$1.service ] || [ -e /etc/systemd/system/$1.service ] ||
+    { put /etc/systemd/system/$1.service "$2" && chmod 644 /etc/systemd/system/$1.service; }
+}
 `)
-	fmt.Fprintf(&b,
-		"if ! [ -e $unit ] && ! [ -e /usr/lib/systemd/system/%s.service ]; then\n  put $unit %s\n  chmod 644 "+
-			"$unit\n  systemctl daemon-reload\nfi\n",
-		p.name, quote(p.unit))
-	return b.String() + start
+	b.WriteString(p.prepare)
+	for _, name := range slices.Sorted(maps.Keys(p.units)) {
+		fmt.Fprintf(&b, "unit %s %s\n", name, quote(directives(p.units[name])))
+	}
+	b.WriteString("systemctl daemon-reload\n")
+	return b.String()
+}
+
+// directives returns a unit without its comments and empty lines.
+func directives(unit string) string {
+	var b strings.Builder
+	for line := range strings.Lines(unit) {
+		if line != "\n" && !strings.HasPrefix(line, "#") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
 // environmentFile writes a file for systemd's EnvironmentFile=. systemd parses a value in double quotes in the same way

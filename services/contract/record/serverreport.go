@@ -8,14 +8,14 @@ const ServerReportSchema = 1
 // MaxProblem is the largest problem in a server report, in bytes.
 const MaxProblem = 1 << 10
 
-// ServerReport is the last news of a new server of a shard, `shard/{shard}/server-report.json`: it became ready, or it
-// did not in time. The health report of the server's machine writes it, not the server.
+// ServerReport says whether the newest server of a shard became ready in time, `shard/{shard}/server-report.json`.
+// `nstance-server --report-health` on the server's machine writes it.
 type ServerReport struct {
 	Schema int `json:"schema"`
 	// Generation names the configuration of the server's machine. It is the value of the boot script.
 	Generation string `json:"generation"`
-	// Server is the server's --id, or the host name of its machine.
-	Server string `json:"server"`
+	// Machine is the provider's ID of the server's machine.
+	Machine string `json:"machine"`
 	// Problem says why the server is not ready. It is empty for a server that became ready.
 	Problem    string    `json:"problem,omitempty"`
 	ReportedAt time.Time `json:"reported_at"`
@@ -47,7 +47,7 @@ func (r ServerReport) Validate() error {
 	var p problems
 	p.check(r.Schema == ServerReportSchema, "schema: is %d, want %d", r.Schema, ServerReportSchema)
 	p.text("generation", r.Generation, maxText, true)
-	p.text("server", r.Server, maxText, true)
+	p.text("machine", r.Machine, maxText, true)
 	p.text("problem", r.Problem, MaxProblem, false)
 	p.time("reported_at", r.ReportedAt, true)
 	return p.err("server report")

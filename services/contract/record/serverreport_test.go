@@ -8,7 +8,7 @@ import (
 )
 
 func TestServerReport(t *testing.T) {
-	want := record.ServerReport{Schema: record.ServerReportSchema, Generation: "0123456789ab", Server: "i-1",
+	want := record.ServerReport{Schema: record.ServerReportSchema, Generation: "0123456789ab", Machine: "i-1",
 		Problem: "503 Service Unavailable", ReportedAt: time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)}
 	body, err := want.Encode()
 	if err != nil {
@@ -20,7 +20,7 @@ func TestServerReport(t *testing.T) {
 	for _, change := range []func(*record.ServerReport){
 		func(r *record.ServerReport) { r.Schema = 2 },
 		func(r *record.ServerReport) { r.Generation = "" },
-		func(r *record.ServerReport) { r.Server = "" },
+		func(r *record.ServerReport) { r.Machine = "" },
 		func(r *record.ServerReport) { r.Problem = string(make([]byte, record.MaxProblem+1)) },
 		func(r *record.ServerReport) { r.ReportedAt = time.Time{} },
 	} {

@@ -8,6 +8,8 @@ import (
 // Member is the machine of a server as a member of the scaling group that keeps the number of servers. All methods are
 // safe to repeat.
 type Member interface {
+	// MachineID returns the provider's ID of the machine.
+	MachineID() string
 	// Ready tells the group that the server is ready. The group waits for this before it replaces another server.
 	// [ErrNotAwaited] means that the group does not wait for this machine.
 	Ready(ctx context.Context) error

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/nstance-kit/nstance/services/contract/bootscript"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -22,8 +23,6 @@ import (
 
 // Environment variables of ReportHealth. The boot script sets them.
 const (
-	// scalingGroupVariable is the name of the cloud, a slash, and the scaling group of this machine.
-	scalingGroupVariable = "NSTANCE_SCALING_GROUP"
 	// reportAfterVariable is how long a server may be unhealthy before its machine is replaced.
 	reportAfterVariable = "NSTANCE_REPORT_AFTER"
 	// generationVariable names the configuration of this machine. Without it, nothing is written to the bucket.
@@ -39,17 +38,15 @@ const (
 )
 
 // ReportHealth reports the health of the server on this machine to the machine's scaling group, until ctx ends. It runs
-// as a process of its own, so that it also reports a server that does not start. Without a scaling group it only waits.
+// as a separate process, so that it also reports a server that does not start.
 func ReportHealth(ctx context.Context, o Options, clouds []infra.Cloud, log *slog.Logger) error {
-	name, group, found := strings.Cut(os.Getenv(scalingGroupVariable), "/")
-	if !found {
-		log.Info("this machine is in no scaling group", "variable", scalingGroupVariable)
-		<-ctx.Done()
-		return nil
-	}
+	name, group, _ := strings.Cut(os.Getenv(bootscript.ScalingGroupVariable), "/")
 	r := healthReport{check: checkHealth(o.HealthAddr), after: defaultReportAfter, log: log}
 	if generation := os.Getenv(generationVariable); generation != "" {
-		r.publish = func(ctx context.Context, problem error) error { return publishReport(ctx, o, generation, problem) }
+		r.publish = func(ctx context.Context, problem error) error {
+			return publishReport(ctx, o, record.ServerReport{Schema: record.ServerReportSchema, Generation: generation,
+				Machine: r.member.MachineID(), ReportedAt: time.Now()}, problem)
+		}
 	}
 	if text := os.Getenv(reportAfterVariable); text != "" {
 		var err error
@@ -66,7 +63,7 @@ func ReportHealth(ctx context.Context, o Options, clouds []infra.Cloud, log *slo
 			return r.run(ctx)
 		}
 	}
-	return fmt.Errorf("%s: %q is not a cloud with scaling groups", scalingGroupVariable, name)
+	return fmt.Errorf("%s: %q does not name a cloud with scaling groups and a group", bootscript.ScalingGroupVariable, name)
 }
 
 // healthReport decides what the scaling group is told. It is not safe for concurrent use.
@@ -141,14 +138,12 @@ func (r *healthReport) tell(ctx context.Context, problem error) {
 	r.published = true
 }
 
-// publishReport writes the report about this machine's server to the bucket.
-func publishReport(ctx context.Context, o Options, generation string, problem error) error {
+// publishReport adds the problem to a report and writes it to the bucket.
+func publishReport(ctx context.Context, o Options, report record.ServerReport, problem error) error {
 	store, err := open.Open(ctx, o.Location)
 	if err != nil {
 		return fmt.Errorf("open the bucket: %w", err)
 	}
-	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: generation, Server: o.ID,
-		ReportedAt: time.Now()}
 	if problem != nil {
 		report.Problem = printable(problem.Error())
 	}

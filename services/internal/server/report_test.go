@@ -34,6 +34,7 @@ func (m *fakeMember) launch() error {
 	return nil
 }
 
+func (m *fakeMember) MachineID() string             { return "i-1" }
 func (m *fakeMember) Ready(context.Context) error   { return m.report("ready", m.launch()) }
 func (m *fakeMember) Abandon(context.Context) error { return m.report("abandon", m.launch()) }
 func (m *fakeMember) Replace(context.Context) error { return m.report("replace", nil) }

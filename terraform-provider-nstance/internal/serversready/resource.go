@@ -44,7 +44,7 @@ type model struct {
 	Shard      types.String `tfsdk:"shard"`
 	Generation types.String `tfsdk:"generation"`
 	Timeout    types.String `tfsdk:"timeout"`
-	Server     types.String `tfsdk:"server"`
+	Machine    types.String `tfsdk:"machine"`
 }
 
 // Metadata implements resource.Resource.
@@ -78,8 +78,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				MarkdownDescription: "How long to wait, such as `30m`. Default: `15m`.",
 				Optional:            true, Computed: true, Default: stringdefault.StaticString("15m"),
 			},
-			"server": schema.StringAttribute{
-				MarkdownDescription: "ID of the server that became ready.", Computed: true,
+			"machine": schema.StringAttribute{
+				MarkdownDescription: "Provider's ID of the machine of the server that became ready.", Computed: true,
 				PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()},
 			},
 		},
@@ -102,7 +102,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 		resp.Diagnostics.Append(failure)
 		return
 	}
-	m.Server = types.StringValue(server)
+	m.Machine = types.StringValue(server)
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
 
@@ -136,9 +136,9 @@ func (r *Resource) wait(ctx context.Context, shard, generation string, limit tim
 		"new server's log or its machine's console, correct the image or the settings, and apply again."
 	switch {
 	case err == nil && last.Problem == "":
-		return last.Server, nil
+		return last.Machine, nil
 	case err == nil || errors.Is(err, context.DeadlineExceeded) && last.Generation == generation:
-		return "", r.failure(shard, fmt.Sprintf("The new server %s of shard %s did not become ready", last.Server,
+		return "", r.failure(shard, fmt.Sprintf("The new server %s of shard %s did not become ready", last.Machine,
 			shard), errors.New(last.Problem), advice)
 	case errors.Is(err, context.DeadlineExceeded):
 		return "", r.failure(shard, fmt.Sprintf("No new server of shard %s became ready within %s", shard, limit),

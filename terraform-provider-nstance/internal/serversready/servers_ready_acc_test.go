@@ -25,7 +25,7 @@ func TestAccServersReady(t *testing.T) {
 	report := func(server, generation, problem string) func() {
 		return func() {
 			if err := b.State(t).WriteServerReport(t.Context(), record.ServerReport{
-				Schema: record.ServerReportSchema, Generation: generation, Server: server, Problem: problem,
+				Schema: record.ServerReportSchema, Generation: generation, Machine: server, Problem: problem,
 				ReportedAt: time.Now()}); err != nil {
 				t.Error(err)
 			}
@@ -35,7 +35,7 @@ func TestAccServersReady(t *testing.T) {
 		{Config: text("a", "soon"), ExpectError: regexp.MustCompile("Invalid timeout")},
 		{Config: text("a", "1s"), ExpectError: regexp.MustCompile(`(?s)No new server.*became ready\s+within 1s`)},
 		{PreConfig: report("server-1", "a", ""), Config: text("a", "1m"),
-			Check: resource.TestCheckResourceAttr(address, "server", "server-1")},
+			Check: resource.TestCheckResourceAttr(address, "machine", "server-1")},
 		// A new generation is waited for, and an old problem is not the end of it.
 		{PreConfig: report("server-2", "b", "503: no bucket"), Config: text("b", "1s"),
 			ExpectError: regexp.MustCompile(`(?s)server-2 of shard.*did not become ready.*503: no bucket`)},
@@ -43,7 +43,7 @@ func TestAccServersReady(t *testing.T) {
 			time.AfterFunc(3*time.Second, report("server-3", "b", "503: no key"))
 		}, Config: text("b", "1m"), ExpectError: regexp.MustCompile(`(?s)server-3 of shard.*503: no key`)},
 		{PreConfig: report("server-4", "b", ""), Config: text("b", "1m"),
-			Check: resource.TestCheckResourceAttr(address, "server", "server-4")},
-		{Config: text("b", "2m"), Check: resource.TestCheckResourceAttr(address, "server", "server-4")},
+			Check: resource.TestCheckResourceAttr(address, "machine", "server-4")},
+		{Config: text("b", "2m"), Check: resource.TestCheckResourceAttr(address, "machine", "server-4")},
 	}})
 }

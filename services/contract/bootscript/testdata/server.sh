@@ -40,7 +40,3 @@ networkctl reload || echo 'systemd-networkd does not run: the image must route t
 systemctl enable nstance-server
 # Without waiting: the unit may itself wait for cloud-init to end.
 systemctl start --no-block nstance-server
-if [ -e /etc/systemd/system/nstance-server-health.service ]; then
-  systemctl enable nstance-server-health
-  systemctl start --no-block nstance-server-health
-fi

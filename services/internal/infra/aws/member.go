@@ -38,6 +38,9 @@ func openMember(ctx context.Context, group string) (infra.Member, error) {
 	return &Member{Client: autoscaling.NewFromConfig(cfg), Group: group, Machine: machine}, nil
 }
 
+// MachineID implements infra.Member.
+func (m *Member) MachineID() string { return m.Machine }
+
 // Ready implements infra.Member.
 func (m *Member) Ready(ctx context.Context) error { return m.complete(ctx, "CONTINUE") }
 
