@@ -26,7 +26,9 @@ const (
 	kms       = "arn:aws:kms:us-west-2:" + account + ":key/00000000-0000-0000-0000-000000000000"
 	agentRole = "arn:aws:iam::" + account + ":role/example-nstance-agent"
 	group     = "arn:aws:elasticloadbalancing:us-west-2:" + account + ":targetgroup/web/0123456789abcdef"
-	scaling   = "arn:aws:autoscaling:us-west-2:" + account + ":autoScalingGroup:0:autoScalingGroupName/example-server"
+	scaling   = "arn:aws:autoscaling:us-west-2:" + account + ":autoScalingGroup:0:autoScalingGroupName/example-" +
+		shard +
+		"-server"
 	vpc       = "vpc-0000000000000000a"
 	shard     = "us-west-2a" // The shard of the role in most tests.
 	neighbour = "us-west-2b" // Another shard of the same cluster.
@@ -363,6 +365,8 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 		{"is unhealthy", "autoscaling:SetInstanceHealth", scaling, tagged("cluster", "example"), true},
 		{"another cluster's group", "autoscaling:CompleteLifecycleAction", scaling, tagged("cluster", "other"), false},
 		{"another group", "autoscaling:SetInstanceHealth", scaling, nil, false},
+		{"another shard's group", "autoscaling:SetInstanceHealth", strings.Replace(scaling, shard, neighbour, 1),
+			tagged("cluster", "example"), false},
 		{"size", "autoscaling:SetDesiredCapacity", scaling, tagged("cluster", "example"), false},
 
 		{"looks", "ec2:DescribeInstances", "*", nil, true},
@@ -651,7 +655,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	}
 	slices.Sort(actions)
 	want := []string{
-		"autoscaling:CompleteLifecycleAction", "autoscaling:SetInstanceHealth", "ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances",
+		"autoscaling:CompleteLifecycleAction", "autoscaling:SetInstanceHealth",
+		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances",
 		"ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
 		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",

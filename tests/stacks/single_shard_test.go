@@ -88,7 +88,8 @@ func singleShard(t *testing.T, calls *ledger) {
 		"cluster": "solo", "force_destroy": true, "worker_count": 2,
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"server_ready_timeout": readyTimeout,
-		"worker_arch":          "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"}, "agent_ami": lab.AgentAMI,
+		"worker_arch":          "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"},
+		"agent_ami": lab.AgentAMI,
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"}},
 	}

@@ -161,7 +161,8 @@ put /etc/nstance/agent.env 'NSTANCE_INSTANCE_ID='{{ quote .Instance.ID }}'
 NSTANCE_INSTANCE_KIND='{{ quote .Instance.Kind }}'
 NSTANCE_SERVER_REGISTRATION_ADDR='{{ quote .Server.RegistrationAddr }}'
 NSTANCE_SERVER_AGENT_ADDR='{{ quote .Server.AgentAddr }}'
-'` + strings.TrimPrefix(quote(environmentFile(a.Environment)), "''") + "\n" + install(a.Common, agent) + start("nstance-agent")
+'` + strings.TrimPrefix(quote(environmentFile(a.Environment)), "''") + "\n" + install(a.Common, agent) +
+		start("nstance-agent")
 	if _, err := render.CompileUserdata("commands_before", script); err != nil {
 		return "", &FieldError{"commands_before", err} // only these commands can be wrong
 	}

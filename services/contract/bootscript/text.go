@@ -35,7 +35,8 @@ const healthUnit = "nstance-server-health"
 // start returns the commands that start a unit now and at each boot.
 func start(unit string) string {
 	return "systemctl enable " + unit +
-		"\n# Without waiting: the unit may itself wait for cloud-init to end.\nsystemctl start --no-block " + unit + "\n"
+		"\n# Without waiting: the unit may itself wait for cloud-init to end.\nsystemctl start --no-block " + unit +
+		"\n"
 }
 
 // head returns the part of the script before the files.

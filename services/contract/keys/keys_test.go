@@ -35,7 +35,8 @@ var layout = []struct {
 	{keys.File("etc/motd"), "files/etc/motd", keys.Key{Kind: keys.KindFile, Name: "etc/motd"}},
 	{keys.Leader("dev-1"), "shard/dev-1/leader.json", keys.Key{Kind: keys.KindLeader, Shard: "dev-1"}},
 	{keys.Applied("dev-1"), "shard/dev-1/applied.jsonc", keys.Key{Kind: keys.KindApplied, Shard: "dev-1"}},
-	{keys.ServerReport("dev-1"), "shard/dev-1/server-report.json", keys.Key{Kind: keys.KindServerReport, Shard: "dev-1"}},
+	{keys.ServerReport("dev-1"), "shard/dev-1/server-report.json", keys.Key{Kind: keys.KindServerReport,
+		Shard: "dev-1"}},
 	{
 		keys.Instance("dev-1", "acme", instanceID), "shard/dev-1/instance/acme." + instanceID + ".json",
 		keys.Key{Kind: keys.KindInstance, Shard: "dev-1", Tenant: "acme", ID: instanceID},

@@ -63,7 +63,8 @@ func ReportHealth(ctx context.Context, o Options, clouds []infra.Cloud, log *slo
 			return r.run(ctx)
 		}
 	}
-	return fmt.Errorf("%s: %q does not name a cloud with scaling groups and a group", bootscript.ScalingGroupVariable, name)
+	return fmt.Errorf("%s: %q does not name a cloud with scaling groups and a group", bootscript.ScalingGroupVariable,
+		name)
 }
 
 // healthReport decides what the scaling group is told. It is not safe for concurrent use.
@@ -90,7 +91,7 @@ func (r *healthReport) run(ctx context.Context) error {
 	for {
 		r.step(ctx)
 		if err := tasks.Sleep(ctx, reportInterval); err != nil {
-			return nil //nolint:nilerr // the process is asked to end
+			return nil // the process is asked to end
 		}
 	}
 }
@@ -111,17 +112,17 @@ func (r *healthReport) step(ctx context.Context) {
 		if !r.settled {
 			err := r.member.Ready(ctx)
 			r.settled = err == nil || errors.Is(err, infra.ErrNotAwaited) && now.Sub(r.readySince) >= awaitFor
-			r.logCall("told the scaling group that the server is ready", err)
+			r.logCall("the server is ready", err)
 		}
 	case now.Sub(r.since) < r.after:
 	case !r.ready && !r.settled:
 		r.tell(ctx, problem)
 		err := r.member.Abandon(ctx)
 		r.settled = err == nil || errors.Is(err, infra.ErrNotAwaited)
-		r.logCall("the server did not become ready in time: the scaling group replaces this machine", err,
+		r.logCall("the server did not become ready in time: replace this machine", err,
 			"within", r.after.String(), "problem", problem)
 	default:
-		r.logCall("the server is unhealthy: asked the scaling group to replace this machine", r.member.Replace(ctx),
+		r.logCall("the server is unhealthy: replace this machine", r.member.Replace(ctx),
 			"for", now.Sub(r.since).String(), "problem", problem)
 	}
 }
@@ -160,12 +161,14 @@ func printable(text string) string {
 	return text
 }
 
-func (r *healthReport) logCall(message string, err error, attrs ...any) {
+// logCall logs a report to the scaling group, unless the group does not wait for this machine.
+func (r *healthReport) logCall(report string, err error, attrs ...any) {
+	attrs = append(attrs, "report", report)
 	switch {
 	case err == nil:
-		r.log.Info(message, attrs...)
+		r.log.Info("reported to the scaling group", attrs...)
 	case !errors.Is(err, infra.ErrNotAwaited):
-		r.log.Warn("cannot report to the scaling group", append(attrs, "report", message, "error", err)...)
+		r.log.Warn("cannot report to the scaling group", append(attrs, "error", err)...)
 	}
 }
 

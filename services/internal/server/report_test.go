@@ -46,7 +46,8 @@ func TestHealthReport(t *testing.T) {
 		ready, sick time.Duration // The server is healthy from ready until sick.
 		want        []string
 	}{
-		"ready":                     {awaited: 1, ready: 12 * time.Second, sick: time.Hour, want: []string{"15s ready"}},
+		"ready": {awaited: 1, ready: 12 * time.Second, sick: time.Hour,
+			want: []string{"15s ready"}},
 		"awaited after it is ready": {awaited: 8 * time.Second, sick: time.Hour, want: []string{"10s ready"}},
 		"never awaited":             {sick: time.Hour},
 		"never ready": {awaited: 1, ready: time.Hour, want: []string{"1m0s abandon", "1m5s replace",

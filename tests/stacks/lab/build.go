@@ -90,7 +90,8 @@ func (p *Programs) buildImages(ctx context.Context, bin, dir string) (err error)
 	if p.ServerImage, err = build("server"); err != nil {
 		return err
 	}
-	const spoil = "#!/bin/sh\nexec sed -i '/^ExecStart=/s/$/ --unknown-flag/' /etc/systemd/system/nstance-server.service\n"
+	const spoil = "#!/bin/sh\nexec sed -i '/^ExecStart=/s/$/ --unknown-flag/' " +
+		"/etc/systemd/system/nstance-server.service\n"
 	if p.BadServerImage, err = runner.Build(ctx, p.ServerImage, spoil, nil); err != nil {
 		return err
 	}

@@ -74,8 +74,9 @@ func (s *Service) startRefresh(c *wire.Call) (any, error) {
 		return nil, wire.Errorf(http.StatusBadRequest, "InstanceRefreshInProgress",
 			"An Instance Refresh is already in progress and blocks the execution of this Instance Refresh.")
 	case value(p.AutoRollback) && in.DesiredConfiguration == nil:
-		return nil, invalid("The AutoRollback parameter cannot be set to true when the DesiredConfiguration parameter is " +
-			"empty. Set AutoRollback to false or specify a desired configuration and try again.")
+		return nil,
+			invalid("The AutoRollback parameter cannot be set to true when the DesiredConfiguration parameter is " +
+				"empty. Set AutoRollback to false or specify a desired configuration and try again.")
 	case len(p.CheckpointPercentages) > 0 || value(p.AutoRollback) || value(p.BakeTime) != 0:
 		return nil, invalid("The fake knows no checkpoints, bake time or rollback")
 	case lowest < 0 || lowest > 100 || highest < 100 || highest > 200 || highest-lowest > 100:
