@@ -21,6 +21,8 @@ type Block struct {
 	NeedsInstanceType bool
 	// HasImages reports whether images can be looked up.
 	HasImages bool
+	// Attestation is the cloud's value of server.attestation.method: how an agent proves on which VM it runs. Optional.
+	Attestation string
 
 	// LeaderNetwork is the zero value of the struct that package all embeds for the cloud's own fields of
 	// server.leader_network. Nil: the cloud has no such fields.

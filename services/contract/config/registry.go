@@ -60,6 +60,14 @@ func enumValues(text string) []string {
 		return cloudNames(func(b cloud.Block) bool { return b.HasImages })
 	case ".load_balancers":
 		return cloudNames(func(b cloud.Block) bool { return b.LoadBalancer != nil })
+	case ".attestations":
+		var out []string
+		for _, block := range all.Blocks() {
+			if block.Attestation != "" {
+				out = append(out, block.Attestation)
+			}
+		}
+		return out
 	case ".object_stores":
 		return ObjectStoreNames()
 	case ".secrets_stores":

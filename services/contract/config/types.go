@@ -121,6 +121,8 @@ type Server struct {
 	// Whether an agent may register only from an address of its VM, where the provider knows the VM's addresses. Set it
 	// to false if agents reach the servers through NAT or a proxy.
 	CheckRegistrationAddress *bool `json:"check_registration_address,omitempty" default:"true"`
+	// What an agent must prove when it registers, in addition to its nonce. Left out: nothing.
+	Attestation *Attestation `json:"attestation,omitempty"`
 	// How often agents report.
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
 	// How long a VM may be drained before it is terminated, for groups without drain_timeout. 0: no drain.
@@ -140,6 +142,15 @@ type Server struct {
 	LeaderElection LeaderElection `json:"leader_election,omitzero"`
 	// How long a server that failed waits before it exits, so that supervised servers do not restart in step.
 	ErrorExitJitter ErrorExitJitter `json:"error_exit_jitter,omitzero"`
+}
+
+// Attestation is a proof of the VM that an agent runs on.
+type Attestation struct {
+	// The proof. aws-iid is EC2's instance identity document with its RSA-2048 signature.
+	Method string `json:"method" rule:"required,enum=.attestations"`
+	// Certificates that may have signed the proof, in PEM. For aws-iid, the RSA-2048 certificate of the shard's region:
+	// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/regions-certs.html.
+	Certificates string `json:"certificates" rule:"required"`
 }
 
 // Provider configures the source of the shard's VMs. The provider itself defines and checks Options.

@@ -128,6 +128,16 @@ func (c *checker) server() {
 	if block.CheckOptions != nil {
 		c.cloud("server.provider.options", block.CheckOptions(sv.Provider.Options))
 	}
+	if a := sv.Attestation; a != nil {
+		if slices.Contains(enumValues(".attestations"), a.Method) && a.Method != block.Attestation {
+			c.add("server.attestation.method", "%s is not a proof of provider %s", quote(a.Method), sv.Provider.Kind).
+				depends = []string{"server.provider.kind"}
+		}
+		if a.Certificates != "" {
+			_, err := a.Signers()
+			c.err("server.attestation.certificates", err)
+		}
+	}
 	ln := sv.LeaderNetwork
 	if ln == nil {
 		return

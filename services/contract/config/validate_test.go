@@ -39,6 +39,14 @@ func TestValidate(t *testing.T) {
 	}{
 		{"right", with("", "", "", ""), nil},
 		{"aws, right", aws("", "", "", ""), nil},
+		{"attestation, right", aws(`, "attestation": {"method": "aws-iid", "certificates": "`+attestationCertificate+`"}`,
+			"", "", ""), nil},
+		{"attestation of another cloud", with(`, "attestation": {"method": @"aws-iid", "certificates": @"x"}`, "", "", ""),
+			[]string{`server.attestation.method: "aws-iid" is not a proof of provider mock`,
+				`server.attestation.certificates: is not a list of PEM certificates`}},
+		{"attestation by another name", aws(`, "attestation": {"method": @"aws-idd", "certificates": @""}`, "", "", ""),
+			[]string{`server.attestation.method: "aws-idd" is none of aws-iid (did you mean "aws-iid"?)`,
+				`server.attestation.certificates: is required`}},
 
 		{"cluster name", swap(`"example"`, `@"a--b"`),
 			[]string{`cluster.id: name "a--b" contains "--", which is reserved`}},

@@ -59,6 +59,8 @@ type Options struct {
 	// Extensions are accepted for received files in addition to the default ones. Optional.
 	Extensions []string
 	Machine    Machine
+	// Attest returns a proof of the VM that the agent runs on, for the registration. Optional.
+	Attest func(ctx context.Context) ([]byte, error)
 	// Hook runs after a batch changed files and receives their names. Calls never overlap. Optional.
 	Hook func(ctx context.Context, changed []string) error
 	// Dial connects to host:port. Optional. The default is TCP.

@@ -100,10 +100,17 @@ func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.P
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	facts := c.Machine.Facts()
+	var proof []byte
+	if c.Attest != nil {
+		if proof, err = c.Attest(ctx); err != nil {
+			c.Log.Debug("No proof of this VM; the server may require one", "error", err)
+		}
+	}
 	answer, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterAgentRequest{
 		Nonce:     string(nonce),
 		PublicKey: key.Public().(ed25519.PublicKey),
 		Ipv4:      facts.IPv4, Ipv6: facts.IPv6, Hostname: facts.Hostname,
+		Attestation: proof,
 	})
 	if err != nil {
 		if forGood(err) {

@@ -118,6 +118,7 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 		IdentityMode: s.IdentityMode, KeysMode: s.KeysMode, FilesMode: s.RecvMode,
 		Extensions: s.RecvExtensions,
 		Machine:    thisMachine{host},
+		Attest:     attestor(s, log),
 		Hook:       hook,
 		Version:    version,
 		Log:        log,
@@ -130,6 +131,15 @@ type thisMachine struct{ *machine.Host }
 func (m thisMachine) Facts() Facts {
 	ipv4, ipv6 := m.Addresses()
 	return Facts{IPv4: ipv4, IPv6: ipv6, Hostname: m.Name()}
+}
+
+// attestor returns the function that proves on which VM the agent runs, or nil if the machine's cloud gives no proofs.
+func attestor(s Settings, log *slog.Logger) func(context.Context) ([]byte, error) {
+	cloud := notice.Find(s.Provider, notice.Firmware{FS: os.DirFS("/sys/class/dmi/id")})
+	if cloud.Attest == nil {
+		return nil
+	}
+	return func(ctx context.Context) ([]byte, error) { return cloud.Attest(ctx, notice.Options{Log: log}) }
 }
 
 // watchNotices watches for the notices of the machine's cloud until ctx ends.

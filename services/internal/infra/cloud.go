@@ -48,3 +48,10 @@ type Configurer interface {
 	// provider is in use. It sends no requests.
 	Configure(shard *config.Shard)
 }
+
+// Attestor is an optional capability: it checks on which VM an agent runs.
+type Attestor interface {
+	// Attest checks a proof that an agent sent. It fails as [Denied] if the proof does not show that the agent runs on
+	// vm, and as [NotFound] if vm is not known well enough yet. It calls nothing.
+	Attest(proof []byte, vm VM) error
+}

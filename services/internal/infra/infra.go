@@ -66,7 +66,9 @@ type VM struct {
 	Hostname   string
 	// Addresses are all addresses from which the VM may call, private and public, in canonical form. They are empty if
 	// the provider does not know them.
-	Addresses  []string
+	Addresses []string
+	// Account is the cloud's account that owns the VM; "": unknown.
+	Account    string
 	LaunchedAt time.Time // the provider's time stamp
 	// EndReason says why the VM ended although nobody asked for it, in the provider's words; "": unknown.
 	EndReason string

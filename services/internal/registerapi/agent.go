@@ -32,8 +32,8 @@ func checkClaims(req *nstancev1.RegisterAgentRequest) error {
 	return nil
 }
 
-// agent registers an instance's agent.
-func (c *call) agent() (certificate, error) {
+// agent registers an instance's agent. proof shows on which VM it runs.
+func (c *call) agent(proof []byte) (certificate, error) {
 	if c.claims.Shard != c.leader.Shard {
 		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for shard %s, this is %s",
 			c.claims.Shard, c.leader.Shard)
@@ -49,6 +49,9 @@ func (c *call) agent() (certificate, error) {
 				c.claims.Tenant, c.claims.Group, id, rec.Tenant, rec.Group)
 	}
 	if err := c.checkAddress(); err != nil {
+		return certificate{}, err
+	}
+	if err := c.checkProof(proof, &rec); err != nil {
 		return certificate{}, err
 	}
 	spent, err := c.check(&rec)
@@ -134,6 +137,23 @@ func (c *call) checkAddress() error {
 	return status.Errorf(codes.PermissionDenied,
 		"instance %s: %s is not an address of its VM; set server.check_registration_address to false if agents reach "+
 			"the server through NAT", c.claims.ID, from)
+}
+
+// checkProof checks the proof of the VM that the agent runs on, if the configuration requires one. So a nonce is of no
+// use outside its VM, even behind the same address.
+func (c *call) checkProof(proof []byte, rec *record.Instance) error {
+	if c.leader.Attest == nil {
+		return nil
+	}
+	vm, _ := c.leader.State.VM(rec.ID)
+	switch err := c.leader.Attest(proof, vm); infra.ClassOf(err) {
+	case "":
+		return nil
+	case infra.NotFound:
+		return status.Errorf(codes.Unavailable, "instance %s: %v, try again", rec.ID, err)
+	default:
+		return status.Errorf(codes.PermissionDenied, "instance %s: %v", rec.ID, err)
+	}
 }
 
 // check reports whether the record allows a registration. spent is true if the same key has already consumed the nonce.

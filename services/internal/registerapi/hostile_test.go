@@ -121,3 +121,51 @@ func TestHostileClaimsAreNotRecorded(t *testing.T) {
 		t.Errorf("the record has %s, %s and %s, want what the provider says", rec.IPv4, rec.IPv6, rec.Hostname)
 	}
 }
+
+// TestHostileRegistrationWithoutProof checks registrations where the configuration requires a proof of the VM. The
+// nonce and the address are right in every case.
+func TestHostileRegistrationWithoutProof(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		proof   string
+		refusal error
+		code    codes.Code
+		message string
+	}{
+		{name: "the right proof", proof: "right"},
+		{name: "the proof of another VM", proof: "wrong", code: codes.PermissionDenied, message: "for another VM",
+			refusal: infra.Errorf(infra.Denied, "attest", "the proof is for another VM")},
+		{name: "no proof", code: codes.PermissionDenied, message: "sent no proof",
+			refusal: infra.Errorf(infra.Denied, "attest", "the agent sent no proof")},
+		{name: "the VM is not known yet", proof: "right", code: codes.Unavailable, message: "try again",
+			refusal: infra.Errorf(infra.NotFound, "attest", "the VM is not known yet")},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w, logs := newTestLeader(t), &transporttest.Logs{}
+			w.service.Log = logs.Logger()
+			id := w.located(t, infra.Running, "127.0.0.1")
+			w.leader.Attest = func(proof []byte, vm infra.VM) error {
+				if string(proof) != test.proof || vm.ProviderID != "vm-"+id.String() {
+					t.Errorf("asked to attest %q for %s", proof, vm.ProviderID)
+				}
+				return test.refusal
+			}
+			_, err := w.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: w.nonce(t, id, nil),
+				PublicKey: transporttest.Public(transporttest.NewKey(t)), Attestation: []byte(test.proof)})
+			if test.code == codes.OK {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			wants(t, test.name, err, test.code, test.message)
+			if rec := w.Stored(t, id); rec.State != record.Created {
+				t.Errorf("the record is %s, want created: the nonce was consumed", rec.State)
+			}
+			refused := logs.Lines("level=WARN", `msg="registration refused"`, "client="+id.String(), test.message)
+			if want := test.code == codes.PermissionDenied; (len(refused) == 1) != want {
+				t.Errorf("the log has %d refusals", len(refused))
+			}
+		})
+	}
+}

@@ -22,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/transport"
@@ -57,6 +58,9 @@ type Registrar struct {
 	// CheckAddress reports whether a registration must come from an address of the instance's VM, as far as the
 	// provider knows these.
 	CheckAddress func() bool
+	// Attest checks an agent's proof that it runs on a VM. An error of class [infra.NotFound] means that too little is
+	// known of the VM so far. Optional; it succeeds if the configuration requires no proof.
+	Attest func(proof []byte, vm infra.VM) error
 }
 
 // Service implements nstancev1.RegistrationServiceServer.
@@ -82,7 +86,7 @@ func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgen
 			if err := checkClaims(req); err != nil {
 				return certificate{}, err
 			}
-			return c.agent()
+			return c.agent(req.GetAttestation())
 		})
 	if err != nil {
 		return nil, err

@@ -74,6 +74,18 @@ func (m ownMachine) verify(ctx context.Context, shard *config.Shard) error {
 	return verifier.Verify(ctx, shard)
 }
 
+// attest checks an agent's proof of the VM that it runs on, if the configuration requires one.
+func (s *server) attest(proof []byte, vm infra.VM) error {
+	if s.manager.Shard().Server.Attestation == nil {
+		return nil
+	}
+	attestor, ok := infra.Capability[infra.Attestor](s.machine.Provider)
+	if !ok {
+		return infra.Errorf(infra.Denied, "attest "+vm.ProviderID, "the provider cannot check attestations")
+	}
+	return attestor.Attest(proof, vm)
+}
+
 // configureProvider passes a configuration that came into force to the provider. In the background, it verifies the
 // configuration and raises an alert if it finds a problem.
 func (s *server) configureProvider(ctx context.Context, l *leadership, shard *config.Shard) {

@@ -27,10 +27,13 @@ type RegisterAgentRequest struct {
 	// JWT, at most 4 KiB.
 	Nonce string `protobuf:"bytes,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	// Raw Ed25519 public key, 32 bytes.
-	PublicKey     []byte `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
-	Ipv4          string `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
-	Ipv6          string `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	Hostname      string `protobuf:"bytes,5,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	PublicKey []byte `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	Ipv4      string `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6      string `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	Hostname  string `protobuf:"bytes,5,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	// Proof of the VM that the agent runs on, where its cloud gives one: at most 8 KiB. For AWS, the instance identity
+	// document with its RSA-2048 signature.
+	Attestation   []byte `protobuf:"bytes,6,opt,name=attestation,proto3" json:"attestation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -98,6 +101,13 @@ func (x *RegisterAgentRequest) GetHostname() string {
 		return x.Hostname
 	}
 	return ""
+}
+
+func (x *RegisterAgentRequest) GetAttestation() []byte {
+	if x != nil {
+		return x.Attestation
+	}
+	return nil
 }
 
 type RegisterAgentResponse struct {
@@ -365,14 +375,15 @@ var File_nstance_v1_registration_proto protoreflect.FileDescriptor
 const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\n" +
 	"\x1dnstance/v1/registration.proto\x12\n" +
-	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n" +
+	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb1\x01\n" +
 	"\x14RegisterAgentRequest\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\tR\x05nonce\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x02 \x01(\fR\tpublicKey\x12\x12\n" +
 	"\x04ipv4\x18\x03 \x01(\tR\x04ipv4\x12\x12\n" +
 	"\x04ipv6\x18\x04 \x01(\tR\x04ipv6\x12\x1a\n" +
-	"\bhostname\x18\x05 \x01(\tR\bhostname\"\x8f\x01\n" +
+	"\bhostname\x18\x05 \x01(\tR\bhostname\x12 \n" +
+	"\vattestation\x18\x06 \x01(\fR\vattestation\"\x8f\x01\n" +
 	"\x15RegisterAgentResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x127\n" +
 	"\tnot_after\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12\x1b\n" +

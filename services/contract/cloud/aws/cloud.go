@@ -17,12 +17,16 @@ const Name = "aws"
 // default is AWS_PROFILE.
 const OptionProfile = "profile"
 
+// Attestation is the method of server.attestation: the instance identity document, signed by EC2.
+const Attestation = "aws-iid"
+
 // Block describes the cloud.
 var Block = cloud.Block{
 	Name:              Name,
 	NeedsZone:         true,
 	NeedsInstanceType: true,
 	HasImages:         true,
+	Attestation:       Attestation,
 	LeaderNetwork:     NetworkInterface{},
 	LoadBalancer:      TargetGroups{},
 	CheckOptions:      checkOptions,

@@ -25,6 +25,10 @@ var aws = Cloud{
 		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
 		return NewAWS(o)
 	},
+	Attest: func(ctx context.Context, o Options) ([]byte, error) {
+		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
+		return NewAWS(o).get(ctx, identityPath)
+	},
 }
 
 // AWS watches for a spot instance's interruption notice and rebalance recommendation through IMDSv2.
@@ -43,6 +47,9 @@ const (
 	tokenPath     = "/latest/api/token"
 	actionPath    = "/latest/meta-data/spot/instance-action"
 	rebalancePath = "/latest/meta-data/events/recommendations/rebalance"
+	// identityPath is the signed instance identity document, PKCS #7 in base64.
+	// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/verify-rsa2048.html
+	identityPath = "/latest/dynamic/instance-identity/rsa2048"
 	// tokenLife is the longest lifetime that IMDSv2 grants. A token that IMDSv2 refuses is replaced sooner.
 	tokenLife = 6 * time.Hour
 )

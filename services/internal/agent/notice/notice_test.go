@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -223,5 +224,32 @@ func TestGCPWaits(t *testing.T) {
 	defer m.mu.Unlock()
 	if m.requests > 2 {
 		t.Errorf("%d requests in 100 ms", m.requests)
+	}
+}
+
+// TestAWSAttest checks that the agent sends the signed identity document as the metadata service gives it.
+func TestAWSAttest(t *testing.T) {
+	var asked []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Method+" "+r.URL.Path)
+		text := goodToken
+		if r.Method == http.MethodGet {
+			text = "MIAG\nCSqG"
+		}
+		_, _ = w.Write([]byte(text))
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.URL+"/")
+	proof, err := Find("aws", Firmware{}).Attest(t.Context(), Options{})
+	if err != nil || string(proof) != "MIAG\nCSqG" {
+		t.Errorf("proof %q, %v", proof, err)
+	}
+	if want := "PUT /latest/api/token, GET /latest/dynamic/instance-identity/rsa2048"; strings.Join(asked, ", ") != want {
+		t.Errorf("asked %q, want %s", asked, want)
+	}
+	for _, name := range []string{"gcp", "proxmox", NoCloud} {
+		if Find(name, Firmware{}).Attest != nil {
+			t.Errorf("%s has a proof, but no server can check it", name)
+		}
 	}
 }

@@ -6,6 +6,7 @@ package aws
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -58,6 +59,8 @@ type Provider struct {
 	balancers map[string][]string // ARNs of target groups, by name; replaced as a whole, never modified
 	subnets   map[string]subnet   // replaced as a whole, never modified
 	subnetsAt time.Time
+	signers   []*x509.Certificate    // of identity documents; replaced as a whole, never modified
+	region    string                 // of the shard
 	keys      map[[2]string][]string // KMS keys of the latest request, by tenant and group
 }
 
@@ -69,6 +72,7 @@ var (
 	_ infra.LoadBalancers   = (*Provider)(nil)
 	_ infra.Images          = (*Provider)(nil)
 	_ infra.Configurer      = (*Provider)(nil)
+	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 )
 
@@ -132,7 +136,8 @@ func networkOf(shard *config.Shard) (Network, error) {
 	return out, nil
 }
 
-// Configure implements infra.Configurer. It stores the target groups of each load balancer.
+// Configure implements infra.Configurer. It stores the target groups of each load balancer, and what attestations must
+// show.
 func (p *Provider) Configure(shard *config.Shard) {
 	balancers := map[string][]string{}
 	for name, lb := range shard.LoadBalancers {
@@ -140,8 +145,12 @@ func (p *Provider) Configure(shard *config.Shard) {
 			balancers[name] = slices.Clone(lb.TargetGroupARNs)
 		}
 	}
+	var signers []*x509.Certificate
+	if a := shard.Server.Attestation; a != nil {
+		signers, _ = a.Signers() // validated; without certificates no proof is valid
+	}
 	p.mu.Lock()
-	p.balancers = balancers
+	p.balancers, p.signers, p.region = balancers, signers, shard.Server.Provider.Region
 	p.mu.Unlock()
 }
 

@@ -234,6 +234,9 @@ func describe(instance types.Instance) infra.VM {
 			vm.IPv6 = deref(instance.NetworkInterfaces[i].Ipv6Addresses[0].Ipv6Address)
 		}
 	}
+	if len(instance.NetworkInterfaces) > 0 {
+		vm.Account = deref(instance.NetworkInterfaces[0].OwnerId)
+	}
 	vm.EndReason = oneLine(endedBy(instance), maxMessage)
 	return vm
 }

@@ -55,6 +55,7 @@ type Service struct {
 	sequence int                          // number of creations so far, for a stable order
 	tags     map[string]map[string]string // by resource ID
 	kinds    []kind
+	signer   identitySigner
 	network
 	machinery
 }

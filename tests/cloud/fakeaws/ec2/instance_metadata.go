@@ -24,6 +24,8 @@ func (s *Service) metadata(i *instance, path string) (string, bool) {
 		return string(i.userdata), len(i.userdata) > 0
 	case "dynamic/instance-identity/document":
 		return s.identityDocument(i), true
+	case "dynamic/instance-identity/rsa2048":
+		return s.signer.sign(s.identityDocument(i)), true
 	case "meta-data":
 		path = ""
 	}
@@ -183,7 +185,7 @@ func (s *Service) roleDocument(i *instance, role string) (string, bool) {
 	return string(text), true
 }
 
-// identityDocument returns the instance identity document. It is unsigned, because no client here checks its signature.
+// identityDocument returns the instance identity document.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/retrieve-iid.html
 func (s *Service) identityDocument(i *instance) string {
 	var ip string

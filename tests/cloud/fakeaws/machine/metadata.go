@@ -128,9 +128,15 @@ func (m *metadata) get(path string) (kind string, text []byte, ok bool) {
 	case "dynamic", "dynamic/":
 		return "text/plain", []byte("instance-identity/"), true
 	case "dynamic/instance-identity", "dynamic/instance-identity/":
-		return "text/plain", []byte("document"), true
+		return "text/plain", []byte("document\nrsa2048"), true
 	case "dynamic/instance-identity/document":
 		return "text/plain", m.document(), true
+	case "dynamic/instance-identity/rsa2048":
+		if m.spec.Metadata != nil {
+			text, ok := m.spec.Metadata(path)
+			return "text/plain", []byte(text), ok
+		}
+		return "", nil, false
 	case "meta-data":
 		path = "meta-data/"
 	}

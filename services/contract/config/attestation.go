@@ -1,0 +1,31 @@
+package config
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Signers returns the parsed certificates, at least one. The text must hold nothing else.
+func (a Attestation) Signers() (signers []*x509.Certificate, err error) {
+	text := []byte(strings.TrimSpace(a.Certificates))
+	for len(text) > 0 {
+		block, rest := pem.Decode(text)
+		if block == nil || block.Type != "CERTIFICATE" || !bytes.HasPrefix(text,
+			[]byte("-----BEGIN CERTIFICATE-----")) {
+			return nil, errors.New("is not a list of PEM certificates")
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(signers)+1, err)
+		}
+		signers, text = append(signers, cert), bytes.TrimSpace(rest)
+	}
+	if len(signers) == 0 {
+		return nil, errors.New("has no certificate")
+	}
+	return signers, nil
+}

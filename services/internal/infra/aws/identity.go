@@ -1,0 +1,80 @@
+package aws
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/smallstep/pkcs7"
+
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// maxProof bounds a signed identity document in bytes. Those of EC2 have about 1,500.
+const maxProof = 8 << 10
+
+// identityDocument holds the parts of an instance identity document that are checked.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-identity-documents.html
+type identityDocument struct {
+	AccountID  string `json:"accountId"`
+	InstanceID string `json:"instanceId"`
+	Region     string `json:"region"`
+}
+
+// parseIdentity verifies a signed identity document as the metadata service gives it under instance-identity/rsa2048:
+// PKCS #7 in base64, with the document inside. Only the given certificates may have signed it.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/verify-rsa2048.html
+func parseIdentity(proof []byte, signers []*x509.Certificate) (doc identityDocument, err error) {
+	if len(proof) > maxProof {
+		return doc, fmt.Errorf("the proof has %d bytes, at most %d are allowed", len(proof), maxProof)
+	}
+	raw, err := base64.StdEncoding.Strict().DecodeString(string(bytes.ReplaceAll(proof, []byte("\n"), nil)))
+	if err != nil {
+		return doc, fmt.Errorf("the proof is not base64: %w", err)
+	}
+	signed, err := pkcs7.Parse(raw)
+	if err != nil {
+		return doc, fmt.Errorf("the proof is not PKCS #7: %w", err)
+	}
+	if len(signed.Signers) != 1 || !signed.Signers[0].DigestAlgorithm.Algorithm.Equal(pkcs7.OIDDigestAlgorithmSHA256) {
+		return doc, errors.New("the proof must have one signature with SHA-256")
+	}
+	signed.Certificates = signers // the proof's own certificates prove nothing
+	if err := signed.Verify(); err != nil {
+		return doc, fmt.Errorf("verify the signature: %w", err)
+	}
+	if err := json.Unmarshal(signed.Content, &doc); err != nil {
+		return doc, fmt.Errorf("parse the identity document: %w", err)
+	}
+	return doc, nil
+}
+
+// Attest implements infra.Attestor with the instance identity document.
+func (p *Provider) Attest(proof []byte, vm infra.VM) error {
+	what := "attest " + vm.ProviderID
+	p.mu.Lock()
+	signers, region := p.signers, p.region
+	p.mu.Unlock()
+	if vm.ProviderID == "" || vm.Account == "" {
+		return infra.Errorf(infra.NotFound, what, "the VM is not known yet")
+	}
+	if len(proof) == 0 {
+		return infra.Errorf(infra.Denied, what, "the agent sent no %s", contract.Attestation)
+	}
+	doc, err := parseIdentity(proof, signers)
+	if err != nil {
+		return infra.Wrap(infra.Denied, what, err)
+	}
+	for _, fact := range []struct{ name, got, want string }{{"instance", doc.InstanceID, vm.ProviderID},
+		{"account", doc.AccountID, vm.Account}, {"region", doc.Region, region}} {
+		if fact.got != fact.want || fact.got == "" {
+			return infra.Errorf(infra.Denied, what, "the proof is for %s %.100q, not %q", fact.name, fact.got,
+				fact.want)
+		}
+	}
+	return nil
+}
