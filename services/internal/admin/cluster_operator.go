@@ -16,12 +16,12 @@ import (
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 func (a *app) registerOperatorCommand(s *secretFlags) *cobra.Command {
@@ -131,7 +131,7 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 		}
 	}
 	result := registered{ID: id.String(), Cluster: c.id, Tenant: r.tenant, Dir: r.dir}
-	if err := write(r.dir, fleet.CAFile, authority.EncodeBundle(bundle...)); err != nil {
+	if err := write(r.dir, operatorclient.CAFile, authority.EncodeBundle(bundle...)); err != nil {
 		return registered{}, err
 	}
 	if notAfter, good := a.stillGood(r, have); good && !r.renew {
@@ -146,7 +146,7 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 	if err := a.recordOperator(ctx, c, have, token, who, key, cert); err != nil {
 		return registered{}, err
 	}
-	if err := write(r.dir, fleet.CertificateFile, authority.EncodeCertificate(cert)); err != nil {
+	if err := write(r.dir, operatorclient.CertificateFile, authority.EncodeCertificate(cert)); err != nil {
 		return registered{}, err
 	}
 	result.NotAfter, result.Issued = cert.NotAfter.UTC(), true
@@ -168,7 +168,7 @@ func (a *app) operatorKey(r registration) (ed25519.PublicKey, error) {
 		}
 		return key, nil
 	}
-	path := filepath.Join(r.dir, fleet.KeyFile)
+	path := filepath.Join(r.dir, operatorclient.KeyFile)
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return a.makeOperatorKey(r.dir)
@@ -193,7 +193,7 @@ func (a *app) makeOperatorKey(dir string) (ed25519.PublicKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make operator key: %w", err)
 	}
-	return key.Public().(ed25519.PublicKey), write(dir, fleet.KeyFile, text)
+	return key.Public().(ed25519.PublicKey), write(dir, operatorclient.KeyFile, text)
 }
 
 func write(dir, name string, content []byte) error {
@@ -239,7 +239,7 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 			"register a new one: without --operator-id, and with a new key")
 	case !bytes.Equal(rec.PublicKey, key):
 		return withHint(fmt.Errorf("operator %s is registered with another key", rec.ID),
-			"use the --output-dir that holds its %s, or register a new one without --operator-id", fleet.KeyFile)
+			"use the --output-dir that holds its %s, or register a new one without --operator-id", operatorclient.KeyFile)
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 // stillGood reports whether the directory holds the certificate that the record names, with more than a third of its
 // life left.
 func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
-	text, err := os.ReadFile(filepath.Join(r.dir, fleet.CertificateFile))
+	text, err := os.ReadFile(filepath.Join(r.dir, operatorclient.CertificateFile))
 	if err != nil || rec.Revision == 0 {
 		return time.Time{}, false
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -46,8 +48,8 @@ func scopeFlags(cmd *cobra.Command) *scope {
 func (s *scope) reach(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.servers, "servers", "", "operator addresses as shard=host:port,… (or "+envServers+
 		"); several of one shard are tried in turn")
-	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+fleet.CAFile+", "+fleet.CertificateFile+
-		" and "+fleet.KeyFile+" (or "+envIdentity+")")
+	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+operatorclient.CAFile+", "+operatorclient.CertificateFile+
+		" and "+operatorclient.KeyFile+" (or "+envIdentity+")")
 	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how long one call to one shard may take")
 }
 
@@ -77,7 +79,7 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	if err != nil {
 		return nil, withHint(err, "make one with: nstance-admin cluster register-operator --output-dir %s", dir)
 	}
-	if now := a.Now(); now.Before(identity.Leaf.NotAfter) && now.After(identity.RenewAt()) {
+	if now := a.Now(); now.Before(identity.Leaf.NotAfter) && now.After(authority.RenewAt(identity.Leaf)) {
 		a.note("The certificate in %s ends at %s; nstance-admin cluster register-operator --output-dir %s renews it.",
 			dir, stamp(identity.Leaf.NotAfter), dir)
 	}

@@ -8,6 +8,7 @@ package servers
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
 
@@ -77,9 +79,9 @@ func (c *Connection) Known(shard string) bool {
 }
 
 // Identity loads the identity that calls use. It returns [ErrUnknown] if the settings are not known.
-func (c *Connection) Identity() (Identity, error) {
+func (c *Connection) Identity() (operatorclient.Identity, error) {
 	if c == nil || c.settings.Unknown {
-		return Identity{}, ErrUnknown
+		return operatorclient.Identity{}, ErrUnknown
 	}
 	return loadIdentity(c.settings)
 }
@@ -138,17 +140,18 @@ func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]st
 	return []string{lock.Addresses.Operator}, nil
 }
 
-func try(ctx context.Context, identity Identity, shard, addr string, do func(context.Context, Client) error) error {
-	transport := &transport{shard: shard, identity: identity}
+func try(ctx context.Context, identity operatorclient.Identity, shard, addr string,
+	do func(context.Context, Client) error) error {
+	creds := operatorclient.NewCredentials(func() (*tls.Config, error) { return identity.Config(shard, time.Now), nil })
 	// "passthrough" makes gRPC dial the address unchanged. The server certificate must match the host of the address.
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(transport),
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
 		grpc.WithDisableServiceConfig())
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
 	defer func() { _ = conn.Close() }() // the connection is not used again
 	err = do(ctx, nstancev1.NewOperatorServiceClient(conn))
-	if cause := transport.failure(); cause != nil && status.Code(err) == codes.Unavailable {
+	if cause := creds.Failure(); cause != nil && status.Code(err) == codes.Unavailable {
 		return fmt.Errorf("%w: %w", ErrUnreachable, cause)
 	}
 	return err
@@ -156,7 +159,7 @@ func try(ctx context.Context, identity Identity, shard, addr string, do func(con
 
 // Advice returns the user's next step for an error of a call.
 func Advice(err error) string {
-	var peer *PeerError
+	var peer *operatorclient.PeerError
 	switch {
 	case errors.Is(err, ErrUnknown):
 		return "First apply the resources that the provider's operator block depends on, for example with -target, " +

@@ -175,8 +175,8 @@ func TestCallIgnoresOtherServersErrors(t *testing.T) {
 		of   authority.Identity
 		want string
 	}{
-		"another shard":               {ca, other, "server of shard b, not of a"},
-		"another cluster":             {ca, foreign, "server of cluster foreign, ours is example"},
+		"another shard":               {ca, other, "server of shard b, want shard a"},
+		"another cluster":             {ca, foreign, "server of cluster foreign, want cluster example"},
 		"another CA of the same name": {newCA(t, cluster), server("fake"), "unknown authority"},
 	} {
 		a := &api{}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 )
 
 // Error describes why a call to a shard failed.
@@ -121,7 +122,7 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 var noise = strings.NewReplacer("connection error: desc = ", "", "transport: Error while dialing: ", "", `"`, "")
 
 func explainHandshake(addr string, cause error, now time.Time) (message, hint string) {
-	var peer *PeerError
+	var peer *operatorclient.PeerError
 	var host x509.HostnameError
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
@@ -139,8 +140,8 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 		return fmt.Sprintf("%s: %s", addr, host.Error()),
 			"use an address that the server advertises: its certificate names no other"
 	case errors.As(cause, &unknown):
-		return fmt.Sprintf("%s: the server's certificate is not from the CA in %s", addr, CAFile),
-			"is this the right cluster? nstance-admin cluster register-operator writes the current " + CAFile
+		return fmt.Sprintf("%s: the server's certificate is not from the CA in %s", addr, operatorclient.CAFile),
+			"is this the right cluster? nstance-admin cluster register-operator writes the current " + operatorclient.CAFile
 	case errors.As(cause, &invalid) && invalid.Reason == x509.Expired:
 		return fmt.Sprintf("%s: the server's certificate is not valid at %s", addr, now.UTC().Format(time.RFC3339)),
 			"check this machine's clock"

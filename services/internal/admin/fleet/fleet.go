@@ -7,9 +7,9 @@ package fleet
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
 	"maps"
-	"net"
 	"slices"
 	"sync"
 	"time"
@@ -17,11 +17,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 )
 
@@ -52,7 +52,7 @@ type target struct{ shard, addr string }
 
 type conn struct {
 	*grpc.ClientConn
-	transport *transport
+	credentials *operatorclient.Credentials
 }
 
 // New returns a Fleet without connections.
@@ -70,7 +70,9 @@ func (f *Fleet) Shards() []string {
 }
 
 // Identity reads the identity that calls use.
-func (f *Fleet) Identity() (Identity, error) { return LoadIdentity(f.options.IdentityDir) }
+func (f *Fleet) Identity() (operatorclient.Identity, error) {
+	return LoadIdentity(f.options.IdentityDir)
+}
 
 // Close closes all connections.
 func (f *Fleet) Close() {
@@ -139,7 +141,7 @@ func (f *Fleet) try(ctx context.Context, shard, addr string, do func(context.Con
 	}
 	var cause error
 	if c != nil && status.Code(err) == codes.Unavailable {
-		cause = c.transport.failure()
+		cause = c.credentials.Failure()
 	}
 	return explain(shard, addr, err, cause, f.options.Now())
 }
@@ -179,10 +181,10 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 	if c := f.conns[at]; c != nil {
 		return c, nil
 	}
-	t := &transport{TransportCredentials: credentials.NewTLS(nil), shard: shard, options: f.options}
+	creds := operatorclient.NewCredentials(func() (*tls.Config, error) { return f.tlsConfig(shard) })
 	// With "passthrough", gRPC dials the address unchanged. Its host must match the server's certificate.
 	cc, err := grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(t),
+		grpc.WithTransportCredentials(creds),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
@@ -190,13 +192,13 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 			MinConnectTimeout: 5 * time.Second,
 		}),
 		grpc.WithDisableServiceConfig(), // reach does the retries
-		grpc.WithContextDialer(t.dial),
+		grpc.WithContextDialer(creds.Dial),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{cc, t}
+	c := &conn{cc, creds}
 	f.conns[at] = c
 	return c, nil
 }
@@ -204,51 +206,14 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 // maxMessage is the largest accepted answer in bytes. It has room for a list of about 20,000 instances.
 const maxMessage = 16 << 20
 
-// transport makes TLS connections and keeps the error of the last handshake. Each handshake uses the current identity.
-type transport struct {
-	credentials.TransportCredentials // for what a client does not use
-
-	shard   string
-	options Options
-
-	mu  sync.Mutex
-	err error
-}
-
-func (t *transport) failure() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.err
-}
-
-// dial starts a connection and clears the error of the previous one.
-func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
-	t.mu.Lock()
-	t.err = nil
-	t.mu.Unlock()
-	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-}
-
-// ClientHandshake implements credentials.TransportCredentials.
-func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo,
-	error) {
-	secured, info, err := t.handshake(ctx, name, raw)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.err = err
-	return secured, info, err
-}
-
-func (t *transport) handshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	identity, err := LoadIdentity(t.options.IdentityDir)
+// tlsConfig reads the current identity for a handshake with a server of a shard.
+func (f *Fleet) tlsConfig(shard string) (*tls.Config, error) {
+	identity, err := LoadIdentity(f.options.IdentityDir)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if now := t.options.Now(); now.After(identity.Leaf.NotAfter) {
-		return nil, nil, &ExpiredError{identity.Leaf.NotAfter}
+	if f.options.Now().After(identity.Leaf.NotAfter) {
+		return nil, &ExpiredError{identity.Leaf.NotAfter}
 	}
-	return credentials.NewTLS(identity.config(t.shard, t.options.Now)).ClientHandshake(ctx, name, raw)
+	return identity.Config(shard, f.options.Now), nil
 }
-
-// Clone returns t itself, which belongs to one connection.
-func (t *transport) Clone() credentials.TransportCredentials { return t }

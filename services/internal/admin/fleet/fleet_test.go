@@ -132,9 +132,9 @@ func TestPeers(t *testing.T) {
 		hosts         []string
 		message, hint string
 	}{
-		"another shard":   {good, c, "b", nil, "it is a server of shard b, not of a", "check --servers"},
+		"another shard":   {good, c, "b", nil, "a server of shard b, want shard a", "check --servers"},
 		"another cluster": {good, other, "a", nil, "is not from the CA", "right cluster"},
-		"cluster of our CA": {good, foreign, "a", nil, "it is a server of cluster foreign, ours is example",
+		"cluster of our CA": {good, foreign, "a", nil, "a server of cluster foreign, want cluster example",
 			"check --servers"},
 		"another name": {good, c, "a", []string{"10.0.0.1"}, "certificate is valid for 10.0.0.1, not 127.0.0.1",
 			"advertises"},

@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 )
 
 // ErrNone is returned while the operator has no certificate.
@@ -20,17 +20,21 @@ var ErrNone = errors.New("the operator is not registered yet")
 // certificate and CA, so renewed ones take effect without a restart. The peer must be a server of the cluster and the
 // shard, with a certificate for the dialled name.
 func (k *Keeper) Credentials(shard string) credentials.TransportCredentials {
-	return &shardTransport{keeper: k, shard: shard, client: true}
+	return k.transport(shard, true)
 }
 
 // shardTransport makes TLS connections to one shard, with the operator's certificate or, for the registration, without.
 type shardTransport struct {
+	credentials.TransportCredentials // for the methods that a client does not call
+
 	keeper *Keeper
 	shard  string
 	client bool
 }
 
-var _ credentials.TransportCredentials = (*shardTransport)(nil)
+func (k *Keeper) transport(shard string, client bool) *shardTransport {
+	return &shardTransport{TransportCredentials: credentials.NewTLS(nil), keeper: k, shard: shard, client: client}
+}
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (t *shardTransport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn,
@@ -41,7 +45,8 @@ func (t *shardTransport) ClientHandshake(ctx context.Context, name string, raw n
 	if roots == nil {
 		return nil, nil, ErrNone
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots.pool, Time: k.Now, VerifyConnection: t.verify}
+	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots.pool, Time: k.Now,
+		VerifyConnection: operatorclient.VerifyServer(k.Cluster, t.shard)}
 	var identity *Identity
 	if t.client {
 		identity = k.current.Load()
@@ -100,34 +105,5 @@ func (k *Keeper) closeOthers(current *Identity) {
 	}
 }
 
-// verify checks the identity of the peer. TLS has verified its chain and host name.
-func (t *shardTransport) verify(state tls.ConnectionState) error {
-	peer, err := authority.ParseIdentity(state.PeerCertificates[0])
-	switch {
-	case err != nil:
-		return fmt.Errorf("wrong peer: %w", err)
-	case peer.Role != authority.RoleServer:
-		return fmt.Errorf("wrong peer: its role is %s, want server", peer.Role)
-	case peer.Cluster != t.keeper.Cluster:
-		return fmt.Errorf("wrong peer: a server of cluster %s, want cluster %s", peer.Cluster, t.keeper.Cluster)
-	case peer.Shard != t.shard:
-		return fmt.Errorf("wrong peer: a server of shard %s, want shard %s", peer.Shard, t.shard)
-	}
-	return nil
-}
-
-// ServerHandshake always fails: the credentials are for clients.
-func (t *shardTransport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("client credentials cannot be used by a server")
-}
-
-// Info implements credentials.TransportCredentials.
-func (t *shardTransport) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
-}
-
 // Clone returns t, which is immutable.
 func (t *shardTransport) Clone() credentials.TransportCredentials { return t }
-
-// OverrideServerName does nothing. The server name is the host of the dialled address.
-func (t *shardTransport) OverrideServerName(string) error { return nil }

@@ -94,8 +94,8 @@ func (k *Keeper) registerWithShard(ctx context.Context, shard, addr string, key 
 
 func (k *Keeper) registerAt(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
 	nonce string) (answer *nstancev1.RegisterOperatorResponse, err error) {
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(&shardTransport{keeper: k,
-		shard: shard}), grpc.WithDisableServiceConfig())
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(k.transport(shard, false)),
+		grpc.WithDisableServiceConfig())
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,120 @@
+// Package operatorclient connects to the servers of a shard with an operator's certificate. nstance-admin, the Terraform
+// provider and the Kubernetes operator use it.
+package operatorclient
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+)
+
+// The files of an identity directory, as written by `nstance-admin cluster register-operator`.
+const (
+	CAFile          = "ca.crt"
+	KeyFile         = "identity.key"
+	CertificateFile = "identity.crt"
+)
+
+// maxFile is the size limit of each of these files, in bytes.
+const maxFile = 64 << 10
+
+// Identity is an operator's certificate with its key, and the CA of the servers' certificates.
+type Identity struct {
+	Who   authority.Identity
+	Leaf  *x509.Certificate
+	roots *x509.CertPool
+	// load returns the certificate with its key. It is a function so that no formatting verb prints the key.
+	load func() *tls.Certificate
+}
+
+// ReadFiles reads the three files of an identity directory. The error wraps fs.ErrNotExist if one is missing.
+func ReadFiles(dir string) (ca, certificate, key []byte, err error) {
+	if ca, err = readFile(filepath.Join(dir, CAFile)); err != nil {
+		return nil, nil, nil, err
+	}
+	if certificate, err = readFile(filepath.Join(dir, CertificateFile)); err != nil {
+		return nil, nil, nil, err
+	}
+	key, err = readFile(filepath.Join(dir, KeyFile))
+	return ca, certificate, key, err
+}
+
+func readFile(path string) (data []byte, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	data, err = io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxFile)
+	}
+	return data, err
+}
+
+// ParseIdentity checks an identity in PEM. It accepts an expired certificate. Its errors never contain the key.
+func ParseIdentity(ca, certificate, key []byte) (Identity, error) {
+	bundle, err := authority.ParseBundle(ca)
+	if err != nil {
+		return Identity{}, fmt.Errorf("CA certificate: %w", err)
+	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		return Identity{}, fmt.Errorf("certificate and key: %w", err)
+	}
+	who, err := authority.ParseIdentity(pair.Leaf)
+	switch {
+	case err != nil:
+		return Identity{}, fmt.Errorf("certificate: %w", err)
+	case len(pair.Certificate) != 1:
+		return Identity{}, fmt.Errorf("%d certificates, want one", len(pair.Certificate))
+	case who.Role != authority.RoleOperator:
+		return Identity{}, fmt.Errorf("the certificate is of role %s, want %s", who.Role, authority.RoleOperator)
+	}
+	return Identity{Who: who, Leaf: pair.Leaf, roots: authority.NewPool(bundle), load: func() *tls.Certificate {
+		return &pair
+	}}, nil
+}
+
+// Config returns the TLS configuration of a connection to a server of a shard. It requires TLS 1.3 and a matching host
+// name. The peer must be a server of the operator's cluster and of that shard.
+func (i Identity) Config(shard string, now func() time.Time) *tls.Config {
+	return &tls.Config{
+		MinVersion:       tls.VersionTLS13,
+		RootCAs:          i.roots,
+		Certificates:     []tls.Certificate{*i.load()},
+		Time:             now,
+		VerifyConnection: VerifyServer(i.Who.Cluster, shard),
+	}
+}
+
+// PeerError means that the peer at a server's address is not a server of the intended shard.
+type PeerError struct{ Reason string }
+
+func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }
+
+// VerifyServer returns a function for [tls.Config.VerifyConnection]. It returns a [PeerError] unless the peer's
+// certificate is one of a server of the cluster and the shard. TLS itself verifies the chain and the host name.
+func VerifyServer(cluster, shard string) func(tls.ConnectionState) error {
+	return func(state tls.ConnectionState) error {
+		peer, err := authority.ParseIdentity(state.PeerCertificates[0])
+		switch {
+		case err != nil:
+			return &PeerError{err.Error()}
+		case peer.Role != authority.RoleServer:
+			return &PeerError{fmt.Sprintf("its role is %s, want server", peer.Role)}
+		case peer.Cluster != cluster:
+			return &PeerError{fmt.Sprintf("a server of cluster %s, want cluster %s", peer.Cluster, cluster)}
+		case peer.Shard != shard:
+			return &PeerError{fmt.Sprintf("a server of shard %s, want shard %s", peer.Shard, shard)}
+		}
+		return nil
+	}
+}
