@@ -91,8 +91,8 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 		MarkdownDescription: "Key and certificate of an operator for one run, such as a pipeline's: it is " +
 			"registered in the bucket when the run begins and removed when it ends, and neither plan nor state " +
 			"contains it. Give it to another configuration (an alias) of this provider as its `operator`. The " +
-			"cluster " +
-			"has to be there: let it depend on the `nstance_cluster`.",
+			"cluster has to be there: let it depend on the `nstance_cluster`.\n\nEvery plan registers one too, so " +
+			"the credentials of a plan must be able to write to the bucket and to read the encryption key.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster.", Required: true,

@@ -58,7 +58,8 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "A registration nonce for one operator, such as a Kubernetes cluster's: a JWT that is " +
 			"good for one registration. It is never stored in plan or state. " +
-			"The cluster has to be there: let it depend on the `nstance_cluster`.",
+			"The cluster has to be there: let it depend on the `nstance_cluster`.\n\nEvery plan opens it too, so the " +
+			"credentials of a plan must be able to read the encryption key.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{MarkdownDescription: "Name of the cluster.", Required: true},
 			"tenant": schema.StringAttribute{MarkdownDescription: "Tenant of the operator. Default: `default`.",

@@ -41,7 +41,8 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 		MarkdownDescription: "Nstance keeps fleets of VMs alive. This provider writes what its servers read from a " +
 			"bucket: the CA, secrets, operators, and the configuration of each shard; " +
 			"and it manages dynamic groups through the servers' API. All settings may be unknown at plan: a plan " +
-			"needs neither the bucket nor the key nor a server.",
+			"needs neither the bucket nor the key nor a server. Read permission for the bucket is enough for a " +
+			"plan, unless the configuration has ephemeral resources of this provider.",
 		Attributes: map[string]schema.Attribute{
 			"storage": schema.SingleNestedAttribute{
 				MarkdownDescription: "The bucket. Credentials come from the usual places of its SDK: environment, " +
