@@ -661,7 +661,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
 		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",
 		"iam:PassRole", "kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey",
-		"kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket",
+		"kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo", "s3:DeleteObject",
+		"s3:GetObject", "s3:ListBucket",
 		"s3:PutObject", "secretsmanager:CreateSecret",
 		"secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:PutParameter",
 	}
