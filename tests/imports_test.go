@@ -30,7 +30,8 @@ const module = "github.com/nstance-kit/nstance/"
 // layers are the packages in the order in which they may import each other: only to the left (above), and within a
 // line. A name stands for its sub-packages too.
 var layers = [][]string{
-	{"services/contract/ident", "services/contract/reconnect", "services/contract/suggest"},
+	{"services/contract/ident", "services/contract/reconnect", "services/contract/suggest",
+		"services/contract/highwater"},
 	{"services/contract/cloud"},
 	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/endpoints"},
 	{"services/contract/config"},

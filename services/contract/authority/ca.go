@@ -64,7 +64,7 @@ func CreateCA(cluster string, rand io.Reader, now time.Time) (CA, error) {
 		URIs:                  []*url.URL{{Scheme: scheme, Host: cluster}},
 		NotBefore:             now.Add(-Skew),
 		NotAfter:              now.AddDate(CAYears, 0, 0),
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 		MaxPathLenZero:        true,
@@ -255,10 +255,14 @@ func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 // MarshalText writes the CA without its key, also in JSON. It cannot be read back.
 func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
-// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, newest first by their start. Anything else
-// in it is an error.
+// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, newest first by their start. It does not
+// check the signatures of a signed bundle, see [OpenDocument]. Anything else in it is an error.
 func ParseBundle(data []byte) ([]*x509.Certificate, error) {
-	blocks, err := parsePEM(data)
+	content, err := UnverifiedContent(data)
+	if err != nil {
+		return nil, fmt.Errorf("parse CA bundle: %w", err)
+	}
+	blocks, err := parsePEM(content)
 	if err != nil {
 		return nil, fmt.Errorf("parse CA bundle: %w", err)
 	}

@@ -2,10 +2,8 @@ package clusterstate
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -34,8 +32,9 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 }
 
 // EnsureCA returns the cluster's CA. It makes one, and says so, only in a cluster that has neither `ca.key` nor
-// `ca.crt` nor any operator or instance record; of two that race, both return the winner's. It writes `ca.crt` again if
-// that is missing. Otherwise it returns [ErrCALost]. An object that cannot be read is an error.
+// `ca.crt` nor any operator or instance record; of two that race, both return the winner's. Otherwise it returns
+// [ErrCALost]. It writes `ca.crt` again if that is missing, and signs the documents of a former version. An object that
+// cannot be read is an error.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, created, err = s.ensureCA(ctx, func() (authority.CA, error) {
 		return authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now())
@@ -128,39 +127,6 @@ func (s *State) inUse(ctx context.Context) (string, error) {
 		return fmt.Sprintf("there is instance %s in shard %s", instances[0].ID, instances[0].Shard), nil
 	}
 	return "", nil
-}
-
-// ensureBundle writes `ca.crt` if it is missing. A bundle without the CA is an error: its readers would not trust
-// certificates of this CA.
-func (s *State) ensureBundle(ctx context.Context, ca authority.CA) error {
-	certs, err := s.CABundle(ctx)
-	if errors.Is(err, objstore.ErrNotFound) {
-		_, err = s.put(ctx, s.options.Cluster, keys.ClusterCA(), authority.EncodeBundle(ca.Certificate()), "")
-		if err != nil && !errors.Is(err, objstore.ErrConflict) {
-			return fmt.Errorf("write %s: %w", keys.ClusterCA(), err)
-		}
-		certs, err = s.CABundle(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(certs, ca.Certificate().Equal) {
-		return fmt.Errorf("%s does not hold the certificate of %s: %w", keys.ClusterCA(), secretstore.CAKey, ErrForeign)
-	}
-	return nil
-}
-
-// CABundle reads `ca.crt`, newest first. objstore.ErrNotFound if there is none yet.
-func (s *State) CABundle(ctx context.Context) ([]*x509.Certificate, error) {
-	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
-	if err != nil {
-		return nil, fmt.Errorf("read CA bundle: %w", err)
-	}
-	certs, err := authority.ParseBundle(object.Body)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), err)
-	}
-	return certs, nil
 }
 
 // LoadNonceKey reads the key that signs registration nonces. secretstore.ErrNotFound if there is none yet.

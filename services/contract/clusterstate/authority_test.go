@@ -1,7 +1,6 @@
 package clusterstate_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -48,28 +47,6 @@ func TestEnsureCA(t *testing.T) {
 	}
 	if bundle, err = s.CABundle(t.Context()); err != nil || len(bundle) != 1 || !bundle[0].Equal(ca.Certificate()) {
 		t.Errorf("bundle: %v, %v", bundle, err)
-	}
-	// A bundle with a second CA stays as it is; one without ours is an error.
-	other, err := authority.CreateCA(cluster, random(9), t0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		bundle []byte
-		want   error
-	}{
-		{authority.EncodeBundle(other.Certificate(), ca.Certificate()), nil},
-		{authority.EncodeBundle(other.Certificate()), clusterstate.ErrForeign},
-	} {
-		if _, err := bucket.Put(t.Context(), keys.ClusterCA(), c.bundle, objstore.Always()); err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := s.EnsureCA(t.Context()); !errors.Is(err, c.want) {
-			t.Errorf("%v, want %v", err, c.want)
-		}
-		if object, err := bucket.Get(t.Context(), keys.ClusterCA()); err != nil || !bytes.Equal(object.Body, c.bundle) {
-			t.Error("the bundle was changed", err)
-		}
 	}
 }
 

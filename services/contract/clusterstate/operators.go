@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -26,6 +27,9 @@ func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objs
 		return fail(err)
 	}
 	key := keys.ClusterOperator(rec.Tenant, rec.ID.Storage())
+	if body, err = s.signDocument(ctx, key, rec.Revision, body); err != nil {
+		return fail(err)
+	}
 	newToken, err := putRecord(ctx, s, s.options.Cluster, key, rec.ID, body, token, func() (record.Operator,
 		objstore.Token, error) {
 		return s.GetOperator(ctx, rec.Tenant, rec.ID)
@@ -33,15 +37,23 @@ func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objs
 	if err != nil {
 		return fail(err)
 	}
+	s.noteWritten(key, body, rec.Revision)
 	return newToken, nil
 }
 
-// GetOperator reads one record, which may be a tombstone. objstore.ErrNotFound if there is none.
+// GetOperator reads one record, which may be a tombstone. objstore.ErrNotFound if there is none. A record that no CA of
+// the cluster signed is an error that matches authority.ErrUnsigned or authority.ErrSignature.
 func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token, error) {
-	object, err := s.options.Cluster.Get(ctx, keys.ClusterOperator(tenant, id.Storage()))
+	key := keys.ClusterOperator(tenant, id.Storage())
+	before := s.options.Marks.Highest(key)
+	object, err := s.options.Cluster.Get(ctx, key)
+	var doc authority.Document
+	if err == nil {
+		doc, err = s.openDocument(ctx, key, object.Body, before)
+	}
 	var rec record.Operator
 	if err == nil {
-		rec, err = record.DecodeOperator(object.Body)
+		rec, err = record.DecodeOperator(doc.Content)
 	}
 	if err == nil {
 		err = errors.Join(belongs("cluster", rec.Cluster, s.options.ClusterID), belongs("tenant", rec.Tenant, tenant),

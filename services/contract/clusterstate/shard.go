@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -88,17 +89,45 @@ func (s *State) WriteGroups(ctx context.Context, groups config.Groups, token obj
 }
 
 // ReadApplied reads the configuration that a leader of the shard accepted last. objstore.ErrNotFound if none has yet.
+// One that no CA of the cluster signed is an error that matches authority.ErrUnsigned or authority.ErrSignature.
 func (s *State) ReadApplied(ctx context.Context) (record.Applied, error) {
-	applied, _, err := s.readApplied(ctx)
+	fail := func(err error) (record.Applied, error) {
+		return record.Applied{}, fmt.Errorf("read applied configuration: %w", err)
+	}
+	key := keys.Applied(s.options.ShardID)
+	before := s.options.Marks.Highest(key)
+	object, err := s.options.Shard.Get(ctx, key)
+	if err != nil {
+		return fail(err)
+	}
+	doc, err := s.openDocument(ctx, key, object.Body, before)
+	if err != nil {
+		return fail(err)
+	}
+	applied, err := record.DecodeApplied(doc.Content)
+	if err != nil {
+		return fail(err)
+	}
+	return applied, nil
+}
+
+// UnverifiedApplied is [State.ReadApplied] without a check of the signature. The bucket's writer chooses what it
+// returns.
+func (s *State) UnverifiedApplied(ctx context.Context) (record.Applied, error) {
+	applied, _, err := s.unverifiedApplied(ctx)
 	return applied, err
 }
 
-func (s *State) readApplied(ctx context.Context) (record.Applied, objstore.Token, error) {
+func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore.Token, error) {
 	object, err := s.options.Shard.Get(ctx, keys.Applied(s.options.ShardID))
-	if err != nil {
-		return record.Applied{}, "", fmt.Errorf("read applied configuration: %w", err)
+	var content []byte
+	if err == nil {
+		content, err = authority.UnverifiedContent(object.Body)
 	}
-	applied, err := record.DecodeApplied(object.Body)
+	var applied record.Applied
+	if err == nil {
+		applied, err = record.DecodeApplied(content)
+	}
 	if err != nil {
 		return record.Applied{}, "", fmt.Errorf("read applied configuration: %w", err)
 	}
@@ -112,7 +141,8 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 		return fmt.Errorf("write applied configuration: %w", err)
 	}
 	for {
-		have, token, err := s.readApplied(ctx)
+		// The term and the revision of a forged document at worst make the new ones higher.
+		have, token, err := s.unverifiedApplied(ctx)
 		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 			return err
 		}
@@ -120,19 +150,26 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 			return fmt.Errorf("write applied configuration: a leader of term %d has applied one: %w", have.Term,
 				objstore.ErrConflict)
 		}
-		next := record.Applied{Schema: record.AppliedSchema, Revision: have.Revision + 1, Term: term,
+		// The mark makes the revision rise even after an earlier version was written back.
+		revision := max(have.Revision, s.options.Marks.Highest(keys.Applied(s.options.ShardID))) + 1
+		next := record.Applied{Schema: record.AppliedSchema, Revision: revision, Term: term,
 			Source: string(source), Body: body}
 		text, err := next.Encode()
 		if err != nil {
 			return fmt.Errorf("write applied configuration: %w", err)
 		}
-		_, err = s.put(ctx, s.options.Shard, keys.Applied(s.options.ShardID), text, token)
+		key := keys.Applied(s.options.ShardID)
+		text, err = s.signDocument(ctx, key, next.Revision, text)
+		if err == nil {
+			_, err = s.put(ctx, s.options.Shard, key, text, token)
+		}
 		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
 			continue // another leader wrote; its term decides
 		}
 		if err != nil {
 			return fmt.Errorf("write applied configuration: %w", err)
 		}
+		s.noteWritten(key, text, next.Revision)
 		return nil
 	}
 }
@@ -163,7 +200,7 @@ func (s *State) HighestTerm(ctx context.Context) (uint64, error) {
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		return 0, fmt.Errorf("find the highest term: %w", err)
 	}
-	applied, err := s.ReadApplied(ctx)
+	applied, err := s.UnverifiedApplied(ctx) // a forged term at worst makes the next term higher
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		return 0, fmt.Errorf("find the highest term: %w", err)
 	}

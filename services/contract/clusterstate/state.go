@@ -15,8 +15,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -32,7 +34,11 @@ type Options struct {
 	Cluster, Shard objstore.Store
 	ClusterID      string
 	ShardID        string // empty for programs that belong to no shard
-	Secrets        secretstore.Store
+	// Secrets holds the CA's key. It is needed to read and write signed documents.
+	Secrets secretstore.Store
+	// Marks holds the versions that this process has seen. States of one cluster may share it. Nil means Marks for
+	// this State only.
+	Marks *highwater.Marks
 	// Now and Rand default to the machine's clock and crypto/rand.
 	Now  func() time.Time
 	Rand io.Reader
@@ -43,10 +49,12 @@ type Options struct {
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 }
 
-// State reads and writes the documents of one cluster and one of its shards. It remembers nothing, and may be used
-// concurrently. Errors match objstore's and secretstore's where those packages define one.
+// State reads and writes the documents of one cluster and one of its shards. It remembers nothing but the CA and the
+// trust bundle, and may be used concurrently. Errors match objstore's and secretstore's where those packages define
+// one.
 type State struct {
 	options Options
+	known   atomic.Pointer[trust] // as read last; nil if there was no CA
 }
 
 // New returns a State. It does nothing yet.
@@ -57,10 +65,13 @@ func New(options Options) *State {
 	if options.Rand == nil {
 		options.Rand = rand.Reader
 	}
+	if options.Marks == nil {
+		options.Marks = &highwater.Marks{}
+	}
 	if options.ForEach == nil {
 		options.ForEach = oneByOne
 	}
-	return &State{options}
+	return &State{options: options}
 }
 
 func oneByOne(ctx context.Context, n, _ int, fn func(context.Context, int) error) error {

@@ -42,7 +42,7 @@ func (a *app) operatorListCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List registered operators", Args: cobra.NoArgs,
 		Long: `Lists the operators, the oldest first, and when the newest certificate of each ends.
-The encryption key is not needed.`,
+Records that the cluster's CA has not signed are refused.`,
 		Example: `  nstance-admin cluster operator list --storage-bucket my-bucket`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", "", "only those of this tenant")
@@ -55,7 +55,7 @@ The encryption key is not needed.`,
 			}
 		}
 		listed := operatorList{Operators: []operatorEntry{}}
-		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error {
+		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) error {
 			all, err := c.state.ListOperators(ctx, tenant)
 			for _, rec := range all {
 				if !rec.Removed() || removed {
@@ -94,7 +94,7 @@ func (a *app) operatorRemoveCommand(s *secretFlags) *cobra.Command {
 		Long: `Removes an operator for good: within five minutes every server refuses its calls,
 within fifteen its open streams end. Its certificate cannot be renewed, and its ID cannot
 register again. Use it when an identity was stolen or is no longer
-needed. Removing it twice changes nothing. The encryption key is not needed.`,
+needed. Removing it twice changes nothing.`,
 		Example: `  nstance-admin cluster operator remove opr06dqdx2x25trxcdb0e1fw02vn4 --storage-bucket my-bucket`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")
@@ -106,7 +106,8 @@ needed. Removing it twice changes nothing. The encryption key is not needed.`,
 		if err != nil {
 			return usagef("operator ID: %w", err)
 		}
-		at, err := inCluster(cmd.Context(), a, s, need{}, func(ctx context.Context, c *cluster) (time.Time, error) {
+		at, err := inCluster(cmd.Context(), a, s, need{key: true}, func(ctx context.Context, c *cluster) (time.Time,
+			error) {
 			return a.removeOperator(ctx, c.state, tenant, id)
 		})
 		if errors.Is(err, objstore.ErrNotFound) {

@@ -422,7 +422,6 @@ func TestOperators(t *testing.T) {
 		}
 		dir := t.TempDir()
 		mine, other := register("--output-dir", dir), register("--tenant", "prod", "--output-dir", t.TempDir())
-		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // neither command needs the key
 		listed := func(args ...string) (ids []string) {
 			t.Helper()
 			for _, o := range parse[operatorList](t, b.must(t, b.args(

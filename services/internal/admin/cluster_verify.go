@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -141,8 +140,14 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 	}
 	switch key.Kind {
 	case keys.KindClusterCA:
-		_, err := authority.ParseBundle(object.Body)
+		_, err := c.state.CABundle(ctx)
 		return err
+	case keys.KindClusterOperator, keys.KindApplied:
+		if object.Body, err = c.state.OpenDocument(ctx, entry.Key, object.Body); err != nil {
+			return err
+		}
+	}
+	switch key.Kind {
 	case keys.KindClusterOperator:
 		rec, err := record.DecodeOperator(object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Tenant, key.Tenant, rec.ID.Storage(), key.ID))

@@ -191,9 +191,10 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 	return ring, nil
 }
 
-// clusterOf reads the cluster's ID from its CA certificate.
+// clusterOf reads the cluster's ID from its CA certificate, without a check of the signature. Nothing of a cluster with
+// another ID opens.
 func clusterOf(ctx context.Context, state *clusterstate.State) (string, error) {
-	bundle, err := state.CABundle(ctx)
+	bundle, err := state.UnverifiedCABundle(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
 		return "", withHint(fmt.Errorf("there is no cluster in this bucket: %w", err),
 			"check --storage-bucket and --storage-prefix; nstance-admin cluster init --cluster-id ID makes a "+

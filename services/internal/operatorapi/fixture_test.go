@@ -3,6 +3,7 @@ package operatorapi_test
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -25,11 +26,14 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
@@ -131,8 +135,18 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 		}
 		return w.fault(r)
 	}})
+	encryptionKey, err := envelope.NewKey(make([]byte, envelope.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.state = clusterstate.New(clusterstate.Options{Cluster: w.store, Shard: w.store, ClusterID: w.Name, ShardID: "a",
-		Now: w.Clock.Now})
+		Now: w.Clock.Now,
+		// The secrets have a store of their own, without faults.
+		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: mem.New(), Cluster: w.Name,
+			Ring: keyring.Ring{Current: encryptionKey}, Rand: rand.Reader})})
+	if _, err := w.state.StoreCA(t.Context(), w.CA); err != nil {
+		t.Fatal(err)
+	}
 	w.provider = mock.New(mock.Config{Now: w.Clock.Now, Script: func(ctx context.Context, call mock.Call) mock.Outcome {
 		w.mu.Lock()
 		script := w.script

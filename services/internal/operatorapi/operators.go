@@ -13,6 +13,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -77,12 +78,18 @@ func (c *call) admit() error {
 }
 
 // record reads the operator's record and remembers the result. It refuses an operator without a record, with a
-// tombstone, or with another key.
+// tombstone, with another key, or not signed by a CA of the cluster.
 func (c *call) record() (record.Operator, objstore.Token, error) {
 	rec, token, err := c.Store.GetOperator(c, c.tenant, c.operator)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
 		err = status.Errorf(codes.PermissionDenied, "operator %s: %v", c.operator, errNotRegistered)
+	case errors.Is(err, authority.ErrUnsigned), errors.Is(err, authority.ErrSignature),
+		errors.Is(err, highwater.ErrRolledBack):
+		c.Log.Error("operator's record was forged or rolled back", "tenant", c.tenant, "operator",
+			c.operator.String(), "error", err)
+		err = status.Errorf(codes.PermissionDenied, "operator %s: its record was not written by this cluster",
+			c.operator)
 	case err != nil:
 		return record.Operator{}, "", err
 	case rec.Removed():

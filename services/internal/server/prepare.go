@@ -32,6 +32,12 @@ func (s *server) openBucket(ctx context.Context) error {
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(s.state, s.opts.Shard, s.log)
 	s.manager.SetTrial(s.tryConfig)
+	s.manager.SetSigned(func() *clusterstate.State {
+		if inUse := s.inUse.Load(); inUse != nil {
+			return inUse.state
+		}
+		return s.opened.state // verifyApplied follows a trial that has passed
+	})
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
@@ -180,6 +181,10 @@ func (r *testShard) applied() []byte {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	_, body, _ := bytes.Cut(obj.Body, []byte("\n"))
+	content, err := authority.UnverifiedContent(obj.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_, body, _ := bytes.Cut(content, []byte("\n"))
 	return body
 }

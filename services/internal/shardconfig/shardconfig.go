@@ -63,6 +63,8 @@ type Manager struct {
 	name   string // of the shard
 	log    *slog.Logger
 	trial  Trial
+	// signed returns the State that holds the cluster's keys, for the applied configuration, which is signed.
+	signed func() *clusterstate.State
 
 	changing sync.Mutex // held for a read-modify-write of the bucket's documents; readers need only mu
 
@@ -103,13 +105,17 @@ func (m *Manager) update(change func(*inForce)) {
 // only what this server itself lacks is an error.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
+// SetSigned sets the source of the State that verifies and signs the applied configuration. It is called after a trial,
+// which opens the cluster's keys. Call SetSigned before any other method. By default it is the bucket of [New].
+func (m *Manager) SetSigned(signed func() *clusterstate.State) { m.signed = signed }
+
 // SetTrial sets the trial that every configuration must pass before it is put in force or recorded as applied. Call it
 // before any other method.
 func (m *Manager) SetTrial(trial Trial) { m.trial = trial }
 
 // New returns a Manager of a shard without a configuration in force.
 func New(bucket *clusterstate.State, shard string, log *slog.Logger) *Manager {
-	return &Manager{bucket: bucket, name: shard, log: log}
+	return &Manager{bucket: bucket, name: shard, log: log, signed: func() *clusterstate.State { return bucket }}
 }
 
 // Load reads and validates the configuration in the bucket, for a server that does not lead. It writes nothing. If the
@@ -185,6 +191,21 @@ func (m *Manager) try(ctx context.Context, c *candidate, applied bool) {
 	}
 }
 
+// verifyApplied refuses an applied configuration that the cluster's CA has not signed.
+func (m *Manager) verifyApplied(ctx context.Context, c *candidate) {
+	if c.err != nil {
+		return
+	}
+	applied, err := m.signed().ReadApplied(ctx)
+	if err == nil && string(applied.Body) != string(c.doc.Body) {
+		err = errors.New("the applied configuration has changed since it was read")
+	}
+	if err != nil {
+		m.log.Error("the applied configuration is refused", "etag", string(c.doc.Token), "error", err)
+		c.err = err
+	}
+}
+
 // problems returns everything that is wrong with the configuration.
 func (c *candidate) problems() config.Problems {
 	if c.err != nil {
@@ -204,7 +225,8 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if err != nil {
 		return objstore.Object{}, err
 	}
-	applied, err := m.bucket.ReadApplied(ctx)
+	// The keys that verify it are opened by the trial.
+	applied, err := m.bucket.UnverifiedApplied(ctx)
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		return objstore.Object{}, err
 	}
@@ -221,6 +243,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 		better := newest.err != nil || len(before.broken) < len(newest.broken)
 		if better { // the last trial that passes must be that of the configuration in force
 			m.try(ctx, &before, true)
+			m.verifyApplied(ctx, &before)
 		}
 		switch {
 		case better && before.err == nil:
@@ -315,11 +338,11 @@ func (m *Manager) merge(shard *config.Shard, d dynamic) map[config.GroupKey]conf
 // the term stays known even if the lock is removed before any other write.
 func (m *Manager) record(ctx context.Context, doc objstore.Object) error {
 	term := m.view().term
-	if have, err := m.bucket.ReadApplied(ctx); err == nil && have.Term == term && have.Source == string(doc.Token) &&
+	if have, err := m.signed().ReadApplied(ctx); err == nil && have.Term == term && have.Source == string(doc.Token) &&
 		string(have.Body) == string(doc.Body) {
 		return nil
 	}
-	return m.bucket.WriteApplied(ctx, doc.Body, doc.Token, term)
+	return m.signed().WriteApplied(ctx, doc.Body, doc.Token, term)
 }
 
 func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {

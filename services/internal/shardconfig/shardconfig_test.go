@@ -17,6 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
 const shardName = "a"
@@ -44,7 +45,8 @@ type bucket struct {
 func newBucket(opts ...mem.Options) *bucket {
 	store := mem.New(opts...)
 	return &bucket{store, clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: "example",
-		ShardID: shardName})}
+		ShardID: shardName,
+		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: mem.New()})})} // without a CA nothing is signed
 }
 
 // write stores a configuration like Terraform.

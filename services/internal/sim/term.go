@@ -11,7 +11,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/leader"
@@ -220,6 +222,7 @@ func (t *term) pass() {
 func (s *server) state(env tasks.Env) *clusterstate.State {
 	return clusterstate.New(clusterstate.Options{Cluster: s.edge(), Shard: s.edge(), ClusterID: clusterName,
 		ShardID: shardName,
+		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: mem.New()}), // without a CA nothing is signed
 		Now:     env.Now, Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
 }
 

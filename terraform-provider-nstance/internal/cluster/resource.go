@@ -144,7 +144,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
 		return
 	}
-	resp.Diagnostics.Append(r.observe(ctx, state, &plan, what)...)
+	resp.Diagnostics.Append(r.observe(ctx, state, &plan, state.CABundle, what)...)
 	if !resp.Diagnostics.HasError() { // after an error, the next apply adopts what this one created
 		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 	}
@@ -169,10 +169,21 @@ func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config
 	return err
 }
 
+// knownCA returns a function that reads the trust bundle without the encryption key. The bundle must be signed by the CA
+// in m, the Terraform state, unless that knows none yet, after an import.
+func knownCA(state *clusterstate.State, m model) func(context.Context) ([]*x509.Certificate, error) {
+	known, err := authority.ParseBundle([]byte(m.CACertificatePEM.ValueString()))
+	if err != nil {
+		return state.UnverifiedCABundle
+	}
+	return func(ctx context.Context) ([]*x509.Certificate, error) { return state.CABundleSignedBy(ctx, known) }
+}
+
 // observe fills in the computed attributes from the bucket. It needs no encryption key.
-func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *model, what string) diag.Diagnostics {
+func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *model,
+	readBundle func(context.Context) ([]*x509.Certificate, error), what string) diag.Diagnostics {
 	fail := func(key string, err error) diag.Diagnostics { return diag.Diagnostics{r.failure(what, key, err)} }
-	bundle, err := state.CABundle(ctx)
+	bundle, err := readBundle(ctx)
 	if err != nil {
 		return fail(keys.ClusterCA(), err)
 	}
@@ -236,7 +247,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return
 	}
-	resp.Diagnostics.Append(r.observe(ctx, state, &m, what)...)
+	resp.Diagnostics.Append(r.observe(ctx, state, &m, knownCA(state, m), what)...)
 	if !resp.Diagnostics.HasError() {
 		resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 	}
@@ -264,7 +275,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return
 	}
-	resp.Diagnostics.Append(r.observe(ctx, state, &plan, what)...)
+	resp.Diagnostics.Append(r.observe(ctx, state, &plan, knownCA(state, before), what)...)
 	if !resp.Diagnostics.HasError() {
 		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 	}
@@ -312,7 +323,7 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluste
 	if err != nil {
 		return err
 	}
-	bundle, err := state.CABundle(ctx)
+	bundle, err := state.UnverifiedCABundle(ctx) // it only shows whether this is the same cluster
 	known := slices.ContainsFunc(bundle, func(cert *x509.Certificate) bool {
 		return authority.Fingerprint(cert) == fingerprint
 	})

@@ -58,7 +58,9 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 		return schema.StringAttribute{MarkdownDescription: doc, Computed: true}
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "The CA of a cluster that is there already, from the bucket. It needs no encryption key.",
+		MarkdownDescription: "The CA of a cluster that is there already, from the bucket. If the provider has the " +
+			"cluster's encryption key, the CA bundle must be signed by the cluster's CA. Without the key, a writer of the " +
+			"bucket chooses the result: compare `ca_fingerprint` with the one that you know.",
 		Attributes: map[string]schema.Attribute{
 			"id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster.", Required: true,
@@ -98,11 +100,19 @@ func (d *DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp 
 }
 
 func (d *DataSource) bundle(ctx context.Context, cluster string) ([]*x509.Certificate, error) {
-	state, err := d.bucket.Cluster(ctx, cluster, keyring.Ring{})
+	ring, err := d.bucket.Ring(ctx)
+	if err != nil || ring.Current.IsZero() {
+		ring = keyring.Ring{} // the key is optional here
+	}
+	state, err := d.bucket.Cluster(ctx, cluster, ring)
 	if err != nil {
 		return nil, err
 	}
-	bundle, err := state.CABundle(ctx)
+	read := state.CABundle
+	if ring.Current.IsZero() {
+		read = state.UnverifiedCABundle
+	}
+	bundle, err := read(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
@@ -63,7 +64,7 @@ func New(t testing.TB, group config.Group) *Leader {
 		return l.fault(r)
 	}})
 	l.Bucket = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a",
-		Now: l.Clock.Now})
+		Now: l.Clock.Now, Secrets: secretstore.NewObjects(secretstore.Options{Bucket: mem.New()})})
 	l.State = shardstate.New(shardstate.Options{Term: l.Term(), Now: l.Clock.Now,
 		Wake: func() {}, Events: sink{l}})
 	group.GroupKey = Group
