@@ -100,6 +100,7 @@ type runner struct {
 	events   <-chan election.Input // of Links; nil: there are none
 	followed record.Lock           // the holder that Links follow
 	heir     election.Peer         // the heir that was logged last
+	newest   record.Lock           // the highest version of the lock that was read
 
 	version record.LockVersion
 	body    []byte // the encoded lock of that version
@@ -135,7 +136,7 @@ func (r *runner) run(ctx context.Context) error {
 	for r.err == nil && r.elector.Role() != election.Done {
 		select {
 		case in := <-r.answers:
-			r.step(in)
+			r.step(r.refuseReplay(in))
 		case in := <-r.events:
 			r.step(in)
 		case <-r.timer.C:
@@ -343,6 +344,25 @@ func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
 	}
 	r.logFailure(ctx, "cannot write the lock", err)
 	return election.WriteUnknown{}
+}
+
+// refuseReplay replaces the answer of a read that shows an earlier version of the lock than this process has read
+// before. Such a lock was written back: its holder, heir and release are no longer true. It is not taken over.
+func (r *runner) refuseReplay(in election.Input) election.Input {
+	read, ok := in.(election.LockRead)
+	if !ok {
+		return in
+	}
+	lock := read.Lock
+	if lock.Term < r.newest.Term || lock.Term == r.newest.Term && lock.Incarnation == r.newest.Incarnation &&
+		lock.Revision < r.newest.Revision {
+		r.cfg.Log.Error("an earlier version of the lock was written back, and will not be taken over", "key", r.cfg.Key,
+			"term", lock.Term, "revision", lock.Revision, "term_before", r.newest.Term,
+			"revision_before", r.newest.Revision)
+		return election.LockUnreadable{Token: read.Token}
+	}
+	r.newest = lock
+	return in
 }
 
 // askMachine runs in its own goroutine.

@@ -632,6 +632,47 @@ func TestUndecodableLockIsNotTakenOver(t *testing.T) {
 	})
 }
 
+// TestHostileReplayedLock plays a writer of the bucket who writes an earlier, released lock back while another server
+// leads. The standby must not believe the release, because the leader still acts.
+func TestHostileReplayedLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t)
+		a := s.server("a")
+		a.run()
+		<-a.leads
+		if err := a.stop(); err != nil {
+			t.Fatal(err)
+		}
+		released, err := s.store.Get(t.Context(), lockKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var logged strings.Builder
+		b, c := s.server("b"), s.server("c")
+		c.cfg.Log = slog.New(slog.NewTextHandler(&logged, nil))
+		b.run()
+		<-b.leads
+		c.run()
+		pass(time.Minute)
+		if _, err := s.store.Put(t.Context(), lockKey, released.Body, objstore.Always()); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Hour)
+		// b knows that its own leadership has ended. So it, and no other server, may take the lock over.
+		if got := strings.Join(s.ledBy, " "); got != "a b b" || s.lock().Term != 3 {
+			t.Errorf("leaders: %s, the last in term %d", got, s.lock().Term)
+		}
+		for _, v := range []*server{b, c} {
+			if err := v.stop(); err != nil {
+				t.Error(err)
+			}
+		}
+		if !strings.Contains(logged.String(), "an earlier version of the lock was written back") {
+			t.Errorf("the replay is not logged: %s", logged.String())
+		}
+	})
+}
+
 func TestWatchReportsTheLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
