@@ -17,6 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/dev/local"
+	cloudfault "github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
 // failoverOptions are the flags of scripts/failover.sh.
@@ -25,6 +26,7 @@ var failoverOptions struct {
 	promise    time.Duration
 	records    int
 	terminated bool
+	attach     time.Duration
 	idle       time.Duration
 	most, slow time.Duration
 	logs       string
@@ -36,6 +38,8 @@ func init() { //nolint:gochecknoinits // flags of a test must be defined before 
 	flag.DurationVar(&o.promise, "promise", time.Second, "peer_lease for failover; 0: there is no heir")
 	flag.IntVar(&o.records, "records", 0, "instances for failover, in a fake EC2; 0: two in tmux")
 	flag.BoolVar(&o.terminated, "terminated", false, "with -records, kill also terminates the machine of the leader")
+	flag.DurationVar(&o.attach, "attach", 0,
+		"with -records, how long the fake EC2 takes to attach or detach an interface")
 	flag.DurationVar(&o.idle, "idle", 0, "afterwards count the requests of the idle shard for this long")
 	flag.DurationVar(&o.most, "most", 0, "fail if the p99 of the first way is longer; 0: no limit")
 	flag.DurationVar(&o.slow, "slow", 0, "keep the logs of rounds that took longer; 0: of none")
@@ -65,6 +69,10 @@ func TestFailover(t *testing.T) {
 			}
 		})
 		f.cloud = cloud
+		for _, action := range []string{"AttachNetworkInterface", "DetachNetworkInterface"} {
+			cloud.Faults().Delay(cloudfault.Match{Service: "ec2", Action: action}, cloudfault.Forever,
+				failoverOptions.attach)
+		}
 		trial.AccessKey, trial.Environment = cloud.access, cloud.environment
 	}
 	runShard(t, "scripts/failover.sh", trial, func(ctx context.Context, stack *local.Stack) error {
