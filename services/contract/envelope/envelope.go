@@ -1,9 +1,10 @@
 // Package envelope seals secrets before they are sent to a bucket. It uses AES-256-GCM, and each blob names the key
 // that opens it.
 //
-// A blob holds, in this order: the magic "NSTE", one version byte (1), the key ID (8 bytes), a random nonce (12 bytes),
-// and the ciphertext with its tag (16 bytes). The additional authenticated data are the first 13 bytes, the cluster ID
-// and the name. The cluster ID and the name each follow their length in 4 bytes, big-endian.
+// A blob holds, in this order: the magic "NSTE", one format byte (2), the key ID (8 bytes), the version of the secret
+// (8 bytes, big-endian), a random nonce (12 bytes), and the ciphertext with its tag (16 bytes). The additional
+// authenticated data are everything before the nonce, the cluster ID and the name. The cluster ID and the name each
+// follow their length in 4 bytes, big-endian. Blobs of format 1 have no version of the secret. They still open.
 //
 // Invariant: a blob opens only with the key that it names, and only under the name and in the cluster that it was
 // sealed for.
@@ -24,8 +25,9 @@ const MaxPlaintext = 1 << 20
 
 const (
 	magic      = "NSTE"
-	version    = 1
-	headerSize = len(magic) + 1 + idSize
+	format     = 2 // of new blobs
+	idEnd      = len(magic) + 1 + idSize
+	headerSize = idEnd + 8
 	nonceSize  = 12 // random (NIST SP 800-38D, section 8.2.2), so at most 2^32 blobs per key
 	tagSize    = 16
 	overhead   = headerSize + nonceSize + tagSize
@@ -44,9 +46,9 @@ var (
 	ErrAuthentication = errors.New("does not belong to this name and cluster, or was altered")
 )
 
-// Seal encrypts plaintext for one name in one cluster. rand is crypto/rand.Reader except in tests. Seal reads 12 bytes
-// from it.
-func Seal(key Key, cluster, name string, plaintext []byte, rand io.Reader) ([]byte, error) {
+// Seal encrypts a version of the secret name of a cluster. rand is crypto/rand.Reader except in tests. Seal reads 12
+// bytes from it.
+func Seal(key Key, cluster, name string, version uint64, plaintext []byte, rand io.Reader) ([]byte, error) {
 	if key.IsZero() {
 		return nil, errors.New("seal secret: no encryption key")
 	}
@@ -55,8 +57,9 @@ func Seal(key Key, cluster, name string, plaintext []byte, rand io.Reader) ([]by
 	}
 	blob := make([]byte, 0, len(plaintext)+overhead)
 	blob = append(blob, magic...)
-	blob = append(blob, version)
+	blob = append(blob, format)
 	blob = append(blob, key.id[:]...)
+	blob = binary.BigEndian.AppendUint64(blob, version)
 	nonce := make([]byte, nonceSize)
 	if _, err := io.ReadFull(rand, nonce); err != nil {
 		return nil, fmt.Errorf("seal secret: read random bytes: %w", err)
@@ -70,26 +73,47 @@ func Seal(key Key, cluster, name string, plaintext []byte, rand io.Reader) ([]by
 	return aead.Seal(blob, nonce, plaintext, data), nil
 }
 
-// Open decrypts a blob that was sealed for this name in this cluster. It uses the key in keys that the blob names.
-func Open(keys []Key, cluster, name string, blob []byte) ([]byte, error) {
+// Open decrypts a blob that was sealed for this name in this cluster, and returns the version of the secret, 0 for a
+// blob of format 1. It uses the key in keys that the blob names.
+func Open(keys []Key, cluster, name string, blob []byte) ([]byte, uint64, error) {
 	id, err := KeyID(blob)
 	if err != nil {
-		return nil, fmt.Errorf("open secret: %w", err)
+		return nil, 0, fmt.Errorf("open secret: %w", err)
 	}
 	key, err := pick(keys, id)
 	if err != nil {
-		return nil, fmt.Errorf("open secret: %w", err)
+		return nil, 0, fmt.Errorf("open secret: %w", err)
 	}
 	aead, err := newAEAD(key)
 	if err != nil {
-		return nil, fmt.Errorf("open secret: %w", err)
+		return nil, 0, fmt.Errorf("open secret: %w", err)
 	}
-	nonce, sealed := blob[headerSize:headerSize+nonceSize], blob[headerSize+nonceSize:]
-	plaintext, err := aead.Open(nil, nonce, sealed, additionalData(blob[:headerSize], cluster, name))
+	header := headerOf(blob)
+	nonce, sealed := blob[len(header):len(header)+nonceSize], blob[len(header)+nonceSize:]
+	plaintext, err := aead.Open(nil, nonce, sealed, additionalData(header, cluster, name))
 	if err != nil {
-		return nil, fmt.Errorf("open secret: sealed with key %s: %w", id, ErrAuthentication)
+		return nil, 0, fmt.Errorf("open secret: sealed with key %s: %w", id, ErrAuthentication)
 	}
-	return plaintext, nil
+	return plaintext, Version(blob), nil
+}
+
+// headerOf returns the part of a valid blob before the nonce.
+func headerOf(blob []byte) []byte { return blob[:sizeOfHeader(blob[len(magic)])] }
+
+func sizeOfHeader(format byte) int {
+	if format == 1 {
+		return idEnd
+	}
+	return headerSize
+}
+
+// Version returns the version of the secret that a blob claims. Only [Open] proves it. It is 0 for a blob of format 1,
+// and for what is not a blob.
+func Version(blob []byte) uint64 {
+	if _, err := KeyID(blob); err != nil || len(headerOf(blob)) < headerSize {
+		return 0
+	}
+	return binary.BigEndian.Uint64(blob[idEnd:headerSize])
 }
 
 // KeyID returns the ID of the key that sealed a blob. It checks the blob's format, and needs no key.
@@ -98,16 +122,16 @@ func KeyID(blob []byte) (ID, error) {
 		return ID{}, fmt.Errorf("%w: it does not begin with %s", ErrFormat, magic)
 	}
 	switch v := blob[len(magic)]; {
-	case v > version:
-		return ID{}, fmt.Errorf("version %d, the newest known is %d: %w", v, version, ErrNewer)
-	case v < version:
-		return ID{}, fmt.Errorf("%w: version %d", ErrFormat, v)
-	case len(blob) < overhead:
+	case v > format:
+		return ID{}, fmt.Errorf("format %d, the newest known is %d: %w", v, format, ErrNewer)
+	case v == 0:
+		return ID{}, fmt.Errorf("%w: format %d", ErrFormat, v)
+	case len(blob) < sizeOfHeader(v)+nonceSize+tagSize:
 		return ID{}, fmt.Errorf("%w: %d bytes, it was cut off", ErrFormat, len(blob))
 	case len(blob) > MaxPlaintext+overhead:
 		return ID{}, fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrFormat, len(blob), MaxPlaintext+overhead)
 	}
-	return ID(blob[len(magic)+1 : headerSize]), nil
+	return ID(blob[len(magic)+1 : idEnd]), nil
 }
 
 func pick(keys []Key, id ID) (Key, error) {

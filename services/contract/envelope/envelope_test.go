@@ -30,7 +30,7 @@ func key(t testing.TB, fill byte) envelope.Key {
 
 func seal(t testing.TB, k envelope.Key, cluster, name, text string) []byte {
 	t.Helper()
-	blob, err := envelope.Seal(k, cluster, name, []byte(text), rand.Reader)
+	blob, err := envelope.Seal(k, cluster, name, 7, []byte(text), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,8 +38,8 @@ func seal(t testing.TB, k envelope.Key, cluster, name, text string) []byte {
 }
 
 func TestGolden(t *testing.T) {
-	path := filepath.Join("..", "testdata", "v1", "envelope.bin")
-	blob, err := envelope.Seal(key(t, 1), "example", "db.password", []byte("correct horse"),
+	path := filepath.Join("..", "testdata", "v1", "envelope-2.bin")
+	blob, err := envelope.Seal(key(t, 1), "example", "db.password", 7, []byte("correct horse"),
 		bytes.NewReader(bytes.Repeat([]byte{2}, 12)))
 	if err != nil {
 		t.Fatal(err)
@@ -56,9 +56,33 @@ func TestGolden(t *testing.T) {
 	if !bytes.Equal(blob, want) {
 		t.Errorf("golden:\n%s\nnow:\n%s", hex.Dump(want), hex.Dump(blob))
 	}
-	text, err := envelope.Open([]envelope.Key{key(t, 9), key(t, 1)}, "example", "db.password", want)
+	text, _, err := envelope.Open([]envelope.Key{key(t, 9), key(t, 1)}, "example", "db.password", want)
 	if err != nil || string(text) != "correct horse" {
 		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// A blob of the former format has no version of the secret.
+func TestFormerFormatOpens(t *testing.T) {
+	blob, err := os.ReadFile(filepath.Join("..", "testdata", "v1", "envelope.bin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, version, err := envelope.Open([]envelope.Key{key(t, 1)}, "example", "db.password", blob)
+	if err != nil || string(text) != "correct horse" || version != 0 || envelope.Version(blob) != 0 {
+		t.Errorf("%q, version %d, %v", text, version, err)
+	}
+	for i := range blob { // a change of any byte must be detected, the format's too
+		changed := bytes.Clone(blob)
+		changed[i] ^= 3
+		if _, _, err := envelope.Open([]envelope.Key{key(t, 1)}, "example", "db.password", changed); err == nil {
+			t.Errorf("byte %d may change", i)
+		}
+	}
+	blob = seal(t, key(t, 1), "c", "n", "text")
+	if _, version, err := envelope.Open([]envelope.Key{key(t, 1)}, "c", "n", blob); err != nil || version != 7 ||
+		envelope.Version(blob) != 7 || envelope.Version(blob[:20]) != 0 {
+		t.Errorf("version %d, %v", version, err)
 	}
 }
 
@@ -71,21 +95,21 @@ func TestSealIsRandomAndOpens(t *testing.T) {
 	if id, err := envelope.KeyID(a); err != nil || id != k.ID() {
 		t.Errorf("key id %s, %v", id, err)
 	}
-	if text, err := envelope.Open([]envelope.Key{k}, "c", "n", a); err != nil || len(text) != 0 {
+	if text, _, err := envelope.Open([]envelope.Key{k}, "c", "n", a); err != nil || len(text) != 0 {
 		t.Errorf("%q, %v", text, err)
 	}
 	large := strings.Repeat("x", envelope.MaxPlaintext)
-	if text, err := envelope.Open([]envelope.Key{k}, "c", "n", seal(t, k, "c", "n", large)); err != nil ||
+	if text, _, err := envelope.Open([]envelope.Key{k}, "c", "n", seal(t, k, "c", "n", large)); err != nil ||
 		string(text) != large {
 		t.Error("largest secret:", err)
 	}
-	if _, err := envelope.Seal(k, "c", "n", []byte(large+"x"), rand.Reader); err == nil {
+	if _, err := envelope.Seal(k, "c", "n", 1, []byte(large+"x"), rand.Reader); err == nil {
 		t.Error("sealed what is too large")
 	}
-	if _, err := envelope.Seal(envelope.Key{}, "c", "n", nil, rand.Reader); err == nil {
+	if _, err := envelope.Seal(envelope.Key{}, "c", "n", 1, nil, rand.Reader); err == nil {
 		t.Error("sealed without a key")
 	}
-	if _, err := envelope.Seal(k, "c", "n", nil, bytes.NewReader(nil)); err == nil {
+	if _, err := envelope.Seal(k, "c", "n", 1, nil, bytes.NewReader(nil)); err == nil {
 		t.Error("sealed without randomness")
 	}
 }
@@ -94,7 +118,7 @@ func TestOpenRefuses(t *testing.T) {
 	k := key(t, 1)
 	blob := seal(t, k, "cluster", "name", "text")
 	newer := bytes.Clone(blob)
-	newer[4] = 2
+	newer[4] = 3
 	older := bytes.Clone(blob)
 	older[4] = 0
 	for _, c := range []struct {
@@ -122,13 +146,13 @@ func TestOpenRefuses(t *testing.T) {
 			make([]byte, envelope.MaxPlaintext)...), envelope.ErrFormat},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			text, err := envelope.Open(c.keys, c.cluster, c.item, c.blob)
+			text, _, err := envelope.Open(c.keys, c.cluster, c.item, c.blob)
 			if !errors.Is(err, c.want) || text != nil {
 				t.Errorf("%q, %v, want %v", text, err, c.want)
 			}
 		})
 	}
-	_, err := envelope.Open([]envelope.Key{key(t, 2), key(t, 3)}, "cluster", "name", blob)
+	_, _, err := envelope.Open([]envelope.Key{key(t, 2), key(t, 3)}, "cluster", "name", blob)
 	for _, id := range []string{k.ID().String(), key(t, 2).ID().String(), key(t, 3).ID().String()} {
 		if !strings.Contains(err.Error(), id) {
 			t.Errorf("%v does not name key %s", err, id)
@@ -138,7 +162,7 @@ func TestOpenRefuses(t *testing.T) {
 	for i := range blob {
 		changed := bytes.Clone(blob)
 		changed[i] ^= 1
-		if _, err := envelope.Open([]envelope.Key{k}, "cluster", "name", changed); err == nil {
+		if _, _, err := envelope.Open([]envelope.Key{k}, "cluster", "name", changed); err == nil {
 			t.Errorf("byte %d may change", i)
 		}
 	}
@@ -196,15 +220,15 @@ func TestKeyRedacts(t *testing.T) {
 func FuzzOpen(f *testing.F) {
 	k := key(f, 1)
 	// Every worker process must use the same blob, because it is the only one that may open.
-	blob, err := envelope.Seal(k, "cluster", "name", []byte("text"), bytes.NewReader(make([]byte, 12)))
+	blob, err := envelope.Seal(k, "cluster", "name", 7, []byte("text"), bytes.NewReader(make([]byte, 12)))
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(blob)
 	f.Add(blob[:30])
-	f.Add([]byte("NSTE\x02"))
+	f.Add([]byte("NSTE\x03"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		text, err := envelope.Open([]envelope.Key{k}, "cluster", "name", data)
+		text, _, err := envelope.Open([]envelope.Key{k}, "cluster", "name", data)
 		if (err == nil) != bytes.Equal(data, blob) {
 			t.Fatalf("opened %q: %v", text, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -25,16 +26,25 @@ type Options struct {
 	Cluster string         // the cluster's ID: blobs of another cluster do not open
 	Ring    keyring.Ring   // without a current key, no secrets can be stored
 	Rand    io.Reader      // crypto/rand.Reader except in tests; used concurrently
+	// Marks holds the versions that this process has seen, so that a secret that was rolled back is refused. Nil means
+	// Marks for this store only.
+	Marks *highwater.Marks
 	// Sleep waits between attempts of a write with an unknown result. nil uses the real clock.
 	Sleep func(context.Context, time.Duration) error
 }
 
 // NewObjects returns the back end for object storage.
-func NewObjects(options Options) *Objects { return &Objects{options} }
+func NewObjects(options Options) *Objects {
+	if options.Marks == nil {
+		options.Marks = &highwater.Marks{}
+	}
+	return &Objects{options}
+}
 
 var _ Store = (*Objects)(nil)
 
-// Get implements [Store]. If the secret cannot be opened, the error is one of package envelope.
+// Get implements [Store]. If the secret cannot be opened, the error is one of package envelope. If an earlier version
+// was written back, it matches highwater.ErrRolledBack.
 func (o *Objects) Get(ctx context.Context, name string) (Secret, error) {
 	secret, _, err := o.read(ctx, name)
 	if err != nil {
@@ -47,7 +57,9 @@ func (o *Objects) read(ctx context.Context, name string) (Secret, objstore.Token
 	if err := ValidateName(name); err != nil {
 		return Secret{}, "", err
 	}
-	object, err := o.options.Bucket.Get(ctx, keys.ClusterSecret(name))
+	key := keys.ClusterSecret(name)
+	before := o.options.Marks.Highest(key)
+	object, err := o.options.Bucket.Get(ctx, key)
 	if errors.Is(err, objstore.ErrNotFound) {
 		return Secret{}, "", fmt.Errorf("%w: %w", ErrNotFound, err)
 	}
@@ -58,11 +70,14 @@ func (o *Objects) read(ctx context.Context, name string) (Secret, objstore.Token
 	if err != nil {
 		return Secret{}, "", err
 	}
-	plaintext, err := envelope.Open(o.options.Ring.Keys(), o.options.Cluster, name, object.Body)
+	plaintext, version, err := envelope.Open(o.options.Ring.Keys(), o.options.Cluster, name, object.Body)
 	if err != nil {
 		return Secret{}, "", err
 	}
-	return Secret{Name: name, Value: NewValue(plaintext), KeyID: id.String()}, object.Token, nil
+	if err := o.options.Marks.Observe(key, before, version); err != nil {
+		return Secret{}, "", err
+	}
+	return Secret{Name: name, Value: NewValue(plaintext), KeyID: id.String(), version: version}, object.Token, nil
 }
 
 // Put implements [Store].
@@ -70,13 +85,13 @@ func (o *Objects) Put(ctx context.Context, name string, value Value, cond Condit
 	if err := ValidatePut(name, value, cond); err != nil {
 		return fmt.Errorf("put secret %q: %w", name, err)
 	}
-	when := objstore.Always()
+	var err error
 	if cond == IfAbsent {
-		when = objstore.IfAbsent()
-	}
-	err := o.write(ctx, name, value, when)
-	if errors.Is(err, objstore.ErrConflict) {
-		err = fmt.Errorf("%w: %w", ErrExists, err)
+		if err = o.write(ctx, name, value, 0, objstore.IfAbsent()); errors.Is(err, objstore.ErrConflict) {
+			err = fmt.Errorf("%w: %w", ErrExists, err)
+		}
+	} else {
+		err = o.replace(ctx, name, value)
 	}
 	if err != nil {
 		return fmt.Errorf("put secret %q: %w", name, err)
@@ -84,16 +99,52 @@ func (o *Objects) Put(ctx context.Context, name string, value Value, cond Condit
 	return nil
 }
 
-// write seals the value and settles the put. The envelope's random nonce makes the bytes unique to this call.
-func (o *Objects) write(ctx context.Context, name string, value Value, when objstore.Condition) error {
+// replace stores a value whatever is there. It writes on condition of the version that it read, so that versions rise.
+func (o *Objects) replace(ctx context.Context, name string, value Value) error {
+	for {
+		when := objstore.IfAbsent()
+		object, err := o.options.Bucket.Get(ctx, keys.ClusterSecret(name))
+		switch {
+		case err == nil:
+			when = objstore.IfToken(object.Token)
+		case !errors.Is(err, objstore.ErrNotFound):
+			return err
+		}
+		err = o.write(ctx, name, value, envelope.Version(object.Body), when)
+		if !errors.Is(err, objstore.ErrConflict) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// maxVersion is above every version: a thousand years in milliseconds.
+const maxVersion = 1 << 45
+
+// nextVersion returns a version above the one in the bucket and those that this process has seen. It is the time in
+// milliseconds, so that it rises even after the secret was deleted.
+func (o *Objects) nextVersion(key string, there uint64) uint64 {
+	if there > maxVersion { // not a version that this package wrote
+		there = 0
+	}
+	return max(uint64(time.Now().UnixMilli()), there+1, o.options.Marks.Highest(key)+1)
+}
+
+// write seals the value above the version there and settles the put. The envelope's random nonce makes the bytes unique
+// to this call.
+func (o *Objects) write(ctx context.Context, name string, value Value, there uint64, when objstore.Condition) error {
 	if o.options.Ring.Current.IsZero() {
 		return ErrNoKey
 	}
-	blob, err := envelope.Seal(o.options.Ring.Current, o.options.Cluster, name, value.Reveal(), o.options.Rand)
+	key := keys.ClusterSecret(name)
+	version := o.nextVersion(key, there)
+	blob, err := envelope.Seal(o.options.Ring.Current, o.options.Cluster, name, version, value.Reveal(), o.options.Rand)
 	if err != nil {
 		return err
 	}
-	_, err = objstore.Settle(ctx, o.options.Bucket, keys.ClusterSecret(name), blob, when, o.options.Sleep)
+	_, err = objstore.Settle(ctx, o.options.Bucket, key, blob, when, o.options.Sleep)
+	if err == nil {
+		o.options.Marks.Raise(key, version)
+	}
 	return err
 }
 
@@ -136,7 +187,7 @@ func (o *Objects) Reseal(ctx context.Context, name string) (bool, error) {
 		if secret.KeyID == o.options.Ring.Current.ID().String() {
 			return false, nil
 		}
-		err = o.write(ctx, name, secret.Value, objstore.IfToken(token))
+		err = o.write(ctx, name, secret.Value, secret.version, objstore.IfToken(token))
 		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
 			continue // each iteration means that another writer made progress
 		}

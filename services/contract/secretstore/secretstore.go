@@ -71,6 +71,8 @@ type Secret struct {
 	Value Value
 	// KeyID is the ID of the encryption key that sealed the secret. It is empty if a service encrypts the secret.
 	KeyID string
+	// version of the sealed object, 0 if it has none.
+	version uint64
 }
 
 // Value is the content of a secret. Formatting it does not show the content.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -62,6 +63,52 @@ func TestObjectsLoseAnswers(t *testing.T) {
 		ring := keyring.Ring{Current: key(t, 1)}
 		return objects(bucket, "example", ring), objects(bucket, "example", ring)
 	})
+}
+
+// TestHostileRollback plays a writer of the bucket who writes an earlier version of a secret back.
+func TestHostileRollback(t *testing.T) {
+	bucket, ring := mem.New(), keyring.Ring{Current: key(t, 1)}
+	a, b := objects(bucket, "example", ring), objects(bucket, "example", ring)
+	put := func(s *secretstore.Objects, text string) []byte {
+		if err := s.Put(t.Context(), "db", secretstore.NewValue([]byte(text)), secretstore.Any); err != nil {
+			t.Fatal(err)
+		}
+		object, err := bucket.Get(t.Context(), keys.ClusterSecret("db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return object.Body
+	}
+	first, second := put(a, "stolen"), put(b, "new")
+	if _, err := a.Get(t.Context(), "db"); err != nil {
+		t.Fatal(err)
+	}
+	raised := bytes.Clone(first)
+	raised[13]++ // the first byte of the version
+	for name, c := range map[string]struct {
+		body []byte
+		want error
+	}{
+		"an earlier version": {first, highwater.ErrRolledBack},
+		"a raised version":   {raised, envelope.ErrAuthentication},
+		"the newest version": {second, nil},
+	} {
+		if _, err := bucket.Put(t.Context(), keys.ClusterSecret("db"), c.body, objstore.Always()); err != nil {
+			t.Fatal(err)
+		}
+		for process, s := range map[string]*secretstore.Objects{"reader": a, "writer": b} {
+			if _, err := s.Get(t.Context(), "db"); !errors.Is(err, c.want) {
+				t.Errorf("%s: the %s gets %v, want %v", name, process, err, c.want)
+			}
+		}
+	}
+	if _, err := bucket.Put(t.Context(), keys.ClusterSecret("db"), raised, objstore.Always()); err != nil {
+		t.Fatal(err)
+	}
+	put(b, "newest") // a forged version does not keep a program from writing
+	if secret, err := a.Get(t.Context(), "db"); err != nil || string(secret.Value.Reveal()) != "newest" {
+		t.Errorf("%s, %v", secret.Value.Reveal(), err)
+	}
 }
 
 func TestObjectsAreSealed(t *testing.T) {
