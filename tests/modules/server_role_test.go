@@ -1,0 +1,211 @@
+package modules
+
+import (
+	"errors"
+	"net/http/httptest"
+	"slices"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	sdk "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/aws-sdk-go-v2/service/iam"
+	"github.com/aws/smithy-go"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
+	fakeec2 "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+)
+
+// testAccount is a fake AWS with a subnet and an image.
+type testAccount struct {
+	*fakeaws.Cloud
+	t             *testing.T
+	url           string
+	subnet, image string
+}
+
+func newTestAccount(t *testing.T) *testAccount {
+	t.Helper()
+	cloud, err := fakeaws.New(fakeaws.Config{Region: "us-west-2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(cloud)
+	t.Cleanup(func() {
+		server.Close()
+		if err := cloud.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	a := &testAccount{Cloud: cloud, t: t, url: server.URL, image: cloud.EC2().AddImage(fakeec2.AMI{Name: "agent"})}
+	network := sdk.NewFromConfig(a.root())
+	made, err := network.CreateVpc(t.Context(), &sdk.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	subnet, err := network.CreateSubnet(t.Context(), &sdk.CreateSubnetInput{VpcId: made.Vpc.VpcId,
+		CidrBlock: aws.String("10.0.1.0/24"), AvailabilityZone: aws.String(shard)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.subnet = *subnet.Subnet.SubnetId
+	return a
+}
+
+func (a *testAccount) config(access, secret, token string) aws.Config {
+	return aws.Config{Region: a.Region(), BaseEndpoint: &a.url,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, token)}
+}
+
+func (a *testAccount) root() aws.Config {
+	access, secret := a.Credentials()
+	return a.config(access, secret, "")
+}
+
+// server makes a role with the policy of the shard's servers, and returns its client.
+func (a *testAccount) server(role string, c choices) *sdk.Client {
+	a.t.Helper()
+	client := iam.NewFromConfig(a.root())
+	if _, err := client.CreateRole(a.t.Context(), &iam.CreateRoleInput{RoleName: &role,
+		AssumeRolePolicyDocument: aws.String(`{"Version":"2012-10-17","Statement":[{"Effect":"Allow",` +
+			`"Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}]}`)}); err != nil {
+		a.t.Fatal(err)
+	}
+	if _, err := client.PutRolePolicy(a.t.Context(), &iam.PutRolePolicyInput{RoleName: &role, PolicyName: &role,
+		PolicyDocument: aws.String(c.text(a.t))}); err != nil {
+		a.t.Fatal(err)
+	}
+	return sdk.NewFromConfig(a.config(a.RoleCredentials(role, "server")))
+}
+
+// launch returns a request as servers of a shard send it. pairs are further tags.
+func (a *testAccount) launch(of string, pairs ...string) *sdk.RunInstancesInput {
+	pairs = append([]string{"nstance:cluster", "example", "nstance:shard", of}, pairs...)
+	var tags []types.Tag
+	for i := 0; i < len(pairs); i += 2 {
+		tags = append(tags, types.Tag{Key: &pairs[i], Value: &pairs[i+1]})
+	}
+	in := &sdk.RunInstancesInput{ImageId: &a.image, InstanceType: types.InstanceTypeT3Small, MinCount: aws.Int32(1),
+		MaxCount: aws.Int32(1), SubnetId: &a.subnet,
+		MetadataOptions: &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired}}
+	for _, kind := range []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume,
+		types.ResourceTypeNetworkInterface} {
+		in.TagSpecifications = append(in.TagSpecifications, types.TagSpecification{ResourceType: kind, Tags: tags})
+	}
+	return in
+}
+
+// TestServersActOnlyOnTheirShard calls the fake EC2 with the role of a shard's servers, on resources of this shard and
+// of another shard.
+func TestServersActOnlyOnTheirShard(t *testing.T) {
+	a := newTestAccount(t)
+	ctx, root, server := t.Context(), sdk.NewFromConfig(a.root()), a.server("servers", choices{})
+	run := func(in *sdk.RunInstancesInput) string {
+		t.Helper()
+		out, err := root.RunInstances(ctx, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return *out.Instances[0].InstanceId
+	}
+	dry := aws.Bool(true)
+	for of, want := range map[string]string{shard: "DryRunOperation", neighbour: "UnauthorizedOperation"} {
+		worker := run(a.launch(of, "nstance:managed", "true"))
+		machine := run(a.launch(of, "nstance:server", of))
+		made, err := root.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &a.subnet,
+			TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeNetworkInterface,
+				Tags: []types.Tag{{Key: aws.String("nstance:cluster"), Value: aws.String("example")},
+					{Key: aws.String("nstance:leader"), Value: &of}}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		leader := made.NetworkInterface.NetworkInterfaceId
+		check := func(what string, err error, want string) {
+			t.Helper()
+			var answer smithy.APIError
+			if !errors.As(err, &answer) || answer.ErrorCode() != want {
+				t.Errorf("shard %s: %s: %v, want %s", of, what, err, want)
+			}
+		}
+		_, err = server.TerminateInstances(ctx, &sdk.TerminateInstancesInput{DryRun: dry,
+			InstanceIds: []string{worker}})
+		check("terminate a VM", err, want)
+		_, err = server.TerminateInstances(ctx, &sdk.TerminateInstancesInput{DryRun: dry,
+			InstanceIds: []string{machine}})
+		check("terminate a server", err, "UnauthorizedOperation")
+		attach := &sdk.AttachNetworkInterfaceInput{NetworkInterfaceId: leader, InstanceId: &machine,
+			DeviceIndex: aws.Int32(1)}
+		attached, err := server.AttachNetworkInterface(ctx, attach)
+		if of == neighbour {
+			check("attach the leader's interface", err, want)
+			attached, err = root.AttachNetworkInterface(ctx, attach)
+		}
+		if err != nil {
+			t.Fatalf("shard %s: attach the leader's interface: %v", of, err)
+		}
+		_, err = server.DetachNetworkInterface(ctx, &sdk.DetachNetworkInterfaceInput{
+			AttachmentId: attached.AttachmentId})
+		if of == neighbour {
+			check("detach the leader's interface", err, want)
+		} else if err != nil {
+			t.Errorf("shard %s: detach the leader's interface: %v", of, err)
+		}
+		_, err = server.CreateTags(ctx, &sdk.CreateTagsInput{Resources: []string{worker},
+			Tags: []types.Tag{{Key: aws.String("nstance:shard"), Value: aws.String(shard)}}})
+		check("tag a VM", err, "UnauthorizedOperation")
+		in := a.launch(of, "nstance:managed", "true")
+		in.DryRun = dry
+		_, err = server.RunInstances(ctx, in)
+		check("start a VM", err, want)
+		in = a.launch(of, "nstance:managed", "true", "nstance:server", of)
+		in.DryRun = dry
+		_, err = server.RunInstances(ctx, in)
+		check("start a VM with a server's tag", err, "UnauthorizedOperation")
+	}
+}
+
+// TestServersStartVMsWithKeysForDisks starts VMs with encrypted disks, with the module's policy. Without the key in
+// ebs_kms_key_arns, EC2 accepts the request and terminates the VM.
+func TestServersStartVMsWithKeysForDisks(t *testing.T) {
+	a := newTestAccount(t)
+	a.EC2().AddKey(fakeec2.Key{ARN: kms})
+	start := func(role string, c choices) types.Instance {
+		t.Helper()
+		server, in := a.server(role, c), a.launch(shard, "nstance:managed", "true")
+		in.BlockDeviceMappings = []types.BlockDeviceMapping{{DeviceName: aws.String("/dev/xvda"),
+			Ebs: &types.EbsBlockDevice{Encrypted: aws.Bool(true), KmsKeyId: aws.String(kms)}}}
+		out, err := server.RunInstances(t.Context(), in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got types.Instance
+		for range 3 { // Each call ends one transitional state.
+			described, err := server.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{
+				InstanceIds: []string{*out.Instances[0].InstanceId}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = described.Reservations[0].Instances[0]
+		}
+		return got
+	}
+	if got := start("with", choices{diskKeys: []string{kms}}); got.State.Name != types.InstanceStateNameRunning {
+		t.Errorf("with the key in the policy: %s, want running", got.State.Name)
+	}
+	if got := start("without", choices{}); got.State.Name != types.InstanceStateNameTerminated ||
+		aws.ToString(got.StateReason.Code) != "Client.InternalError" {
+		t.Errorf("without the key in the policy: %s, %+v, want terminated with Client.InternalError", got.State.Name,
+			got.StateReason)
+	}
+	// The denial is in the record of the call, although the call succeeded.
+	calls := a.Calls()
+	i := slices.IndexFunc(calls, func(c fakeaws.Call) bool {
+		return c.Principal.Role == "without" && c.Action == "RunInstances"
+	})
+	if i < 0 || calls[i].Code != "" || !slices.ContainsFunc(calls[i].Checks, func(c fakeaws.Check) bool {
+		return c.Action == "kms:CreateGrant" && !c.Allowed
+	}) {
+		t.Errorf("the record of the call without permission: %+v", calls[i])
+	}
+}
