@@ -185,6 +185,8 @@ type LeaderNetwork struct {
 	IPv4 string `json:"ipv4,omitempty"`
 	// The IPv6 address.
 	IPv6 string `json:"ipv6,omitempty"`
+	// DNS name of the address. Clients are given the name, so that they find the leader after a change of the address.
+	DNSName string `json:"dns_name,omitempty"`
 	// The clouds' own fields.
 	all.LeaderNetwork
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -153,11 +154,18 @@ func (c *checker) server() {
 			c.add(at+".ipv6", "%s is not an IPv6 address", quote(ln.IPv6))
 		}
 	}
+	if ln.DNSName != "" && (len(ln.DNSName) > 253 || !dnsNamePattern.MatchString(ln.DNSName)) {
+		c.add(at+".dns_name", "%s is not a DNS name, such as leader.example.internal", quote(ln.DNSName))
+	}
 	c.cloudFields(reflect.ValueOf(*ln), at, sv.Provider.Kind)
 	if ln.IPv4 == "" && ln.IPv6 == "" {
 		c.add(at, "has neither ipv4 nor ipv6")
 	}
 }
+
+// dnsNamePattern is a host name with at least two labels (RFC 1123, section 2.1).
+var dnsNamePattern = regexp.MustCompile(
+	`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*\.[a-z][a-z0-9-]{0,61}[a-z0-9]$`)
 
 // addresses checks the listeners. Port 0 means any free port, which tests use. It cannot be advertised, and is not.
 func (c *checker) addresses() {

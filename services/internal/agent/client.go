@@ -82,9 +82,11 @@ type Client struct {
 	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.
 	reportInterval atomic.Int64
 
-	mu       sync.Mutex
-	standing standing
-	health   health
+	mu sync.Mutex
+	// announced are the addresses of the agent service that a leader announced last. The slice is never changed.
+	announced []string
+	standing  standing
+	health    health
 }
 
 // standing is the state that the first report of every stream repeats.
@@ -143,10 +145,12 @@ const (
 
 // stayConnected runs sessions one after another until ctx ends.
 func (c *Client) stayConnected(ctx context.Context) error {
-	servers := addresses{configured: c.AgentAddrs}
+	c.loadAddrs()
+	servers := addresses{}
 	delays := newDelays()
 	for {
 		began := time.Now()
+		servers.configured = c.candidates(servers.tries)
 		addr, timeout := servers.next()
 		accepted, err := c.session(ctx, addr, timeout)
 		if ctx.Err() != nil {

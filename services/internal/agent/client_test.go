@@ -337,6 +337,49 @@ func TestFindsTheLeader(t *testing.T) {
 	})
 }
 
+// TestLeaderMoves checks that an agent stores the addresses that a leader announces. It uses them when the leader's
+// address changes, also after a restart. It does not forget its configuration.
+func TestLeaderMoves(t *testing.T) {
+	const before, after, third = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.endpoints = before + "," + after
+		stopServer := s.start(t, n.listen(before))
+		m := newMemories(t, s)
+		o := m.options(s, n)
+		o.RegistrationAddrs, o.AgentAddrs = []string{before}, []string{before}
+		_, stop := run(t, o)
+		s.next(t, "sequence 1", first)
+		synctest.Wait() // the agent has the header
+
+		// The leader is at the new address, and announces only that.
+		stopServer()
+		s.set(func() { s.endpoints = after })
+		stopServer = s.start(t, n.listen(after))
+		s.next(t, "sequence 1 at the new address", first)
+		synctest.Wait()
+		if stored, err := m.identity.Read("servers"); err != nil || string(stored) != after+"\n" {
+			t.Errorf("stored %q, %v", stored, err)
+		}
+		stop()
+
+		// The agent starts again.
+		_, stop = run(t, o)
+		s.next(t, "sequence 1 after a restart", first)
+		stop()
+		stopServer()
+
+		// What is stored leads nowhere: the configuration's address is tried too.
+		o.AgentAddrs = []string{third}
+		stopServer = s.start(t, n.listen(third))
+		_, stop = run(t, o)
+		s.next(t, "sequence 1 at the configured address", first)
+		stop()
+		stopServer()
+	})
+}
+
 // TestLeaderHintIsUsedImmediately checks that the agent follows a hint immediately, even after a long time without a
 // session. It does not follow hints of two servers that name each other.
 func TestLeaderHintIsUsedImmediately(t *testing.T) {

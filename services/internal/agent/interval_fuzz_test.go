@@ -2,6 +2,7 @@ package agent
 
 import (
 	"io"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -31,7 +32,8 @@ func FuzzInterval(f *testing.F) {
 		intervalOf := func(values ...string) time.Duration {
 			t.Helper()
 			intervals, answer := make(chan time.Duration, 1), make(chan error, 1)
-			listen(headed{header: metadata.MD{intervalHeader: values}}, intervals, answer)
+			client := New(Options{Log: slog.New(slog.DiscardHandler)})
+			(&reporter{Client: client}).listen(headed{header: metadata.MD{intervalHeader: values}}, intervals, answer)
 			if err := <-answer; err != io.EOF { //nolint:errorlint // passed on as it is
 				t.Fatal(err)
 			}

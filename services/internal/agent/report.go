@@ -19,6 +19,7 @@ import (
 
 const (
 	intervalHeader  = "nstance-report-interval"
+	endpointsHeader = "nstance-agent-endpoints"
 	defaultInterval = time.Minute
 	minInterval     = 50 * time.Millisecond
 	maxInterval     = time.Hour
@@ -102,7 +103,7 @@ func (r *reporter) stream(ctx context.Context) error {
 		return ended("reports", err)
 	}
 	intervals, answer := make(chan time.Duration, 1), make(chan error, 1)
-	go listen(stream, intervals, answer)
+	go r.listen(stream, intervals, answer)
 
 	interval, tick := defaultInterval, time.NewTimer(defaultInterval)
 	defer tick.Stop()
@@ -154,15 +155,19 @@ func (r *reporter) stream(ctx context.Context) error {
 	}
 }
 
-// listen sends the interval from the server's header to intervals, then the end of the stream to answer.
-func listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse],
-	intervals chan<- time.Duration, answer chan<- error) {
+// listen stores the leader's addresses from the server's header and sends the interval to intervals, then the end of
+// the stream to answer.
+func (r *reporter) listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest,
+	nstancev1.ReportHealthResponse], intervals chan<- time.Duration, answer chan<- error) {
 	if header, err := stream.Header(); err == nil && header != nil { // nil: the stream ended without a header
 		interval := defaultInterval
 		if values := header.Get(intervalHeader); len(values) > 0 {
 			if parsed, err := time.ParseDuration(values[0]); err == nil {
 				interval = min(max(parsed, minInterval), maxInterval)
 			}
+		}
+		if values := header.Get(endpointsHeader); len(values) > 0 {
+			r.storeAddrs(values[0])
 		}
 		intervals <- interval
 	}

@@ -60,6 +60,7 @@ type fakeServer struct {
 	facts             *nstancev1.RegisterAgentRequest
 	refuse            error // error of every call
 	interval          string
+	endpoints         string
 	mute              bool // does not answer the end of a report stream
 	drop              bool // accepts agents and drops them immediately
 	// The first messages of every stream.
@@ -281,6 +282,9 @@ func (s *fakeServer) ReportHealth(stream grpc.ClientStreamingServer[nstancev1.Re
 	header := metadata.MD{}
 	if interval := get(s, func() string { return s.interval }); interval != "" {
 		header.Set("nstance-report-interval", interval)
+	}
+	if endpoints := get(s, func() string { return s.endpoints }); endpoints != "" {
+		header.Set("nstance-agent-endpoints", endpoints)
 	}
 	if err := stream.SendHeader(header); err != nil {
 		return err

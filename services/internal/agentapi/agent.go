@@ -58,8 +58,8 @@ type stream struct {
 	// wake has an element when the stream has work to do or err to return. Its capacity is 1.
 	wake chan struct{}
 	err  error
-	// interval is the report interval that a health stream was told.
-	interval time.Duration
+	// told is what the header of a health stream said.
+	told session
 }
 
 // end ends a stream. It reports false if the stream had ended before. Call with the agent's mu held.
@@ -128,12 +128,24 @@ func (a *agent) endStream(s *stream, err error) (first bool) {
 	return s.end(err)
 }
 
-// endOutdatedReports ends the health stream if it received another interval.
-func (a *agent) endOutdatedReports(interval time.Duration) {
+// session is what the header of a health stream tells the agent: the time between two reports, and the addresses of the
+// leader.
+type session struct {
+	interval  time.Duration
+	endpoints string
+}
+
+// endOutdatedReports ends the health stream if it was told something else.
+func (a *agent) endOutdatedReports(now session) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s := a.streams[healthStream]; s != nil && s.interval != interval {
+	s := a.streams[healthStream]
+	switch {
+	case s == nil:
+	case s.told.interval != now.interval:
 		s.end(status.Error(codes.Aborted, "the report interval has changed: connect again"))
+	case s.told.endpoints != now.endpoints:
+		s.end(status.Error(codes.Aborted, "the leader's addresses have changed: connect again"))
 	}
 }
 

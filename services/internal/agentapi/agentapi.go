@@ -58,6 +58,17 @@ type Leadership struct {
 	Files          *filegen.Generator
 	// Interval returns the configured time between two reports.
 	Interval func() time.Duration
+	// Endpoints returns the addresses of the leader's agent service, host:port separated by commas. Optional.
+	Endpoints func() string
+}
+
+// session returns what a health stream is told in its header.
+func (l *Leadership) session() session {
+	out := session{interval: l.Interval()}
+	if l.Endpoints != nil {
+		out.endpoints = l.Endpoints()
+	}
+	return out
 }
 
 // Service implements nstancev1.AgentServiceServer and execute.Files.
@@ -150,8 +161,8 @@ func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 	}
 }
 
-// Configured ends the health streams that received another report interval than the one configured now. Their agents
-// connect again and are told.
+// Configured ends the health streams that received another report interval, or other addresses of the leader, than are
+// configured now. Their agents connect again and are told.
 func (s *Service) Configured() {
 	s.mu.Lock()
 	b := s.board
@@ -159,9 +170,9 @@ func (s *Service) Configured() {
 	if b == nil {
 		return
 	}
-	interval := b.leader.Interval()
+	now := b.leader.session()
 	for _, a := range b.list() {
-		a.endOutdatedReports(interval)
+		a.endOutdatedReports(now)
 	}
 }
 

@@ -55,7 +55,9 @@ type testLeader struct {
 	cache    *cache.Cache
 	disk     string // directory of the cache
 	interval atomic.Int64
-	group    config.Group
+	// endpoints are the leader's addresses, as a string.
+	endpoints atomic.Value
+	group     config.Group
 }
 
 // oneSecret holds the secret "password".
@@ -92,6 +94,9 @@ func newTestLeader(t testing.TB) *testLeader {
 		Incarnation: leadertest.Incarnation, State: w.State,
 		Records: w.Executor, CertLog: w.Bucket, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration {
 			return time.Duration(w.interval.Load())
+		}, Endpoints: func() string {
+			text, _ := w.endpoints.Load().(string)
+			return text
 		}})
 	var err error
 	if w.cache, err = cache.Open(context.Background(), cache.Path(w.disk)); err != nil {
@@ -606,6 +611,24 @@ func TestReportIntervalChanges(t *testing.T) {
 	if w.Events(c.id, shardstate.EventLost) != 0 {
 		t.Error("counted as lost")
 	}
+}
+
+func TestLeaderAddressesChange(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	r := c.reports()
+	r.send(nil)
+	w.endpoints.Store("10.0.0.9:8994,10.0.0.10:8994")
+	w.service.Configured()
+	wants(t, "reports", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.Aborted, "addresses have changed")
+	r = c.reports()
+	header, err := r.Header()
+	if got := header.Get(agentapi.EndpointsHeader); err != nil ||
+		!slices.Equal(got, []string{"10.0.0.9:8994,10.0.0.10:8994"}) {
+		t.Errorf("the agent was told %v, %v", got, err)
+	}
+	w.service.Configured() // nothing has changed
+	r.send(nil)
 }
 
 func TestFilesAndKeys(t *testing.T) {

@@ -27,8 +27,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// IntervalHeader is the response header with the time between two reports, a Go duration.
-const IntervalHeader = "nstance-report-interval"
+const (
+	// IntervalHeader is the response header with the time between two reports, a Go duration.
+	IntervalHeader = "nstance-report-interval"
+	// EndpointsHeader is the response header with the addresses of the leader's agent service, host:port separated by
+	// commas.
+	EndpointsHeader = "nstance-agent-endpoints"
+)
 
 // Limits of a report.
 const (
@@ -42,11 +47,12 @@ type reports = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstance
 // ReportHealth takes the reports of an instance until its agent or the server ends the stream.
 func (s *Service) ReportHealth(stream reports) error {
 	err := s.serveStream(stream.Context(), healthStream, func(own string) string { return own }, func(c *call) error {
-		interval := c.leader.Interval()
+		told := c.leader.session()
 		c.agent.mu.Lock()
-		c.stream.interval = interval
+		c.stream.told = told
 		c.agent.mu.Unlock()
-		if err := stream.SendHeader(metadata.Pairs(IntervalHeader, interval.String())); err != nil {
+		if err := stream.SendHeader(metadata.Pairs(IntervalHeader, told.interval.String(),
+			EndpointsHeader, told.endpoints)); err != nil {
 			return err
 		}
 		number, ok := c.leader.State.Connected(c.agent.id)

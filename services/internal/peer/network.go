@@ -25,7 +25,7 @@ const (
 	flushTime = time.Second
 )
 
-// Options configure New. All are required.
+// Options configure New. All are required, except for Joined.
 type Options struct {
 	Self  election.Peer
 	Shard string
@@ -35,6 +35,8 @@ type Options struct {
 	Log    *slog.Logger
 	// Sleep waits for d. It returns an error when ctx has ended.
 	Sleep func(ctx context.Context, d time.Duration) error
+	// Joined is called when another server has connected to this one.
+	Joined func()
 }
 
 // Network holds a server's links. It implements [lease.Links].

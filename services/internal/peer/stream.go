@@ -87,6 +87,9 @@ func (n *Network) accept(s grpc.ServerStream) error {
 	l := newLink(from, true)
 	n.add(l)
 	defer n.remove(l)
+	if n.options.Joined != nil {
+		n.options.Joined()
+	}
 	ended := make(chan error, 1)
 	go func() {
 		ended <- n.listen(l, s) // ends with the stream, which ends when accept returns

@@ -19,6 +19,8 @@ type ports struct {
 	advertise config.Addresses
 	// leader are the addresses of the leader: the shard's fixed addresses, or this server's own if the shard has none.
 	leader config.Addresses
+	// leaderHosts are the shard's fixed name and addresses, in the order in which clients try them.
+	leaderHosts []string
 	// hosts are all names and addresses that the server's certificate must hold.
 	hosts []string
 }
@@ -67,9 +69,11 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 
 	p.leader = p.advertise
 	if network := shard.Server.LeaderNetwork; network != nil {
-		host := network.IPv4
-		if host == "" {
-			host = network.IPv6
+		p.leaderHosts = slices.DeleteFunc([]string{network.DNSName, network.IPv4, network.IPv6},
+			func(host string) bool { return host == "" })
+		host := ""
+		if len(p.leaderHosts) > 0 {
+			host = p.leaderHosts[0]
 		}
 		for _, addr := range []*string{&p.leader.Registration, &p.leader.Operator, &p.leader.Agent} {
 			_, port, err := net.SplitHostPort(*addr)
@@ -77,7 +81,7 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 				*addr = net.JoinHostPort(host, port)
 			}
 		}
-		p.hosts = append(p.hosts, network.IPv4, network.IPv6)
+		p.hosts = append(p.hosts, p.leaderHosts...)
 	}
 	for _, addr := range []string{p.advertise.Election, p.advertise.Registration, p.advertise.Operator,
 		p.advertise.Agent,
@@ -90,6 +94,27 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 	slices.Sort(p.hosts)
 	p.hosts = slices.DeleteFunc(slices.Compact(p.hosts), func(h string) bool { return h == "" })
 	return p, errors.Join(errs...)
+}
+
+// agentAddrs returns all addresses of the leader's agent service, in the order in which agents try them.
+func (p ports) agentAddrs() []string {
+	addrs := []string{p.leader.Agent}
+	if _, port, err := net.SplitHostPort(p.leader.Agent); err == nil {
+		for _, host := range p.leaderHosts {
+			addrs = appendNew(addrs, net.JoinHostPort(host, port))
+		}
+	}
+	return addrs
+}
+
+// appendNew appends the elements of more that list lacks.
+func appendNew(list []string, more ...string) []string {
+	for _, one := range more {
+		if !slices.Contains(list, one) {
+			list = append(list, one)
+		}
+	}
+	return list
 }
 
 // lock returns the addresses that this server writes to the election lock.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -70,10 +71,16 @@ func (s *server) describe(l *leadership) {
 	l.describing.Lock()
 	defer l.describing.Unlock()
 	shard := s.manager.Shard()
+	var registration, agent []string
+	for _, p := range s.generations() {
+		registration = appendNew(registration, p.leader.Registration)
+		agent = appendNew(agent, p.leader.Agent)
+	}
+	l.agentAddrs = s.agentAddrs()
 	l.generator.Configure(filegen.Shard{
 		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(l.caPEM)},
-		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: s.ports.leader.Registration,
-			AgentAddr:    s.ports.leader.Agent,
+		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: strings.Join(registration, ","),
+			AgentAddr:    strings.Join(agent, ","),
 			OperatorAddr: s.ports.leader.Operator},
 		Provider: render.Provider{Kind: shard.Server.Provider.Kind, Region: shard.Server.Provider.Region,
 			Zone: shard.Server.Provider.Zone},
@@ -106,6 +113,7 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 		return result, nil, err
 	}
 	s.reportRefused(leader, problems)
+	s.announceAddresses()
 	if result == shardconfig.Restart {
 		s.log.Info("the new configuration needs a restart")
 		s.env.Go("restart", func() {
@@ -117,7 +125,51 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	return result, problems, nil
 }
 
-// reportRefused raises an alert if the newest configuration was refused. Otherwise it resolves the alert.
+// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. They include those of
+// servers that replace this one, so that agents find them when this server ends.
+func (s *server) announceAddresses() {
+	l := s.leading.Load()
+	if l == nil {
+		return
+	}
+	addrs := s.agentAddrs()
+	l.describing.Lock()
+	same := l.agentAddrs == addrs
+	l.describing.Unlock()
+	if !same {
+		s.log.Info("announcing the leader's addresses", "addresses", addrs)
+		s.describe(l)
+		s.agents.Configured()
+	}
+}
+
+// generations returns the addresses of this server's configuration, and those of the configuration of servers that
+// replace this one if there is one.
+func (s *server) generations() []ports {
+	out := []ports{s.ports}
+	if next := s.manager.Successor(); next != nil {
+		if ports, err := portsOf(next, s.opts); err == nil {
+			out = append(out, ports)
+		}
+	}
+	return out
+}
+
+// agentAddrs returns the addresses of the leader that agents are told, separated by commas. Without a fixed address,
+// agents know those of all servers from their boot scripts, and are told none.
+func (s *server) agentAddrs() string {
+	if s.manager.Shard().Server.LeaderNetwork == nil {
+		return ""
+	}
+	var addrs []string
+	for _, p := range s.generations() {
+		addrs = appendNew(addrs, p.agentAddrs()...)
+	}
+	return strings.Join(addrs, ",")
+}
+
+// reportRefused raises an alert if the newest configuration was refused, or waits for servers that replace this one.
+// Otherwise it resolves the alert.
 func (s *server) reportRefused(leader *leader.Leader, problems config.Problems) {
 	key := shardstate.ErrorKey{Kind: plan.AlertConfig}
 	if len(problems) > 0 {
@@ -126,5 +178,10 @@ func (s *server) reportRefused(leader *leader.Leader, problems config.Problems) 
 		return
 	}
 	s.metrics.ConfigRefused.Set(0)
+	if next := s.manager.Successor(); next != nil {
+		leader.State.RaiseError(key, "the configuration waits for servers with --leader-interface "+
+			next.Server.LeaderNetwork.InterfaceID+", which replace the present ones")
+		return
+	}
 	leader.State.ResolveError(key)
 }

@@ -37,6 +37,8 @@ type leadership struct {
 	images    *imageBook
 	// describing is held while the configuration is passed to the generator, so that the last caller passes the newest.
 	describing sync.Mutex
+	// agentAddrs are the addresses of the leader that agents were told last, separated by commas.
+	agentAddrs string
 }
 
 // renderer adapts filegen's Generator to execute.Renderer.
@@ -130,7 +132,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
-			Interval: func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() }},
+			Interval:  func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
+			Endpoints: s.agentAddrs},
 		operator:  s.operatorLeader(ctx, a, leader, events, issuer),
 		generator: generator, caPEM: caPEM,
 		images: &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},

@@ -13,7 +13,7 @@ import (
 // the election port once the cluster has a CA.
 func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	s.peers = peer.New(peer.Options{Self: s.identity.Peer(), Shard: s.opts.Shard, Source: s.endpoints.certificates,
-		Log: s.log, Sleep: s.env.Sleep})
+		Log: s.log, Sleep: s.env.Sleep, Joined: s.refreshForPeer})
 	// The last messages are sent after ctx ends, because a leader then hands over to its heir.
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.endpoints.onStop(stop)
@@ -29,6 +29,21 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 		stopped := !s.endpoints.onStop(g.Stop)
 		if err := g.Serve(listener); err != nil && !stopped { // Stop has closed the listener.
 			s.log.Warn("election endpoint ended", "error", err)
+		}
+	})
+}
+
+// refreshForPeer lets the leader look for a newer configuration, because another server of the shard has become ready.
+// That server may be there to replace this one, with a configuration that this server has not read yet. VMs must learn
+// the addresses in it before this server ends.
+func (s *server) refreshForPeer() {
+	l := s.leading.Load()
+	if l == nil {
+		return
+	}
+	s.env.Go("look for a configuration", func() {
+		if _, _, err := s.refresh(l.agent.Context, l.leader); err != nil && l.agent.Context.Err() == nil {
+			s.log.Warn("configuration not looked up", "error", err)
 		}
 	})
 }

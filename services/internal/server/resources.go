@@ -101,11 +101,22 @@ func (s *server) checkFlags(shard *config.Shard) error {
 	case network == nil:
 		return fmt.Errorf("server.leader_network: is missing, but this server's --leader-interface is %q", flag)
 	case network.InterfaceID != interfaceID(flag):
-		return fmt.Errorf("server.leader_network.interface_id: is %q, this server's --leader-interface is %q",
-			network.InterfaceID, flag)
+		return otherInterfaceError{network.InterfaceID, flag}
 	}
 	return nil
 }
+
+// otherInterfaceError means that the leader's address is at another interface than the one that this server's machine
+// is prepared for. Servers that are prepared for it replace this one.
+type otherInterfaceError struct{ configured, flag string }
+
+func (e otherInterfaceError) Error() string {
+	return fmt.Sprintf("server.leader_network.interface_id: is %q, this server's --leader-interface is %q",
+		e.configured, e.flag)
+}
+
+// Is implements the interface of errors.Is.
+func (otherInterfaceError) Is(target error) bool { return target == shardconfig.ErrForSuccessor }
 
 // interfaceID returns the ID of a network interface. text is the ID itself or its ARN, arn:…:network-interface/{ID}.
 func interfaceID(text string) string {

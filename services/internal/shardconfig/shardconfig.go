@@ -34,6 +34,10 @@ const (
 // ErrRestart means that the configuration in the bucket has changes that only a new process can apply.
 var ErrRestart = errors.New("the configuration needs a restart of the server")
 
+// ErrForSuccessor is the error of a [Trial] of a configuration for the servers that replace this one: they are attached
+// to another network interface of the leader, for example.
+var ErrForSuccessor = errors.New("the configuration is for servers that replace this one")
+
 // Status describes the configuration in force and the refused one.
 type Status struct {
 	ETag       string
@@ -80,6 +84,7 @@ type inForce struct {
 	merged           map[config.GroupKey]config.Group
 	generation       uint64
 	restart, refused objstore.Object
+	successor        *config.Shard   // the newest configuration, if it is for servers that replace this one
 	problems         config.Problems // of refused, errors only
 	applier          Applier         // nil while not leading
 	term             uint64
@@ -150,6 +155,21 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	m.update(func(f *inForce) { f.applier = applier })
 	m.applyConfig()
 	return nil
+}
+
+// Successor returns the newest configuration with its defaults, if it is valid and for servers that replace this one.
+// Otherwise it returns nil.
+func (m *Manager) Successor() *config.Shard { return m.view().successor }
+
+// noteSuccessor stores whether a configuration is for servers that replace this one, and returns that.
+func (m *Manager) noteSuccessor(c *candidate) bool {
+	is := errors.Is(c.err, ErrForSuccessor)
+	var successor *config.Shard
+	if is {
+		successor = c.shard.WithDefaults()
+	}
+	m.update(func(f *inForce) { f.successor = successor })
+	return is
 }
 
 // candidate is a configuration that may be put in force.
@@ -233,6 +253,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	isApplied := err == nil && string(applied.Body) == string(doc.Body)
 	newest := m.parse(doc, groups, isApplied)
 	m.try(ctx, &newest, isApplied)
+	forSuccessor := m.noteSuccessor(&newest)
 	if len(newest.problems()) == 0 {
 		m.refuse(objstore.Object{}, nil)
 		m.adopt(newest)
@@ -246,10 +267,15 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 			m.verifyApplied(ctx, &before)
 		}
 		switch {
+		case better && before.err == nil && forSuccessor:
+			m.log.Info("the newest configuration is for servers that replace this one: the one that was applied last "+
+				"stays in force", "newest_etag", string(doc.Token), "etag", applied.Source)
+			m.refuse(objstore.Object{}, nil)
+			m.adopt(before)
+			return before.doc, nil
 		case better && before.err == nil:
 			m.log.Warn("the newest configuration is refused: the one that was applied last stays in force",
-				"refused_etag", string(doc.Token), "etag", applied.Source,
-				"problems", newest.problems().Error())
+				"refused_etag", string(doc.Token), "etag", applied.Source)
 			m.refuse(doc, newest.problems())
 			m.adopt(before)
 			return before.doc, nil
@@ -345,12 +371,23 @@ func (m *Manager) record(ctx context.Context, doc objstore.Object) error {
 	return m.signed().WriteApplied(ctx, doc.Body, doc.Token, term)
 }
 
+// refuse stores which configuration is refused and why; no problems: none is. It logs each problem of a configuration
+// once.
 func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
+	known := m.view()
 	m.update(func(f *inForce) { f.refused, f.problems = doc, problems })
+	if known.refused.Token == doc.Token && known.problems.Error() == problems.Error() {
+		return
+	}
+	for _, problem := range problems {
+		m.log.Warn("configuration refused", "etag", string(doc.Token), "problem", problem.String())
+	}
 }
 
 // Refresh reads the configuration and the groups again, and applies newer ones in place. Problems come with Invalid. An
 // error means that nothing changed, because the bucket could not be read or the applied copy could not be written.
+//
+// A configuration for servers that replace this one changes nothing; see Successor.
 //
 // Refresh also refuses a configuration that this server cannot run, and one that breaks a dynamic group that could be
 // made before.
@@ -368,6 +405,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	now := m.view()
 	if doc.Token == now.current.Token {
 		m.refuse(objstore.Object{}, nil)
+		m.update(func(f *inForce) { f.successor = nil })
 		if groups.token == now.groups.token || groups.token == "" {
 			return Unchanged, nil, nil
 		}
@@ -376,6 +414,10 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	}
 	next := m.parse(doc, groups, false)
 	m.try(ctx, &next, false)
+	if m.noteSuccessor(&next) {
+		m.refuse(objstore.Object{}, nil)
+		return Unchanged, nil, nil
+	}
 	problems := next.problems()
 	if next.err == nil {
 		problems = m.newlyBroken(now.shard, next.shard, groups)

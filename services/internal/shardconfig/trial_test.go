@@ -3,6 +3,7 @@ package shardconfig
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -118,5 +119,44 @@ func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
 		}
 		b.write(t, inAWS+"\n")
 		l.refresh(t, Invalid)
+	}
+}
+
+// TestConfigurationForSuccessors checks that a configuration for servers that replace this one is neither applied nor
+// refused, also at the start of another process that cannot run it.
+func TestConfigurationForSuccessors(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	trial := func(_ context.Context, shard *config.Shard, _ bool) error {
+		if shard.Server.Provider.Zone == "next" {
+			return fmt.Errorf("another interface: %w", ErrForSuccessor)
+		}
+		return nil
+	}
+	l := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
+	l.SetTrial(trial)
+	if err := l.Lead(t.Context(), 1, l); err != nil {
+		t.Fatal(err)
+	}
+	was := l.Status().ETag
+	b.write(t, inZone("next"))
+	restarted := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
+	restarted.SetTrial(trial)
+	if err := restarted.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		l.refresh(t, Unchanged)
+	}
+	for what, m := range map[string]*leader{"leader": l, "new process": restarted} {
+		next := m.Successor()
+		if s := m.Status(); s.ETag != was || s.RefusedETag != "" || next == nil || next.Server.Provider.Zone != "next" {
+			t.Errorf("%s: status %+v, successor %v", what, s, next)
+		}
+	}
+	b.write(t, document("", ""))
+	l.refresh(t, Unchanged)
+	if l.Successor() != nil {
+		t.Error("the configuration is this server's again, and the other one still waits for successors")
 	}
 }

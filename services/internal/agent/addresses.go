@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
+)
+
+const (
+	// addressesFile is the file of the identity folder with the addresses of the agent service that the leader
+	// announced last: host:port separated by commas. An agent that starts after the leader's address has changed needs
+	// it.
+	addressesFile = "servers"
+	// maxAddrs limits the number of announced addresses, and maxAddrsText the length of their text.
+	maxAddrs, maxAddrsText = 8, 1024
+	// configuredEvery says how often the addresses of the agent's own configuration are tried while those that a leader
+	// announced do not answer: every so many tries.
+	configuredEvery = 4
+)
+
+// storeAddrs takes the addresses that a leader announced. It ignores a list that is empty or wrong.
+func (c *Client) storeAddrs(text string) {
+	addrs, err := parseAnnounced(text)
+	if err != nil {
+		c.Log.Debug("The server announced no addresses", "error", err)
+		return
+	}
+	c.mu.Lock()
+	same := slices.Equal(c.announced, addrs)
+	c.announced = addrs
+	c.mu.Unlock()
+	if same {
+		return
+	}
+	c.Log.Info("The leader's addresses have changed", "addresses", addrs)
+	if err := c.Identity.Write(addressesFile, []byte(strings.Join(addrs, ",")+"\n"), c.IdentityMode); err != nil {
+		c.Log.Error("The leader's addresses were not stored: a restarted agent may not find the leader", "error", err)
+	}
+}
+
+// loadAddrs reads the stored addresses. Without any, the agent uses those of its configuration.
+func (c *Client) loadAddrs() {
+	text, err := c.Identity.Read(addressesFile)
+	if err == nil {
+		var addrs []string
+		if addrs, err = parseAnnounced(string(text)); err == nil {
+			c.mu.Lock()
+			c.announced = addrs
+			c.mu.Unlock()
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		c.Log.Warn("The stored addresses of the leader cannot be used", "error", err)
+	}
+}
+
+// announcedAddrs returns the addresses that a leader announced last, or nil.
+func (c *Client) announcedAddrs() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.announced
+}
+
+// parseAnnounced parses a list of addresses from a leader or from the agent's own file.
+func parseAnnounced(text string) ([]string, error) {
+	if len(text) > maxAddrsText {
+		return nil, errors.New("the list of addresses is too long")
+	}
+	addrs, err := endpoints.ParseAddrs(text)
+	if err == nil && len(addrs) > maxAddrs {
+		return nil, errors.New("there are too many addresses")
+	}
+	return addrs, err
+}
+
+// candidates returns the addresses to try next: those that a leader announced, or at every fourth try since the last
+// session those of the agent's configuration.
+func (c *Client) candidates(tries int) []string {
+	announced := c.announcedAddrs()
+	if len(announced) == 0 || tries%configuredEvery == configuredEvery-1 {
+		return c.AgentAddrs
+	}
+	return announced
+}
