@@ -110,7 +110,10 @@ func (l *Leader) pass(ctx context.Context) error {
 		return err
 	}
 	for key, instances := range have {
-		for _, rec := range instances[min(len(instances), merged[key].Size):] {
+		for i, rec := range instances {
+			if i < merged[key].Size && slices.Contains(merged[key].Subnets, rec.SubnetID) {
+				continue
+			}
 			if err := l.delete(ctx, rec, tokens[rec.ID]); err != nil {
 				return err
 			}
@@ -135,7 +138,7 @@ func (l *Leader) create(ctx context.Context, group config.Group) error {
 		Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 1, Term: 1, ReservedTerm: 1,
 		Writer:  l.lock.Incarnation,
 		Cluster: Cluster, Shard: Shard, Tenant: group.Tenant, Kind: group.Kind, Group: group.Group,
-		Template:  group.Template,
+		Template: group.Template, SubnetID: group.Subnets[0],
 		InfraHash: group.InfraHash, CreatedAt: time.Now(), ProviderID: "vm-" + id.String(),
 	}, "")
 	return err

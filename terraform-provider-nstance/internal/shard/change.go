@@ -14,7 +14,10 @@ type change struct {
 	roll, push, empty []string // names of static groups as tenant/name, sorted
 	rollTemplates     []string // templates with dynamic groups that roll
 	pushTemplates     []string
-	terminates        bool
+	// leave are groups that keep their configuration and of which the pool loses subnets: the instances there are
+	// replaced. leaveTemplates likewise.
+	leave, leaveTemplates []string
+	terminates            bool
 }
 
 // changeOf compares two configurations, which must be valid.
@@ -29,6 +32,8 @@ func changeOf(before, after *config.Shard) change {
 			out.empty = append(out.empty, key.String())
 		case g.InfraHash != old.InfraHash:
 			out.roll = append(out.roll, key.String())
+		case losesSubnet(old, g):
+			out.leave = append(out.leave, key.String())
 		case g.RuntimeHash != old.RuntimeHash:
 			out.push = append(out.push, key.String())
 		}
@@ -40,14 +45,30 @@ func changeOf(before, after *config.Shard) change {
 		case !still:
 		case g.InfraHash != old.InfraHash:
 			out.rollTemplates = append(out.rollTemplates, name)
+		case losesSubnet(old, g):
+			out.leaveTemplates = append(out.leaveTemplates, name)
 		case g.RuntimeHash != old.RuntimeHash:
 			out.pushTemplates = append(out.pushTemplates, name)
 		}
 	}
-	for _, list := range [][]string{out.roll, out.push, out.empty, out.rollTemplates, out.pushTemplates} {
+	for _, list := range [][]string{out.roll, out.push, out.empty, out.leave, out.rollTemplates, out.pushTemplates,
+		out.leaveTemplates} {
 		slices.Sort(list)
 	}
 	return out
+}
+
+// losesSubnet reports whether a subnet of a group is none of it after a change. Subnets that are not known yet lose
+// nothing.
+func losesSubnet(before, after config.Group) bool {
+	return len(after.Subnets) > 0 && slices.ContainsFunc(before.Subnets, func(subnet string) bool {
+		return !slices.Contains(after.Subnets, subnet)
+	})
+}
+
+// rolling returns the static groups of which instances are replaced, sorted.
+func (c change) rolling() []string {
+	return slices.Sorted(slices.Values(slices.Concat(c.roll, c.leave)))
 }
 
 // ofTemplates returns, by template name, the effective group of a dynamic group that overrides nothing.
@@ -80,6 +101,8 @@ func (c change) warning() (summary, detail string) {
 	}
 	say("Instances are replaced, one at a time, in the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
+	say("Instances in subnets that leave their pool are replaced, one at a time, in the groups: %s.",
+		"Likewise in dynamic groups with the templates: %s.", c.leave, c.leaveTemplates)
 	say("Files are pushed to running instances of the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
 	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are "+
@@ -90,7 +113,7 @@ func (c change) warning() (summary, detail string) {
 	switch {
 	case len(lines) == 0:
 		return "", ""
-	case len(c.roll)+len(c.rollTemplates)+len(c.empty) > 0 || c.terminates:
+	case len(c.rolling())+len(c.rollTemplates)+len(c.leaveTemplates)+len(c.empty) > 0 || c.terminates:
 		summary = "Instances will be replaced or deleted"
 	default:
 		summary = "Files will be pushed to running instances"

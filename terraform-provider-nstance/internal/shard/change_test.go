@@ -33,6 +33,11 @@ func TestChange(t *testing.T) {
 		lines          []string
 	}{
 		{"nothing", `"p": ["a"]`, `"p": ["a", "b"]`, "", nil},
+		{"subnet that leaves its pool", `"p": ["a"]`, `"p": ["b"]`, "Instances will be replaced or deleted", []string{
+			"Instances in subnets that leave their pool are replaced, one at a time, in the groups: default/v, " +
+				"default/w.",
+			"Likewise in dynamic groups with the templates: one, two.",
+		}},
 		{"size", `{"template": "one"}`, `{"template": "one", "size": 9}`, "", nil},
 		{"push", `{"x": "1"}`, `{"x": "2"}`, "Files will be pushed to running instances", []string{
 			"Files are pushed to running instances of the groups: default/w.",

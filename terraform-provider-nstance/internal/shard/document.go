@@ -1,6 +1,9 @@
 package shard
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
@@ -15,8 +18,11 @@ type document struct {
 	// shard holds the known part of the configuration. It is nil if nothing is known or the configuration is not valid.
 	shard *config.Shard
 	// body is the text to write to the bucket. It is nil if a value is unknown or the configuration is not valid.
-	body  []byte
-	diags diag.Diagnostics
+	body []byte
+	// groupsKnown means that the values which determine the groups' instances are known, even if others are not.
+	groupsKnown bool
+	unknown     []string // paths of values that are not known yet
+	diags       diag.Diagnostics
 }
 
 // cluster returns the name of the cluster, or "" if it is not known.
@@ -64,7 +70,7 @@ func read(raw tftypes.Value) document {
 		s, problems := config.Parse("config_jsonc", []byte(text))
 		d.diags = diagnostic.OfDocument(problems, path.Root("config_jsonc"))
 		if s != nil {
-			d.shard, d.body = s, []byte(text)
+			d.shard, d.body, d.groupsKnown = s, []byte(text), true
 		}
 	case !typed:
 		d.diags.AddError("No shard configuration",
@@ -77,12 +83,20 @@ func read(raw tftypes.Value) document {
 		if len(problems.Errors()) > 0 {
 			break
 		}
-		d.shard = reading.Shard
+		d.unknown = reading.Unknown
+		d.shard, d.groupsKnown = reading.Shard, !slices.ContainsFunc(reading.Unknown, concernsGroups)
 		if reading.Known() {
 			d.body = config.Encode(reading.Shard)
 		}
 	}
 	return d
+}
+
+// concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
+// addresses do not: a plan that changes them still names the groups that roll.
+func concernsGroups(at string) bool {
+	rest, isServer := strings.CutPrefix(at, "server.")
+	return !isServer || strings.HasPrefix(rest, "subnet_pools")
 }
 
 // isTyped reports whether any attribute of the configuration is set. An unknown value counts as set.
@@ -119,6 +133,12 @@ func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
 }
 
 func textValue(s string) tftypes.Value { return tftypes.NewValue(tftypes.String, s) }
+
+// flagOf returns a boolean value; false: it is not set.
+func flagOf(v tftypes.Value) bool {
+	var b bool
+	return v.IsKnown() && !v.IsNull() && v.As(&b) == nil && b
+}
 
 func textOf(v tftypes.Value) string {
 	var s string

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
@@ -78,4 +79,36 @@ resource "nstance_shard" "test" {
 		t.Errorf("after the apply of a good configuration the plan warns:\n%s", out)
 	}
 	cli.Run(t, "destroy", "-auto-approve")
+}
+
+// TestAccReportsBlockedGroups checks that an apply which waits for the leader says that the leader cannot create VMs.
+func TestAccReportsBlockedGroups(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	server := acctest.Serve(t, b)
+	body, _, err := b.State(t).ReadConfig(t.Context(), acctest.Shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shard, problems := config.Parse("config", body)
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	cli := acctest.NewCLI(t, b.Provider(fmt.Sprintf("operator = { identity_dir = %q, servers = { %q = %q } }",
+		b.Operator(t, "default"), acctest.Shard, server.Operator))+`
+resource "nstance_shard" "test" {
+  config_jsonc    = file("shard.jsonc")
+  wait_for_leader = true
+}
+`)
+	cli.Write(t, "shard.jsonc", string(body))
+	cli.Run(t, "import", address, acctest.Shard)
+	size := 1
+	shard.Defaults.Userdata.Content = "not a script, which the provider finds out when it makes the VM"
+	shard.Groups["default"]["static"] = config.GroupSpec{Template: "worker", Size: &size}
+	cli.Write(t, "shard.jsonc", string(config.Encode(shard)))
+	out := squeeze(cli.Run(t, "apply", "-auto-approve"))
+	if !strings.Contains(out, "cannot create all instances") || !strings.Contains(out, "static: ") {
+		t.Errorf("the apply does not say that the group is blocked:\n%s", out)
+	}
 }

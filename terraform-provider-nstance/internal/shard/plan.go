@@ -3,10 +3,16 @@ package shard
 import (
 	"bytes"
 	"context"
+	"errors"
+	"slices"
+	"strings"
 
+	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
+
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
 // ValidateConfig implements resource.ResourceWithValidateConfig. It applies the server's own rules at plan time.
@@ -18,6 +24,10 @@ func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfig
 // ModifyPlan implements resource.ResourceWithModifyPlan. It compares plan and state only, and does not access the
 // bucket.
 func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	protected := flagOf(attributesOf(req.State.Raw)["deletion_protection"])
+	if req.Plan.Raw.IsNull() && protected {
+		resp.Diagnostics.Append(protectedError(textOf(attributesOf(req.State.Raw)["shard"])))
+	}
 	if req.Plan.Raw.IsNull() || req.Plan.Raw.Equal(req.State.Raw) {
 		return
 	}
@@ -33,13 +43,13 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	if cluster := after.cluster(); cluster != "" {
 		planned["cluster_id"] = textValue(cluster)
 	}
-	if after.body != nil {
+	if after.groupsKnown {
 		planned["group_hashes"] = groupHashes(after.shard)
 		planned["rolling_groups"] = rollingGroups(nil)
 	}
 	if state := attributesOf(req.State.Raw); state != nil {
 		before := read(req.State.Raw)
-		if after.body != nil {
+		if after.groupsKnown {
 			planned["rolling_groups"] = rolling(before, after, state)
 		}
 		if after.body != nil && bytes.Equal(after.body, before.body) {
@@ -50,13 +60,46 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 				resp.RequiresReplace.Append(path.Root(name))
 			}
 		}
-		if len(resp.RequiresReplace) == 0 && after.body != nil && before.body != nil {
+		if len(resp.RequiresReplace) > 0 && protected {
+			resp.Diagnostics.Append(protectedError(textOf(state["shard"])))
+			return
+		}
+		if len(resp.RequiresReplace) == 0 && after.shard != nil && movesLeader(before, after) {
+			resp.Diagnostics.AddWarning("The address of the leader of shard "+after.name()+" changes", "The present "+
+				"leader tells connected VMs the new address. A VM that is not connected while the servers are "+
+				"replaced is lost and replaced, unless agents use a DNS name (leader_network.dns_name). Give "+
+				"operators, nstance-admin and the provider's operator block the new address too.")
+		}
+		if len(resp.RequiresReplace) == 0 && after.groupsKnown && before.body != nil {
 			if summary, detail := changeOf(before.shard, after.shard).warning(); summary != "" {
 				resp.Diagnostics.AddWarning(summary+" in shard "+after.name(), detail)
 			}
 		}
 	}
 	resp.Plan.Raw = replaced(req.Plan.Raw, planned)
+}
+
+// protectedError is the error of a plan that destroys or replaces a protected shard.
+func protectedError(name string) diag.Diagnostic {
+	return diagnostic.Failure{
+		What: "Cannot destroy shard " + name, Why: errors.New("it has deletion_protection"),
+		Do: "Nothing was changed. To destroy the shard, set deletion_protection = false, apply, and destroy again.",
+	}.Error()
+}
+
+// movesLeader reports whether a change gives the leader another address, as far as that is known. An address that is
+// not known yet is another one.
+func movesLeader(before, after document) bool {
+	if before.shard == nil || before.shard.Server.LeaderNetwork == nil {
+		return false
+	}
+	from, to := before.shard.Server.LeaderNetwork, after.shard.Server.LeaderNetwork
+	if slices.ContainsFunc(after.unknown, func(at string) bool {
+		return at == "server" || strings.HasPrefix(at, "server.leader_network")
+	}) {
+		return true
+	}
+	return to == nil || from.IPv4 != to.IPv4 || from.IPv6 != to.IPv6 || from.InterfaceID != to.InterfaceID
 }
 
 // rolling returns the value of `rolling_groups` after a change from before to after. If the configuration is unchanged,
@@ -68,5 +111,5 @@ func rolling(before, after document, state map[string]tftypes.Value) tftypes.Val
 	case before.shard == nil || after.shard == nil:
 		return rollingGroups(nil) // the previous configuration was not valid
 	}
-	return rollingGroups(changeOf(before.shard, after.shard).roll)
+	return rollingGroups(changeOf(before.shard, after.shard).rolling())
 }

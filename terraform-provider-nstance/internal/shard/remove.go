@@ -60,6 +60,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		_, err = r.refreshLeader(ctx, &leader, token)
 		tflog.Info(ctx, "asked the leader to empty the shard", map[string]any{"shard": name, "answer": fmt.Sprint(err)})
 	}
+	force := flagOf(attributes["force_destroy"])
 	reported := ""
 	err = poll.Until(waiting, func(ctx context.Context) (bool, error) {
 		if err := errors.Join(leader.readLock(ctx), shard.readContents(ctx)); err != nil {
@@ -69,6 +70,9 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 			reported = now
 			tflog.Info(ctx, "waiting until the shard is empty", map[string]any{"shard": name, "left": len(shard.left),
 				"state": now})
+		}
+		if force && leader.leaderless() {
+			return true, nil // without a server the records would stay forever
 		}
 		return len(shard.left) == 0 && (leader.applied(token) || leader.leaderless()), nil
 	})
@@ -80,12 +84,17 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 			Why:   fmt.Errorf("%s; %s", &shard, &leader),
 			Do: "The configuration is marked as terminating, so the leader continues. Check that a server of the " +
 				"shard runs and read its log, then destroy again to wait for the rest. Set timeouts.delete to wait " +
-				"longer.",
+				"longer. If the shard has no server any more, set force_destroy = true, apply, and destroy again: " +
+				"the VMs that are left are then yours to terminate.",
 		}.Error())
 		return
 	case err != nil:
 		resp.Diagnostics.Append(r.failure("Cannot read whether shard "+name+" is empty", name, err))
 		return
+	}
+	if orphans := shard.orphans(); orphans != "" {
+		resp.Diagnostics.AddWarning("VMs of shard "+name+" may still run", "The shard had no server that could "+
+			"terminate them, and force_destroy is set. Terminate them: "+orphans+".")
 	}
 	if err := r.remove(ctx, &leader, token); err != nil {
 		resp.Diagnostics.Append(r.failure("Shard "+name+" is empty, but what it left in the bucket cannot be removed",
@@ -174,6 +183,17 @@ func (c *contents) readContents(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// orphans lists the VMs of the instances that are left, separated by commas. An instance without a VM's ID is left out.
+func (c *contents) orphans() string {
+	var vms []string
+	for _, rec := range c.left {
+		if rec.ProviderID != "" {
+			vms = append(vms, fmt.Sprintf("%s (%s of %s/%s)", rec.ProviderID, rec.ID, rec.Tenant, rec.Group))
+		}
+	}
+	return strings.Join(vms, ", ")
 }
 
 func (c *contents) String() string {

@@ -83,7 +83,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	if resp.Diagnostics.Append(diags...); diags.HasError() {
 		return
 	}
-	if diag := r.wait(ctx, req.Plan, want, token, limit, true); diag != nil {
+	if diag := r.wait(ctx, req.Plan, want, token, limit, true, release{}); diag != nil {
 		// This is a warning because an error would mark the shard as tainted, and the next apply would destroy it.
 		resp.Diagnostics.AddWarning(diag.Summary(), diag.Detail())
 	}
@@ -127,7 +127,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	if resp.Diagnostics.Append(diags...); diags.HasError() {
 		return
 	}
-	if diag := r.wait(ctx, req.Plan, want, token, limit, changed); diag != nil {
+	if diag := r.wait(ctx, req.Plan, want, token, limit, changed,
+		releaseOf(before.shard, want.shard)); diag != nil {
 		resp.Diagnostics.Append(diag)
 	}
 }

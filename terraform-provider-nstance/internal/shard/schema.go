@@ -43,6 +43,17 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 			"polls the bucket every three minutes.",
 		Optional: true,
 	}
+	attributes["deletion_protection"] = schema.BoolAttribute{
+		MarkdownDescription: "Refuse every plan that destroys or replaces the shard, until an apply has set this to " +
+			"`false`.",
+		Optional: true,
+	}
+	attributes["force_destroy"] = schema.BoolAttribute{
+		MarkdownDescription: "Destroy the shard's records of instances if the shard has no server that could " +
+			"terminate their VMs. The destroy names these VMs in a warning: they run on, and cost money, until you " +
+			"terminate them.",
+		Optional: true,
+	}
 	patience := timeouts.Attributes(ctx, timeouts.Opts{
 		Create: true, Update: true, Delete: true,
 		CreateDescription: "How long to wait for the leader. Default: `5m`.",
@@ -65,9 +76,9 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	}
 	attributes["rolling_groups"] = schema.ListAttribute{
 		MarkdownDescription: "Static groups whose instances are replaced, one at a time, because their " +
-			"infrastructure configuration changes, as `tenant/name`: in a plan, the groups that the change will " +
-			"replace; afterwards, those that the last change replaced. Dynamic groups follow their templates; the " +
-			"plan's warning names those.",
+			"infrastructure configuration changes or their pool loses a subnet, as `tenant/name`: in a plan, the " +
+			"groups that the change will replace; afterwards, those that the last change replaced. Dynamic " +
+			"groups follow their templates; the plan's warning names those.",
 		Computed: true, ElementType: types.StringType,
 	}
 	attributes["group_hashes"] = schema.MapNestedAttribute{

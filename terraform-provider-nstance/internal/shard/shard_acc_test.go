@@ -20,6 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
 
@@ -584,6 +585,83 @@ func TestAccWaitTimesOut(t *testing.T) {
 	}
 	if out := cli.Run(t, "plan", "-no-color"); !strings.Contains(out, "No changes") {
 		t.Errorf("what was written is not in the state:\n%s", out)
+	}
+}
+
+// TestAccRemovedSubnet checks that an update which removes a subnet ends when no VM is left there. Whatever removes the
+// subnet itself depends on this resource.
+func TestAccRemovedSubnet(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	pool := strings.NewReplacer(`local = ["a", "b"]`, `local = ["b"]`)
+	extra := `timeouts = { update = "3s" }`
+	cli := acctest.NewCLI(t, typed(b, options{size: 2, extra: extra}))
+	cli.Run(t, "apply", "-auto-approve")
+	stuck := acctest.Lead(t, b, true)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	acctest.Eventually(ctx, t, "two instances", func() bool { return len(b.Keys(t)) >= 5 })
+
+	cli.Write(t, "main.tf", pool.Replace(typed(b, options{size: 2, extra: extra})))
+	if out := squeeze(cli.Run(t, "plan", "-no-color")); !strings.Contains(out, "Instances in subnets that leave their "+
+		"pool are replaced, one at a time, in the groups: default/workers") {
+		t.Errorf("the plan does not warn of the replacements:\n%s", out)
+	}
+	if got := rolling(t, cli); !slices.Equal(got, []string{"default/workers", "prod/others"}) {
+		t.Errorf("the plan announces a roll of %v", got)
+	}
+	out, err := cli.Try("apply", "-auto-approve", "-no-color")
+	if err == nil || !regexp.MustCompile(`in a, 2 instances are left: wrk\w+ of default/workers`).MatchString(
+		squeeze(out)) {
+		t.Errorf("VMs that do not leave the subnet: %v\n%s", err, out)
+	}
+	stuck.Kill()
+	acctest.Lead(t, b, false)
+	cli.Write(t, "main.tf", typed(b, options{size: 2}))
+	cli.Run(t, "apply", "-auto-approve")
+	cli.Write(t, "main.tf", pool.Replace(typed(b, options{size: 2})))
+	cli.Run(t, "apply", "-auto-approve")
+	err = b.State(t).LoadInstances(t.Context(), func(rec record.Instance, _ objstore.Token) {
+		if rec.SubnetID == "a" && rec.State != record.Deleted {
+			t.Errorf("the apply ended while %s is in the removed subnet (%s)", rec.ID, rec.State)
+		}
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAccForceDestroy checks that a shard with records and without a server can be destroyed, and that the destroy
+// names the VMs that it leaves.
+func TestAccForceDestroy(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cli := acctest.NewCLI(t, typed(b, options{size: 2, extra: `timeouts = { delete = "6s" }`}))
+	cli.Run(t, "apply", "-auto-approve")
+	leader := acctest.Lead(t, b, false)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	acctest.Eventually(ctx, t, "two instances", func() bool { return len(b.Keys(t)) >= 5 })
+	leader.Resign()
+	out, err := cli.Try("destroy", "-auto-approve", "-no-color")
+	if err == nil || !strings.Contains(squeeze(out), "set force_destroy = true") {
+		t.Fatalf("without force_destroy: %v\n%s", err, out)
+	}
+	cli.Write(t, "main.tf", typed(b, options{size: 2, extra: "force_destroy = true\ndeletion_protection = true"}))
+	cli.Run(t, "apply", "-auto-approve")
+	if out, err := cli.Try("destroy", "-auto-approve", "-no-color"); err == nil ||
+		!strings.Contains(out, "Cannot destroy shard dev-1") {
+		t.Fatalf("with deletion_protection: %v\n%s", err, out)
+	}
+	cli.Write(t, "main.tf", typed(b, options{size: 2, extra: "force_destroy = true"}))
+	cli.Run(t, "apply", "-auto-approve")
+	out = squeeze(cli.Run(t, "destroy", "-auto-approve", "-no-color"))
+	if n := len(regexp.MustCompile(`vm-wrk\w+ \(wrk\w+ of default/workers\)`).FindAllString(out, -1)); n != 2 ||
+		!strings.Contains(out, "VMs of shard dev-1 may still run") {
+		t.Errorf("the destroy names %d VMs, want 2:\n%s", n, out)
+	}
+	if left := b.Keys(t); len(left) > 0 {
+		t.Errorf("left in the bucket: %v", left)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -24,16 +25,16 @@ import (
 )
 
 // wait makes the leader apply version token of the configuration and waits until it has, for at most limit. Without an
-// answer from a leader it polls the election lock if `wait_for_leader` is set, and returns nil otherwise. changed means
-// that this apply wrote the configuration.
+// answer from a leader it polls the election lock if `wait_for_leader` is set or the change releases something, and
+// returns nil otherwise. changed means that this apply wrote the configuration.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
-	changed bool) diag.Diagnostic {
+	changed bool, released release) diag.Diagnostic {
 	var wanted types.Bool
 	if diags := plan.GetAttribute(ctx, path.Root("wait_for_leader"), &wanted); diags.HasError() {
 		return diags[0]
 	}
 	name := want.name()
-	if _, err := r.servers.Identity(); !wanted.ValueBool() && (err != nil || !changed) {
+	if _, err := r.servers.Identity(); !wanted.ValueBool() && released.isEmpty() && (err != nil || !changed) {
 		return nil
 	}
 	state, err := r.bucket.Shard(ctx, want.cluster(), name)
@@ -43,8 +44,10 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	watch := leaderWatch{state: state, shard: name}
-	must := wanted.ValueBool()
+	shard := contents{state: state, gone: map[ident.ID]bool{}}
+	must := wanted.ValueBool() || !released.isEmpty()
 	var refused *refusedError
+	var held error
 	err = poll.Until(ctx, func(ctx context.Context) (bool, error) {
 		if err := watch.readLock(ctx); err != nil && must {
 			return false, err
@@ -56,7 +59,18 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			return true, nil
 		}
 		must = must || err == nil // a leader that answered once is waited for
-		return applied || watch.applied(token) || !must, nil
+		applied = applied || watch.applied(token)
+		if len(released.subnets) > 0 {
+			if err := shard.readContents(ctx); err != nil {
+				return false, err
+			}
+			if held = released.heldBy(shard.left); held != nil {
+				return false, nil
+			}
+		}
+		// A shard without a leader uses nothing that the configuration does not name.
+		isIdle := !released.isEmpty() && !wanted.ValueBool() && watch.leaderless()
+		return applied || !must || isIdle, nil
 	})
 	switch {
 	case refused != nil:
@@ -66,10 +80,21 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			Do: "The shard goes on with the configuration that was applied last. Correct what is named above, and " +
 				"apply again.",
 		}.Error()
+	case err == nil && wanted.ValueBool():
+		return r.blockedGroups(ctx, name)
 	case err == nil:
 		return nil
 	case !errors.Is(err, context.DeadlineExceeded):
 		return r.failure("The configuration of shard "+name+" is written, but waiting for its leader failed", name, err)
+	}
+	if held != nil {
+		return diagnostic.Failure{
+			What: fmt.Sprintf("The configuration of shard %s is written, but VMs did not leave the removed subnets "+
+				"within %s", name, limit),
+			Where: r.bucket.Place(keys.InstancePrefix(name)), Why: fmt.Errorf("%w; %s", held, &watch),
+			Do: "The leader goes on replacing them. On-demand instances stay until they are deleted. Apply again to " +
+				"remove the subnets, or set timeouts.update to wait longer.",
+		}.Error()
 	}
 	return diagnostic.Failure{
 		What: fmt.Sprintf("The configuration of shard %s is written, but its leader did not apply it within %s", name,
@@ -79,6 +104,48 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 		Do: "Check that a server of the shard runs and read its log, which names the reason. The configuration stays " +
 			"in the bucket and is applied as soon as a server leads. Set timeouts to wait longer.",
 	}.Error()
+}
+
+// settleTime is how long an apply watches whether a leader that has applied the configuration can create instances.
+const settleTime = 10 * time.Second
+
+// blockedGroups returns a warning that names the groups of which the leader cannot create instances, such as one with
+// an image that does not exist. It returns nil if there are none, or if no leader answers the provider.
+func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnostic {
+	if _, err := r.servers.Identity(); err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	var blocked []string
+	_ = poll.Until(ctx, func(ctx context.Context) (bool, error) {
+		var answer *nstancev1.ListGroupsResponse
+		err := r.servers.Call(ctx, name, func(ctx context.Context, client servers.Client) (err error) {
+			answer, err = client.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
+			return err
+		})
+		if err != nil {
+			return true, nil //nolint:nilerr // the configuration is applied; this only adds a warning
+		}
+		complete := true
+		blocked = nil
+		for _, g := range answer.GetGroups() {
+			complete = complete && len(g.GetProviderIds()) >= int(g.GetSize())
+			if reason := g.GetBlockedReason(); reason != "" {
+				blocked = append(blocked, g.GetGroup()+": "+reason)
+			}
+		}
+		return complete || len(blocked) > 0, nil
+	})
+	if len(blocked) == 0 {
+		return nil
+	}
+	return diagnostic.Failure{
+		What:  "The leader of shard " + name + " cannot create all instances",
+		Where: r.bucket.Place(keys.Config(name)), Why: errors.New(strings.Join(blocked, "\n")),
+		Do: "The configuration is applied, and the leader goes on trying. `nstance-admin events` shows when it " +
+			"succeeds.",
+	}.Warning()
 }
 
 // checkApplied warns if the shard has a leader that has applied another version of the configuration than token.

@@ -1,0 +1,60 @@
+package shard
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// release is what servers stop using after a change of the configuration. Terraform destroys it after this resource is
+// updated, so the update must not end before the servers and VMs have left it.
+type release struct {
+	// subnets are in no pool any more, sorted.
+	subnets []string
+	// leaderInterface means that the leader's address is at another network interface.
+	leaderInterface bool
+}
+
+// releaseOf compares two configurations.
+func releaseOf(before, after *config.Shard) release {
+	var out release
+	if before == nil || after == nil {
+		return out
+	}
+	kept := map[string]bool{}
+	for _, subnets := range after.Server.SubnetPools {
+		for _, subnet := range subnets {
+			kept[subnet] = true
+		}
+	}
+	for _, subnets := range before.Server.SubnetPools {
+		for _, subnet := range subnets {
+			if !kept[subnet] {
+				out.subnets = append(out.subnets, subnet)
+			}
+		}
+	}
+	slices.Sort(out.subnets)
+	from, to := before.Server.LeaderNetwork, after.Server.LeaderNetwork
+	out.leaderInterface = from != nil && from.InterfaceID != "" && (to == nil || to.InterfaceID != from.InterfaceID)
+	return out
+}
+
+func (r release) isEmpty() bool { return len(r.subnets) == 0 && !r.leaderInterface }
+
+// heldBy returns an error that names the instances in released subnets, or nil if there are none.
+func (r release) heldBy(instances []record.Instance) error {
+	held := contents{}
+	for _, rec := range instances {
+		if slices.Contains(r.subnets, rec.SubnetID) {
+			held.left = append(held.left, rec)
+		}
+	}
+	if len(held.left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("in %s, %s", strings.Join(r.subnets, ", "), &held)
+}
