@@ -3,24 +3,27 @@ package stacks
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
 func multiAZ(t *testing.T, calls *ledger) {
 	l := lab.New(t)
-	before := l.Inventory(t)
-	stack := l.Stack(t, cli(t, *terraformFlag), "aws/multi-az", map[string]any{
+	empty := l.Inventory(t)
+	vars := map[string]any{
 		"cluster": "trio", "force_destroy": true, "key_provider": "aws-parameter-store",
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"web_arch": "amd64", "web_instance_types": []string{"t3.small"}, "agent_ami": lab.AgentAMI,
 		"web_commands": []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &"},
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"}},
-	})
+	}
+	stack := l.Stack(t, cli(t, *terraformFlag), "aws/multi-az", vars)
 	stack.Apply(t)
 	if code, output := stack.Plan(t); code != 0 {
 		t.Errorf("a plan right after apply finds changes (exit code %d):\n%s", code, output)
@@ -46,9 +49,32 @@ func multiAZ(t *testing.T, calls *ledger) {
 		return ""
 	})
 	calls.addPolicies(t, l, "trio")
+
+	// The zone in the middle is removed. Nothing of the others is renumbered, and none of their VMs is replaced.
+	var kept []*fleet
+	var before [][]ec2.InstanceView
+	for name, s := range shards {
+		if name != "us-west-2b" {
+			f := &fleet{Lab: l, cluster: "trio", shard: s}
+			kept, before = append(kept, f), append(before, slices.Concat(f.workers(), f.servers()))
+		}
+	}
+	vars["zones"] = map[string]any{"us-west-2a": 0, "us-west-2c": 2}
+	if code, output := stack.Plan(t); code != 2 || slices.ContainsFunc([]string{"us-west-2a", "us-west-2c"},
+		func(zone string) bool {
+			return strings.Contains(output, `module.shard["`+zone+`"].aws_network_interface`)
+		}) {
+		t.Errorf("without the middle zone: exit code %d, want 2 and no change of other leaders:\n%s", code, output)
+	}
+	stack.Apply(t)
+	for i, f := range kept {
+		if now := slices.Concat(f.workers(), f.servers()); !slices.Equal(ids(now), ids(before[i])) {
+			t.Errorf("%s has the VMs %v, had %v", f.shard.ID, ids(now), ids(before[i]))
+		}
+	}
 	stack.Destroy(t)
 	calls.addCalls(l, "trio")
-	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
+	if diff := cmp.Diff(empty, l.Inventory(t)); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
 }

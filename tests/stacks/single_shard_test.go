@@ -45,7 +45,9 @@ type fleet struct {
 	cluster string
 	shard   shard
 	key     string
-	state   *clusterstate.State
+	// keySource is the ARN of the secret or parameter with the key.
+	keySource string
+	state     *clusterstate.State
 }
 
 // open finds the shard's bucket and the cluster's encryption key.
@@ -55,7 +57,7 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 	var from struct{ Provider, Source string }
 	stack.Output(t, "bucket", &bucket)
 	stack.Output(t, "encryption_key", &from)
-	f.key = f.Key(t, from.Provider, from.Source)
+	f.key, f.keySource = f.Key(t, from.Provider, from.Source), from.Source
 	f.state = f.State(t, bucket, f.cluster, f.shard.ID, f.key)
 }
 

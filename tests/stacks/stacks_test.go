@@ -37,7 +37,7 @@ func TestStacks(t *testing.T) {
 	var calls ledger
 	t.Run("apply", func(t *testing.T) {
 		for name, test := range map[string]func(*testing.T, *ledger){"single-shard": singleShard, "multi-az": multiAZ,
-			"environments": environments} {
+			"environments": environments, "live": live} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				test(t, &calls)

@@ -99,6 +99,11 @@ variable "web_count" {
   type        = number
   default     = 1
   nullable    = false
+
+  validation {
+    condition     = var.web_count >= 0 && floor(var.web_count) == var.web_count
+    error_message = "web_count is a whole number, 0 or more."
+  }
 }
 
 variable "web_instance_types" {

@@ -96,6 +96,11 @@ variable "worker_count" {
   type        = number
   default     = 2
   nullable    = false
+
+  validation {
+    condition     = var.worker_count >= 0 && floor(var.worker_count) == var.worker_count
+    error_message = "worker_count is a whole number, 0 or more."
+  }
 }
 
 variable "worker_instance_types" {

@@ -58,6 +58,8 @@ locals {
   ipv6_cidr  = !local.ipv6 ? null : var.vpc.existing == null ? aws_vpc.this[0].ipv6_cidr_block : data.aws_vpc.existing[0].ipv6_cidr_block
 }
 
+data "aws_availability_zones" "this" {}
+
 resource "aws_subnet" "this" {
   for_each          = local.made
   vpc_id            = local.vpc_id
@@ -80,6 +82,13 @@ resource "aws_subnet" "this" {
 
   # Two networks overlap if their first addresses are equal in the bits of the larger network.
   lifecycle {
+    # Users of a subnet change before it is destroyed: the shard's configuration first, then its VMs leave, then it goes.
+    create_before_destroy = true
+
+    precondition {
+      condition     = contains(data.aws_availability_zones.this.names, each.value.zone)
+      error_message = "Subnet ${each.key}: there is no zone ${each.value.zone} for this account and region, which have ${join(", ", data.aws_availability_zones.this.names)}."
+    }
     precondition {
       condition = each.value.ipv4_cidr == null ? true : anytrue([for vpc in local.ipv4_cidrs :
         tonumber(split("/", each.value.ipv4_cidr)[1]) >= tonumber(split("/", vpc)[1]) &&

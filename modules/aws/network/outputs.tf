@@ -26,10 +26,11 @@ output "network" {
     ip_family = var.ip_family
     subnets = { for role, zones in var.subnets : role => { for zone, list in zones : zone => [
       for place, subnet in list : {
-        id     = local.subnet_ids["${role}/${zone}/${place}"]
-        native = local.subnets["${role}/${zone}/${place}"].native
-        public = subnet.public
-        shards = subnet.shards
+        id        = local.subnet_ids["${role}/${zone}/${place}"]
+        ipv4_cidr = subnet.existing == null ? subnet.ipv4_cidr : data.aws_subnet.existing["${role}/${zone}/${place}"].cidr_block
+        native    = local.subnets["${role}/${zone}/${place}"].native
+        public    = subnet.public
+        shards    = subnet.shards
       }
     ] } }
     load_balancers = { for name, lb in var.load_balancers : name => {

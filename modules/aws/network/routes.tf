@@ -21,10 +21,21 @@ resource "aws_egress_only_internet_gateway" "this" {
   tags   = merge({ Name = var.name }, var.tags)
 }
 
+# A NAT gateway in another subnet is created before the old one is destroyed, so it needs another address.
+resource "terraform_data" "nat_subnet" {
+  for_each         = local.nat
+  triggers_replace = [local.subnet_ids[each.key]]
+}
+
 resource "aws_eip" "nat" {
   for_each = local.nat
   domain   = "vpc"
   tags     = merge({ Name = "${var.name}-nat-${each.value.zone}" }, var.tags)
+
+  lifecycle {
+    create_before_destroy = true
+    replace_triggered_by  = [terraform_data.nat_subnet[each.key]]
+  }
 }
 
 resource "aws_nat_gateway" "this" {
@@ -61,6 +72,11 @@ resource "aws_route_table_association" "public" {
   for_each       = local.public
   route_table_id = aws_route_table.public[0].id
   subnet_id      = aws_subnet.this[each.key].id
+
+  # VMs that leave a subnet need its routes until then.
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 # One route table for each other subnet.
@@ -75,6 +91,10 @@ resource "aws_route" "nat" {
   route_table_id         = aws_route_table.private[each.key].id
   destination_cidr_block = "0.0.0.0/0"
   nat_gateway_id         = aws_nat_gateway.this[each.value].id
+
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 resource "aws_route" "nat64" {
@@ -82,6 +102,10 @@ resource "aws_route" "nat64" {
   route_table_id              = aws_route_table.private[each.key].id
   destination_ipv6_cidr_block = "64:ff9b::/96"
   nat_gateway_id              = aws_nat_gateway.this[each.value].id
+
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 resource "aws_route" "private_ipv6" {
@@ -89,10 +113,19 @@ resource "aws_route" "private_ipv6" {
   route_table_id              = aws_route_table.private[each.key].id
   destination_ipv6_cidr_block = "::/0"
   egress_only_gateway_id      = local.egress_only_gateway
+
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 resource "aws_route_table_association" "private" {
   for_each       = local.private
   route_table_id = aws_route_table.private[each.key].id
   subnet_id      = aws_subnet.this[each.key].id
+
+  # VMs that leave a subnet need its routes until then.
+  lifecycle {
+    create_before_destroy = true
+  }
 }

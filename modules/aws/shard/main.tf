@@ -20,6 +20,85 @@ data "aws_subnet" "leader" {
   id = local.server_subnets[0].id
 }
 
+locals {
+  # The network's output knows the addresses of a subnet before the subnet exists.
+  leader_cidr = local.server_subnets[0].ipv4_cidr != null ? local.server_subnets[0].ipv4_cidr : data.aws_subnet.leader.cidr_block
+
+  # The instance types of the servers and of the groups, by architecture.
+  server_types = { (var.server_arch) = [var.server_instance_type] }
+  group_types = { for name, template in var.templates : template.arch => distinct(flatten([
+    [template.instance_type], coalesce(template.instance_types, []),
+    [for group in values(var.groups) : [[group.instance_type], coalesce(group.instance_types, [])] if group.template == name],
+  ]))... }
+  instance_types = { for arch in ["amd64", "arm64"] : arch => toset([
+    for type in flatten([lookup(local.server_types, arch, []), lookup(local.group_types, arch, [])]) : type if type != null
+  ]) }
+}
+
+data "aws_ec2_instance_type_offerings" "zone" {
+  location_type = "availability-zone"
+
+  filter {
+    name   = "location"
+    values = [var.zone]
+  }
+
+  filter {
+    name   = "instance-type"
+    values = setunion(values(local.instance_types)...)
+  }
+
+  lifecycle {
+    postcondition {
+      condition     = length(setsubtract(setunion(values(local.instance_types)...), self.instance_types)) == 0
+      error_message = "Zone ${var.zone} does not offer the instance types ${join(", ", setsubtract(setunion(values(local.instance_types)...), self.instance_types))}."
+    }
+  }
+}
+
+data "aws_ec2_instance_types" "arch" {
+  for_each = { for arch, types in local.instance_types : arch => types if length(types) > 0 }
+
+  filter {
+    name   = "instance-type"
+    values = each.value
+  }
+
+  filter {
+    name   = "processor-info.supported-architecture"
+    values = [each.key == "amd64" ? "x86_64" : "arm64"]
+  }
+
+  lifecycle {
+    postcondition {
+      condition     = length(setsubtract(each.value, self.instance_types)) == 0
+      error_message = "The instance types ${join(", ", setsubtract(each.value, self.instance_types))} do not exist, or are not of the architecture ${each.key} as server_arch and the templates' arch say."
+    }
+  }
+}
+
+# The servers look for these images too, and run no VM while there is none.
+data "aws_ami_ids" "agent" {
+  for_each = { for name, image in var.images : name => image if image.owners != null && image.fallback == null }
+  owners   = each.value.owners
+
+  dynamic "filter" {
+    for_each = coalesce(each.value.filters, [])
+
+    content {
+      name   = filter.value.name
+      values = filter.value.values
+    }
+  }
+
+  lifecycle {
+    postcondition {
+      condition     = length(self.ids) > 0
+      error_message = "No image for images.${each.key}: owners ${join(", ", each.value.owners)}${join("", [for f in coalesce(each.value.filters, []) : "; ${f.name} = ${join(", ", f.values)}"])}."
+    }
+  }
+}
+
 # Clients find the shard at this interface. The leader attaches it to its own VM. Nothing else attaches it.
 resource "aws_network_interface" "leader" {
   description     = "Leader of the Nstance shard ${var.cluster.id}/${var.shard}"
@@ -32,13 +111,47 @@ resource "aws_network_interface" "leader" {
 
   # The servers' role may attach interfaces with the tag nstance:leader to VMs with the tag nstance:server.
   tags = merge(local.tags, { Name = "${local.name}-leader", "nstance:leader" = var.shard })
+
+  lifecycle {
+    # Another address or subnet needs another interface. The present leader keeps its interface until a server that is
+    # prepared for the new one leads. nstance_shard waits for that.
+    create_before_destroy = true
+
+    precondition {
+      condition     = var.leader_network.ipv4 == null ? true : try(cidrhost("${var.leader_network.ipv4}/${split("/", local.leader_cidr)[1]}", 0) == cidrhost(local.leader_cidr, 0), false)
+      error_message = "leader_network.ipv4 (${coalesce(var.leader_network.ipv4, "-")}) is not in ${local.leader_cidr}, the first of the servers' subnets."
+    }
+    precondition {
+      condition     = var.leader_network.ipv4 == null ? true : !contains([for n in [0, 1, 2, 3, -1] : try(cidrhost(local.leader_cidr, n), "")], var.leader_network.ipv4)
+      error_message = "leader_network.ipv4 (${coalesce(var.leader_network.ipv4, "-")}) is reserved: EC2 keeps the first four addresses and the last address of ${local.leader_cidr}."
+    }
+  }
 }
 
 locals {
   leader_ipv4 = local.server_subnets[0].native ? null : aws_network_interface.leader.private_ip
   leader_ipv6 = local.ipv6 ? one(aws_network_interface.leader.ipv6_addresses) : null
-  # The address for agents and operators: IPv4 if available.
-  leader_host = local.leader_ipv4 != null ? local.leader_ipv4 : "[${coalesce(local.leader_ipv6, "::")}]"
+  # The address for agents and operators: the name if there is one, or else IPv4 if available.
+  leader_host = var.leader_dns != null ? var.leader_dns.name : local.leader_ipv4 != null ? local.leader_ipv4 : "[${coalesce(local.leader_ipv6, "::")}]"
+}
+
+# Agents find the leader by this name after a change of its addresses.
+resource "aws_route53_record" "leader" {
+  count   = var.leader_dns != null && !local.server_subnets[0].native ? 1 : 0
+  zone_id = var.leader_dns.zone_id
+  name    = var.leader_dns.name
+  type    = "A"
+  ttl     = var.leader_dns.ttl
+  records = [local.leader_ipv4]
+}
+
+resource "aws_route53_record" "leader_ipv6" {
+  count   = var.leader_dns != null && local.ipv6 ? 1 : 0
+  zone_id = var.leader_dns.zone_id
+  name    = var.leader_dns.name
+  type    = "AAAA"
+  ttl     = var.leader_dns.ttl
+  records = [local.leader_ipv6]
 }
 
 data "nstance_userdata" "agent" {
@@ -65,6 +178,9 @@ resource "nstance_shard" "this" {
   wait_for_leader = var.wait_for_leader && var.server_count > 0
   timeouts        = { delete = var.destroy_timeout }
 
+  deletion_protection = var.deletion_protection
+  force_destroy       = var.force_destroy
+
   cluster = {
     id = var.cluster.id
     secrets = {
@@ -87,6 +203,7 @@ resource "nstance_shard" "this" {
     leader_network = {
       ipv4         = local.leader_ipv4
       ipv6         = local.leader_ipv6
+      dns_name     = var.leader_dns == null ? null : one(distinct(concat(aws_route53_record.leader[*].name, aws_route53_record.leader_ipv6[*].name)))
       interface_id = aws_network_interface.leader.id
     }
     subnet_pools               = local.pools

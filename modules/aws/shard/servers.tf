@@ -1,17 +1,44 @@
 # The servers: an Auto Scaling group that can replace each of them at any time.
 
+# data.aws_ami says only that there is no result. This one names what was looked for.
+data "aws_ami_ids" "server" {
+  count  = var.server_image.id == null ? 1 : 0
+  owners = var.server_image.owners
+
+  filter {
+    name   = "name"
+    values = [var.server_image.name]
+  }
+
+  filter {
+    name   = "architecture"
+    values = [local.server_architecture]
+  }
+
+  lifecycle {
+    postcondition {
+      condition     = length(self.ids) > 0
+      error_message = "No image for server_image: owners ${join(", ", var.server_image.owners)}; name = ${var.server_image.name}; architecture = ${local.server_architecture}."
+    }
+  }
+}
+
+locals {
+  server_architecture = var.server_arch == "amd64" ? "x86_64" : "arm64"
+}
+
 data "aws_ami" "server" {
   most_recent = true
   owners      = var.server_image.id == null ? var.server_image.owners : null
 
   filter {
-    name   = var.server_image.id == null ? "name" : "image-id"
-    values = [var.server_image.id == null ? var.server_image.name : var.server_image.id]
+    name   = "image-id"
+    values = [var.server_image.id == null ? data.aws_ami_ids.server[0].ids[0] : var.server_image.id]
   }
 
   filter {
     name   = "architecture"
-    values = [var.server_arch == "amd64" ? "x86_64" : "arm64"]
+    values = [local.server_architecture]
   }
 }
 

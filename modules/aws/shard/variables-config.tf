@@ -67,6 +67,11 @@ variable "tenants" {
   }))
   default  = {}
   nullable = false
+
+  validation {
+    condition     = alltrue(flatten([for t in values(var.tenants) : [for n in [t.max_instances, t.max_groups] : n == null ? true : n >= 0 && floor(n) == n]]))
+    error_message = "max_instances and max_groups of a tenant are whole numbers, 0 or more."
+  }
 }
 
 variable "images" {
@@ -105,6 +110,11 @@ variable "certificates" {
   }))
   default  = {}
   nullable = false
+
+  validation {
+    condition     = alltrue([for c in values(var.certificates) : floor(c.ttl) == c.ttl])
+    error_message = "ttl of a certificate is a whole number of hours."
+  }
 }
 
 variable "defaults" {
@@ -168,6 +178,13 @@ variable "templates" {
     condition     = alltrue([for t in values(var.templates) : t.args_json == null ? true : can(keys(jsondecode(t.args_json)))])
     error_message = "args_json of a template is a JSON object, as jsonencode({ … }) makes it."
   }
+
+  validation {
+    condition = alltrue(flatten([for t in values(var.templates) : [
+      for n in [t.size, try(t.dynamic.max_size, null)] : n == null ? true : n >= 0 && floor(n) == n
+    ]]))
+    error_message = "size and dynamic.max_size of a template are whole numbers, 0 or more."
+  }
 }
 
 variable "groups" {
@@ -196,6 +213,11 @@ variable "groups" {
   validation {
     condition     = alltrue([for group in values(var.groups) : group.args_json == null ? true : can(keys(jsondecode(group.args_json)))])
     error_message = "args_json of a group is a JSON object, as jsonencode({ … }) makes it."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for group in values(var.groups) : [for n in [group.size, group.max_surge] : n == null ? true : n >= 0 && floor(n) == n]]))
+    error_message = "size and max_surge of a group are whole numbers, 0 or more."
   }
 
   validation {

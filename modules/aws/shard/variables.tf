@@ -41,10 +41,11 @@ variable "network" {
     ipv6_cidr = optional(string)
     ip_family = optional(string, "ipv4")
     subnets = map(map(list(object({
-      id     = string
-      native = optional(bool, false)
-      public = optional(bool, false)
-      shards = optional(list(string))
+      id        = string
+      ipv4_cidr = optional(string)
+      native    = optional(bool, false)
+      public    = optional(bool, false)
+      shards    = optional(list(string))
     }))))
     load_balancers = optional(map(object({
       arn               = string
@@ -229,6 +230,21 @@ variable "server_ready_timeout" {
   }
 }
 
+variable "leader_dns" {
+  description = "A DNS name of the leader's address: `name`, in the Route 53 zone `zone_id` (usually a private zone of the VPC), with `ttl` seconds. Agents and operators then find the leader after a change of its address."
+  type = object({
+    zone_id = string
+    name    = string
+    ttl     = optional(number, 10)
+  })
+  default = null
+
+  validation {
+    condition     = var.leader_dns == null ? true : can(regex("^[a-z0-9-]+(\\.[a-z0-9-]+)+$", var.leader_dns.name)) && var.leader_dns.ttl >= 1 && floor(var.leader_dns.ttl) == var.leader_dns.ttl
+    error_message = "leader_dns.name is a DNS name in lower case without a final dot, such as leader.example.internal; ttl is a whole number of seconds."
+  }
+}
+
 variable "health_check" {
   description = <<-TEXT
     How the auto-scaling group finds out that a server is ill.
@@ -260,8 +276,8 @@ variable "health_check" {
   }
 
   validation {
-    condition     = var.health_check.grace_period >= 0 && var.health_check.listener_port >= 1 && var.health_check.listener_port <= 65535
-    error_message = "health_check.grace_period is a number of seconds, and listener_port a port from 1 to 65535."
+    condition     = var.health_check.grace_period >= 0 && floor(var.health_check.grace_period) == var.health_check.grace_period && floor(var.health_check.listener_port) == var.health_check.listener_port && var.health_check.listener_port >= 1 && var.health_check.listener_port <= 65535
+    error_message = "health_check.grace_period is a whole number of seconds, and listener_port a port from 1 to 65535."
   }
 }
 
@@ -289,6 +305,20 @@ variable "operator_access" {
 
 variable "wait_for_leader" {
   description = "Let apply wait until a server has applied the configuration."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "deletion_protection" {
+  description = "Refuse every plan that destroys the shard, until an apply has set this to `false`."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "force_destroy" {
+  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs; they run on."
   type        = bool
   default     = false
   nullable    = false

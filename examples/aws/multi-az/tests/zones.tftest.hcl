@@ -4,8 +4,20 @@ mock_provider "aws" {
   mock_data "aws_caller_identity" {
     defaults = { account_id = "123456789012" }
   }
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d", "us-west-2e", "us-west-2f"] }
+  }
   mock_data "aws_region" {
     defaults = { id = "us-west-2" }
+  }
+  mock_data "aws_ami_ids" {
+    defaults = { ids = ["ami-0000000000000000a"] }
+  }
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = { instance_types = ["t3.nano", "t3.small", "t3.medium", "t4g.nano", "t4g.small", "t4g.medium"] }
+  }
+  mock_data "aws_ec2_instance_types" {
+    defaults = { instance_types = ["t3.nano", "t3.small", "t3.medium", "t4g.nano", "t4g.small", "t4g.medium"] }
   }
   mock_data "aws_ami" {
     defaults = { id = "ami-0000000000000000a", root_device_name = "/dev/xvda" }

@@ -1,6 +1,9 @@
 # An existing VPC with existing subnets.
 
 mock_provider "aws" {
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d", "us-west-2e", "us-west-2f"] }
+  }
   mock_data "aws_region" {
     defaults = { id = "us-west-2" }
   }

@@ -1,4 +1,7 @@
 mock_provider "aws" {
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d", "us-west-2e", "us-west-2f"] }
+  }
   mock_data "aws_region" {
     defaults = { id = "us-west-2" }
   }

@@ -1,6 +1,10 @@
 # Every validation fails in one of these runs. Each run covers several variables, with one validation of each.
 
-mock_provider "aws" {}
+mock_provider "aws" {
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d", "us-west-2e", "us-west-2f"] }
+  }
+}
 
 variables {
   name    = "example"

@@ -1,6 +1,18 @@
 # Every validation fails in one of these runs. Each run covers several variables, with one validation of each.
 
 mock_provider "aws" {
+  mock_data "aws_ami_ids" {
+    defaults = { ids = ["ami-0000000000000000a"] }
+  }
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = { instance_types = ["t3.nano", "t3.small", "t3.medium", "t4g.nano", "t4g.small", "t4g.medium"] }
+  }
+  mock_data "aws_ec2_instance_types" {
+    defaults = { instance_types = ["t3.nano", "t3.small", "t3.medium", "t4g.nano", "t4g.small", "t4g.medium"] }
+  }
+  mock_data "aws_subnet" {
+    defaults = { cidr_block = "10.0.1.0/24" }
+  }
   mock_resource "aws_launch_template" {
     defaults = { id = "lt-0000000000000000a", latest_version = 1 }
   }
@@ -100,4 +112,74 @@ run "no_role" {
   }
 
   expect_failures = [var.account]
+}
+
+run "fractions" {
+  command = plan
+
+  variables {
+    tenants      = { prod = { max_instances = 1.5 } }
+    certificates = { web = { kind = "server", ttl = 1.5 } }
+    templates    = { a = { kind = "aaa", arch = "arm64", size = 1.5 } }
+    groups       = { "default/workers" = { template = "a", size = 1.5 } }
+    health_check = { grace_period = 1.5 }
+    leader_dns   = { zone_id = "Z0", name = "Leader", ttl = 1.5 }
+  }
+
+  expect_failures = [var.tenants, var.certificates, var.templates, var.groups, var.health_check, var.leader_dns]
+}
+
+run "leader_address_outside_its_subnet" {
+  command = plan
+
+  variables {
+    leader_network = { ipv4 = "10.0.2.100" }
+  }
+
+  expect_failures = [aws_network_interface.leader]
+}
+
+run "leader_address_of_the_router" {
+  command = plan
+
+  variables {
+    leader_network = { ipv4 = "10.0.1.3" }
+  }
+
+  expect_failures = [aws_network_interface.leader]
+}
+
+run "leader_address_for_broadcast" {
+  command = plan
+
+  variables {
+    leader_network = { ipv4 = "10.0.1.255" }
+  }
+
+  expect_failures = [aws_network_interface.leader]
+}
+
+run "no_such_instance_type" {
+  command = plan
+
+  variables {
+    server_instance_type = "t9.nano"
+  }
+
+  expect_failures = [data.aws_ec2_instance_type_offerings.zone, data.aws_ec2_instance_types.arch]
+}
+
+run "no_such_image" {
+  command = plan
+
+  variables {
+    images = { debian = { owners = ["self"], filters = [{ name = "name", values = ["debian-*"] }] } }
+  }
+
+  override_data {
+    target = data.aws_ami_ids.agent
+    values = { ids = [] }
+  }
+
+  expect_failures = [data.aws_ami_ids.agent]
 }

@@ -2,6 +2,15 @@ mock_provider "aws" {
   mock_data "aws_region" {
     defaults = { id = "us-west-2" }
   }
+  mock_data "aws_ami_ids" {
+    defaults = { ids = ["ami-0000000000000000a"] }
+  }
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = { instance_types = ["t3.nano", "t3.small", "t3.medium", "t4g.nano", "t4g.small", "t4g.medium"] }
+  }
+  mock_data "aws_ec2_instance_types" {
+    defaults = { instance_types = ["t3.nano", "t3.small", "t3.medium", "t4g.nano", "t4g.small", "t4g.medium"] }
+  }
   mock_data "aws_ami" {
     defaults = { id = "ami-0000000000000000a", root_device_name = "/dev/xvda" }
   }
@@ -88,7 +97,7 @@ run "defaults" {
     error_message = "the leader's interface has another network: ${jsonencode(data.nstance_userdata.server.leader_network)}"
   }
   assert {
-    condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = "10.0.1.100", ipv6 = null, interface_id = "eni-0000000000000000a" }) && nstance_shard.this.server.bind == null
+    condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = "10.0.1.100", ipv6 = null, dns_name = null, interface_id = "eni-0000000000000000a" }) && nstance_shard.this.server.bind == null
     error_message = "the leader has other addresses"
   }
   assert {
@@ -199,7 +208,7 @@ run "ipv6" {
   }
 
   assert {
-    condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = null, ipv6 = "2001:db8::100", interface_id = "eni-0000000000000000a" }) && aws_network_interface.leader.ipv6_address_count == 1
+    condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = null, ipv6 = "2001:db8::100", dns_name = null, interface_id = "eni-0000000000000000a" }) && aws_network_interface.leader.ipv6_address_count == 1
     error_message = "the leader has other addresses"
   }
   assert {
@@ -301,5 +310,20 @@ run "balanced" {
   assert {
     condition     = nstance_shard.this.server.health_check_interval == "5s" && nstance_shard.this.server.expiry.forced_age == "30d" && data.nstance_userdata.server.extra_args == tolist(["--debug"])
     error_message = "settings are not as asked for"
+  }
+}
+
+run "dns" {
+  variables {
+    leader_dns = { zone_id = "Z0000000000000", name = "leader.example.internal" }
+  }
+
+  assert {
+    condition     = nstance_shard.this.server.leader_network.dns_name == "leader.example.internal" && output.shard.agent_addr == "leader.example.internal:8994"
+    error_message = "clients are not given the leader's name"
+  }
+  assert {
+    condition     = one(aws_route53_record.leader[0].records) == "10.0.1.100" && length(aws_route53_record.leader_ipv6) == 0
+    error_message = "the name has other addresses"
   }
 }

@@ -1,7 +1,12 @@
 package ec2
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
 // offered reports whether a zone offers a type.
@@ -36,4 +41,93 @@ func (s *Service) unsupportedType(instanceType, zone string) error {
 		"Your requested instance type (%s) is not supported in your requested Availability Zone (%s). Please retry "+
 			"your request by not specifying an "+
 			"Availability Zone or choosing %s.", instanceType, zone, fmt.Sprint(elsewhere))
+}
+
+// describeTypeOfferings lists the types that each zone, or the region, offers.
+func (s *Service) describeTypeOfferings(c *wire.Call) (any, error) {
+	var in struct {
+		LocationType string
+		Filter       []Filter
+		MaxResults   int
+		NextToken    string
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := s.allowAny(c, "DescribeInstanceTypeOfferings"); err != nil {
+		return nil, err
+	}
+	locations := []string{s.cfg.Region}
+	if in.LocationType == "availability-zone" {
+		locations = s.cfg.Zones
+	}
+	type offering struct {
+		Type     string `xml:"instanceType"`
+		Kind     string `xml:"locationType"`
+		Location string `xml:"location"`
+	}
+	var found []offering
+	for _, name := range slices.Sorted(maps.Keys(s.types)) {
+		for _, location := range locations {
+			if !s.offered(name, location) {
+				continue
+			}
+			fits, err := matches(in.Filter, nil, func(filter string) ([]string, bool) {
+				value, known := map[string]string{"instance-type": name, "location": location}[filter]
+				return []string{value}, known
+			})
+			if err != nil {
+				return nil, err
+			}
+			if fits {
+				found = append(found, offering{name, cmp.Or(in.LocationType, "region"), location})
+			}
+		}
+	}
+	return struct {
+		Items []offering `xml:"instanceTypeOfferingSet>item"`
+	}{found}, nil
+}
+
+// describeTypes lists types by name and architecture.
+func (s *Service) describeTypes(c *wire.Call) (any, error) {
+	var in struct {
+		InstanceType []string
+		Filter       []Filter
+		MaxResults   int
+		NextToken    string
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := s.allowAny(c, "DescribeInstanceTypes"); err != nil {
+		return nil, err
+	}
+	for _, name := range in.InstanceType {
+		if s.types[name] == nil {
+			return nil, failf("InvalidInstanceType", "The following supplied instance types do not exist: [%s]", name)
+		}
+	}
+	type typeXML struct {
+		Name          string   `xml:"instanceType"`
+		Architectures []string `xml:"processorInfo>supportedArchitectures>item"`
+	}
+	var found []typeXML
+	for _, name := range slices.Sorted(maps.Keys(s.types)) {
+		fits, err := matches(in.Filter, nil, func(filter string) ([]string, bool) {
+			value, known := map[string]string{
+				"instance-type": name, "processor-info.supported-architecture": s.types[name].arch,
+			}[filter]
+			return []string{value}, known
+		})
+		if err != nil {
+			return nil, err
+		}
+		if fits && (len(in.InstanceType) == 0 || slices.Contains(in.InstanceType, name)) {
+			found = append(found, typeXML{name, []string{s.types[name].arch}})
+		}
+	}
+	return struct {
+		Items []typeXML `xml:"instanceTypeSet>item"`
+	}{found}, nil
 }

@@ -1,0 +1,215 @@
+package stacks
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	awssdk "github.com/aws/aws-sdk-go-v2/aws"
+	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+)
+
+// live changes the network of a shard that runs. Each step changes the configuration, reads the plan, applies it, and
+// checks that the fleet took no harm.
+func live(t *testing.T, calls *ledger) {
+	l := lab.New(t)
+	before := l.Inventory(t)
+	vars := map[string]any{
+		"cluster": "live", "force_destroy": true, "worker_count": 2,
+		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
+		"worker_arch": "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"}, "agent_ami": lab.AgentAMI,
+		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
+			"garbage_collection": map[string]any{"interval": "5s"}},
+	}
+	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
+	network := func(workers ...string) {
+		lists := make([]string, len(workers))
+		for i, cidr := range workers {
+			lists[i] = fmt.Sprintf("{ ipv4_cidr = %q }", cidr)
+		}
+		stack.Write(t, "network_override.tf", fmt.Sprintf(`
+module "network" {
+  subnets = {
+    public  = { (var.zone) = [{ ipv4_cidr = "10.0.0.0/24", public = true, nat_gateway = true }] }
+    servers = { (var.zone) = [{ ipv4_cidr = "10.0.1.0/24" }] }
+    workers = { (var.zone) = [%s] }
+  }
+}
+`, strings.Join(lists, ", ")))
+	}
+	const small, large = "10.0.16.0/28", "10.0.32.0/20"
+	network(small)
+	stack.Apply(t)
+	f := &fleet{Lab: l, cluster: "live"}
+	stack.Output(t, "shard", &f.shard)
+	f.open(t, stack)
+	f.settled(t, 2, nil)
+	f.refresh(t)
+	first := f.workers()[0].Subnet
+
+	// The first subnet is full, so that the third VM is in the second subnet.
+	release := f.fill(t, first)
+	network(small, large)
+	vars["worker_count"] = 3
+	stack.Apply(t)
+	f.settled(t, 3, nil)
+	release()
+	var moved []string
+	for _, worker := range f.workers() {
+		if worker.Subnet != first {
+			moved = append(moved, worker.ID)
+		}
+	}
+	if len(moved) != 1 {
+		t.Fatalf("%d VMs in the second subnet, want 1: %v", len(moved), f.workers())
+	}
+
+	// A subnet with a VM is removed. The VM leaves it first, and no other VM is replaced.
+	unharmed := f.watchFleet(t, 3)
+	network(small)
+	if code, output := stack.Plan(t); code != 2 ||
+		!strings.Contains(output, "Instances in subnets that leave their pool are replaced") ||
+		!strings.Contains(output, "default/workers") {
+		t.Errorf("a removed subnet: exit code %d, want 2 and the group that loses VMs:\n%s", code, output)
+	}
+	kept := f.workers()
+	stack.Apply(t)
+	f.settled(t, 3, moved)
+	f.kept(t, kept, moved)
+	unharmed()
+
+	// The leader gets another address. VMs learn it while they are connected to the present leader.
+	unharmed = f.watchFleet(t, 3)
+	kept = f.workers()
+	const address = "10.0.1.200"
+	stack.Write(t, "leader_override.tf",
+		fmt.Sprintf("module \"shard\" {\n  leader_network = { ipv4 = %q }\n}\n", address))
+	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "The address of the leader of shard") ||
+		!strings.Contains(output, "rolling_groups") || strings.Contains(output, "Instances will be replaced") {
+		t.Errorf("another leader address: exit code %d, want 2 and a warning:\n%s", code, output)
+	}
+	stack.Apply(t)
+	if stack.Output(t, "shard", &f.shard); f.shard.LeaderIP != address {
+		t.Errorf("the leader's address is %s, want %s", f.shard.LeaderIP, address)
+	}
+	f.healthy(t)
+	f.refresh(t) // at the new address
+	lab.Eventually(t, soon, "VMs with the new address only", func() string {
+		for _, worker := range f.workers() {
+			out, err := f.Machines.Exec(worker.ID, "cat", "/opt/nstance-agent/identity/servers")
+			if got := strings.TrimSpace(out); err != nil || got != address+":8994" {
+				return fmt.Sprintf("%s has %q, %v", worker.ID, got, err)
+			}
+		}
+		return ""
+	})
+	f.settled(t, 3, nil)
+	f.kept(t, kept, nil)
+	unharmed()
+	if code, output := stack.Plan(t); code != 0 {
+		t.Errorf("a plan after the change of the address finds changes (exit code %d):\n%s", code, output)
+	}
+
+	// These mistakes fail at plan.
+	for what, wrong := range map[string]struct{ variable, value, want string }{
+		"another architecture": {"server_instance_type", "t4g.nano",
+			"t4g.nano do not exist, or are not of the architecture"},
+		"no such type": {"server_instance_type", "t9.nano", "does not offer the instance types t9.nano"},
+		"a fraction":   {"worker_count", "1.5", "worker_count is a whole number"},
+	} {
+		changed := stack.With(map[string]any{wrong.variable: wrong.value})
+		if code, output := changed.Plan(t); code != 1 || !strings.Contains(output, wrong.want) {
+			t.Errorf("%s: exit code %d, want 1 and %q:\n%s", what, code, wrong.want, output)
+		}
+	}
+
+	// A destroy that is interrupted at the bucket keeps the key that opens what is in it. The next one ends it.
+	calls.addPolicies(t, l, "live")
+	interrupted := fault.Match{Service: "s3", Action: "DeleteBucket"}
+	l.Cloud.Faults().Fail(interrupted, fault.Forever, http.StatusForbidden, "AccessDenied", "Access Denied")
+	if err := stack.DestroyError(t); err == nil {
+		t.Error("destroy without the permission to delete the bucket succeeds")
+	}
+	if got := f.Key(t, "aws-secrets-manager", f.keySource); got != f.key {
+		t.Error("an interrupted destroy destroyed the encryption key while the bucket exists")
+	}
+	l.Cloud.Faults().Clear()
+	stack.Destroy(t)
+	calls.addCalls(l, "live")
+	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
+		t.Errorf("after destroy (-before apply +now):\n%s", diff)
+	}
+}
+
+// kept checks that all VMs of before still run, except for those in gone.
+func (f *fleet) kept(t *testing.T, before []ec2.InstanceView, gone []string) {
+	t.Helper()
+	now := ids(f.workers())
+	for _, worker := range before {
+		if !slices.Contains(gone, worker.ID) && !slices.Contains(now, worker.ID) {
+			t.Errorf("the VM %s was replaced without a reason; now there are %v", worker.ID, now)
+		}
+	}
+}
+
+// fill creates network interfaces in a subnet until it has no free address. The result deletes them.
+func (f *fleet) fill(t *testing.T, subnet string) (release func()) {
+	t.Helper()
+	client := awsec2.NewFromConfig(f.Config())
+	var made []string
+	for {
+		out, err := client.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: &subnet})
+		if err != nil {
+			if !strings.Contains(err.Error(), "InsufficientFreeAddressesInSubnet") {
+				t.Fatal(err)
+			}
+			break
+		}
+		made = append(made, awssdk.ToString(out.NetworkInterface.NetworkInterfaceId))
+	}
+	return func() {
+		t.Helper()
+		for _, id := range made {
+			if _, err := client.DeleteNetworkInterface(t.Context(),
+				&awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// watchFleet checks from now on that at least size VMs run. The result ends that, and reports if there were fewer.
+func (f *fleet) watchFleet(t *testing.T, size int) (stop func()) {
+	t.Helper()
+	done, fewest := make(chan struct{}), size
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		ticker := time.NewTicker(100 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticker.C:
+				fewest = min(fewest, len(f.workers()))
+			}
+		}
+	})
+	return func() {
+		t.Helper()
+		close(done)
+		watching.Wait()
+		if fewest < size {
+			t.Errorf("at times only %d VMs ran, want %d", fewest, size)
+		}
+	}
+}
