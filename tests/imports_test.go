@@ -148,7 +148,7 @@ func unlinked(program string, forbidden ...string) rule {
 // providers: which VMs there can be is decided where a program is put together, and nowhere else.
 func providers(p pkg) (complaints []string) {
 	if within(p.ImportPath, "services/internal/server", "services/internal/sim", "services/internal/bench",
-		"services/cmd/nstance-server") {
+		"services/cmd/nstance-server", "services/cmd/nstance-admin") {
 		return nil
 	}
 	for _, path := range p.Imports {
@@ -351,6 +351,7 @@ func cloudPlaces() []string {
 		"services/contract/cloud/all/", "services/contract/keyring/all/", "services/contract/objstore/open/",
 		"services/contract/secretstore/open/", "services/internal/agent/notice/clouds.go",
 		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",
+		"services/cmd/nstance-admin/main.go",
 		// A kind of secrets store.
 		"services/contract/secretstore/aws/",
 	}

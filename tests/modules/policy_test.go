@@ -59,6 +59,7 @@ type choices struct {
 	tagKeys          []string // Keys of tags besides the servers' own; nil: any.
 	diskKeys         []string // KMS keys of VMs' disks.
 	startWith        []string // Launch templates, hosts and licence configurations.
+	ssm              bool     // Sessions on the servers' machines.
 }
 
 // locals evaluates the locals of the account module's policies.
@@ -129,7 +130,8 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 					"pass_role_arns": names(nil)}),
 			}),
 			"tag_keys": tagKeys, "ebs_kms_key_arns": names(c.diskKeys), "launch_resource_arns": names(c.startWith),
-			"vpc_id": text(c.vpc), "target_group_arns": groups,
+			"server_ssm": cty.BoolVal(c.ssm),
+			"vpc_id":     text(c.vpc), "target_group_arns": groups,
 			"image_owners":       list(cty.StringVal("amazon"), cty.StringVal(account)),
 			"snapshot_owners":    list(cty.StringVal(account)),
 			"security_group_ids": list(cty.StringVal("sg-0a")), "key_pairs": list(cty.StringVal("admin")),
@@ -511,6 +513,17 @@ func TestServerStartsOnlyWithListedResources(t *testing.T) {
 			{"another action", "ec2:CreateTags", arn, nil, false},
 		})
 		ask(t, full.server(t), []question{{"without a list", "ec2:RunInstances", arn, nil, false}})
+	}
+}
+
+// TestServerOpensSessions checks server_ssm. The machines never read parameters with it.
+func TestServerOpensSessions(t *testing.T) {
+	for on, doc := range map[bool]*policy.Document{true: choices{ssm: true}.server(t), false: choices{}.server(t)} {
+		ask(t, doc, []question{
+			{"registers", "ssm:UpdateInstanceInformation", "*", nil, on},
+			{"opens a session", "ssmmessages:OpenDataChannel", "*", nil, on},
+			{"a parameter", "ssm:GetParameter", parameter, nil, false},
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package stacks
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	sdk "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/google/go-cmp/cmp"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -207,7 +211,7 @@ func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any
 	good := f.servers()[0].ID
 	vars["server_ami"] = lab.BadServerAMI
 	output := stack.ApplyFails(t)
-	for _, want := range []string{"did not become ready", "connection refused"} {
+	for _, want := range []string{"did not become ready", "connection refused", "--unknown-flag"} {
 		if !strings.Contains(output, want) {
 			t.Errorf("the error of apply does not contain %q:\n%s", want, output)
 		}
@@ -215,10 +219,40 @@ func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any
 	if !slices.Contains(ids(f.servers()), good) {
 		t.Fatalf("the good server %s is gone", good)
 	}
+	if console := f.consoles(t); !strings.Contains(console, "--unknown-flag") {
+		t.Errorf("no console of a server's machine shows the server's last error:\n%s", console)
+	}
 	f.healthy(t)
 	vars["server_ami"] = lab.ServerAMI
 	stack.Apply(t)
 	f.rolled(t, good)
+}
+
+// consoles returns the console output of the machines of all servers so far.
+func (f *fleet) consoles(t *testing.T) string {
+	t.Helper()
+	client := sdk.NewFromConfig(f.Config())
+	out, err := client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{Filters: []types.Filter{
+		{Name: aws.String("tag:nstance:server"), Values: []string{f.shard.ID}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all strings.Builder
+	for _, reservation := range out.Reservations {
+		for _, instance := range reservation.Instances {
+			console, err := client.GetConsoleOutput(t.Context(), &sdk.GetConsoleOutputInput{
+				InstanceId: instance.InstanceId, Latest: aws.Bool(true)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := base64.StdEncoding.DecodeString(aws.ToString(console.Output))
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(&all, "%s:\n%s", aws.ToString(instance.InstanceId), text)
+		}
+	}
+	return all.String()
 }
 
 // replaceUnhealthy stops the server, as if it hung. Its machine must report that and be replaced.

@@ -273,6 +273,18 @@ locals {
     Condition = { StringEquals = { "aws:ResourceTag/nstance:cluster" = var.cluster.id } }
   }] }
 
+  # What the SSM agent needs for sessions. AWS's own policy also reads all parameters of the account.
+  # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
+  ssm_statements = [for on in [var.server_ssm] : {
+    Sid    = "OpenSessions"
+    Effect = "Allow"
+    Action = [
+      "ssm:UpdateInstanceInformation", "ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel",
+      "ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel",
+    ]
+    Resource = "*"
+  } if on]
+
   # One statement for all target groups, or none.
   target_statements = [for arns in [values(var.target_group_arns)] : {
     Sid      = "RegisterTargets"
@@ -292,6 +304,7 @@ locals {
       local.launch_resource_statements,
       local.leader_statements[shard],
       local.health_statements[shard],
+      local.ssm_statements,
       local.target_statements,
     ])
   }) }

@@ -138,6 +138,13 @@ variable "launch_resource_arns" {
   }
 }
 
+variable "server_ssm" {
+  description = "Let the servers' machines register with AWS Systems Manager, for sessions with Session Manager. The image needs the SSM agent, which Amazon Linux has and this repository's images lack."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
 variable "tag_keys" {
   description = "Keys of the tags that `args` may set on VMs, besides those of the servers, with `*` for any characters. Left out, any except `nstance:server` and `nstance:leader`."
   type        = list(string)

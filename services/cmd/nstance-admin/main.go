@@ -8,6 +8,8 @@ import (
 	"syscall"
 
 	"github.com/nstance-kit/nstance/services/internal/admin"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 )
 
 var version = "dev" // set by the linker
@@ -17,5 +19,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	return admin.Run(ctx, os.Args[1:], version, admin.System())
+	env := admin.System()
+	env.Clouds = []infra.Cloud{aws.Cloud()}
+	return admin.Run(ctx, os.Args[1:], version, env)
 }

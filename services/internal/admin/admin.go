@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
 //go:generate go test -run ^TestGenerated$ . -update
@@ -32,6 +33,7 @@ type Environment struct {
 	Getenv func(string) string
 	Now    func() time.Time
 	Rand   io.Reader // used concurrently
+	Clouds []infra.Cloud
 }
 
 // System returns the environment of this process.
@@ -117,7 +119,7 @@ func (a *app) command() *cobra.Command {
 	root.SetErr(a.Stderr)
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.eventsCommand(),
-		a.serveCommand(), a.versionCommand())
+		a.doctorCommand(), a.serveCommand(), a.versionCommand())
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
 	a.prepare(root)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"strings"
 	"time"
 	"unicode"
@@ -41,7 +42,7 @@ const (
 // as a separate process, so that it also reports a server that does not start.
 func ReportHealth(ctx context.Context, o Options, clouds []infra.Cloud, log *slog.Logger) error {
 	name, group, _ := strings.Cut(os.Getenv(bootscript.ScalingGroupVariable), "/")
-	r := healthReport{check: checkHealth(o.HealthAddr), after: defaultReportAfter, log: log}
+	r := healthReport{check: checkHealth(o.HealthAddr), lastLog: lastLog, after: defaultReportAfter, log: log}
 	if generation := os.Getenv(generationVariable); generation != "" {
 		r.publish = func(ctx context.Context, problem error) error {
 			return publishReport(ctx, o, record.ServerReport{Schema: record.ServerReportSchema, Generation: generation,
@@ -71,6 +72,8 @@ func ReportHealth(ctx context.Context, o Options, clouds []infra.Cloud, log *slo
 type healthReport struct {
 	member infra.Member
 	check  func(context.Context) error
+	// lastLog returns the end of the server's log, or "".
+	lastLog func(context.Context) string
 	// publish writes to the bucket that the server became ready, or the problem because of which it did not. It may be
 	// nil.
 	publish func(ctx context.Context, problem error) error
@@ -102,10 +105,17 @@ func (r *healthReport) step(ctx context.Context) {
 	defer cancel()
 	problem := r.check(ctx)
 	now := time.Now()
+	if problem != nil && now.Sub(r.since) >= r.after {
+		if text := r.lastLog(ctx); text != "" {
+			problem = fmt.Errorf("%w; the end of the server's log: %s", problem, text)
+		}
+		// The machine may be gone right after the report. Its console stays for a while.
+		r.log.Error("the server is unhealthy", "for", now.Sub(r.since).String(), "problem", problem)
+	}
 	switch {
 	case problem == nil:
 		r.since = now
-		r.tell(ctx, nil)
+		r.publishOnce(ctx, nil)
 		if !r.ready {
 			r.ready, r.readySince = true, now
 		}
@@ -116,19 +126,27 @@ func (r *healthReport) step(ctx context.Context) {
 		}
 	case now.Sub(r.since) < r.after:
 	case !r.ready && !r.settled:
-		r.tell(ctx, problem)
+		r.publishOnce(ctx, problem)
 		err := r.member.Abandon(ctx)
 		r.settled = err == nil || errors.Is(err, infra.ErrNotAwaited)
-		r.logCall("the server did not become ready in time: replace this machine", err,
-			"within", r.after.String(), "problem", problem)
+		r.logCall("the server did not become ready in time: replace this machine", err)
 	default:
-		r.logCall("the server is unhealthy: replace this machine", r.member.Replace(ctx),
-			"for", now.Sub(r.since).String(), "problem", problem)
+		r.logCall("the server is unhealthy: replace this machine", r.member.Replace(ctx))
 	}
 }
 
-// tell publishes once whether the new server became ready.
-func (r *healthReport) tell(ctx context.Context, problem error) {
+// lastLog returns the last lines of the server's log. It returns "" on machines without journald.
+func lastLog(ctx context.Context) string {
+	out, err := exec.CommandContext(ctx, "journalctl", "-u", "nstance-server", "-o", "cat", "-n", "5",
+		"--no-pager").Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// publishOnce publishes whether the new server became ready, unless it has already done so.
+func (r *healthReport) publishOnce(ctx context.Context, problem error) {
 	if r.publish == nil || r.published {
 		return
 	}
@@ -162,13 +180,12 @@ func printable(text string) string {
 }
 
 // logCall logs a report to the scaling group, unless the group does not wait for this machine.
-func (r *healthReport) logCall(report string, err error, attrs ...any) {
-	attrs = append(attrs, "report", report)
+func (r *healthReport) logCall(report string, err error) {
 	switch {
 	case err == nil:
-		r.log.Info("reported to the scaling group", attrs...)
+		r.log.Info("reported to the scaling group", "report", report)
 	case !errors.Is(err, infra.ErrNotAwaited):
-		r.log.Warn("cannot report to the scaling group", append(attrs, "error", err)...)
+		r.log.Warn("cannot report to the scaling group", "report", report, "error", err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,6 +65,8 @@ func TestHealthReport(t *testing.T) {
 				r := healthReport{member: m, publish: func(_ context.Context, problem error) error {
 					published = append(published, problem)
 					return nil
+				}, lastLog: func(context.Context) string {
+					return "unknown flag"
 				}, after: time.Minute, log: slog.New(slog.DiscardHandler),
 					check: func(context.Context) error {
 						if at := time.Since(m.began); at < c.ready || at >= c.sick {
@@ -83,8 +86,14 @@ func TestHealthReport(t *testing.T) {
 				default:
 					wantPublished = []error{unhealthy}
 				}
-				if !slices.Equal(published, wantPublished) {
+				if !slices.EqualFunc(published, wantPublished, errors.Is) {
 					t.Errorf("published %v, want %v", published, wantPublished)
+				}
+				for _, problem := range published {
+					if problem != nil && !strings.HasSuffix(problem.Error(),
+						"the end of the server's log: unknown flag") {
+						t.Errorf("%q lacks the server's log", problem)
+					}
 				}
 				if !slices.Equal(m.reports, c.want) {
 					t.Errorf("reports %q, want %q", m.reports, c.want)

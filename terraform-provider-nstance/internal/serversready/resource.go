@@ -132,9 +132,8 @@ func (r *Resource) wait(ctx context.Context, shard, generation string, limit tim
 			"generation": generation, "reported": report.Generation, "problem": report.Problem})
 		return report.Generation == generation && (report.Problem == "" || token != old), nil
 	})
-	advice := "The old server still runs and leads, if there was one: nothing else of the shard is affected. Read " +
-		"the " +
-		"new server's log or its machine's console, correct the image or the settings, and apply again."
+	advice := "The old server still runs and leads, if there was one: nothing else of the shard is affected. " +
+		"`nstance-admin doctor` shows the new server's console. Correct the image or the settings, and apply again."
 	switch {
 	case err == nil && last.Problem == "":
 		return last.Machine, nil

@@ -123,8 +123,10 @@ StartLimitIntervalSec=0
 [Service]
 Restart=always
 RestartSec=5s
+StandardOutput=journal+console
 User=nstance-server
 Group=nstance-server
+SupplementaryGroups=systemd-journal
 EnvironmentFile=/etc/nstance/server.env
 ExecStart=/usr/local/bin/nstance-server --report-health $NSTANCE_SERVER_ARGS
 UMask=0077

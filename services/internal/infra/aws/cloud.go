@@ -9,7 +9,8 @@ import (
 
 // Cloud returns the description of AWS as a cloud of EC2 instances.
 func Cloud() infra.Cloud {
-	return infra.Cloud{Config: contract.Block, Open: openProvider, Identity: identify, Member: openMember}
+	return infra.Cloud{Config: contract.Block, Open: openProvider, Identity: identify, Member: openMember,
+		Consoles: readConsoles}
 }
 
 func openProvider(ctx context.Context, env infra.Env) (infra.Provider, error) {

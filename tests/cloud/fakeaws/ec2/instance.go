@@ -96,6 +96,7 @@ func (s *Service) machineOperations() map[string]wire.Handler {
 		"RunInstances":                   s.runInstances,
 		"TerminateInstances":             s.terminateInstances,
 		"DescribeInstances":              s.describeInstances,
+		"GetConsoleOutput":               s.getConsoleOutput,
 		"GetInstanceUefiData":            s.getInstanceUefiData,
 		"DescribeImages":                 s.describeImages,
 		"CreateLaunchTemplate":           s.createLaunchTemplate,
@@ -173,7 +174,8 @@ type instance struct {
 	transition string
 
 	machine    Machine
-	start      int // number of starts: events of a machine from an earlier start are ignored
+	console    func() []byte // of the machine that was started last; nil without one
+	start      int           // number of starts: events of a machine from an earlier start are ignored
 	notice     *spotNotice
 	rebalance  time.Time // time of the rebalance recommendation; zero: none
 	lifecycle  string    // autoscaling/target-lifecycle-state

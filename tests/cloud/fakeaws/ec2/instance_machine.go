@@ -27,7 +27,7 @@ func (s *Service) boot(i *instance) {
 		s.end(i, stateShuttingDown, byFailure)
 		return
 	}
-	i.machine = machine
+	i.machine, i.console = machine, machine.Console
 	for _, nic := range others {
 		if err := machine.Plug(nic); err != nil {
 			s.cfg.Log.Error("network interface not plugged", "instance_id", i.id, "mac", nic.MAC, "error", err)

@@ -190,6 +190,7 @@ type machine struct {
 	stops   int
 	plugged map[string]NIC
 	stopped chan struct{}
+	console []byte
 	hold    chan struct{} // Stop blocks on it if it is not nil
 }
 
@@ -213,6 +214,8 @@ func (m *machine) Stop() {
 	m.stops++
 	m.stopped <- struct{}{}
 }
+
+func (m *machine) Console() []byte { return m.console }
 
 func (m *machine) Plug(nic NIC) error {
 	m.mu.Lock()

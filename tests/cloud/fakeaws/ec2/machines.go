@@ -18,6 +18,8 @@ type Machine interface {
 	// Plug hot-plugs a network interface. Unplug removes an interface.
 	Plug(nic NIC) error
 	Unplug(mac string) error
+	// Console returns everything that the machine has written to its console, also after the machine has stopped.
+	Console() []byte
 }
 
 // MachineSpec describes a machine to boot.

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -70,6 +72,26 @@ func (i *Instance) Dead() <-chan struct{} { return i.dead }
 // LogPath returns the path, on the host, of the file that receives the output of the machine's console, boot script and
 // services. The file remains after the machine has ended.
 func (i *Instance) LogPath() string { return i.runner.logPath(i.spec.ID) }
+
+// consoleLine is a line of a machine's log that its console shows: of the console itself, of systemd or of the boot
+// script.
+var consoleLine = regexp.MustCompile(`^\S+ (?:console|systemd|cloud-init)\[\d+\]: (.*)$`)
+
+// Console implements ec2.Machine.
+func (i *Instance) Console() []byte {
+	log, err := os.ReadFile(i.LogPath())
+	if err != nil {
+		i.runner.Log.Error("A console cannot be read", "id", i.spec.ID, "error", err)
+		return nil
+	}
+	var out []byte
+	for line := range bytes.Lines(log) {
+		if match := consoleLine.FindSubmatch(bytes.TrimRight(line, "\n")); match != nil {
+			out = append(append(out, match[1]...), "\r\n"...)
+		}
+	}
+	return out
+}
 
 // boot starts the machine and waits for its end. The caller must hold mu. boot releases it.
 func (i *Instance) boot() {

@@ -18,6 +18,9 @@ import (
 // Socket is the path, inside the machine, of the socket on which init listens. Only root may connect.
 const Socket = "/run/fakeaws/control"
 
+// JournalSocket is the path of the socket for journalctl. Root and the group systemd-journal may connect.
+const JournalSocket = "/run/fakeaws/journal"
+
 // Guest is the path, inside the machine, of the program that serves as init, systemctl and the related programs.
 const Guest = "/usr/lib/fakeaws/guest"
 

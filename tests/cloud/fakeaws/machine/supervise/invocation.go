@@ -1,6 +1,8 @@
 package supervise
 
 import (
+	"io"
+	"os"
 	"slices"
 	"syscall"
 	"time"
@@ -73,7 +75,23 @@ func (i *invocation) spawn() (err error) {
 	sp := spec{Path: argv[0], Argv: argv, Environment: list(i.environment), Directory: "/", UMask: i.def.UMask,
 		Watchdog: i.def.Watchdog > 0, UID: i.account.uid, GID: i.account.gid, Groups: i.account.groups,
 		OpenFiles: i.def.OpenFiles, NoCapabilities: i.def.NoCapabilities, NoNewPrivileges: i.def.NoNewPrivileges}
-	i.main, i.output, err = i.service.m.launch(i.service.name, sp, nil)
+	var also io.Writer
+	if i.def.Console {
+		console, err := os.OpenFile("/dev/console", os.O_RDWR, 0) // a named pipe, which RDWR opens without waiting
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if output := i.output; output != nil {
+				go func() {
+					<-output
+					_ = console.Close()
+				}()
+			}
+		}()
+		also = console
+	}
+	i.main, i.output, err = i.service.m.launch(i.service.name, sp, also)
 	if i.main != nil {
 		i.service.setMain(i.main.pid)
 	}

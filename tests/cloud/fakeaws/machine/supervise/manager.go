@@ -13,8 +13,10 @@ import (
 	"maps"
 	"net"
 	"os"
+	"os/user"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -69,7 +71,10 @@ func Run(o Options) (int, error) {
 		down: make(chan string, 1)}
 	go m.processes.reap()
 	m.network = &network{m: m}
-	if err := os.MkdirAll(filepath.Dir(control.Socket), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(control.Socket), 0o755); err != nil {
+		return 1, err
+	}
+	if err := m.serveJournal(); err != nil {
 		return 1, err
 	}
 	listener, err := net.Listen("unix", control.Socket) //nolint:noctx // it ends with the machine
@@ -102,6 +107,32 @@ func Run(o Options) (int, error) {
 			return 1, err
 		}
 	}
+}
+
+// serveJournal answers journalctl for members of the group systemd-journal.
+func (m *Manager) serveJournal() error {
+	group, err := user.LookupGroup("systemd-journal")
+	if err != nil {
+		return fmt.Errorf("the machine's image: %w", err)
+	}
+	gid, err := strconv.Atoi(group.Gid)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("unix", control.JournalSocket) //nolint:noctx // it ends with the machine
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(os.Chown(control.JournalSocket, 0, gid), os.Chmod(control.JournalSocket, 0o660)); err != nil {
+		return err
+	}
+	go func() {
+		_ = control.Serve(listener, func(ctx context.Context, r control.Request) control.Response {
+			r.Program = "journalctl"
+			return m.handle(ctx, r)
+		})
+	}() // Ends with the machine.
+	return nil
 }
 
 // listen starts to log what programs write to the console and to syslog. A machine works without either, so that errors

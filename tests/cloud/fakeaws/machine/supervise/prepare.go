@@ -137,6 +137,17 @@ func lookUp(def *unit.Service) (a account, err error) {
 			return a, fmt.Errorf("group %s: %w", def.Group, err)
 		}
 	}
+	if def.SupplementaryGroup != "" {
+		g, err := user.LookupGroup(def.SupplementaryGroup)
+		if err != nil {
+			return a, fmt.Errorf("supplementary group of the unit: %w", err)
+		}
+		n, err := strconv.Atoi(g.Gid)
+		if err != nil {
+			return a, fmt.Errorf("group %s: %w", def.SupplementaryGroup, err)
+		}
+		a.groups = append(a.groups, n)
+	}
 	return a, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -139,10 +140,10 @@ func (c *call) shutdown(args []string) error {
 	return fmt.Errorf("shutdown %s is not supported", strings.Join(args, " "))
 }
 
-// journalctl prints the log of a service. It supports -u UNIT and -o cat.
+// journalctl prints the log of a service. It supports -u UNIT, -o cat and -n LINES.
 func (c *call) journalctl(args []string) error {
 	var name string
-	bare := false
+	bare, most := false, math.MaxInt
 	for n := 0; n < len(args); n++ {
 		switch a := args[n]; {
 		case a == "-u" && n+1 < len(args):
@@ -151,12 +152,19 @@ func (c *call) journalctl(args []string) error {
 		case a == "-o" && n+1 < len(args) && args[n+1] == "cat":
 			n++
 			bare = true
+		case a == "-n" && n+1 < len(args):
+			n++
+			var err error
+			if most, err = strconv.Atoi(args[n]); err != nil {
+				return fmt.Errorf("journalctl -n: %w", err)
+			}
 		case a == "--no-pager":
 		default:
 			return fmt.Errorf("journalctl %s is not supported", strings.Join(args, " "))
 		}
 	}
-	for _, l := range c.m.journal.search(name) {
+	found := c.m.journal.search(name)
+	for _, l := range found[max(0, len(found)-most):] {
 		if bare {
 			fmt.Fprintln(&c.out, l.text)
 		} else {

@@ -38,6 +38,11 @@ type Service struct {
 	Environment      []Variable
 	EnvironmentFiles []string
 
+	// SupplementaryGroup is one more group of the service's processes, or empty.
+	SupplementaryGroup string
+	// Console is set if the output goes to the console as well as to the journal.
+	Console bool
+
 	// CacheDirectory is the name of a directory below /var/cache that the user owns, or empty.
 	CacheDirectory string
 	CacheMode      uint32
@@ -71,8 +76,17 @@ var directives = map[string]func(s *Service, value string) error{
 	"Service.TimeoutStopSec":  span(func(s *Service) *time.Duration { return &s.TimeoutStop }),
 	"Service.WatchdogSec":     span(func(s *Service) *time.Duration { return &s.Watchdog }),
 
-	"Service.User":        word(func(s *Service) *string { return &s.User }),
-	"Service.Group":       word(func(s *Service) *string { return &s.Group }),
+	"Service.User":  word(func(s *Service) *string { return &s.User }),
+	"Service.Group": word(func(s *Service) *string { return &s.Group }),
+	"Service.SupplementaryGroups": func(s *Service, value string) error {
+		if strings.ContainsAny(value, " /:") || value == "" {
+			return fmt.Errorf("%q is not one group", value)
+		}
+		s.SupplementaryGroup = value
+		return nil
+	},
+	"Service.StandardOutput": choice("journal+console", func(s *Service) { s.Console = true }),
+
 	"Service.DynamicUser": choice("yes", func(s *Service) { s.DynamicUser = true }),
 	"Service.UMask": func(s *Service, value string) (err error) {
 		s.UMask, err = mode(value)

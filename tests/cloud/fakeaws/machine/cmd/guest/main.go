@@ -112,7 +112,11 @@ func start() (int, error) {
 
 // ask sends the arguments of systemctl and its related programs to init and prints the answer.
 func ask(program string, args []string) (int, error) {
-	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", control.Socket)
+	socket := control.Socket
+	if program == "journalctl" {
+		socket = control.JournalSocket
+	}
+	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", socket)
 	if errors.Is(err, os.ErrPermission) {
 		return 1, fmt.Errorf("%s: access denied", program)
 	}
