@@ -147,7 +147,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure(what, key, err))
 		return
 	}
-	rec, _, err := registration.Find(ctx, state, m.Tenant.ValueString(), id)
+	rec, err := registration.FindUnverified(ctx, state, m.Tenant.ValueString(), id)
 	switch {
 	case errors.Is(err, registration.ErrRemoved):
 		resp.State.RemoveResource(ctx)
@@ -243,7 +243,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	id, key, err := m.key()
 	if err == nil {
 		var state *clusterstate.State
-		if state, err = r.bucket.Cluster(ctx, m.ClusterID.ValueString(), keyring.Ring{}); err == nil {
+		if state, err = r.state(ctx, m); err == nil {
 			err = registration.Remove(ctx, state, m.Tenant.ValueString(), id, writer)
 		}
 	}

@@ -29,7 +29,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
@@ -252,7 +251,11 @@ func parseNote(note []byte) (registered, error) {
 }
 
 func (r *Resource) remove(ctx context.Context, made registered) error {
-	state, err := r.bucket.Cluster(ctx, made.Cluster, keyring.Ring{})
+	ring, err := r.bucket.Ring(ctx)
+	if err != nil {
+		return err
+	}
+	state, err := r.bucket.Cluster(ctx, made.Cluster, ring)
 	if err != nil {
 		return err
 	}

@@ -80,6 +80,20 @@ func Renew(ctx context.Context, state *clusterstate.State, tenant string, id ide
 func Find(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (record.Operator, objstore.Token,
 	error) {
 	rec, token, err := state.GetOperator(ctx, tenant, id)
+	return checkExisting(rec, token, err, tenant, id)
+}
+
+// FindUnverified is [Find] without the encryption key, for a plan. The bucket's writer chooses what it returns.
+func FindUnverified(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (record.Operator,
+	error) {
+	rec, token, err := state.UnverifiedOperator(ctx, tenant, id)
+	rec, _, err = checkExisting(rec, token, err, tenant, id)
+	return rec, err
+}
+
+// checkExisting refuses a missing or removed operator.
+func checkExisting(rec record.Operator, token objstore.Token, err error, tenant string, id ident.ID) (record.Operator,
+	objstore.Token, error) {
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
 		return record.Operator{}, "", fmt.Errorf("%w: %s of tenant %s", ErrRemoved, id, tenant)
