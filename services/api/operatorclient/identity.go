@@ -1,5 +1,5 @@
-// Package operatorclient connects to the servers of a shard with an operator's certificate. nstance-admin, the Terraform
-// provider and the Kubernetes operator use it.
+// Package operatorclient connects to the servers of a shard with an operator's certificate. nstance-admin, the
+// Terraform provider and the Kubernetes operator use it.
 package operatorclient
 
 import (

@@ -239,7 +239,8 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 			"register a new one: without --operator-id, and with a new key")
 	case !bytes.Equal(rec.PublicKey, key):
 		return withHint(fmt.Errorf("operator %s is registered with another key", rec.ID),
-			"use the --output-dir that holds its %s, or register a new one without --operator-id", operatorclient.KeyFile)
+			"use the --output-dir that holds its %s, or register a new one without --operator-id",
+			operatorclient.KeyFile)
 	}
 	return nil
 }

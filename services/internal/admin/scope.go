@@ -48,8 +48,8 @@ func scopeFlags(cmd *cobra.Command) *scope {
 func (s *scope) reach(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.servers, "servers", "", "operator addresses as shard=host:port,… (or "+envServers+
 		"); several of one shard are tried in turn")
-	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+operatorclient.CAFile+", "+operatorclient.CertificateFile+
-		" and "+operatorclient.KeyFile+" (or "+envIdentity+")")
+	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+operatorclient.CAFile+", "+
+		operatorclient.CertificateFile+" and "+operatorclient.KeyFile+" (or "+envIdentity+")")
 	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how long one call to one shard may take")
 }
 

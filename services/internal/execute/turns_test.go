@@ -78,7 +78,8 @@ func TestThrottledCallWaitsForItsTurn(t *testing.T) {
 			return mock.Outcome{}
 		}
 		b.do(plan.Action{Kind: plan.Create, Reason: "test"})
-		for n, want := range []time.Duration{0, 250 * time.Millisecond, 500 * time.Millisecond, 750 * time.Millisecond} {
+		for n, want := range []time.Duration{0, 250 * time.Millisecond, 500 * time.Millisecond,
+			750 * time.Millisecond} {
 			if len(at) <= n || at[n] != want {
 				t.Fatalf("attempts after %v, want the %dth after %s", at, n, want)
 			}

@@ -62,7 +62,8 @@ func BenchmarkMassReplacement(b *testing.B) {
 			b.Fatal(err)
 		}
 		s := newShard(b, 0)
-		s.Executor.Provider, s.Executor.Renderer = provider, awsRenderer{s, cloud.EC2().AddImage(fake.AMI{Name: "base"})}
+		s.Executor.Provider, s.Executor.Renderer = provider, awsRenderer{s,
+			cloud.EC2().AddImage(fake.AMI{Name: "base"})}
 		g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: missing, MaxSurge: 1,
 			InstanceType: "t3.small", Subnets: []string{*subnet.Subnet.SubnetId}, InfraHash: "i1"}
 		ctx, cancel := context.WithCancel(b.Context())

@@ -100,7 +100,8 @@ func (w *State) applyDescription(events []InstanceEvent, inst *instance, vm infr
 	}
 	inst.vm = vm
 	return w.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, State: providerStates[vm.State],
-		ProviderID: vm.ProviderID, LaunchedAt: vm.LaunchedAt, EndReason: vm.EndReason}, "provider says "+string(vm.State))
+		ProviderID: vm.ProviderID, LaunchedAt: vm.LaunchedAt, EndReason: vm.EndReason}, "provider says "+
+		string(vm.State))
 }
 
 // applyAnswer applies a provider's answer to an instance and appends the events that follow. Call with mu held.

@@ -169,8 +169,8 @@ func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config
 	return err
 }
 
-// knownCA returns a function that reads the trust bundle without the encryption key. The bundle must be signed by the CA
-// in m, the Terraform state, unless that knows none yet, after an import.
+// knownCA returns a function that reads the trust bundle without the encryption key. The bundle must be signed by the
+// CA in m, the Terraform state, unless that knows none yet, after an import.
 func knownCA(state *clusterstate.State, m model) func(context.Context) ([]*x509.Certificate, error) {
 	known, err := authority.ParseBundle([]byte(m.CACertificatePEM.ValueString()))
 	if err != nil {

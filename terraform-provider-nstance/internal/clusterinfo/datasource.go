@@ -59,7 +59,8 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 	}
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "The CA of a cluster that is there already, from the bucket. If the provider has the " +
-			"cluster's encryption key, the CA bundle must be signed by the cluster's CA. Without the key, a writer of the " +
+			"cluster's encryption key, the CA bundle must be signed by the cluster's CA. Without the key, a writer " +
+			"of the " +
 			"bucket chooses the result: compare `ca_fingerprint` with the one that you know.",
 		Attributes: map[string]schema.Attribute{
 			"id": schema.StringAttribute{

@@ -64,13 +64,11 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			if err := shard.readContents(ctx); err != nil {
 				return false, err
 			}
-			if held = released.heldBy(shard.left); held != nil {
-				return false, nil
-			}
+			held = released.heldBy(shard.left)
 		}
 		// A shard without a leader uses nothing that the configuration does not name.
 		isIdle := !released.isEmpty() && !wanted.ValueBool() && watch.leaderless()
-		return applied || !must || isIdle, nil
+		return held == nil && (applied || !must || isIdle), nil
 	})
 	switch {
 	case refused != nil:

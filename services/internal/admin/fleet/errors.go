@@ -141,7 +141,8 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 			"use an address that the server advertises: its certificate names no other"
 	case errors.As(cause, &unknown):
 		return fmt.Sprintf("%s: the server's certificate is not from the CA in %s", addr, operatorclient.CAFile),
-			"is this the right cluster? nstance-admin cluster register-operator writes the current " + operatorclient.CAFile
+			"is this the right cluster? nstance-admin cluster register-operator writes the current " +
+				operatorclient.CAFile
 	case errors.As(cause, &invalid) && invalid.Reason == x509.Expired:
 		return fmt.Sprintf("%s: the server's certificate is not valid at %s", addr, now.UTC().Format(time.RFC3339)),
 			"check this machine's clock"

@@ -244,7 +244,8 @@ func TestAWSAttest(t *testing.T) {
 	if err != nil || string(proof) != "MIAG\nCSqG" {
 		t.Errorf("proof %q, %v", proof, err)
 	}
-	if want := "PUT /latest/api/token, GET /latest/dynamic/instance-identity/rsa2048"; strings.Join(asked, ", ") != want {
+	if want := "PUT /latest/api/token, GET /latest/dynamic/instance-identity/rsa2048"; strings.Join(asked,
+		", ") != want {
 		t.Errorf("asked %q, want %s", asked, want)
 	}
 	for _, name := range []string{"gcp", "proxmox", NoCloud} {

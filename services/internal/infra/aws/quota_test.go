@@ -21,7 +21,8 @@ func TestQuotaIsNamed(t *testing.T) {
 		{"VcpuLimitExceeded", "inf2.xlarge", "Running On-Demand Inf instances"},
 		{"VcpuLimitExceeded", "i4i.large", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"},
 		{"VcpuLimitExceeded", "p5.48xlarge", "Running On-Demand P instances"},
-		{"MaxSpotInstanceCountExceeded", "c6i.large", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"},
+		{"MaxSpotInstanceCountExceeded", "c6i.large",
+			"All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"},
 		{"RequestLimitExceeded", "t3.small", "RunInstances request bucket refill rate"},
 		{"NetworkInterfaceLimitExceeded", "t3.small", "Network interfaces per Region"},
 		{"InsufficientInstanceCapacity", "t3.small", ""},
@@ -45,7 +46,8 @@ func TestDeniedActionIsNamed(t *testing.T) {
 	p := r.open(nil)
 	const encoded = "Encoded authorization failure message: 4GIOHlTkIaWHQD0Q0m6XSnuUMCm"
 	for name, c := range map[string]struct{ message, want string }{
-		"AWS names the action": {"You are not authorized to perform this operation. User: arn:aws:sts::1:assumed-role/s/i " +
+		"AWS names the action": {"You are not authorized to perform this operation. User: " +
+			"arn:aws:sts::1:assumed-role/s/i " +
 			"is not authorized to perform: ec2:CreateTags on resource: * because no identity-based policy allows the " +
 			"ec2:CreateTags action. " + encoded, "is not authorized to perform: ec2:CreateTags"},
 		"AWS names only the encoded message": {"You are not authorized to perform this operation. " + encoded,
@@ -58,8 +60,8 @@ func TestDeniedActionIsNamed(t *testing.T) {
 	}
 }
 
-// TestKeyWithoutPermissionIsNamed checks the reason that EC2 gives if the caller may not use a key, or if there is no such
-// key. The reason does not mention keys.
+// TestKeyWithoutPermissionIsNamed checks the reason that EC2 gives if the caller may not use a key, or if there is no
+// such key. The reason does not mention keys.
 func TestKeyWithoutPermissionIsNamed(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)
@@ -114,7 +116,8 @@ func TestUnusableKeyIsNamed(t *testing.T) {
 		}
 		r.cloud.EC2().FailLaunch(vm.ProviderID, code, message)
 		vm, err = p.Get(t.Context(), vm.ProviderID)
-		if err != nil || !strings.HasPrefix(vm.EndReason, code+": "+message) || !strings.Contains(vm.EndReason, c.want) {
+		if err != nil || !strings.HasPrefix(vm.EndReason, code+": "+message) ||
+			!strings.Contains(vm.EndReason, c.want) {
 			t.Errorf("%s: end reason %q (%v), want %q", name, vm.EndReason, err, c.want)
 		}
 	}
