@@ -30,6 +30,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/poll"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
 
 // Resource implements the Terraform resource nstance_servers_ready.
@@ -61,6 +62,7 @@ func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	resp.Schema = schema.Schema{
+		Version: upgrade.Version,
 		MarkdownDescription: "Waits until a server of the given generation has become ready, so that an apply fails " +
 			"if an image or a setting keeps new servers from becoming ready. The error has the server's reason. " +
 			"Destroying it does nothing.",
