@@ -137,7 +137,7 @@ locals {
 
 # Agents find the leader by this name after a change of its addresses.
 resource "aws_route53_record" "leader" {
-  count   = var.leader_dns != null && !local.server_subnets[0].native ? 1 : 0
+  count   = var.leader_dns == null ? 0 : local.server_subnets[0].native ? 0 : 1
   zone_id = var.leader_dns.zone_id
   name    = var.leader_dns.name
   type    = "A"
