@@ -35,6 +35,7 @@ locals {
   ]) }
 }
 
+# tflint-ignore: terraform_unused_declarations # only its postcondition matters
 data "aws_ec2_instance_type_offerings" "zone" {
   location_type = "availability-zone"
 
@@ -56,6 +57,7 @@ data "aws_ec2_instance_type_offerings" "zone" {
   }
 }
 
+# tflint-ignore: terraform_unused_declarations # only its postcondition matters
 data "aws_ec2_instance_types" "arch" {
   for_each = { for arch, types in local.instance_types : arch => types if length(types) > 0 }
 
@@ -78,6 +80,7 @@ data "aws_ec2_instance_types" "arch" {
 }
 
 # The servers look for these images too, and run no VM while there is none.
+# tflint-ignore: terraform_unused_declarations # only its postcondition matters
 data "aws_ami_ids" "agent" {
   for_each = { for name, image in var.images : name => image if image.owners != null && image.fallback == null }
   owners   = each.value.owners
