@@ -154,7 +154,7 @@ step_stacks() {
 	else
 		echo "-- tofu only: terraform is NOT TESTED, because it is not on PATH"
 	fi
-	go test ./tests/stacks -count=1 -timeout 20m -terraform="$terraform"
+	go test ./tests/stacks -count=1 -timeout 30m -terraform="$terraform"
 }
 
 # The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator.

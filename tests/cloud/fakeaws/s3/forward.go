@@ -31,7 +31,9 @@ var ownHeaders = []string{
 	"X-Amz-Server-Side-Encryption-Context",
 }
 
-// send sends a request to the server, signed as its root. path is escaped and begins with the bucket.
+// send sends a request to the server, signed as its root. path is escaped and begins with the bucket. S3 completes a
+// request although its client hangs up, and so does send: otherwise the server's objects and the versions in memory
+// would differ.
 func (q *request) send(method, path string, query url.Values, header http.Header, body []byte) (*http.Response, error) {
 	u := *q.s.base
 	u.RawPath = "/" + path
@@ -40,7 +42,8 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 		return nil, wire.Errorf(http.StatusBadRequest, "InvalidURI", "Couldn't parse the specified URI")
 	}
 	u.RawQuery = query.Encode()
-	r, err := http.NewRequestWithContext(q.Context, method, u.String(), bytes.NewReader(body))
+	ctx := context.WithoutCancel(q.Context)
+	r, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +57,7 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 	r.Header.Set("X-Amz-Content-Sha256", payload)
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
 	// The server checks against its own clock, so the call's time is not used: a test may have set it.
-	if err := signer.SignHTTP(context.WithoutCancel(q.Context), q.s.credentials(), r, payload, "s3", "us-east-1",
+	if err := signer.SignHTTP(ctx, q.s.credentials(), r, payload, "s3", "us-east-1",
 		wallClock()); err != nil {
 		return nil, err
 	}

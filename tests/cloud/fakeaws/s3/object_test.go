@@ -1,6 +1,7 @@
 package s3_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -444,4 +445,27 @@ func (p plain) Do(r *http.Request) (*http.Response, error) {
 	}
 	r.URL.Scheme = "http"
 	return http.DefaultClient.Do(r)
+}
+
+// TestClientsHangUp checks that a bucket with versions stays consistent when clients hang up during their requests: its
+// versions can be deleted, and then the bucket.
+func TestClientsHangUp(t *testing.T) {
+	hermetic(t)
+	w := newTestFront(t)
+	w.bucket("b-1")
+	must(w.PutBucketVersioning(t.Context(), &sdk.PutBucketVersioningInput{Bucket: ptr("b-1"),
+		VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled}}))(t)
+	w.put("b-1", "k", "first")
+	for n := range 60 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n)*200*time.Microsecond)
+		_, _ = w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), Body: strings.NewReader("next")})
+		cancel()
+	}
+	w.put("b-1", "k", "last") // waits for the requests before it
+	out := must(w.ListObjectVersions(t.Context(), &sdk.ListObjectVersionsInput{Bucket: ptr("b-1")}))(t)
+	for _, v := range out.Versions {
+		must(w.DeleteObject(t.Context(), &sdk.DeleteObjectInput{Bucket: ptr("b-1"), Key: v.Key,
+			VersionId: v.VersionId}))(t)
+	}
+	must(w.DeleteBucket(t.Context(), &sdk.DeleteBucketInput{Bucket: ptr("b-1")}))(t)
 }
