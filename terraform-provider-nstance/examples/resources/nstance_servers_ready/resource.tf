@@ -1,8 +1,11 @@
-resource "nstance_servers_ready" "this" {
-  # A server reports after its machine has booted.
-  depends_on = [aws_autoscaling_group.server, nstance_shard.this]
+variable "server_generation" {
+  description = "NSTANCE_SERVER_GENERATION in the boot script of the servers."
+  type        = string
+}
 
+# A server reports after its machine has booted: let this depend on what starts the machines and on the nstance_shard.
+resource "nstance_servers_ready" "this" {
   shard      = "us-west-2a"
-  generation = local.server_generation # NSTANCE_SERVER_GENERATION of the servers' boot script
+  generation = var.server_generation
   timeout    = "15m"
 }
