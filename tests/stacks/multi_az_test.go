@@ -53,7 +53,7 @@ func multiAZ(t *testing.T, calls *ledger) {
 	vars["zones"] = map[string]any{"us-west-2a": 0, "us-west-2c": 2}
 	if code, output := stack.Plan(t); code != 2 || slices.ContainsFunc([]string{"us-west-2a", "us-west-2c"},
 		func(zone string) bool {
-			return strings.Contains(output, `module.shard["`+zone+`"].aws_network_interface`)
+			return strings.Contains(output, `# module.shard["`+zone+`"].aws_network_interface`)
 		}) {
 		t.Errorf("without the middle zone: exit code %d, want 2 and no change of other leaders:\n%s", code, output)
 	}
