@@ -15,6 +15,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -106,28 +107,42 @@ func (c *Cluster) installCRDs(ctx context.Context, crds []*apiextensionsv1.Custo
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("definitions not established: %s: %w", strings.Join(pending, ", "), context.Cause(ctx))
+			return fmt.Errorf("CRDs are not served: %s: %w", strings.Join(pending, ", "), context.Cause(ctx))
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-// pendingCRDs returns the names of the given CRDs that cannot be used yet.
+// pendingCRDs returns the names of the given CRDs that cannot be used yet. A CRD can be used when it is established and
+// the API server's discovery lists its kind, which happens a little later.
 func (c *Cluster) pendingCRDs(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition) (pending []string,
 	err error) {
 	var list apiextensionsv1.CustomResourceDefinitionList
 	if err := c.Client.List(ctx, &list); err != nil {
 		return nil, err
 	}
+	established := map[string]bool{}
+	for _, crd := range list.Items {
+		established[crd.Name] = slices.ContainsFunc(crd.Status.Conditions,
+			func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+				return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+			})
+	}
 	for _, crd := range crds {
-		if !slices.ContainsFunc(list.Items, func(there apiextensionsv1.CustomResourceDefinition) bool {
-			return there.Name == crd.Name && slices.ContainsFunc(there.Status.Conditions,
-				func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-					return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
-				})
-		}) {
+		if !established[crd.Name] || !c.discovered(crd) {
 			pending = append(pending, crd.Name)
 		}
 	}
 	return pending, nil
+}
+
+// discovered reports whether the API server's discovery lists all served versions of the CRD's kind.
+func (c *Cluster) discovered(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	for _, version := range crd.Spec.Versions {
+		kind := schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}
+		if _, err := c.Client.RESTMapper().RESTMapping(kind, version.Name); version.Served && err != nil {
+			return false
+		}
+	}
+	return true
 }

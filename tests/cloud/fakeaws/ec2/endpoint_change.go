@@ -6,7 +6,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// modifyEndpoint changes the route tables of a gateway endpoint. Other changes are not implemented.
+// modifyEndpoint changes the route tables of a gateway endpoint. It refuses every other parameter.
 func (s *Service) modifyEndpoint(c *wire.Call) (any, error) {
 	var in struct {
 		VpcEndpointID      string   `query:"VpcEndpointId"`
