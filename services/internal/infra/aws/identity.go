@@ -17,6 +17,9 @@ import (
 // maxProof bounds a signed identity document in bytes. Those of EC2 have about 1,500.
 const maxProof = 8 << 10
 
+// maxNesting bounds the depth of the objects in a proof. Those of EC2 have a depth of about 10.
+const maxNesting = 32
+
 // identityDocument holds the parts of an instance identity document that are checked.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-identity-documents.html
 type identityDocument struct {
@@ -36,7 +39,11 @@ func parseIdentity(proof []byte, signers []*x509.Certificate) (doc identityDocum
 	if err != nil {
 		return doc, fmt.Errorf("the proof is not base64: %w", err)
 	}
-	signed, err := pkcs7.Parse(raw)
+	_, err = berSize(raw, 0)
+	var signed *pkcs7.PKCS7
+	if err == nil {
+		signed, err = pkcs7.Parse(raw)
+	}
 	if err != nil {
 		return doc, fmt.Errorf("the proof is not PKCS #7: %w", err)
 	}
@@ -51,6 +58,51 @@ func parseIdentity(proof []byte, signers []*x509.Certificate) (doc identityDocum
 		return doc, fmt.Errorf("parse the identity document: %w", err)
 	}
 	return doc, nil
+}
+
+var errBER = errors.New("malformed BER")
+
+// berSize returns the size in bytes of the BER object at the start of ber. It refuses an object that does not lie within
+// the object around it: pkcs7.Parse reads such an object several times, which takes exponential time.
+func berSize(ber []byte, depth int) (int, error) {
+	if depth > maxNesting || len(ber) < 2 || ber[0]&0x1f == 0x1f { // PKCS #7 has no tags of several bytes
+		return 0, errBER
+	}
+	constructed, length, at := ber[0]&0x20 != 0, int(ber[1]), 2
+	if length == 0x80 { // until two zeros
+		for constructed {
+			size, err := berSize(ber[at:], depth+1)
+			if err != nil {
+				return 0, err
+			}
+			at += size
+			if bytes.HasPrefix(ber[at:], []byte{0, 0}) {
+				return at + 2, nil
+			}
+		}
+		return 0, errBER
+	}
+	if long := length & 0x7f; length > 0x80 {
+		if long > 4 || long > len(ber)-at {
+			return 0, errBER
+		}
+		length = 0
+		for range long {
+			length, at = length<<8|int(ber[at]), at+1
+		}
+	}
+	if length < 0 || length > len(ber)-at {
+		return 0, errBER
+	}
+	end := at + length
+	for constructed && at < end {
+		size, err := berSize(ber[at:end], depth+1)
+		if err != nil {
+			return 0, err
+		}
+		at += size
+	}
+	return end, nil
 }
 
 // Attest implements infra.Attestor with the instance identity document.

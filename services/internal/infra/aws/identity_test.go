@@ -93,6 +93,7 @@ func FuzzAttest(f *testing.F) {
 	f.Add(raw)
 	f.Add(raw[:len(raw)/2])
 	f.Add([]byte{0x30, 0x80, 6, 9, 42, 0x86, 0x48, 0x86, 0xf7, 13, 1, 7, 2, 0xa0, 0x80, 0, 0, 0, 0})
+	f.Add(bytes.Repeat([]byte{0x30, 8, 0x30, 2}, 1500)) // the children of an object end behind it
 	f.Fuzz(func(t *testing.T, der []byte) {
 		stranger := vm
 		stranger.ProviderID = "i-00000000000000000"

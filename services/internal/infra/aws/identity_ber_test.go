@@ -1,0 +1,56 @@
+package aws
+
+import (
+	"bytes"
+	"encoding/base64"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestHostileProofIsParsedInLinearTime(t *testing.T) {
+	// In the first, the children of an object end behind it, so they are read once as its children and again as its
+	// siblings.
+	for name, proof := range map[string][]byte{
+		"overlapping": slices.Concat(bytes.Repeat([]byte{0x30, 8, 0x30, 2}, 1500), bytes.Repeat([]byte{4, 0}, 8)),
+		"nested":      bytes.Repeat([]byte{0x30, 0x80}, 3072),
+	} {
+		done := make(chan error, 1)
+		go func() {
+			_, err := parseIdentity([]byte(base64.StdEncoding.EncodeToString(proof)), nil)
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err == nil {
+				t.Errorf("%s: accepted", name)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: not refused within 10 s", name)
+		}
+	}
+}
+
+func TestBERSize(t *testing.T) {
+	for _, c := range []struct {
+		ber  []byte
+		want int // 0: refused
+	}{
+		{[]byte{4, 1, 5, 9}, 3},
+		{[]byte{0x30, 0x81, 3, 4, 1, 5}, 6},
+		{[]byte{0x30, 0x80, 4, 1, 5, 0, 0, 9}, 7}, // EC2's proofs have indefinite lengths
+		{[]byte{0x30, 0x80, 0x30, 0x80, 4, 0, 0, 0, 0, 0}, 10},
+		{[]byte{0x30, 2, 4, 1, 5}, 0},
+		{[]byte{0x30, 0x80, 4, 1, 5}, 0},
+		{[]byte{4, 0x80, 0, 0}, 0},
+		{[]byte{4, 0x85, 0, 0, 0, 0, 1, 5}, 0},
+		{[]byte{4, 0x84, 0xff, 0xff, 0xff, 0xff}, 0},
+		{[]byte{4, 0x82, 1}, 0},
+		{[]byte{0x1f, 1, 1, 5}, 0},
+		{nil, 0},
+	} {
+		if size, err := berSize(c.ber, 0); size != c.want || (err == nil) != (c.want > 0) {
+			t.Errorf("%x: size %d (%v), want %d", c.ber, size, err, c.want)
+		}
+	}
+}
