@@ -37,10 +37,12 @@ type finding struct {
 	message string
 	hint    string
 	warning bool
-	ofCloud bool     // found by a cloud's own check
-	onKey   bool     // the field's name is wrong, not its value
-	offset  int      // in the file, or -1 to look the path up
-	depends []string // paths without which the finding is meaningless
+	ofCloud bool // found by a cloud's own check
+	// whenWritten makes the finding an error only where a configuration is written: servers accept what is stored.
+	whenWritten bool
+	onKey       bool     // the field's name is wrong, not its value
+	offset      int      // in the file, or -1 to look the path up
+	depends     []string // paths without which the finding is meaningless
 }
 
 type member = hujson.ObjectMember

@@ -15,16 +15,28 @@ func Parse(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, check)
 }
 
-// ParseApplied is [Parse] for a configuration that a leader has applied. Problems that only a cloud's own checks find
-// are warnings: a later version may check more, and must still lead the shard.
+// ParseStored is [Parse] for a configuration that is in the bucket already. Limits that a former version did not have
+// are warnings, because the program that wrote the configuration may be older than this one.
+func ParseStored(filename string, src []byte) (*Shard, Problems) {
+	return parse(filename, src, func(s *Shard) []finding {
+		return warn(check(s), func(f finding) bool { return f.whenWritten })
+	})
+}
+
+// ParseApplied is [ParseStored] for a configuration that a leader has applied. Problems that only a cloud's own checks
+// find are warnings too: a later version may check more, and must still lead the shard.
 func ParseApplied(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, func(s *Shard) []finding {
-		found := check(s)
-		for i := range found {
-			found[i].warning = found[i].warning || found[i].ofCloud
-		}
-		return found
+		return warn(check(s), func(f finding) bool { return f.whenWritten || f.ofCloud })
 	})
+}
+
+// warn makes warnings of some findings.
+func warn(found []finding, of func(finding) bool) []finding {
+	for i := range found {
+		found[i].warning = found[i].warning || of(found[i])
+	}
+	return found
 }
 
 func parse(filename string, src []byte, check func(*Shard) []finding) (*Shard, Problems) {

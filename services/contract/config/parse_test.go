@@ -236,6 +236,29 @@ func byName(merged map[GroupKey]Group) map[string]Group {
 	return out
 }
 
+func TestStoredConfigurationWithALongCertificate(t *testing.T) {
+	document := func(hours int) []byte {
+		return []byte(with("", "", "", fmt.Sprintf(
+			`, "certificates": {"c": {"kind": "server", "cn": "x", "ttl": %d}}`, hours)))
+	}
+	const year = 365 * 24
+	for name, parse := range map[string]func(string, []byte) (*Shard, Problems){
+		"stored": ParseStored, "applied": ParseApplied,
+	} {
+		shard, problems := parse("f", document(year))
+		if shard == nil || len(problems) != 1 || !problems[0].Warning || problems[0].Path != "certificates.c.ttl" ||
+			!strings.Contains(problems[0].Message, "90 days") {
+			t.Errorf("%s: a year: %v", name, problems)
+		}
+		if shard, problems := parse("f", document(10*year+1)); shard != nil {
+			t.Errorf("%s: more than a former version accepted: %v", name, problems)
+		}
+	}
+	if shard, _ := Parse("f", document(year)); shard != nil {
+		t.Error("a new configuration with a certificate for a year is accepted")
+	}
+}
+
 func TestExampleIsRight(t *testing.T) {
 	s := mustParse(t, string(read(t, root+"/examples/config-tmux.jsonc")))
 	if s.Cluster.ID != "example-cluster" || s.Server.Provider.Kind != "tmux" || s.Server.Provider.Zone != "deva" ||

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Problem is one error in a document or, as a warning, one part of it that is ignored.
+// Problem is one error in a document or, as a warning, one part of it that is ignored or limited.
 type Problem struct {
 	File string // as given to [Parse], or "" for a typed document
 	// Path is the JSON path of the field: `templates.worker.args.Foo`, `instance_types[1]`, `files["a.crt"].kind`. ""
@@ -17,7 +17,7 @@ type Problem struct {
 	Line, Col int
 	Message   string
 	Hint      string // how to fix the problem, or ""
-	Warning   bool   // the document is usable, but this part of it is ignored
+	Warning   bool   // the document is usable, but this part of it is ignored or limited
 }
 
 // String returns `file:line:col: path: message (hint)`, without the parts that are empty.

@@ -300,7 +300,7 @@ type Certificate struct {
 	IP []string `json:"ip,omitempty"`
 	// URIs.
 	URI []string `json:"uri,omitempty"`
-	// Validity in hours, at most ten years.
+	// Validity in hours, at most 2160 (90 days). The certificate is renewed after two thirds of it.
 	TTL int `json:"ttl" rule:"required,positive"`
 }
 

@@ -4,21 +4,27 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// maxCertificateHours is ten years.
-const maxCertificateHours = 10 * 365 * 24
+const (
+	// MaxCertificateTTL is the longest validity of the certificates that templates ask for.
+	MaxCertificateTTL = 90 * 24 * time.Hour
+	// maxStoredHours is the highest ttl that a former version accepted.
+	maxStoredHours = 10 * 365 * 24
+)
 
 func (c *checker) certificates() {
 	for _, name := range sortedKeys(c.s.Certificates) {
 		cert, path := c.s.Certificates[name], ChildPath("certificates", name)
 		c.key(path, validateKey("certificate", name))
-		if cert.TTL > maxCertificateHours {
-			c.add(path+".ttl", "%d hours are more than ten years (%d)", cert.TTL, maxCertificateHours)
+		if limit := int(MaxCertificateTTL / time.Hour); cert.TTL > limit {
+			c.add(path+".ttl", "%d hours are more than %d (90 days), the longest that certificates last", cert.TTL,
+				limit).whenWritten = cert.TTL <= maxStoredHours
 		}
 		if cert.CN == "" && len(cert.DNS)+len(cert.IP)+len(cert.URI) == 0 {
 			c.add(path, "names no subject: set cn, dns, ip or uri")

@@ -152,7 +152,7 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 		rec, err := record.DecodeOperator(object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Tenant, key.Tenant, rec.ID.Storage(), key.ID))
 	case keys.KindConfig:
-		shard, problems := config.Parse(entry.Key, object.Body)
+		shard, problems := config.ParseStored(entry.Key, object.Body)
 		if shard == nil {
 			return problems.Err()
 		}

@@ -269,7 +269,7 @@ func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags,
 			return withHint(fmt.Errorf("the configuration of shard %s has the ETag %q, not %q", name, had, wantETag),
 				"another program wrote it; read the current one and push again")
 		}
-		if old, _ := config.Parse(name, there); old != nil && old.Cluster.ID != shard.Cluster.ID {
+		if old, _ := config.ParseStored(name, there); old != nil && old.Cluster.ID != shard.Cluster.ID {
 			return withHint(fmt.Errorf("the bucket holds shard %s of cluster %s, the file is of cluster %s", name,
 				old.Cluster.ID, shard.Cluster.ID), "check --storage-bucket and --storage-prefix")
 		}

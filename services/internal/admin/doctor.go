@@ -111,7 +111,7 @@ func checkConfiguration(ctx context.Context, state *clusterstate.State, name str
 		found.Result, found.Next = err.Error(), "apply it, or check --shard, the bucket and the credentials"
 		return nil, found
 	}
-	shard, problems := config.Parse("config", body)
+	shard, problems := config.ParseStored("config", body)
 	if err := problems.Err(); err != nil {
 		found.Result, found.Next = err.Error(), "correct it and apply it again"
 		return nil, found

@@ -364,6 +364,36 @@ func TestFilesToSendAgain(t *testing.T) {
 	}
 }
 
+// TestCertificateOfALongerTTL checks that certificates last at most 90 days, and that one that a former version issued
+// for longer stays until it is due.
+func TestCertificateOfALongerTTL(t *testing.T) {
+	w := newTestGenerator(t)
+	shard := *w.shard.Load()
+	template := shard.Certificates["server"]
+	template.TTL = 365 * 24
+	shard.Certificates = map[string]config.Certificate{"server": template}
+	w.Configure(shard)
+	w.group.Files = map[string]config.File{"kubelet.crt": w.group.Files["kubelet.crt"]}
+	in := w.input()
+	in.Keys = map[string][]byte{"kubelet.pub": pkix(t, Ed25519)}
+	result := w.generate(t, in)
+	if got := result.Files[0].NotAfter; !got.Equal(w.now.Add(90 * 24 * time.Hour)) {
+		t.Errorf("valid until %s", got)
+	}
+	in = took(in, result)
+	old := in.Have["kubelet.crt"]
+	old.NotAfter = w.now.Add(365 * 24 * time.Hour)
+	spec, err := w.files["r1"].files[0].cert.spec(data(&shard, &in.Group, &in.Record, in.Address))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.Basis = basis(&spec, in.Keys["kubelet.pub"])
+	in.Have["kubelet.crt"] = old
+	if again := w.generate(t, in); len(again.Files) > 0 || !again.RenewAt.Equal(Due(old.NotBefore, old.NotAfter)) {
+		t.Errorf("sent again: %v, next renewal %s", names(again.Files), again.RenewAt)
+	}
+}
+
 func forget(in *Input) {
 	for name, have := range in.Have {
 		have.Basis = ""

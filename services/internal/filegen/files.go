@@ -307,6 +307,10 @@ func (r *generation) certificate(file *compiledFile) error {
 	if spec.PublicKey, err = authority.ParsePublicKey(pkix); err != nil {
 		return err
 	}
+	from := basis(&spec, pkix)
+	// A longer ttl, which a former version accepted, does not change the basis: no certificate is replaced because of
+	// the limit.
+	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
 	cert, err := r.g.options.CA.IssueInstance(spec, r.g.options.Rand, now)
 	if err != nil {
 		return err
@@ -315,7 +319,7 @@ func (r *generation) certificate(file *compiledFile) error {
 	sum := sha256.Sum256(content)
 	r.result.Files = append(r.result.Files, File{Name: file.name, Kind: file.Kind, Content: content,
 		SHA256: hex.EncodeToString(sum[:]),
-		Basis:  basis(&spec, pkix), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter})
+		Basis:  from, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter})
 	kind := record.CertClient
 	if file.cert.kind == authority.KindServer {
 		kind = record.CertServer

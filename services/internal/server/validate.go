@@ -21,7 +21,11 @@ func Validate(ctx context.Context, o Options, out, errOut io.Writer) int {
 		fmt.Fprintf(errOut, "nstance-server: %v\n", err)
 		return 1
 	}
-	shard, problems := config.Parse(name, body)
+	parse := config.Parse
+	if o.ValidateFile == "" {
+		parse = config.ParseStored
+	}
+	shard, problems := parse(name, body)
 	for _, problem := range problems {
 		fmt.Fprintln(errOut, problem)
 	}

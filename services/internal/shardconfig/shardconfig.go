@@ -190,7 +190,7 @@ func (m *Manager) parse(doc objstore.Object, groups dynamic, applied bool) candi
 	if applied {
 		c.shard, problems = config.ParseApplied("config", doc.Body)
 	} else {
-		c.shard, problems = config.Parse("config", doc.Body)
+		c.shard, problems = config.ParseStored("config", doc.Body)
 	}
 	if c.err = problems.Err(); c.err != nil {
 		return c

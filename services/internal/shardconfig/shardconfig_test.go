@@ -1,6 +1,7 @@
 package shardconfig
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -154,6 +155,30 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	l.refresh(t, Updated)
 	if l.applied != 2 {
 		t.Error("handed on after leading")
+	}
+}
+
+// TestCertificateLongerThanTheLimit checks that a configuration that a former version accepted does not stop a shard,
+// also if an older program changes it.
+func TestCertificateLongerThanTheLimit(t *testing.T) {
+	long := func(size int) string {
+		return strings.Replace(document(`"certificates": {"c": {"kind": "server", "cn": "x", "ttl": 8760}},`, ""),
+			`"size": 3`, fmt.Sprintf(`"size": %d`, size), 1)
+	}
+	b := newBucket()
+	b.write(t, long(3))
+	var logs bytes.Buffer
+	l := &leader{Manager: New(b.state, shardName, slog.New(slog.NewTextHandler(&logs, nil)))}
+	if err := l.Lead(t.Context(), 1, l); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(logs.String(), "certificates.c.ttl"); n != 1 || l.groups[static].Size != 3 {
+		t.Errorf("%d warnings name the field, want 1:\n%s", n, &logs)
+	}
+	b.write(t, long(4))
+	l.refresh(t, Updated)
+	if next := lead(t, b, 2); next.groups[static].Size != 4 || next.Status().RefusedETag != "" {
+		t.Errorf("the next leader: %v, status %+v", next.groups, next.Status())
 	}
 }
 

@@ -225,7 +225,7 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
 	imported := attributes["etag"].IsNull()
 	before := read(state.Raw)
-	s, problems := config.Parse(keys.Config(name), body)
+	s, problems := config.ParseStored(keys.Config(name), body)
 	if s == nil {
 		diags.Append(diagnostic.Failure{
 			What:  fmt.Sprintf("The configuration of shard %s in the bucket is not valid", name),

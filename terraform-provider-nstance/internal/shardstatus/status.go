@@ -34,7 +34,7 @@ func (m *model) readStatus(ctx context.Context, b *bucket.Connection) error {
 	if err != nil {
 		return err
 	}
-	written, problems := config.Parse("", body)
+	written, problems := config.ParseStored("", body)
 	if err := problems.Err(); err != nil {
 		return fmt.Errorf("the configuration in the bucket is not valid: %w", err)
 	}
