@@ -97,7 +97,9 @@ func singleShard(t *testing.T, calls *ledger) {
 		"worker_arch":          "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"},
 		"agent_ami": lab.AgentAMI,
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
-			"garbage_collection": map[string]any{"interval": "5s"}},
+			"garbage_collection": map[string]any{"interval": "5s"},
+			"attestation": map[string]any{"method": "aws-iid",
+				"certificates": l.Cloud.EC2().IdentityCertificate()}},
 	}
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
 	stack.Apply(t)
@@ -392,6 +394,14 @@ func (f *fleet) settled(t *testing.T, size int, gone []string) {
 		}
 		return ""
 	})
+	if err := f.state.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+		if instance.State == record.Registered {
+			t.Logf("%s: %.1f s from the create call to the registration", instance.ProviderID,
+				instance.RegisteredAt.Sub(instance.CreatedAt).Seconds())
+		}
+	}); err != nil {
+		t.Error(err)
+	}
 }
 
 // joined waits until a third VM runs beside the doomed one.
