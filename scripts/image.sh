@@ -23,8 +23,11 @@ mkdir -p "$(dirname "$binary")"
 echo "building $binary"
 GOOS=linux GOARCH=$arch CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.version=$version" -o "$binary" "./services/cmd/nstance-$role"
 
+go version -m "$binary" >"$binary.modules"
+
 packer=$(command -v packer || scripts/tool.sh packer)
 cd images/packer
 # The Packer of scripts/tool.sh has the plugins built in and needs no init.
 [ "$packer" != "$(command -v packer || true)" ] || "$packer" init .
-exec "$packer" build -only="$only" -var "role=$role" -var "arch=$arch" -var "version=$version" -var "binary=$binary" "$@" .
+exec "$packer" build -only="$only" -var "role=$role" -var "arch=$arch" -var "version=$version" -var "binary=$binary" \
+	-var "modules=$binary.modules" -var "commit=$(git describe --always --abbrev=40 --dirty --exclude='*')" "$@" .

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Validate the Packer templates for every role and architecture, with the pinned Packer and its bundled plugins. Nothing is downloaded, because the file
-# that names the plugins is left out.
+# that names the plugins is left out. The plugins' versions must be those of the pinned Packer, and the source images must have exact names.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -13,12 +13,28 @@ mkdir -p "$work/config" "$work/plugins"
 
 "$packer" fmt -check -diff images/packer
 
+for plugin in amazon qemu; do
+	version=$(sed -n "s|.*github.com/hashicorp/packer-plugin-$plugin v\([0-9.]*\).*|\1|p" tests/tools/packer/go.mod)
+	grep -A 1 "hashicorp/$plugin\"" images/packer/plugins.pkr.hcl | grep -q "version = \"= $version\"" || {
+		echo "images-check.sh: images/packer/plugins.pkr.hcl must require exactly version $version of the plugin $plugin, as the pinned Packer has" >&2
+		exit 1
+	}
+done
+for variable in aws_base_name qemu_base; do
+	sed -n "/^variable \"$variable\"/,/^}/p" images/packer/variables.pkr.hcl | grep -E -q '^  default +=.*ARCH-[0-9]{8}-[0-9]+[."]' || {
+		echo "images-check.sh: the default of $variable must name one build of Debian's image, such as debian-12-ARCH-20261006-2623" >&2
+		exit 1
+	}
+done
+commit=0123456789abcdef0123456789abcdef01234567
+
 cp -R images/packer "$work/packer"
 rm "$work/packer/plugins.pkr.hcl"
 : >"$work/binary"
 for role in server agent; do
 	for arch in arm64 amd64; do
-		"$packer" validate -var "role=$role" -var "arch=$arch" -var version=1.0.0 -var "binary=$work/binary" -var qemu_base_checksum=none "$work/packer" >"$work/out" 2>&1 || {
+		"$packer" validate -var "role=$role" -var "arch=$arch" -var version=1.0.0 -var "binary=$work/binary" -var "modules=$work/binary" -var "commit=$commit" \
+			"$work/packer" >"$work/out" 2>&1 || {
 			cat "$work/out" >&2
 			echo "images-check.sh: the templates are not valid for role=$role arch=$arch" >&2
 			exit 1
@@ -37,7 +53,8 @@ if command -v systemd-analyze >/dev/null; then
 		}
 	done
 fi
-if "$packer" validate -var role=cook -var arch=arm64 -var version=1.0.0 -var "binary=$work/binary" -var qemu_base_checksum=none "$work/packer" >/dev/null 2>&1; then
+if "$packer" validate -var role=cook -var arch=arm64 -var version=1.0.0 -var "binary=$work/binary" -var "modules=$work/binary" \
+	-var "commit=$commit" "$work/packer" >/dev/null 2>&1; then
 	echo "images-check.sh: the templates accept a role that does not exist" >&2
 	exit 1
 fi

@@ -15,10 +15,9 @@ source "amazon-ebs" "nstance" {
   ssh_clear_authorized_keys = true
 
   source_ami_filter {
-    owners      = [var.aws_base_owner]
-    most_recent = true
+    owners = [var.aws_base_owner]
     filters = {
-      name                = replace(var.aws_base_name, "ARCH", var.arch)
+      name                = local.bases.amazon-ebs
       architecture        = var.arch == "arm64" ? "arm64" : "x86_64"
       root-device-type    = "ebs"
       virtualization-type = "hvm"

@@ -6,10 +6,17 @@ locals {
     Name              = local.name
     "nstance:image"   = var.role
     "nstance:version" = var.version
+    "nstance:commit"  = var.commit
   }
   # The password of the user as which Packer logs in under QEMU. It is unique to this build.
   password  = uuidv4()
   platforms = { amazon-ebs = "aws", qemu = "qemu" }
+
+  # The names of the source images.
+  bases = {
+    amazon-ebs = replace(var.aws_base_name, "ARCH", var.arch)
+    qemu       = basename(replace(var.qemu_base, "ARCH", var.arch))
+  }
 }
 
 build {
@@ -27,6 +34,10 @@ build {
     source      = var.binary
     destination = "/tmp/nstance/nstance-${var.role}"
   }
+  provisioner "file" {
+    source      = var.modules
+    destination = "/tmp/nstance/modules"
+  }
   provisioner "shell" {
     script          = "${path.root}/provision.sh"
     execute_command = "chmod +x {{ .Path }}; sudo env {{ .Vars }} {{ .Path }}"
@@ -35,6 +46,10 @@ build {
       NSTANCE_PLATFORM = local.platforms[source.type]
       NSTANCE_BINARY   = "/tmp/nstance/nstance-${var.role}"
       NSTANCE_FILES    = "/tmp/nstance/files"
+      NSTANCE_MODULES  = "/tmp/nstance/modules"
+      NSTANCE_VERSION  = var.version
+      NSTANCE_COMMIT   = var.commit
+      NSTANCE_BASE     = local.bases[source.type]
     }
   }
 }

@@ -7,10 +7,12 @@
 #                      machine boots from
 #   NSTANCE_BINARY     path of the binary (default: nstance-$NSTANCE_ROLE beside this script)
 #   NSTANCE_FILES      directory of the units (default: files beside this script)
+#   NSTANCE_MODULES    file with the output of `go version -m` for the binary; may be unset if NSTANCE_PLATFORM is none
+#   NSTANCE_VERSION, NSTANCE_COMMIT, NSTANCE_BASE    see files/sbom.sh
 #
 # The script installs the binary in /usr/local/bin, the unit, a user without a shell, and directories. The unit is not
 # enabled: the boot script enables it after writing the settings. The image contains no keys and no identity of the
-# machine that it was made on.
+# machine that it was made on. /usr/share/nstance/sbom.cdx.json lists what is in it.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
@@ -67,6 +69,11 @@ install_role() {
 	esac
 }
 
+write_sbom() {
+	install -d -m 0755 /usr/share/nstance
+	sh "$files/sbom.sh" >/usr/share/nstance/sbom.cdx.json
+}
+
 # Remove everything that each VM must generate for itself.
 forget() {
 	if command -v cloud-init >/dev/null; then
@@ -84,4 +91,7 @@ forget() {
 install_packages
 install_role
 "/usr/local/bin/nstance-$role" --version
+if [ "$platform" != none ] || [ -n "${NSTANCE_MODULES:-}" ]; then
+	write_sbom
+fi
 [ "$platform" = none ] || forget

@@ -6,7 +6,7 @@ source "qemu" "nstance" {
   disk_size        = var.qemu_disk_size
   disk_image       = true
   iso_url          = replace(var.qemu_base, "ARCH", var.arch)
-  iso_checksum     = var.qemu_base_checksum
+  iso_checksum     = var.qemu_base_checksums[var.arch]
 
   qemu_binary  = var.arch == "arm64" ? "qemu-system-aarch64" : "qemu-system-x86_64"
   machine_type = var.arch == "arm64" ? "virt" : "q35"

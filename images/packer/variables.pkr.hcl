@@ -24,6 +24,21 @@ variable "binary" {
   type        = string
 }
 
+variable "modules" {
+  description = "Path of a file with the output of `go version -m` for the binary. The image's list of software has these modules."
+  type        = string
+}
+
+variable "commit" {
+  description = "Commit of the binary's source, in full, with -dirty if files differ from it."
+  type        = string
+
+  validation {
+    condition     = can(regex("^[0-9a-f]{40}(-dirty)?$", var.commit))
+    error_message = "The commit must have 40 hexadecimal digits, and may end in -dirty."
+  }
+}
+
 variable "version" {
   description = "Version of the binary; part of the image's name."
   type        = string
@@ -61,9 +76,9 @@ variable "aws_base_owner" {
 }
 
 variable "aws_base_name" {
-  description = "Name of the source image; the newest that matches is used. ARCH stands for the architecture."
+  description = "Name of the source image, of which there must be one. ARCH stands for the architecture."
   type        = string
-  default     = "debian-12-ARCH-*"
+  default     = "debian-12-ARCH-20261006-2623"
 }
 
 variable "aws_users" {
@@ -83,13 +98,16 @@ variable "aws_encrypt" {
 variable "qemu_base" {
   description = "URL or path of the source image, with cloud-init. ARCH stands for the architecture."
   type        = string
-  default     = "https://cloud.debian.org/images/cloud/bookworm/latest/debian-12-generic-ARCH.qcow2"
+  default     = "https://cloud.debian.org/images/cloud/bookworm/20261006-2623/debian-12-generic-ARCH-20261006-2623.qcow2"
 }
 
-variable "qemu_base_checksum" {
-  description = "Checksum of that, such as sha512:… or file:https://…"
-  type        = string
-  default     = "file:https://cloud.debian.org/images/cloud/bookworm/latest/SHA512SUMS"
+variable "qemu_base_checksums" {
+  description = "Checksums of the source images by architecture, such as sha512:... or file:https://..."
+  type        = map(string)
+  default = {
+    amd64 = "sha512:f631afb1d8123a29779f720f7f08a97e9f2ce5f5c705b8d9f753df8ed0c3afddeb34e4f254dfa41a6330e9a637387c80a8fe453d789446f9d8be7d7714d0ce7e"
+    arm64 = "sha512:991f0dd77ee442eb2406568fc27c537190af0c78ab211b0e2adcf568cd203aebf696b94a05e64c7e00d3e05e0e532fdd941311e34ef862ad06bc1bc69a92a3fb"
+  }
 }
 
 variable "qemu_accelerator" {
