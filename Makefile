@@ -1,6 +1,6 @@
 # The commands for users and developers of this repository. Each target runs a script or go. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench fuzz chaos generate lint test test-all test-aws test-k8s test-short
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench fuzz chaos generate lint test test-all test-aws test-k8s test-short vulnerabilities
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -10,7 +10,7 @@ SEED ?=
 DURATION ?= 60s
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: ## Start a cluster on this machine: object store, tofu apply, servers, agents
 	@scripts/nstance-dev.sh up
@@ -74,8 +74,11 @@ bench: ## Run the benchmarks of the documentation
 generate: ## Regenerate all generated files
 	@scripts/generate.sh
 
-lint: ## gofmt, vet, golangci-lint, buf, shellcheck
+lint: ## gofmt, vet, golangci-lint, buf, shellcheck, actionlint
 	@scripts/lint.sh
+
+vulnerabilities: ## Check dependencies and the Go version against the Go vulnerability database (needs the network)
+	@scripts/vulnerabilities.sh
 
 test: ## Run the tests that need only Go, make and tmux
 	@scripts/test.sh

@@ -44,12 +44,14 @@ shell_scripts() {
 
 buf=$(scripts/tool.sh buf)
 golangci_lint=$(scripts/tool.sh golangci-lint)
+actionlint=$(scripts/tool.sh actionlint)
 
 run gofmt gofmt_clean
 run vet go vet ./...
 run golangci-lint "$golangci_lint" run --allow-parallel-runners ./...
 run buf-lint "$buf" lint
 run buf-breaking buf_breaking
+run actionlint "$actionlint"
 if command -v shellcheck >/dev/null; then
 	run shellcheck shell_scripts
 else
