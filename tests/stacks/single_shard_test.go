@@ -98,11 +98,12 @@ func singleShard(t *testing.T, calls *ledger) {
 		"agent_ami": lab.AgentAMI,
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"},
+			// Terratest writes variables as HCL, without escaping line breaks.
 			"attestation": map[string]any{"method": "aws-iid",
-				"certificates": l.Cloud.EC2().IdentityCertificate()}},
+				"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}},
 	}
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
-	stack.Apply(t)
+	made := stack.Apply(t)
 
 	f := &fleet{Lab: l, cluster: "solo"}
 	stack.Output(t, "shard", &f.shard)
@@ -115,7 +116,6 @@ func singleShard(t *testing.T, calls *ledger) {
 	if code, output := stack.Plan(t); code != 0 {
 		t.Fatalf("a plan right after apply finds changes (exit code %d):\n%s", code, output)
 	}
-	noSecrets(t, f, stack)
 	f.refresh(t)
 
 	// A server that stops regularly detaches the leader interface before it releases the lock.
@@ -170,7 +170,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	calls.addPolicies(t, l, f.cluster)
 	vars["key_provider"] = "aws-parameter-store"
 	oldKey := f.key
-	stack.Apply(t)
+	rotated := stack.Apply(t)
 	if f.open(t, stack); f.key == oldKey {
 		t.Error("the key in the other service is the old key")
 	}
@@ -198,6 +198,7 @@ func singleShard(t *testing.T, calls *ledger) {
 		t.Errorf("the VM %s, which outlived the server, was replaced", orphaned[1].ID)
 	}
 
+	noSecrets(t, f, stack, []string{oldKey, f.key}, made+rotated)
 	calls.addPolicies(t, l, f.cluster)
 	stack.Destroy(t)
 	calls.addCalls(l, f.cluster)
@@ -222,7 +223,7 @@ func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any
 		t.Fatalf("the good server %s is gone", good)
 	}
 	if console := f.consoles(t); !strings.Contains(console, "--unknown-flag") {
-		t.Errorf("no console of a server's machine shows the server's last error:\n%s", console)
+		t.Errorf("no console shows the server's last error:\n%s", console)
 	}
 	f.healthy(t)
 	vars["server_ami"] = lab.ServerAMI
@@ -230,12 +231,12 @@ func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any
 	f.rolled(t, good)
 }
 
-// consoles returns the console output of the machines of all servers so far.
+// consoles returns the console output of the cluster's machines so far, servers and VMs.
 func (f *fleet) consoles(t *testing.T) string {
 	t.Helper()
 	client := sdk.NewFromConfig(f.Config())
 	out, err := client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{Filters: []types.Filter{
-		{Name: aws.String("tag:nstance:server"), Values: []string{f.shard.ID}}}})
+		{Name: aws.String("tag:nstance:cluster"), Values: []string{f.cluster}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -415,24 +416,36 @@ func (f *fleet) joined(t *testing.T, doomed string) {
 	})
 }
 
-// noSecrets searches the files of the CLI for the cluster's private keys and encryption key.
-func noSecrets(t *testing.T, f *fleet, stack *lab.Stack) {
+// noSecrets searches for private keys and the cluster's encryption keys in the state and the other files of the CLI, in
+// its output, in a plan, and in the logs and on the consoles of all machines so far.
+func noSecrets(t *testing.T, f *fleet, stack *lab.Stack, keys []string, output string) {
 	t.Helper()
-	files := stack.Files(t)
-	state := slices.ContainsFunc(slices.Collect(maps.Keys(files)), func(path string) bool {
+	texts := stack.Files(t)
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(texts)), func(path string) bool {
 		return strings.HasSuffix(path, "terraform.tfstate")
-	})
-	if !state || len(f.key) < 32 {
-		t.Fatalf("no state among %d files, or no key: nothing was looked at", len(files))
+	}) {
+		t.Errorf("there is no state among %d files", len(texts))
 	}
-	for path, content := range files {
-		for what, secret := range map[string]string{"the encryption key": f.key, "a private key": "PRIVATE KEY"} {
-			quoted, err := json.Marshal(secret)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if bytes.Contains(content, []byte(secret)) || bytes.Contains(content, bytes.Trim(quoted, `"`)) {
-				t.Errorf("%s holds %s", path, what)
+	logs := f.Logs(t)
+	maps.Copy(texts, logs)
+	texts["output"], texts["plan"], texts["consoles"] = []byte(output), []byte(stack.ShowPlan(t)), []byte(f.consoles(t))
+	for what, evidence := range map[string]string{"output": "Apply complete!", "plan": `"prior_state"`,
+		"consoles": "nstance-server"} {
+		if !bytes.Contains(texts[what], []byte(evidence)) {
+			t.Errorf("the %s do not contain %q, and so were not searched:\n%s", what, evidence, texts[what])
+		}
+	}
+	if len(logs) < 4 {
+		t.Errorf("there are %d logs of machines, want those of two servers and two VMs at least", len(logs))
+	}
+	for i, key := range append(keys, "PRIVATE KEY") {
+		quoted, err := json.Marshal(key)
+		if err != nil || i < len(keys) && len(key) < 32 {
+			t.Fatalf("the encryption key has %d characters: %v", len(key), err)
+		}
+		for where, content := range texts {
+			if bytes.Contains(content, []byte(key)) || bytes.Contains(content, bytes.Trim(quoted, `"`)) {
+				t.Errorf("%s contains secret %d: an encryption key, or (last) a private key", where, i)
 			}
 		}
 	}

@@ -11,11 +11,13 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -59,6 +61,7 @@ type Lab struct {
 	Machines *machine.Runner
 	Endpoint string
 	programs Programs
+	logs     string // the directory of the machines' logs
 }
 
 // New starts a cloud that ends with the test. If the test fails, New's cleanup logs the output of the machines.
@@ -75,6 +78,7 @@ func New(t *testing.T) *Lab {
 	}
 	t.Cleanup(func() { stop() })
 	dir := t.TempDir()
+	l.logs = filepath.Join(dir, "logs")
 	l.Cloud, err = fakeaws.New(fakeaws.Config{
 		S3: &backend, ScalingEvery: scaling, Probe: l.probe, Log: slog.New(slog.DiscardHandler),
 		Limits: rate.Documented(),
@@ -96,7 +100,7 @@ func New(t *testing.T) *Lab {
 		if err := l.Cloud.Close(); err != nil {
 			t.Error(err)
 		}
-		l.logOutput(t, filepath.Join(dir, "logs"))
+		l.logOutput(t)
 		if err := l.Machines.Close(); err != nil {
 			t.Error(err)
 		}
@@ -156,22 +160,33 @@ func (l *Lab) Key(t *testing.T, provider, id string) string {
 	return awssdk.ToString(out.SecretString)
 }
 
-// logOutput logs the output of the machines, if the test has failed.
-func (l *Lab) logOutput(t *testing.T, logs string) {
-	if !t.Failed() {
-		return
-	}
-	entries, err := os.ReadDir(logs)
+// Logs returns the journals of all machines so far, by file name. A journal has the lines of the machine's console and
+// the output of all services.
+func (l *Lab) Logs(t *testing.T) map[string][]byte {
+	t.Helper()
+	entries, err := os.ReadDir(l.logs)
 	if err != nil {
 		t.Error(err)
 	}
+	logs := map[string][]byte{}
 	for _, entry := range entries {
-		text, err := os.ReadFile(filepath.Join(logs, entry.Name()))
-		if err != nil {
+		if logs[entry.Name()], err = os.ReadFile(filepath.Join(l.logs, entry.Name())); err != nil {
 			t.Error(err)
 		}
+	}
+	return logs
+}
+
+// logOutput logs the end of the machines' logs, if the test has failed.
+func (l *Lab) logOutput(t *testing.T) {
+	t.Helper()
+	if !t.Failed() {
+		return
+	}
+	logs := l.Logs(t)
+	for _, name := range slices.Sorted(maps.Keys(logs)) {
 		const most = 12 << 10
-		t.Logf("--- %s\n%s", entry.Name(), text[max(0, len(text)-most):])
+		t.Logf("--- %s\n%s", name, logs[name][max(0, len(logs[name])-most):])
 	}
 }
 

@@ -105,6 +105,14 @@ func (s *Stack) Plan(t *testing.T) (code int, output string) {
 	return code, unwrap(stdout + stderr)
 }
 
+// ShowPlan saves a plan and returns it as the CLI shows it in JSON, with all values.
+func (s *Stack) ShowPlan(t *testing.T) string {
+	t.Helper()
+	options := *s.options
+	options.PlanFilePath = filepath.Join(t.TempDir(), "plan")
+	return terraform.InitAndPlanAndShowContext(t, t.Context(), &options)
+}
+
 // Destroy destroys all resources of the stack.
 func (s *Stack) Destroy(t *testing.T) {
 	t.Helper()
