@@ -4,10 +4,13 @@ import (
 	"errors"
 	"time"
 	"unicode/utf8"
+
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 )
 
 const (
-	lockSchema = 1
+	// lockSchema is the newest schema version. A lock without marks has version 1, so that older programs can read it.
+	lockSchema = 2
 	// maxLockText bounds every text of the lock, in bytes.
 	maxLockText = 512
 	// maxLease bounds the lease that a reader will wait for: a lock that says more is a mistake, not a promise.
@@ -43,6 +46,9 @@ type Lock struct {
 	Released bool `json:"released,omitempty"`
 	// AppliedETag is the token of the configuration that the holder applied last.
 	AppliedETag string `json:"applied_etag,omitempty"`
+	// Marks are the highest versions of signed and sealed objects that the shard's servers have seen, as encoded by
+	// highwater.Marks. Empty: none.
+	Marks string `json:"marks,omitempty"`
 	// RenewedAt is the holder's wall clock, for people. No decision uses it.
 	RenewedAt time.Time `json:"renewed_at,omitzero"`
 }
@@ -80,7 +86,9 @@ type LockVersion struct {
 
 // EncodeLock checks l, as DecodeLock does, and writes it. The same lock gives the same bytes. Schema is filled in.
 func EncodeLock(l Lock) ([]byte, error) {
-	l.Schema = lockSchema
+	if l.Schema = lockSchema; l.Marks == "" {
+		l.Schema = 1
+	}
 	l.RenewedAt = l.RenewedAt.UTC().Truncate(time.Second)
 	if err := l.validate(); err != nil {
 		return nil, err
@@ -112,6 +120,7 @@ func (l Lock) validate() error {
 	p.check(l.RenewMS > 0 && l.RenewMS < l.LeaseMS, "renew_ms %d, want less than lease_ms", l.RenewMS)
 	p.check(l.Heir == LockHeir{} || (l.Heir.ID != "" && l.Heir.Incarnation != ""), "heir without id or incarnation")
 	p.check(l.Heir.Incarnation != l.Incarnation || l.Incarnation == "", "heir is the holder itself")
+	p.add("marks", highwater.Validate(l.Marks))
 	year := l.RenewedAt.UTC().Year()
 	p.check(year >= 1 && year <= 9999, "renewed_at in the year %d", year)
 	for _, field := range []struct{ name, text string }{

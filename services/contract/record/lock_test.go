@@ -47,6 +47,25 @@ func TestLockGolden(t *testing.T) {
 	}
 }
 
+// TestLockWithMarksGolden checks that a lock with marks has schema version 2, so that older programs say that it is
+// newer.
+func TestLockWithMarksGolden(t *testing.T) {
+	lock := sampleLock()
+	lock.Marks = "AQIDBAUGBwgBonEK9QA"
+	got, err := record.EncodeLock(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoded, err := record.DecodeLock(golden(t, "lock-2.json", got))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock.Schema = 2
+	if diff := cmp.Diff(lock, decoded); diff != "" {
+		t.Errorf("decoded golden differs (-want +got):\n%s", diff)
+	}
+}
+
 func TestLockIsComparableAndVersioned(t *testing.T) {
 	a, b := sampleLock(), sampleLock()
 	if a != b {
@@ -90,6 +109,7 @@ func TestLockRefused(t *testing.T) {
 		"long text":            {replace(`10.0.0.10:8991`, strings.Repeat("x", 513)), "election address: too long"},
 		"time is not a time":   {replace(`2025-11-20T19:30:00Z`, `yesterday`), "decode lock"},
 		"time out of range":    {replace(`2025-11-20T19:30:00Z`, `9999-12-31T23:59:59-01:00`), "year 10000"},
+		"half a mark":          {replace(`"released":true`, `"marks":"AAAA","released":true`), "marks: decode marks"},
 		"wrong schema":         {replace(`"schema":1`, `"schema":0`), "schema version 0"},
 		"nothing but a string": {`"lock"`, "decode lock"},
 	} {
@@ -103,7 +123,7 @@ func TestLockRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := record.DecodeLock([]byte(replace(`"schema":1`, `"schema":2,"fields_of_tomorrow":[]`))); !errors.Is(err,
+	if _, err := record.DecodeLock([]byte(replace(`"schema":1`, `"schema":3,"fields_of_tomorrow":[]`))); !errors.Is(err,
 		record.ErrNewer) {
 		t.Errorf("a newer lock: %v, want ErrNewer", err)
 	}

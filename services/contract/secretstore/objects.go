@@ -117,13 +117,10 @@ func (o *Objects) replace(ctx context.Context, name string, value Value) error {
 	}
 }
 
-// maxVersion is above every version: a thousand years in milliseconds.
-const maxVersion = 1 << 45
-
 // nextVersion returns a version above the one in the bucket and those that this process has seen. It is the time in
 // milliseconds, so that it rises even after the secret was deleted.
 func (o *Objects) nextVersion(key string, there uint64) uint64 {
-	if there > maxVersion { // not a version that this package wrote
+	if there > highwater.MaxVersion { // not a version that this package wrote
 		there = 0
 	}
 	return max(uint64(time.Now().UnixMilli()), there+1, o.options.Marks.Highest(key)+1)

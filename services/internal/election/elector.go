@@ -52,6 +52,7 @@ type Elector struct {
 	leaseFrom Instant      // when sending of the last confirmed renewal began
 	lease     time.Duration
 	etag      string
+	marks     string // goes into each lock that this process writes
 
 	confirmWanted  uint64 // highest Confirm that was asked for
 	confirmPending uint64 // highest Confirm that the pending request covers
@@ -101,6 +102,13 @@ func (e Elector) ActUntil() (Instant, uint64) {
 
 // Holder returns the lock as it was seen last. ok is false if there was none.
 func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.seen.presence == present }
+
+// WithMarks returns e with other marks for the locks that it writes (see record.Lock). They must include the marks of
+// every lock that it was given.
+func (e Elector) WithMarks(marks string) Elector {
+	e.marks = marks
+	return e
+}
 
 // Heir returns the heir in the confirmed version of this leader's lock. It is zero if there is none.
 func (e Elector) Heir() Peer { return e.heir }

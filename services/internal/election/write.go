@@ -115,7 +115,7 @@ func (e *Elector) nextWrite(now Instant) WriteLock {
 	}
 	e.revision++
 	lock := NewLock(e.self, e.opt, e.term, e.revision)
-	lock.AppliedETag = e.etag
+	lock.AppliedETag, lock.Marks = e.etag, e.marks
 	switch e.role {
 	case Leader:
 		if lock.Heir = e.chooseHeir(now); lock.Heir != (Peer{}) {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/election"
@@ -101,6 +102,7 @@ func heirPair(t *testing.T) (s *shard, a, b *server, authority *Authority, leade
 	s.counted = objstore.NewCounted(s.store)
 	h := &hub{members: map[election.Peer]*member{}}
 	a, b = s.server("a"), s.server("b")
+	a.cfg.Marks, b.cfg.Marks = &highwater.Marks{}, &highwater.Marks{}
 	a.store.Store, b.store.Store = s.counted, s.counted
 	leader = h.join(a)
 	h.join(b)
@@ -170,6 +172,28 @@ func TestRunHeirIsHandedTheLeadership(t *testing.T) {
 		}
 		if lock := s.lock(); !lock.Released {
 			t.Errorf("the lock is %+v", lock)
+		}
+	})
+}
+
+// TestRunHeirLearnsMarks checks that the heir, which does not read the lock, learns the marks in it from heartbeats.
+func TestRunHeirLearnsMarks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, a, b, _, leader := heirPair(t)
+		a.cfg.Marks.Raise("secret", 7)
+		pass(31 * time.Second) // a renewal with an heir comes every 30 s
+		a.store.off.Store(true)
+		leader.setCut(true)
+		<-a.lost
+		<-b.leads
+		if got := s.marks().Highest("secret"); got != 7 {
+			t.Errorf("the mark in the heir's lock is %d", got)
+		}
+		a.store.off.Store(false)
+		for _, v := range []*server{a, b} {
+			if err := v.stop(); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/election"
@@ -28,6 +29,8 @@ type Config struct {
 	// Links connect the shard's servers. With nil there is no heir, whatever Options say. If Options have no PeerLease,
 	// the links only report that a leader's link is down.
 	Links Links
+	// Marks, if not nil, receive the marks of each lock that is read. Each lock that is written carries all of them.
+	Marks *highwater.Marks
 	// Machine asks the provider for the state of a lock holder's machine. Nil means MachineUnknown.
 	Machine func(ctx context.Context, id string) election.MachineState
 	// HighestTerm returns the highest term in any record of the shard, or 0 if there is none. It is called only when
@@ -101,6 +104,8 @@ type runner struct {
 	followed record.Lock           // the holder that Links follow
 	heir     election.Peer         // the heir that was logged last
 	newest   record.Lock           // the highest version of the lock that was read
+
+	merged string // the marks that were merged last
 
 	version record.LockVersion
 	body    []byte // the encoded lock of that version
@@ -178,6 +183,10 @@ func isContextError(err error) bool {
 
 // step gives the elector an input, performs its actions and sets the timer.
 func (r *runner) step(in election.Input) {
+	if r.cfg.Marks != nil {
+		r.mergeMarks(in)
+		r.elector = r.elector.WithMarks(r.cfg.Marks.Encode())
+	}
 	now := r.cfg.Clock.Now()
 	next, decision := r.elector.Next(now, in)
 	r.elector = next
@@ -202,6 +211,25 @@ func (r *runner) step(in election.Input) {
 		wait = min(wait, r.cfg.Options.Lease/20)
 	}
 	r.timer.Reset(max(wait, 0))
+}
+
+// mergeMarks raises this process's marks to those of the lock in an input.
+func (r *runner) mergeMarks(in election.Input) {
+	marks := r.merged
+	switch in := in.(type) {
+	case election.LockRead:
+		marks = in.Lock.Marks
+	case election.Heartbeat:
+		marks = in.Lock.Marks
+	}
+	if marks == r.merged {
+		return
+	}
+	if err := r.cfg.Marks.Merge(marks); err != nil { // a decoded lock has valid marks
+		r.cfg.Log.Error("cannot use the marks of the lock", "key", r.cfg.Key, "error", err)
+		return
+	}
+	r.merged = marks
 }
 
 // publishStatus calls Watch if the status has changed.

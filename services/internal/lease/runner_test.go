@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -86,6 +87,16 @@ func (s *shard) lock() record.Lock {
 		s.t.Fatal(err)
 	}
 	return lock
+}
+
+// marks returns the marks in the lock.
+func (s *shard) marks() *highwater.Marks {
+	s.t.Helper()
+	m := &highwater.Marks{}
+	if err := m.Merge(s.lock().Marks); err != nil {
+		s.t.Fatal(err)
+	}
+	return m
 }
 
 // server is one call of Run.
@@ -526,6 +537,47 @@ func TestAppliedETagGoesIntoTheLock(t *testing.T) {
 	})
 }
 
+// TestMarksStayInTheLock checks that a server that starts learns the marks of the servers before it.
+func TestMarksStayInTheLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t)
+		a, b, c := s.server("a"), s.server("b"), s.server("c")
+		for _, v := range []*server{a, b, c} {
+			v.cfg.Marks = &highwater.Marks{}
+		}
+		a.run()
+		<-a.leads
+		a.cfg.Marks.Raise("secret", 7)
+		pass(defaults.Renew + time.Second)
+		if got := s.marks().Highest("secret"); got != 7 {
+			t.Errorf("the mark in the renewed lock is %d", got)
+		}
+		a.cfg.Marks.Raise("secret", 8)
+		if err := a.stop(); err != nil {
+			t.Error(err)
+		}
+		if got := s.marks().Highest("secret"); got != 8 {
+			t.Errorf("the mark in the released lock is %d", got)
+		}
+		b.cfg.Marks.Raise("document", 3)
+		b.run()
+		<-b.leads
+		if m := s.marks(); m.Highest("secret") != 8 || m.Highest("document") != 3 {
+			t.Errorf("the next leader's lock has the marks %d and %d", m.Highest("secret"), m.Highest("document"))
+		}
+		c.run()
+		pass(time.Minute)
+		if got := c.cfg.Marks.Highest("document"); got != 3 {
+			t.Errorf("the standby's mark is %d", got)
+		}
+		for _, v := range []*server{b, c} {
+			if err := v.stop(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 func TestRefusedTermEndsAuthorityImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
@@ -611,7 +663,7 @@ func TestMissingLock(t *testing.T) {
 func TestUndecodableLockIsNotTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
-		newer := `{"schema":2}`
+		newer := `{"schema":3}`
 		if _, err := s.store.Put(t.Context(), lockKey, []byte(newer), objstore.IfAbsent()); err != nil {
 			t.Fatal(err)
 		}

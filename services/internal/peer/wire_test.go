@@ -86,7 +86,7 @@ func TestFramesRefused(t *testing.T) {
 		"for ever":       {heartbeat(func(h *election.Heartbeat) { h.Length = maxLength + 1 }), "a promise of"},
 		"lock with more": {bytes.Replace(sent, []byte(`"term"`), []byte(`"mert"`), 1), "mert"},
 		"lock of no one": {bytes.Replace(sent, []byte(`"leader_id":"one"`), []byte(`"leader_id":""`), 1), "leader_id"},
-		"newer lock":     {bytes.Replace(sent, []byte(`"schema":1`), []byte(`"schema":2`), 1), "newer"},
+		"newer lock":     {bytes.Replace(sent, []byte(`"schema":1`), []byte(`"schema":3`), 1), "newer"},
 	} {
 		if got, err := decode(tc.frame); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %+v, %v, want %q", name, got, err, tc.want)

@@ -71,6 +71,7 @@ func (s *server) stand(ctx context.Context) error {
 		Links:       s.peers,
 		Disabled:    settings.Enabled != nil && !*settings.Enabled,
 		Clock:       lease.SystemClock(),
+		Marks:       s.inUse.Load().marks,
 		Machine:     evidence(s.machine.Provider),
 		HighestTerm: s.state.HighestTerm,
 		Lead:        s.lead,

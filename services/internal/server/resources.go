@@ -10,11 +10,13 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	keysources "github.com/nstance-kit/nstance/services/contract/keyring/all"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -31,6 +33,8 @@ type resources struct {
 	state   *clusterstate.State
 	secrets secretstore.Store
 	ports   ports
+	// marks are the versions of the cluster's documents and secrets that this server and the lock have seen.
+	marks *highwater.Marks
 }
 
 // tryConfig is the shardconfig.Trial of this server. While the server starts, it stores what it opened for
@@ -151,16 +155,38 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	if err != nil {
 		return fmt.Errorf("cluster.secrets: %w", err)
 	}
+	r.marks = &highwater.Marks{Scope: shard.Cluster.ID}
+	if err := s.readMarks(ctx, r.marks); err != nil {
+		return err
+	}
 	if r.secrets, err = secrets.Open(ctx, shard.Cluster.Secrets, secretstore.Options{Bucket: cluster,
-		Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader}); err != nil {
+		Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader, Marks: r.marks}); err != nil {
 		return fmt.Errorf("cluster.secrets.provider: %w", err)
 	}
 	r.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID,
-		ShardID: s.opts.Shard, Secrets: r.secrets, ForEach: s.env.ForEach})
+		ShardID: s.opts.Shard, Secrets: r.secrets, Marks: r.marks, ForEach: s.env.ForEach})
 	if _, err := r.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
 		return fmt.Errorf("read the cluster's CA: %w", err)
 	}
 	return nil
+}
+
+// readMarks raises marks to those in the lock, so that objects that were rolled back while no server ran are refused. A
+// lock that cannot be decoded gives no marks, and is not taken over either.
+func (s *server) readMarks(ctx context.Context, marks *highwater.Marks) error {
+	object, err := s.documents.Get(ctx, keys.Leader(s.opts.Shard))
+	if errors.Is(err, objstore.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the lock: %w", err)
+	}
+	lock, err := record.DecodeLock(object.Body)
+	if err != nil {
+		s.log.Warn("no marks of earlier versions are known", "error", err)
+		return nil
+	}
+	return marks.Merge(lock.Marks)
 }
 
 // probeBucket checks that a store honours conditional writes. It fails with a fatalError if the store ignores them.

@@ -88,6 +88,15 @@ func (r *testShard) put(key string, body []byte) {
 	}
 }
 
+func (r *testShard) get(key string) []byte {
+	r.t.Helper()
+	object, err := r.bucket.Get(r.t.Context(), key)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return object.Body
+}
+
 // run is one server process.
 type run struct {
 	testShard *testShard

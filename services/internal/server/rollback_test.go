@@ -1,0 +1,69 @@
+package server
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+// TestHostileRollbackWhileNoServerRuns plays a writer of the bucket who writes an earlier version of a sealed secret
+// and of a signed document back after the last server has stopped. The lock tells the next server of later versions.
+func TestHostileRollbackWhileNoServerRuns(t *testing.T) {
+	for name, key := range map[string]string{
+		"a sealed secret":   keys.ClusterSecret(secretstore.CAKey),
+		"a signed document": keys.ClusterCA(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTestShard(t)
+			r.configure(nil)
+			p := r.start(testKey)
+			p.await("two VMs", func() bool { return r.running() == 2 })
+			earlier := r.get(key)
+
+			// The writes of the later versions do not pass through the server. It reads them in its next term.
+			secret, err := p.server.secrets.Get(t.Context(), secretstore.CAKey)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ca, err := p.server.state.LoadCA(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = p.end()
+			if err := p.server.secrets.Put(t.Context(), secretstore.CAKey, secret.Value, secretstore.Any); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.server.state.WriteCABundle(t.Context(), []authority.CA{ca}, ca.Certificate()); err != nil {
+				t.Fatal(err)
+			}
+			if bytes.Equal(earlier, r.get(key)) {
+				t.Fatal("no later version was written")
+			}
+			later := r.start(testKey)
+			later.await("a lock of the second server", func() bool {
+				lock, err := record.DecodeLock(r.get(keys.Leader("a")))
+				return err == nil && lock.Term == 2 && !lock.Released
+			})
+			if err := later.end(); err != nil {
+				t.Fatal(err)
+			}
+
+			r.put(key, earlier)
+			last := r.start(testKey)
+			last.await("a refusal of "+key, func() bool {
+				return strings.Contains(last.log.String(), "an earlier version was written back")
+			})
+			if err := last.end(); err != nil {
+				t.Error(err)
+			}
+			if !bytes.Equal(r.get(key), earlier) {
+				t.Error("the server replaced what it refused")
+			}
+		})
+	}
+}
