@@ -86,7 +86,9 @@ type rule struct {
 // section that may be repeated changes the last element of its list.
 var directives = map[string]func(n *Network, value string) error{
 	"Match.Name": func(n *Network, value string) error {
-		n.matchName = value
+		if n.matchName = value; strings.ContainsAny(value, " \t!") {
+			return fmt.Errorf("%q is not supported, only one pattern", value)
+		}
 		_, err := path.Match(value, "")
 		return err
 	},
@@ -104,10 +106,7 @@ var directives = map[string]func(n *Network, value string) error{
 		n.noRA = value == "no"
 		return only("yes", "no")(n, value)
 	},
-	"DHCP.RouteMetric": func(n *Network, value string) (err error) {
-		n.metric, err = strconv.Atoi(value)
-		return err
-	},
+	"DHCP.RouteMetric":          func(n *Network, value string) error { return number(&n.metric, value) },
 	"DHCP.UseMTU":               only("true"),
 	"DHCP.UseDomains":           only("true"),
 	"IPv6AcceptRA.DHCPv6Client": only("no"),
@@ -117,8 +116,12 @@ var directives = map[string]func(n *Network, value string) error{
 		return err
 	},
 	"Address.DuplicateAddressDetection": only("none"), // No machine detects duplicate addresses.
-	"Route.Gateway": func(n *Network, value string) (err error) {
-		n.routes[len(n.routes)-1].gateway, err = netip.ParseAddr(value)
+	"Route.Gateway": func(n *Network, value string) error {
+		gateway, err := netip.ParseAddr(value)
+		if gateway.Zone() != "" {
+			err = fmt.Errorf("%q has a zone, which is not supported", value)
+		}
+		n.routes[len(n.routes)-1].gateway = gateway
 		return err
 	},
 	"Route.GatewayOnLink": func(n *Network, value string) error {
@@ -144,8 +147,16 @@ func only(values ...string) func(*Network, string) error {
 	}
 }
 
-func table(field *int, value string) (err error) {
-	if *field, err = strconv.Atoi(value); err == nil && (*field < 1 || 252 < *field && *field < 256) {
+// number parses a metric or the number of a table, which have 32 bits.
+func number(field *int, value string) error {
+	n, err := strconv.ParseUint(value, 10, 32)
+	*field = int(n)
+	return err
+}
+
+func table(field *int, value string) error {
+	err := number(field, value)
+	if err == nil && (*field < 1 || 252 < *field && *field < 256) {
 		err = fmt.Errorf("%q is no routing table of a user", value)
 	}
 	return err

@@ -2,6 +2,8 @@ package networkd_test
 
 import (
 	"net/netip"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -70,10 +72,44 @@ func TestRefusals(t *testing.T) {
 		match + "[Route]\nGateway=_dhcp4\n", match + "[Route]\nGateway=10.0.0.1\nTable=main\n",
 		match + "[Route]\nGateway=10.0.0.1\nTable=254\n", match + "[RoutingPolicyRule]\nFrom=10.0.0.9/32\n",
 		match + "[RoutingPolicyRule]\nTable=1000\n", match + "[Link]\nMTUBytes=9001\n",
+		match + "[Route]\nGateway=fe80::1%eth0 table 5\n", match + "[DHCP]\nRouteMetric=-1\n",
+		match + "[Route]\nGateway=10.0.0.1\nTable=4294967296\n", "[Match]\nName=eth* en*\n", "[Match]\nName=!lo\n",
 	} {
 		if _, err := networkd.Parse("a.network", text); err == nil || strings.Contains(text, "[") &&
 			!strings.HasPrefix(err.Error(), "a.network") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
+}
+
+// command matches the commands that Up and Down may return for link.
+var command = regexp.MustCompile(`^-[46] (link set eth1 up|addr add (\S+) dev eth1( nodad| metric \d+)?|` +
+	`route append default via (\S+) dev eth1 proto (ra|dhcp|static)( metric \d+)?( onlink)?( table \d+)?|` +
+	`rule (add|del) from (\S+) lookup \d+)$`)
+
+// FuzzParse checks that an accepted file yields only commands that ip(8) can read, of addresses without a zone.
+func FuzzParse(f *testing.F) {
+	for _, text := range networkd.Netplan {
+		f.Add(text)
+	}
+	f.Add("[Match]\nMACAddress=02:00:00:00:01:09\n[Link]\nRequiredForOnline=no\n[Network]\nDHCP=no\nIPv6AcceptRA=no\n" +
+		"[Address]\nAddress=10.0.0.9/24\nDuplicateAddressDetection=none\n[Route]\nGateway=10.0.0.1\n" +
+		"GatewayOnLink=yes\nTable=1000\n[RoutingPolicyRule]\nFrom=10.0.0.9/32\nTable=1000\n")
+	f.Add("[Match]\nName=eth1\n[Route]\nGateway=fe80::1\n[IPv6AcceptRA]\nRouteTable=1000\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		n, err := networkd.Parse("a.network", text)
+		if err != nil {
+			return
+		}
+		for _, line := range append(n.Up(link), n.Down()...) {
+			if !command.MatchString(line) || strings.Contains(line, "%") {
+				t.Errorf("%q yields the command %q", text, line)
+			}
+			for _, number := range regexp.MustCompile(`(?:metric|table|lookup) (\d+)`).FindAllStringSubmatch(line, -1) {
+				if _, err := strconv.ParseUint(number[1], 10, 32); err != nil {
+					t.Errorf("%q yields the command %q: %v", text, line, err)
+				}
+			}
+		}
+	})
 }
