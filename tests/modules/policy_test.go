@@ -450,7 +450,8 @@ func TestServerReadsOnlyItsShardsSecrets(t *testing.T) {
 		{"aws-parameter-store", "ssm:GetParameter", parameter, ""},
 	} {
 		doc := choices{secrets: store.name, shardSecrets: []string{"api-token", "web-*"}}.server(t)
-		for name, allowed := range map[string]bool{"ca.key": true, "registration-nonce.key": true, "api-token": true,
+		for name, allowed := range map[string]bool{"ca.key": true, "registration-nonce.key": true,
+			"workload-ca.key": true, "api-token": true,
 			"web-": true, "web-certificate": true, "api-token2": false, "db-password": false, "x-web-1": false} {
 			ask(t, doc, []question{{"of " + store.name, store.read, store.prefix + name + store.suffix, nil, allowed}})
 		}
@@ -577,6 +578,7 @@ func TestServerReadsOnlyItsSecrets(t *testing.T) {
 			{"another cluster's", names.read, names.prefix + "nstance/example-2/ca.key" + suffix, nil, false},
 			{"making the CA's key", names.make, names.prefix + "nstance/example/ca.key", nil, true},
 			{"making the nonce key", names.make, names.prefix + "nstance/example/registration-nonce.key", nil, true},
+			{"making the workload CA's key", names.make, names.prefix + "nstance/example/workload-ca.key", nil, true},
 			{"making one of the user's", names.make, names.prefix + "nstance/example/api-token", nil, false},
 			{"making another cluster's", names.make, names.prefix + "nstance/other/ca.key", nil, false},
 			{"changing or deleting it", names.write, names.prefix + "nstance/example/ca.key" + suffix, nil, false},

@@ -21,7 +21,7 @@ locals {
   }
 
   # The secrets that every leader needs. The first leader of the cluster creates them where the modules do not.
-  well_known_secrets = ["ca.key", "registration-nonce.key"]
+  well_known_secrets = ["ca.key", "registration-nonce.key", "workload-ca.key"]
   secrets_in_bucket  = var.cluster.secrets.provider == "object-storage"
 
   # The bucket. The shards share the CA, the secrets, the records of operators, and the files. Servers never write below

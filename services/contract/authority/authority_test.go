@@ -154,6 +154,34 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+func TestCreateWorkloadCA(t *testing.T) {
+	start := t0.Add(24 * time.Hour)
+	ca := must[authority.CA](t)(authority.CreateWorkloadCA("example", random(9), start))
+	cert := ca.Certificate()
+	if cert.Subject.CommonName != "example workloads" || len(cert.URIs) > 0 || !ca.Starts().Equal(start) {
+		t.Errorf("workload CA: %v, URIs %v, starts %s", cert.Subject, cert.URIs, ca.Starts())
+	}
+	if ca.SignsDocuments() {
+		t.Error("it may sign documents")
+	}
+	spec := authority.InstanceSpec{Kind: authority.KindServer, CommonName: "x", TTL: time.Hour, PublicKey: public(1)}
+	if _, err := ca.IssueInstance(spec, random(1), t0); !errors.Is(err, authority.ErrCAValidity) {
+		t.Errorf("before its start: %v", err)
+	}
+	if _, err := ca.IssueInstance(spec, random(1), ca.Starts()); err != nil {
+		t.Errorf("at its start: %v", err)
+	}
+	if err := ca.CheckWorkload("example"); err != nil {
+		t.Error(err)
+	}
+	if err := ca.CheckWorkload("other"); err == nil {
+		t.Error("a workload CA of another cluster passes")
+	}
+	if err := newCA(t).CheckWorkload("example"); err == nil {
+		t.Error("the cluster's CA passes as workload CA")
+	}
+}
+
 func TestCreateCA(t *testing.T) {
 	cert := newCA(t).Certificate()
 	if !cert.IsCA || cert.MaxPathLen != 0 || !cert.MaxPathLenZero || cert.PublicKeyAlgorithm != x509.Ed25519 ||

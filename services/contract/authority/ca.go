@@ -48,28 +48,53 @@ func CreateCA(cluster string, rand io.Reader, now time.Time) (CA, error) {
 	if err := ident.ValidateClusterName(cluster); err != nil {
 		return CA{}, fmt.Errorf("create CA: cluster: %w", err)
 	}
+	return createCA(&x509.Certificate{
+		Subject: pkix.Name{CommonName: cluster},
+		// X509-SVID, section 3.1: a signing certificate's SPIFFE ID is the trust domain alone.
+		URIs:     []*url.URL{{Scheme: scheme, Host: cluster}},
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
+	}, rand, now)
+}
+
+// CreateWorkloadCA makes the CA of a cluster's workloads, which issues from the time start on. It is like a CA of
+// [CreateCA], but has neither the SPIFFE ID of the cluster nor the right to sign documents.
+func CreateWorkloadCA(cluster string, rand io.Reader, start time.Time) (CA, error) {
+	if err := ident.ValidateClusterName(cluster); err != nil {
+		return CA{}, fmt.Errorf("create CA: cluster: %w", err)
+	}
+	return createCA(&x509.Certificate{
+		// Some verifiers confuse two CAs of the same name.
+		Subject:  pkix.Name{CommonName: workloadCAName(cluster)},
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}, rand, start)
+}
+
+// CheckWorkload refuses a CA that is not the one of a cluster's workloads.
+func (ca CA) CheckWorkload(cluster string) error {
+	if have, want := ca.cert.Subject.CommonName, workloadCAName(cluster); have != want {
+		return fmt.Errorf("the CA is %q, not %q", have, want)
+	}
+	return nil
+}
+
+func workloadCAName(cluster string) string { return cluster + " workloads" }
+
+// Starts returns the time from which on the CA issues.
+func (ca CA) Starts() time.Time { return ca.cert.NotBefore.Add(Skew) }
+
+// createCA completes a template and signs it with a new key. The CA issues from the time start on.
+func createCA(template *x509.Certificate, rand io.Reader, start time.Time) (CA, error) {
 	key, err := newKey(rand)
 	if err != nil {
 		return CA{}, fmt.Errorf("create CA: %w", err)
 	}
-	serial, err := newSerial(rand)
-	if err != nil {
+	if template.SerialNumber, err = newSerial(rand); err != nil {
 		return CA{}, fmt.Errorf("create CA: %w", err)
 	}
-	now = now.UTC().Truncate(time.Second)
-	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: cluster},
-		// X509-SVID, section 3.1: a signing certificate's SPIFFE ID is the trust domain alone.
-		URIs:                  []*url.URL{{Scheme: scheme, Host: cluster}},
-		NotBefore:             now.Add(-Skew),
-		NotAfter:              now.AddDate(CAYears, 0, 0),
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
-		BasicConstraintsValid: true,
-		IsCA:                  true,
-		MaxPathLenZero:        true,
-		SubjectKeyId:          keyID(key.Public().(ed25519.PublicKey)),
-	}
+	start = start.UTC().Truncate(time.Second)
+	template.NotBefore, template.NotAfter = start.Add(-Skew), start.AddDate(CAYears, 0, 0)
+	template.BasicConstraintsValid, template.IsCA, template.MaxPathLenZero = true, true, true
+	template.SubjectKeyId = keyID(key.Public().(ed25519.PublicKey))
 	cert, err := sign(template, template, key.Public(), key, rand)
 	if err != nil {
 		return CA{}, fmt.Errorf("create CA: %w", err)

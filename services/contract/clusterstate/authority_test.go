@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
@@ -47,6 +48,43 @@ func TestEnsureCA(t *testing.T) {
 	}
 	if bundle, err = s.CABundle(t.Context()); err != nil || len(bundle) != 1 || !bundle[0].Equal(ca.Certificate()) {
 		t.Errorf("bundle: %v, %v", bundle, err)
+	}
+}
+
+func TestEnsureWorkloadCA(t *testing.T) {
+	for name, c := range map[string]struct{ age, notice time.Duration }{
+		"new cluster":    {time.Minute, 0},
+		"cluster in use": {2 * time.Hour, 30 * 24 * time.Hour},
+	} {
+		bucket := mem.New()
+		cluster, _, err := open(t, bucket, 1).EnsureCA(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := t0.Add(c.age)
+		s := open(t, bucket, 2, func(o *clusterstate.Options) { o.Now = func() time.Time { return now } })
+		ca, created, err := s.EnsureWorkloadCA(t.Context(), cluster)
+		if err != nil || !created || !ca.Starts().Equal(now.Add(c.notice)) {
+			t.Fatalf("%s: %v (%v), created %t", name, ca, err, created)
+		}
+		now = now.Add(time.Hour)
+		again, created, err := s.EnsureWorkloadCA(t.Context(), cluster)
+		if err != nil || created || !again.Certificate().Equal(ca.Certificate()) {
+			t.Errorf("%s, again: %v (%v), created %t", name, again, err, created)
+		}
+		// The cluster's CA in its place is refused.
+		secret, err := cluster.MarshalSecret()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := secrets(t, bucket, "example", key(t, 1), random(3)).Put(t.Context(), secretstore.WorkloadCAKey,
+			secretstore.NewValue(secret), secretstore.Any); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := open(t, bucket, 4).EnsureWorkloadCA(t.Context(), cluster); !errors.Is(err,
+			clusterstate.ErrForeign) {
+			t.Errorf("%s: the cluster's CA as workload CA: %v", name, err)
+		}
 	}
 }
 
@@ -236,6 +274,7 @@ func TestRacingCreators(t *testing.T) {
 		}})
 		const racers = 3
 		var cas [racers]authority.CA
+		var workloadCAs [racers]authority.CA
 		var nonces [racers]authority.NonceKey
 		var makers [racers]int
 		var wg sync.WaitGroup
@@ -258,7 +297,11 @@ func TestRacingCreators(t *testing.T) {
 					if err != nil {
 						continue
 					}
-					cas[i], nonces[i] = ca, nonce
+					workloadCA, _, err := s.EnsureWorkloadCA(t.Context(), ca)
+					if err != nil {
+						continue
+					}
+					cas[i], workloadCAs[i], nonces[i] = ca, workloadCA, nonce
 					return
 				}
 			})
@@ -267,6 +310,7 @@ func TestRacingCreators(t *testing.T) {
 		bucket.Land()
 		for i := range racers {
 			if cas[i].IsZero() || !cas[i].Certificate().Equal(cas[0].Certificate()) ||
+				!workloadCAs[i].Certificate().Equal(workloadCAs[0].Certificate()) ||
 				!nonces[i].Public().Equal(nonces[0].Public()) {
 				t.Fatalf("seed %d: racers 0 and %d do not agree: %v, %v", seed, i, cas[0], cas[i])
 			}
@@ -278,7 +322,7 @@ func TestRacingCreators(t *testing.T) {
 		for err != nil {
 			entries, err = bucket.List(t.Context(), "")
 		}
-		if len(entries) != 3 {
+		if len(entries) != 4 {
 			t.Errorf("seed %d: %v", seed, entries)
 		}
 	}

@@ -314,6 +314,8 @@ func TestValidate(t *testing.T) {
 				`templates.t.files["a.crt"].key.algorithm: "rsa" is none of ed25519, ecdsa-p256`}},
 		{"secret file", file("a", `"kind": "secret", "source": @"ca.key"`),
 			[]string{`templates.t.files.a.source: "ca.key" is the cluster's own and is never delivered`}},
+		{"secret file with the workload CA", file("a", `"kind": "secret", "source": @"workload-ca.key"`),
+			[]string{`templates.t.files.a.source: "workload-ca.key" is the cluster's own and is never delivered`}},
 		{"secret file's name", file("a", `"kind": "secret", "source": @"a/b"`),
 			[]string{
 				`templates.t.files.a.source: secret name must be of [A-Za-z0-9._-] with a letter or digit at both ends`}},

@@ -49,8 +49,11 @@ type Instance struct {
 
 // Cluster is the cluster that the instance belongs to.
 type Cluster struct {
-	ID     string
-	CACert string // PEM, one certificate or more
+	ID string
+	// CACert is the cluster's CA in PEM, one certificate or more. In files the workload CA follows.
+	CACert string
+	// WorkloadCACert is the CA of the certificates in files, in PEM.
+	WorkloadCACert string
 }
 
 // Server is the shard and the addresses (host:port) at which its leader is reached.
@@ -100,8 +103,9 @@ func Sample() Data {
 			Hostname: "ip-192-0-2-10", FQDN: "ip-192-0-2-10.example.internal", IP4: "192.0.2.10", IP6: "2001:db8::10",
 		},
 		Cluster: Cluster{
-			ID:     "sample",
-			CACert: "-----BEGIN CERTIFICATE-----\nc2FtcGxl\n-----END CERTIFICATE-----\n",
+			ID:             "sample",
+			CACert:         "-----BEGIN CERTIFICATE-----\nc2FtcGxl\n-----END CERTIFICATE-----\n",
+			WorkloadCACert: "-----BEGIN CERTIFICATE-----\nd29ya2xvYWRz\n-----END CERTIFICATE-----\n",
 		},
 		Server: Server{
 			Shard: "sample", RegistrationAddr: "192.0.2.1:8992", AgentAddr: "192.0.2.1:8994",

@@ -19,8 +19,9 @@ import (
 
 // Names of the secrets that Nstance itself owns. All others belong to the user.
 const (
-	CAKey    = "ca.key"                 // CA certificate and private key
-	NonceKey = "registration-nonce.key" // private key that signs registration nonces
+	CAKey         = "ca.key"                 // CA certificate and private key
+	WorkloadCAKey = "workload-ca.key"        // certificate and private key of the CA that signs instances' files
+	NonceKey      = "registration-nonce.key" // private key that signs registration nonces
 )
 
 // MaxValue is the maximum size of a secret in bytes. Services of clouds accept less, and return an error that says so.

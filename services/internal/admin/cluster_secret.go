@@ -18,8 +18,8 @@ import (
 
 func (a *app) secretCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets",
-		Long: `Secrets are delivered to instances by files of kind "secret" in a template. Two names
-are the cluster's own: ca.key and registration-nonce.key.`}
+		Long: `Secrets are delivered to instances by files of kind "secret" in a template. Three
+names are the cluster's own: ca.key, workload-ca.key and registration-nonce.key.`}
 	cmd.AddCommand(a.secretSetCommand(s), a.secretGetCommand(s), a.secretListCommand(s), a.secretDeleteCommand(s))
 	return cmd
 }
@@ -76,7 +76,9 @@ never replaced.`,
 }
 
 // ours reports whether a secret is one of the cluster's own secrets.
-func ours(name string) bool { return name == secretstore.CAKey || name == secretstore.NonceKey }
+func ours(name string) bool {
+	return name == secretstore.CAKey || name == secretstore.WorkloadCAKey || name == secretstore.NonceKey
+}
 
 // checkOurs checks the content of the cluster's own secrets.
 func checkOurs(c *cluster, name string, content []byte) error {
@@ -87,6 +89,12 @@ func checkOurs(c *cluster, name string, content []byte) error {
 			return err
 		}
 		return ca.CheckCluster(c.id)
+	case secretstore.WorkloadCAKey:
+		ca, err := authority.ParseCA(content)
+		if err != nil {
+			return err
+		}
+		return ca.CheckWorkload(c.id)
 	case secretstore.NonceKey:
 		_, err := authority.ParseNonceKey(content)
 		return err

@@ -514,6 +514,10 @@ func TestSecrets(t *testing.T) {
 		b.fails(t, exitFailure, "the CA's key is missing although", b.args("cluster", "init", "--cluster-id",
 			"example")...)
 		b.stdin = backup
+		if _, stderr, code := b.run(t, b.args("cluster", "secret", "set", "workload-ca.key")...); code != exitFailure ||
+			!strings.Contains(stderr, `not "example workloads"`) {
+			t.Errorf("the cluster's CA as workload CA: exit code %d, %s", code, stderr)
+		}
 		b.must(t, b.args("cluster", "secret", "set", "ca.key")...)
 		b.init(t)
 	})

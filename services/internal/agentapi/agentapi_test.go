@@ -84,7 +84,8 @@ func newTestLeader(t testing.TB) *testLeader {
 	}}
 	w.Leader = leadertest.New(t, w.group)
 	w.interval.Store(int64(time.Minute))
-	generator := filegen.New(filegen.Options{CA: w.CA, NonceKey: w.NonceKey, Secrets: oneSecret{}, Rand: rand.Reader,
+	generator := filegen.New(filegen.Options{CA: w.CA, WorkloadCA: w.WorkloadCA,
+		NonceKey: w.NonceKey, Secrets: oneSecret{}, Rand: rand.Reader,
 		Now: w.Clock.Now})
 	generator.Configure(filegen.Shard{Cluster: render.Cluster{ID: w.Name}, Server: render.Server{Shard: "a"},
 		NonceTTL: time.Minute,

@@ -54,13 +54,13 @@ func (s *secrets) Get(_ context.Context, name string) (secretstore.Secret, error
 // testGenerator is a Generator with its dependencies.
 type testGenerator struct {
 	*Generator
-	now     time.Time
-	secrets *secrets
-	objects map[string]string
-	reads   atomic.Int32
-	ca      authority.CA
-	group   config.Group
-	rec     record.Instance
+	now            time.Time
+	secrets        *secrets
+	objects        map[string]string
+	reads          atomic.Int32
+	ca, workloadCA authority.CA
+	group          config.Group
+	rec            record.Instance
 }
 
 func newTestGenerator(t testing.TB) *testGenerator {
@@ -73,11 +73,15 @@ func newTestGenerator(t testing.TB) *testGenerator {
 	if w.ca, err = authority.CreateCA("example", rand.Reader, w.now); err != nil {
 		t.Fatal(err)
 	}
+	if w.workloadCA, err = authority.CreateWorkloadCA("example", rand.Reader, w.now); err != nil {
+		t.Fatal(err)
+	}
 	nonceKey, err := authority.CreateNonceKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Generator = New(Options{CA: w.ca, NonceKey: nonceKey, Secrets: w.secrets, CacheTTL: 5 * time.Minute,
+	w.Generator = New(Options{CA: w.ca, WorkloadCA: w.workloadCA,
+		NonceKey: nonceKey, Secrets: w.secrets, CacheTTL: 5 * time.Minute,
 		Rand: rand.Reader,
 		Now:  func() time.Time { return w.now },
 		ReadFile: func(_ context.Context, name string) ([]byte, error) {
@@ -88,7 +92,8 @@ func newTestGenerator(t testing.TB) *testGenerator {
 			return nil, objstore.ErrNotFound
 		}})
 	w.Configure(Shard{
-		Cluster:  render.Cluster{ID: "example", CACert: string(authority.EncodeCertificate(w.ca.Certificate()))},
+		Cluster: render.Cluster{ID: "example", CACert: string(authority.EncodeCertificate(w.ca.Certificate())),
+			WorkloadCACert: string(authority.EncodeCertificate(w.workloadCA.Certificate()))},
 		Server:   render.Server{Shard: "a", RegistrationAddr: "10.0.0.1:8992", AgentAddr: "10.0.0.1:8994"},
 		Provider: render.Provider{Kind: "mock", Region: "r", Zone: "z"},
 		Image:    map[string]string{"debian": "ami-1", "other": "ami-2"},
@@ -120,6 +125,7 @@ func newTestGenerator(t testing.TB) *testGenerator {
 				"ID": "{{ .Instance.ID }}"}},
 			"worker.json": {Kind: "json", JSON: map[string]any{"host": "{{ .Instance.Hostname }}", "n": 1.0}},
 			"ca.crt":      {Kind: "string", Content: "{{ .Cluster.CACert }}"},
+			"work-ca.crt": {Kind: "string", Content: "{{ .Cluster.WorkloadCACert }}"},
 		},
 	}
 	id, err := ident.NewID("knd", w.now, rand.Reader)
@@ -191,11 +197,12 @@ func TestFilesOfEveryKind(t *testing.T) {
 	w := newTestGenerator(t)
 	in := w.input()
 	first := w.generate(t, in)
-	all := []string{"ca.crt", "client.crt", "db.key", "kubelet.crt", "motd.txt", "worker.env", "worker.json"}
+	all := []string{"ca.crt", "client.crt", "db.key", "kubelet.crt", "motd.txt", "work-ca.crt",
+		"worker.env", "worker.json"}
 	if diff := cmp.Diff(all, first.Names); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"ca.crt", "db.key", "motd.txt", "worker.env", "worker.json"},
+	if diff := cmp.Diff([]string{"ca.crt", "db.key", "motd.txt", "work-ca.crt", "worker.env", "worker.json"},
 		names(first.Files)); diff != "" {
 		t.Error(diff)
 	}
@@ -230,7 +237,10 @@ func TestFilesOfEveryKind(t *testing.T) {
 		}
 	}
 	for name, text := range map[string]string{
-		"ca.crt": string(authority.EncodeCertificate(w.ca.Certificate())), "db.key": "hunter2", "motd.txt": "hello",
+		"ca.crt": string(authority.EncodeCertificate(w.ca.Certificate())) +
+			string(authority.EncodeCertificate(w.workloadCA.Certificate())),
+		"work-ca.crt": string(authority.EncodeCertificate(w.workloadCA.Certificate())),
+		"db.key":      "hunter2", "motd.txt": "hello",
 		"worker.env":  "ID=" + w.rec.ID.String() + "\nMODE=\"a b\"\n",
 		"worker.json": "{\n  \"host\": \"node-1\",\n  \"n\": 1\n}\n",
 	} {
@@ -244,8 +254,11 @@ func TestFilesOfEveryKind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := cert.CheckSignatureFrom(w.ca.Certificate()); err == nil {
+		t.Error("the cluster's CA, which authenticates agents, operators and servers, signed a file")
+	}
 	roots := x509.NewCertPool()
-	roots.AddCert(w.ca.Certificate())
+	roots.AddCert(w.workloadCA.Certificate())
 	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: w.now, DNSName: "node-1"}); err != nil {
 		t.Error(err)
 	}
@@ -392,6 +405,73 @@ func TestCertificateOfALongerTTL(t *testing.T) {
 	if again := w.generate(t, in); len(again.Files) > 0 || !again.RenewAt.Equal(Due(old.NotBefore, old.NotAfter)) {
 		t.Errorf("sent again: %v, next renewal %s", names(again.Files), again.RenewAt)
 	}
+}
+
+// TestAgentsTrustTheClustersCAOnly checks that the boot script, which writes what the agent trusts, has no workload CA.
+func TestAgentsTrustTheClustersCAOnly(t *testing.T) {
+	w := newTestGenerator(t)
+	w.group.Userdata.Content = "{{ .Nonce }}\n{{ .Cluster.CACert }}"
+	machine, err := w.Machine(t.Context(), w.group, w.rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, trusted, _ := strings.Cut(string(machine.Userdata), "\n")
+	if trusted != string(authority.EncodeCertificate(w.ca.Certificate())) {
+		t.Errorf("the boot script has the CAs\n%s", trusted)
+	}
+}
+
+// TestWorkloadCAStarts checks a cluster that was in use when its workload CA was made: the CA is announced before it
+// issues, and certificates of the cluster's CA stay until they are due.
+func TestWorkloadCAStarts(t *testing.T) {
+	w := newTestGenerator(t)
+	notice := 240 * time.Hour
+	next, err := authority.CreateWorkloadCA("example", rand.Reader, w.now.Add(notice))
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := w.options
+	options.WorkloadCA = next
+	shard := *w.shard.Load()
+	shard.Cluster.WorkloadCACert = string(authority.EncodeCertificate(next.Certificate()))
+	w.Generator = New(options)
+	w.Configure(shard)
+	w.group.Files = map[string]config.File{"client.crt": w.group.Files["client.crt"], "ca.crt": w.group.Files["ca.crt"]}
+	in := w.input()
+	in.Keys = map[string][]byte{"client.pub": pkix(t, ECDSAP256)}
+	signedBy := func(result Result, ca authority.CA) {
+		t.Helper()
+		for _, file := range result.Files {
+			if file.Name != "client.crt" {
+				continue
+			}
+			block, _ := pem.Decode(file.Content)
+			cert, err := x509.ParseCertificate(block.Bytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cert.CheckSignatureFrom(ca.Certificate()); err != nil {
+				t.Errorf("at %s: not signed by %s: %v", w.now, ca, err)
+			}
+			return
+		}
+		t.Errorf("at %s: no certificate", w.now)
+	}
+	w.now = w.now.Add(notice - time.Hour)
+	first := w.generate(t, in)
+	signedBy(first, w.ca)
+	if bundle, err := authority.ParseBundle(first.Files[0].Content); err != nil || len(bundle) != 2 {
+		t.Errorf("the bundle before the start: %v (%v)", bundle, err)
+	}
+	fresh := in
+	in = took(in, first)
+	w.now = w.now.Add(2 * time.Hour)
+	if again := w.generate(t, in); len(again.Files) > 0 {
+		t.Errorf("sent again when the workload CA started: %v", names(again.Files))
+	}
+	signedBy(w.generate(t, fresh), next) // of a new instance
+	w.now = first.RenewAt
+	signedBy(w.generate(t, in), next)
 }
 
 func forget(in *Input) {

@@ -215,6 +215,9 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
 		result: Result{Names: set.names}}
 	run.data.Claimed = in.Claimed
+	// Instances verify each other's certificates with files that have the cluster's CA only, because it signed them
+	// before there was a workload CA.
+	run.data.Cluster.CACert += run.data.Cluster.WorkloadCACert
 	var errs []error
 	for i := range set.files {
 		if err := run.file(ctx, &set.files[i]); err != nil {
@@ -311,7 +314,11 @@ func (r *generation) certificate(file *compiledFile) error {
 	// A longer ttl, which a former version accepted, does not change the basis: no certificate is replaced because of
 	// the limit.
 	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
-	cert, err := r.g.options.CA.IssueInstance(spec, r.g.options.Rand, now)
+	ca := r.g.options.WorkloadCA
+	if now.Before(ca.Starts()) {
+		ca = r.g.options.CA
+	}
+	cert, err := ca.IssueInstance(spec, r.g.options.Rand, now)
 	if err != nil {
 		return err
 	}

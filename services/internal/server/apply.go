@@ -78,7 +78,8 @@ func (s *server) describe(l *leadership) {
 	}
 	l.agentAddrs = s.agentAddrs()
 	l.generator.Configure(filegen.Shard{
-		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(l.caPEM)},
+		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(l.caPEM),
+			WorkloadCACert: string(l.workloadCAPEM)},
 		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: strings.Join(registration, ","),
 			AgentAddr:    strings.Join(agent, ","),
 			OperatorAddr: s.ports.leader.Operator},

@@ -34,7 +34,9 @@ type leadership struct {
 
 	generator *filegen.Generator
 	caPEM     []byte
-	images    *imageBook
+	// workloadCAPEM is the certificate of the CA that signs the certificates in files.
+	workloadCAPEM []byte
+	images        *imageBook
 	// describing is held while the configuration is passed to the generator, so that the last caller passes the newest.
 	describing sync.Mutex
 	// agentAddrs are the addresses of the leader that agents were told last, separated by commas.
@@ -86,6 +88,14 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	if err != nil {
 		return err
 	}
+	workloadCA, created, err := s.state.EnsureWorkloadCA(ctx, ca)
+	if err != nil {
+		return err
+	}
+	if created {
+		s.log.Info("made the CA of the workloads", "fingerprint", authority.Fingerprint(workloadCA.Certificate()),
+			"starts", workloadCA.Starts())
+	}
 	if err := s.ensureServicesToLead(ctx); err != nil {
 		return err
 	}
@@ -93,7 +103,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	// The configuration as loaded at the start. The parts used here cannot change in place. If they changed, Lead
 	// returns ErrRestart.
 	shard := s.manager.Shard()
-	generator := filegen.New(filegen.Options{CA: ca, NonceKey: nonceKey, Secrets: s.secrets, ReadFile: s.state.ReadFile,
+	generator := filegen.New(filegen.Options{CA: ca, WorkloadCA: workloadCA, NonceKey: nonceKey,
+		Secrets: s.secrets, ReadFile: s.state.ReadFile,
 		CacheTTL: shard.Cluster.Secrets.CacheTTL.D(), Rand: rand.Reader, Now: time.Now})
 	bundle, err := s.state.CABundle(ctx)
 	if err != nil {
@@ -136,7 +147,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 			Endpoints: s.agentAddrs},
 		operator:  s.operatorLeader(ctx, a, leader, events, issuer),
 		generator: generator, caPEM: caPEM,
-		images: &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},
+		workloadCAPEM: authority.EncodeCertificate(workloadCA.Certificate()),
+		images:        &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},
 	}
 
 	err = s.manager.Lead(ctx, a.Term(), &applier{server: s, ctx: ctx, authority: a, leadership: l})

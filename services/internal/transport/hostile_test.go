@@ -541,6 +541,41 @@ func TestAbortedHandshakesAreNotLimited(t *testing.T) {
 	}
 }
 
+// forgeIdentity returns a certificate with the identity of another one, issued by ca.
+func forgeIdentity(t testing.TB, c *transporttest.Cluster, ca authority.CA, of *tls.Certificate) *tls.Certificate {
+	t.Helper()
+	identity, err := authority.ParseIdentity(of.Leaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := transporttest.NewKey(t)
+	var leaf *x509.Certificate
+	if identity.Role == authority.RoleServer {
+		leaf, err = ca.IssueServer(authority.ServerSpec{Identity: identity, PublicKey: key.Public(),
+			Hosts: []string{"127.0.0.1"}}, rand.Reader, c.Clock.Now())
+	} else {
+		leaf, err = ca.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: transporttest.Public(key)},
+			rand.Reader, c.Clock.Now())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
+}
+
+// fileCertificate returns a certificate for a file of an instance, issued by ca.
+func fileCertificate(t testing.TB, c *transporttest.Cluster, ca authority.CA) *tls.Certificate {
+	t.Helper()
+	key := transporttest.NewKey(t)
+	leaf, err := ca.IssueInstance(authority.InstanceSpec{Kind: authority.KindClient,
+		CommonName: c.NewID(t, "knd").String(), Organization: []string{"prod"}, TTL: time.Hour, PublicKey: key.Public(),
+	}, rand.Reader, c.Clock.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
+}
+
 // No port accepts a certificate of the same CA for another role, tenant, or cluster, even with the same identity.
 func TestNoPortTakesAnotherRole(t *testing.T) {
 	c := transporttest.New(t)
@@ -558,12 +593,23 @@ func TestNoPortTakesAnotherRole(t *testing.T) {
 					"this port is for the role "+string(port))
 			}
 		}
+		// Certificates of files have no identity, and those of the workload CA none that counts: not even one that its
+		// key forged.
+		forged := forgeIdentity(t, c, c.WorkloadCA, certs[port])
+		_, err := renew(t, c.Dial(t, addr, forged))
+		wants(t, fmt.Sprintf("a forged %s of the workload CA on its port", port), err, codes.Unavailable,
+			"bad certificate")
+		for ca, want := range map[*authority.CA]codes.Code{&c.WorkloadCA: codes.Unavailable,
+			&c.CA: codes.Unauthenticated} {
+			_, err := renew(t, c.Dial(t, addr, fileCertificate(t, c, *ca)))
+			wants(t, fmt.Sprintf("a file's certificate of %s on the port of %s", ca, port), err, want, "")
+		}
 		other := transporttest.New(t)
 		foreign := certificateOf(t, other.Source)
 		if port != authority.RoleServer {
 			foreign = certificateFor(t, other, port)
 		}
-		_, err := renew(t, c.Dial(t, addr, foreign))
+		_, err = renew(t, c.Dial(t, addr, foreign))
 		wants(t, fmt.Sprintf("another CA on the port of %s", port), err, codes.Unavailable, "bad certificate")
 		old := c.ClientTLS(certs[port])
 		old.MinVersion, old.MaxVersion, old.NextProtos = tls.VersionTLS10, tls.VersionTLS12, []string{"h2"}

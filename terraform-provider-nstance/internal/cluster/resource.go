@@ -376,8 +376,10 @@ func (r *Resource) removeFromService(ctx context.Context, store objstore.Store, 
 			return err
 		}
 	}
-	if err := secrets.Delete(ctx, secretstore.NonceKey); err != nil {
-		return err
+	for _, name := range []string{secretstore.NonceKey, secretstore.WorkloadCAKey} {
+		if err := secrets.Delete(ctx, name); err != nil {
+			return err
+		}
 	}
 	if err := store.Delete(ctx, keys.ClusterCA()); err != nil {
 		return err

@@ -75,12 +75,14 @@ func (l *Logs) Lines(texts ...string) (lines []string) {
 
 // Cluster is a certificate authority with the keys, the clock, and the log that belong to it.
 type Cluster struct {
-	Name     string
-	CA       authority.CA
-	NonceKey authority.NonceKey
-	Clock    *Clock
-	Source   *transport.Source
-	Log      *slog.Logger
+	Name string
+	CA   authority.CA
+	// WorkloadCA signs the certificates in instances' files.
+	WorkloadCA authority.CA
+	NonceKey   authority.NonceKey
+	Clock      *Clock
+	Source     *transport.Source
+	Log        *slog.Logger
 }
 
 // New returns a cluster "example" with the server "one" of shard "a" at the address 127.0.0.1.
@@ -90,6 +92,9 @@ func New(t testing.TB) *Cluster {
 		Log: slog.New(slog.DiscardHandler)}
 	var err error
 	if c.CA, err = authority.CreateCA(c.Name, rand.Reader, c.Clock.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if c.WorkloadCA, err = authority.CreateWorkloadCA(c.Name, rand.Reader, c.Clock.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if c.NonceKey, err = authority.CreateNonceKey(rand.Reader); err != nil {
