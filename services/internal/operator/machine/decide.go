@@ -2,10 +2,12 @@ package machine
 
 import (
 	"fmt"
+	"hash/fnv"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -54,6 +56,9 @@ type shardView struct {
 	reachable, synced bool
 	group             *nstancev1.GroupStatus
 	instance          *nstancev1.InstanceStatus
+	// load is the number of the group's instances in the shard, and of machines that will create one there. It is set
+	// only for a machine without a shard.
+	load int
 }
 
 func (s *shardView) hasGroup() bool { return s.group != nil && !s.group.GetDeleting() }
@@ -127,7 +132,9 @@ func (v *view) mayCreate() (why string) {
 	return ""
 }
 
-// chooseShard chooses the shard of the instance.
+// chooseShard chooses the shard of the instance: the one that the machine or its Machine names, else the one with the
+// fewest instances of the group. Machines of the same pass see the same counts, so equal counts are decided by a hash
+// of the machine's UID.
 func (v *view) chooseShard(d *decision) {
 	m := v.machine
 	refuse := func(reason, format string, args ...any) {
@@ -154,6 +161,7 @@ func (v *view) chooseShard(d *decision) {
 		return
 	}
 	unheard := ""
+	var best *shardView
 	for i := range v.shards {
 		s := &v.shards[i]
 		if wanted != "" && s.id != wanted {
@@ -162,12 +170,14 @@ func (v *view) chooseShard(d *decision) {
 		switch {
 		case !s.reachable || !s.synced:
 			unheard = s.id
-		case s.hasGroup():
-			d.step, d.shard, d.kind = stepChoose, s.id, s.group.GetKind()
-			return
+		case s.hasGroup() && (best == nil || s.load < best.load ||
+			s.load == best.load && hashOf(m.UID, s.id) < hashOf(m.UID, best.id)):
+			best = s
 		}
 	}
 	switch {
+	case best != nil:
+		d.step, d.shard, d.kind = stepChoose, best.id, best.group.GetKind()
 	case unheard != "":
 		refuse(v1beta1.WaitingForShardReason, "waiting for shard %s, which does not answer", unheard)
 	case wanted != "":
@@ -175,6 +185,13 @@ func (v *view) chooseShard(d *decision) {
 	default:
 		refuse(v1beta1.RefusedReason, "no shard has a group %s", group)
 	}
+}
+
+// hashOf returns a hash that orders shards differently for each machine.
+func hashOf(machine types.UID, shard string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(string(machine) + "/" + shard)) // a hash never returns an error
+	return h.Sum64()
 }
 
 // decideExisting handles a machine that has its instance ID.

@@ -1,11 +1,13 @@
 package machine
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -279,23 +281,37 @@ func hasCondition(conditions []metav1.Condition, want string) bool {
 	return false
 }
 
-func TestPlaceUsesTheFirstShard(t *testing.T) {
+func TestChooseShard(t *testing.T) {
+	loaded := func(b, c int) func(*view) {
+		return func(v *view) { v.shards[1].load, v.shards[2].load = b, c }
+	}
 	for name, c := range map[string]struct {
 		change func(*view)
 		want   string
 	}{
-		"first that has the group": {func(*view) {}, "b"},
-		"first is silent":          {unreachable, "c"},
-		"first is unsynced":        {unsynced, "c"},
-		"asked for":                {func(v *view) { v.machine.Spec.Shard = "c" }, "c"},
-		"failure domain":           {func(v *view) { v.owner.Spec.FailureDomain = "c" }, "c"},
-		"asked for goes first": {func(v *view) {
+		"fewest instances":             {loaded(2, 3), "b"},
+		"fewest instances in the last": {loaded(4, 3), "c"},
+		"the emptier one is silent":    {allOf(loaded(0, 3), unreachable), "c"},
+		"the emptier one is unsynced":  {allOf(loaded(0, 3), unsynced), "c"},
+		"named by the machine":         {allOf(loaded(0, 3), func(v *view) { v.machine.Spec.Shard = "c" }), "c"},
+		"failure domain": {allOf(loaded(0, 3), func(v *view) {
+			v.owner.Spec.FailureDomain = "c"
+		}), "c"},
+		"the machine precedes failure domain": {func(v *view) {
 			v.owner.Spec.FailureDomain, v.machine.Spec.Shard = "c", "b"
 		}, "b"},
 	} {
 		if d := decide(newView(c.change)); d.step != stepChoose || d.shard != c.want || d.kind != "wrk" {
 			t.Errorf("%s: %s on %q of kind %q", name, d.step, d.shard, d.kind)
 		}
+	}
+	// Machines that are created together see equal counts.
+	chosen := map[string]int{}
+	for i := range 100 {
+		chosen[decide(newView(func(v *view) { v.machine.UID = types.UID(fmt.Sprint(i)) })).shard]++
+	}
+	if chosen["b"] < 35 || chosen["c"] < 35 || chosen["b"]+chosen["c"] != 100 {
+		t.Errorf("100 machines chose %v", chosen)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
 // Reconciler reconciles NstanceMachines.
@@ -86,9 +87,19 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 			return v, false, err
 		}
 	}
+	waiting := &v1beta1.NstanceMachineList{}
+	if m.Spec.Shard == "" {
+		if err := r.Client.List(ctx, waiting, client.InNamespace(m.Namespace), client.UnsafeDisableDeepCopy,
+			client.MatchingFields{byWaitingGroup: m.Spec.GroupRef.Name}); err != nil {
+			return v, false, fmt.Errorf("list machines without an instance: %w", err)
+		}
+	}
 	for _, s := range r.Shards.All() {
 		state, id := s.State(), s.ID()
 		view := shardView{id: id, reachable: state.Reachable, synced: state.Synced}
+		if m.Spec.Shard == "" {
+			view.load = countLoad(s, m.Spec.GroupRef.Name, waiting)
+		}
 		view.group, _ = s.Group(m.Spec.GroupRef.Name)
 		if id == m.Spec.Shard && m.Spec.InstanceID != "" {
 			view.instance, _ = s.Instance(m.Spec.InstanceID)
@@ -96,6 +107,19 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 		v.shards = append(v.shards, view)
 	}
 	return v, true, nil
+}
+
+// countLoad counts a group's instances in a shard, and the machines that have chosen the shard and whose instance does
+// not exist there yet.
+func countLoad(s shards.Shard, group string, waiting *v1beta1.NstanceMachineList) int {
+	n := len(s.Instances(group))
+	for i := range waiting.Items {
+		spec := &waiting.Items[i].Spec
+		if _, exists := s.Instance(spec.InstanceID); spec.Shard == s.ID() && !exists {
+			n++
+		}
+	}
+	return n
 }
 
 // findOwner finds the Machine of an object: its controller, else a Machine that references it. gone reports that the

@@ -282,7 +282,7 @@ func (op *simulatedOperator) calls() (calls []string) {
 
 func TestLifeOfAMachine(t *testing.T) {
 	op := newSimulatedOperator(t, 1)
-	op.addMachine("one", "")
+	op.addMachine("one", "a")
 	op.settle()
 	m := op.machine("one")
 	if m.Labels[clusterv1.ClusterNameLabel] != "prod--default" || m.Spec.Shard != "a" || m.Spec.InstanceID == "" ||
@@ -328,6 +328,25 @@ func TestLifeOfAMachine(t *testing.T) {
 }
 
 // TestServerDeletes checks that the Machine of a gone instance is deleted without another call to the server.
+// TestSpread checks that machines which name no shard are spread evenly over the shards that have their group.
+func TestSpread(t *testing.T) {
+	op := newSimulatedOperator(t, 9)
+	op.addMachine("west", "a")
+	op.settle()
+	for i := range 9 {
+		op.addMachine(fmt.Sprintf("m%d", i), "")
+	}
+	op.settle()
+	counts := map[string]int{}
+	for instance := range op.serverInstances() {
+		shard, _, _ := strings.Cut(instance, "/")
+		counts[shard]++
+	}
+	if d := cmp.Diff(map[string]int{"a": 5, "b": 5}, counts); d != "" {
+		t.Error(d)
+	}
+}
+
 func TestServerDeletes(t *testing.T) {
 	op := newSimulatedOperator(t, 2)
 	op.addMachine("one", "b")
@@ -538,7 +557,8 @@ func TestCrashAtEveryWrite(t *testing.T) {
 			if m == nil || !m.Status.Ready {
 				t.Fatalf("crash at write %d: not ready: %+v", at, m)
 			}
-			if diff := cmp.Diff(map[string]bool{"a/" + m.Spec.InstanceID: true}, op.serverInstances()); diff != "" {
+			if diff := cmp.Diff(map[string]bool{m.Spec.Shard + "/" + m.Spec.InstanceID: true},
+				op.serverInstances()); diff != "" {
 				t.Fatalf("crash at write %d:\n%s", at, diff)
 			}
 			op.deleteMachine("one")
