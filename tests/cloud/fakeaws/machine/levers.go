@@ -85,11 +85,15 @@ func (r *Runner) Logs(id string) string {
 	return string(text)
 }
 
-// Dial connects from inside a machine. The address must be an IP address with a port.
+// Dial connects from inside a machine, after it has configured its network. The address must be an IP address with a
+// port.
 func (r *Runner) Dial(ctx context.Context, id, network, address string) (net.Conn, error) {
 	i, ok := r.Machine(id)
 	if !ok {
 		return nil, fmt.Errorf("dial %s: there is no machine %s", address, id)
+	}
+	if err := i.wait(ctx); err != nil {
+		return nil, fmt.Errorf("dial %s from %s: %w", address, id, err)
 	}
 	ns, err := i.network()
 	if err != nil {

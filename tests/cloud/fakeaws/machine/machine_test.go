@@ -147,6 +147,15 @@ func (w *testRunner) run(id, command string) string {
 	return strings.TrimSpace(out)
 }
 
+// end runs a shell command that makes the machine shut down. The shutdown may end the command too, before it returns.
+func (w *testRunner) end(id, command string) {
+	w.t.Helper()
+	out, err := w.Exec(id, "sh", "-c", command)
+	if err != nil && !strings.Contains(err.Error(), "exit code 143") { // SIGTERM
+		w.t.Fatalf("%s\n%s", err, out)
+	}
+}
+
 // fails runs a shell command inside a machine. The test fails if the command succeeds.
 func (w *testRunner) fails(id, command string) {
 	w.t.Helper()

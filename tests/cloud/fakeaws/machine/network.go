@@ -159,7 +159,8 @@ func (p *port) device() string { return fmt.Sprintf("eth%d", p.nic.Index) }
 
 // link returns the machine's view of the port.
 func (p *port) link() networkd.Link {
-	return networkd.Link{Device: p.device(), MAC: p.nic.MAC, Addresses: p.nic.Addresses, Router: routerAddress}
+	return networkd.Link{Device: p.device(), MAC: p.nic.MAC, Index: p.nic.Index, Addresses: p.nic.Addresses,
+		Router: routerAddress}
 }
 
 // announce makes the machine announce its addresses: neighbors may have cached failed lookups for them. Setting the MAC

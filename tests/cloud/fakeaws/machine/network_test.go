@@ -52,7 +52,7 @@ func (w *testRunner) fromVPC(vpc string) dialer {
 // neighbor solicitation is repeated after a second (RFC 4861, section 10, RETRANS_TIMER).
 func (w *testRunner) reaches(what string, dial dialer, address, want string) {
 	w.t.Helper()
-	patience := 5 * time.Second
+	patience := 10 * time.Second
 	if want == "" {
 		patience = time.Second
 	}

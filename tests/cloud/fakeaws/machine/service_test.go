@@ -184,11 +184,11 @@ func TestPowerOff(t *testing.T) {
 	w.run(id, "systemctl enable daemon; systemctl start daemon; systemctl start witness")
 
 	// A rebooted machine starts the enabled units, but does not run the boot script.
-	w.run(id, "touch /run/gone /var/stays; systemctl reboot")
+	w.end(id, "touch /run/gone /var/stays; systemctl reboot")
 	w.eventually(id, "test ! -e /run/gone && systemctl is-active daemon && systemctl is-system-running",
 		"active\nrunning")
 	w.run(id, "test -e /var/stays; systemctl start witness")
-	w.run(id, "touch /run/doom; systemctl start --no-block doomed")
+	w.end(id, "touch /run/doom; systemctl start --no-block doomed")
 	select {
 	case <-m.Dead():
 	case <-time.After(10 * time.Second):

@@ -42,6 +42,7 @@ UseDomains=true
 // Link is a network interface of the machine, with the answers of the DHCP server and the router of its subnet.
 type Link struct {
 	Device, MAC string
+	Index       int
 	// Addresses have the prefix length of the subnet.
 	Addresses []netip.Prefix
 	// Router is the link-local address of the IPv6 router.
@@ -228,9 +229,11 @@ func Find(files []*Network, l Link) *Network {
 	return found
 }
 
-// Up returns the commands of ip(8) that configure the link. Like networkd, they append routes, so that of two equal
-// routes the first one counts.
+// Up returns the commands of ip(8) that configure the link. The link's index is added to the metrics of its default
+// routes, so that of two equal ones the first interface's counts. Without it the kernel chooses between equal ones by
+// what it knows of the routers at that moment (fib_select_default of Linux), which a test cannot depend on.
 func (n *Network) Up(l Link) (lines []string) {
+	metric := n.metric + l.Index
 	add := func(a netip.Addr, format string, args ...any) {
 		family := "-4 "
 		if a.Is6() {
@@ -249,7 +252,7 @@ func (n *Network) Up(l Link) (lines []string) {
 			routed = true // One router sends one advertisement.
 			line := fmt.Sprintf("route append default via %s dev %s proto ra", gateway, l.Device)
 			if n.metric != 0 {
-				line += fmt.Sprintf(" metric %d", n.metric)
+				line += fmt.Sprintf(" metric %d", metric)
 			}
 			add(gateway, "%s", line+inTable(n.raTable))
 		}
@@ -259,7 +262,7 @@ func (n *Network) Up(l Link) (lines []string) {
 			add(a.Addr(), "addr add %s/128 dev %s%s", a.Addr(), l.Device, nodad(a.Addr()))
 		default:
 			add(a.Addr(), "addr add %s dev %s metric %d", a, l.Device, n.metric)
-			add(a.Addr(), "route append default via %s dev %s proto dhcp metric %d", gateway, l.Device, n.metric)
+			add(a.Addr(), "route append default via %s dev %s proto dhcp metric %d", gateway, l.Device, metric)
 		}
 	}
 	for _, r := range n.routes {

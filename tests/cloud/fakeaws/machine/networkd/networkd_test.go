@@ -22,7 +22,7 @@ func parse(t *testing.T, file, text string) *networkd.Network {
 	return n
 }
 
-var link = networkd.Link{Device: "eth1", MAC: "02:00:00:00:01:09", Router: netip.MustParseAddr("fe80::1"),
+var link = networkd.Link{Device: "eth1", MAC: "02:00:00:00:01:09", Index: 1, Router: netip.MustParseAddr("fe80::1"),
 	Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.9/24"), netip.MustParsePrefix("fd00:1::9/64")}}
 
 func TestNetplan(t *testing.T) {
@@ -37,8 +37,8 @@ func TestNetplan(t *testing.T) {
 	want := []string{
 		"-4 link set eth1 up",
 		"-4 addr add 10.0.0.9/24 dev eth1 metric 100",
-		"-4 route append default via 10.0.0.1 dev eth1 proto dhcp metric 100",
-		"-6 route append default via fe80::1 dev eth1 proto ra metric 100",
+		"-4 route append default via 10.0.0.1 dev eth1 proto dhcp metric 101",
+		"-6 route append default via fe80::1 dev eth1 proto ra metric 101",
 		"-6 addr add fd00:1::9/128 dev eth1 nodad",
 	}
 	if diff := cmp.Diff(want, found.Up(link)); diff != "" {
