@@ -68,6 +68,11 @@ for module; do
 done
 
 if [ -n "$all" ]; then
+	# The CLIs differ in what they know at plan.
+	echo "-- tofu test modules/aws/shard with a new network"
+	prepare "$tofu" "$work/modules/aws/shard"
+	"$tofu" -chdir="$work/modules/aws/shard" test -no-color -filter=tests/new_network.tftest.hcl
+
 	for dir in examples/aws/*/tests; do
 		example=$work/$(dirname -- "$dir")
 		echo "-- tofu test $(dirname -- "$dir")"

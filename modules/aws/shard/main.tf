@@ -9,7 +9,7 @@ locals {
 
   # The subnets of the zone that the shard may use, by role.
   subnets = { for role, zones in var.network.subnets : role => [
-    for s in try(zones[var.zone], []) : s if s.shards == null ? true : contains(s.shards, var.shard)
+    for s in lookup(zones, var.zone, []) : s if s.shards == null ? true : contains(s.shards, var.shard)
   ] }
   server_subnets = local.subnets[var.server_subnets]
   pools = { for role, list in local.subnets : role => [for s in list : s.id]

@@ -270,3 +270,13 @@ run "too_small" {
 
   expect_failures = [aws_subnet.this["web/us-west-2a/0"]]
 }
+
+run "no_such_zone" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2z = [{ ipv4_cidr = "10.0.0.0/24" }] } }
+  }
+
+  expect_failures = [aws_subnet.this["web/us-west-2z/0"]]
+}

@@ -183,3 +183,25 @@ run "no_such_image" {
 
   expect_failures = [data.aws_ami_ids.agent]
 }
+
+run "no_such_server_image" {
+  command = plan
+
+  override_data {
+    target = data.aws_ami_ids.server
+    values = { ids = [] }
+  }
+
+  expect_failures = [data.aws_ami_ids.server]
+}
+
+run "server_of_another_architecture" {
+  command = plan
+
+  override_data {
+    target = data.aws_ec2_instance_types.arch
+    values = { instance_types = ["t3.nano"] }
+  }
+
+  expect_failures = [data.aws_ec2_instance_types.arch]
+}
