@@ -8,6 +8,7 @@ package shardstate
 import (
 	"cmp"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -58,7 +59,7 @@ type State struct {
 // groupDefaults apply to groups that exist only through their instances.
 type groupDefaults struct {
 	drain     time.Duration
-	balancers []string // all load balancers of the shard, because the group's own are unknown
+	balancers map[string]config.LoadBalancer // all those of the shard, because the group's own are unknown
 }
 
 type group struct {
@@ -123,8 +124,15 @@ func (w *State) Term() uint64 { return w.opts.Term }
 func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	w.mu.Lock()
 	w.settings = SettingsOf(shard)
-	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(),
-		balancers: slices.Sorted(maps.Keys(shard.LoadBalancers))}
+	previous := w.defaults.balancers
+	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: shard.LoadBalancers}
+	// A load balancer may keep its name and get other target groups.
+	changed := func(name string) bool { return !reflect.DeepEqual(previous[name], shard.LoadBalancers[name]) }
+	for _, g := range w.groups {
+		if slices.ContainsFunc(g.LoadBalancers, changed) {
+			g.registerAgain()
+		}
+	}
 	keys := slices.Collect(maps.Keys(groups))
 	for key := range w.groups {
 		if _, ok := groups[key]; !ok {
@@ -172,13 +180,19 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 			have.backoff, have.notices = plan.Backoff{}, plan.Notices{}
 		}
 		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) {
-			for _, inst := range have.instances {
-				inst.plan.InLoadBalancers = false
-			}
+			have.registerAgain()
 		}
 		have.Group = g
 	}
 	return over
+}
+
+// registerAgain lets the planner register the group's instances with all load balancers of the group. It registers
+// those that are registered already, too, which changes nothing. Call with mu held.
+func (g *group) registerAgain() {
+	for _, inst := range g.instances {
+		inst.plan.InLoadBalancers = false
+	}
 }
 
 // publishGroups publishes the resolved errors and the changed groups, and wakes the planner.
@@ -217,7 +231,8 @@ func (w *State) groupOf(rec *record.Instance) *group {
 	g := w.groups[key]
 	if g == nil {
 		g = &group{Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
-			DrainTimeout: config.Duration(w.defaults.drain), LoadBalancers: w.defaults.balancers}}
+			DrainTimeout: config.Duration(w.defaults.drain), LoadBalancers: slices.Sorted(
+				maps.Keys(w.defaults.balancers))}}
 		w.groups[key] = g
 	}
 	return g

@@ -110,6 +110,32 @@ func TestConfigureResetsChangedGroups(t *testing.T) {
 	}
 }
 
+// TestConfigureResetsChangedLoadBalancers checks that instances are registered again with a load balancer that keeps
+// its name and gets other target groups.
+func TestConfigureResetsChangedLoadBalancers(t *testing.T) {
+	p := newPicture(t)
+	g := p.merged[workers]
+	g.LoadBalancers = []string{"web"}
+	p.merged[workers] = g
+	configure := func(arn string) {
+		web := config.LoadBalancer{Provider: "aws"}
+		web.TargetGroupARNs = []string{arn}
+		p.shard.LoadBalancers = map[string]config.LoadBalancer{"web": web}
+		p.Configure(p.shard, p.merged)
+	}
+	configure("old")
+	id := p.serving(t)
+	p.Balanced(id, true)
+	configure("old")
+	if s, _ := p.Snapshot(workers, nil); !s.Instances[0].InLoadBalancers {
+		t.Error("the same load balancer is taken to be another one")
+	}
+	configure("new")
+	if s, _ := p.Snapshot(workers, nil); s.Instances[0].InLoadBalancers {
+		t.Error("an instance is taken to be in a target group that is new")
+	}
+}
+
 func TestDirtyMarks(t *testing.T) {
 	p := newPicture(t)
 	p.TouchGroup(others)
