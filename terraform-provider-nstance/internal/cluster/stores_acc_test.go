@@ -127,9 +127,11 @@ func TestAccSecretsStores(t *testing.T) {
 					return err
 				}
 			}
-			// A secret of another program, under the same prefix.
-			if err := store.Put(t.Context(), "other", secretstore.NewValue([]byte("x")), secretstore.Any); err != nil {
-				t.Fatal(err)
+			// A secret of another program, under the same prefix, and one that a leader makes.
+			for _, name := range []string{"other", secretstore.WorkloadCAKey} {
+				if err := store.Put(t.Context(), name, secretstore.NewValue([]byte("x")), secretstore.Any); err != nil {
+					t.Fatal(err)
+				}
 			}
 			resource.Test(t, resource.TestCase{
 				ProtoV6ProviderFactories: acctest.Factories(),
