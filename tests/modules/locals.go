@@ -23,24 +23,27 @@ import (
 // functions are the Terraform functions that the evaluated files use. A call of any other function is an error that
 // names it.
 var functions = map[string]function.Function{
-	"concat":     stdlib.ConcatFunc,
-	"distinct":   stdlib.DistinctFunc,
-	"endswith":   endsWith,
-	"flatten":    stdlib.FlattenFunc,
-	"jsonencode": stdlib.JSONEncodeFunc,
-	"length":     stdlib.LengthFunc,
-	"merge":      stdlib.MergeFunc,
-	"values":     stdlib.ValuesFunc,
+	"concat":      stdlib.ConcatFunc,
+	"distinct":    stdlib.DistinctFunc,
+	"endswith":    textTest(strings.HasSuffix),
+	"flatten":     stdlib.FlattenFunc,
+	"jsonencode":  stdlib.JSONEncodeFunc,
+	"length":      stdlib.LengthFunc,
+	"merge":       stdlib.MergeFunc,
+	"strcontains": textTest(strings.Contains),
+	"values":      stdlib.ValuesFunc,
 }
 
-// endsWith is Terraform's endswith, which cty's library lacks.
-var endsWith = function.New(&function.Spec{
-	Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "suffix", Type: cty.String}},
-	Type:   function.StaticReturnType(cty.Bool),
-	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-		return cty.BoolVal(strings.HasSuffix(args[0].AsString(), args[1].AsString())), nil
-	},
-})
+// textTest returns a Terraform function of two texts, for those that cty's library lacks.
+func textTest(holds func(text, part string) bool) function.Function {
+	return function.New(&function.Spec{
+		Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "part", Type: cty.String}},
+		Type:   function.StaticReturnType(cty.Bool),
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+			return cty.BoolVal(holds(args[0].AsString(), args[1].AsString())), nil
+		},
+	})
+}
 
 // file is one file of a module.
 type file struct{ body *hclsyntax.Body }

@@ -501,19 +501,30 @@ func TestServerUsesOnlyListedKeysForDisks(t *testing.T) {
 	ask(t, full.server(t), []question{{"no keys", "kms:CreateGrant", disk, grant("true"), false}})
 }
 
-// TestServerStartsOnlyWithListedResources checks launch_resource_arns.
+// TestServerStartsOnlyWithListedResources checks launch_resource_arns. EC2 asks for no permission for a dedicated host.
+// A listed host or group of hosts therefore permits the tenancy "host".
 func TestServerStartsOnlyWithListedResources(t *testing.T) {
-	listed := []string{ec2 + "launch-template/lt-0a", ec2 + "dedicated-host/h-0a",
-		"arn:aws:resource-groups:us-west-2:" + account + ":group/hosts",
-		"arn:aws:license-manager:us-west-2:" + account + ":license-configuration:lic-0a"}
-	doc := choices{startWith: listed}.server(t)
-	for _, arn := range listed {
+	host, template := ec2+"dedicated-host/h-0a", ec2+"launch-template/lt-0a"
+	hosts := "arn:aws:resource-groups:us-west-2:" + account + ":group/hosts"
+	license := "arn:aws:license-manager:us-west-2:" + account + ":license-configuration:lic-0a"
+	doc := choices{startWith: []string{template, host, hosts, license}}.server(t)
+	for _, arn := range []string{template, hosts, license} {
 		ask(t, doc, []question{
 			{"listed", "ec2:RunInstances", arn, nil, true},
 			{"not listed", "ec2:RunInstances", arn + "b", nil, false},
 			{"another action", "ec2:CreateTags", arn, nil, false},
 		})
 		ask(t, full.server(t), []question{{"without a list", "ec2:RunInstances", arn, nil, false}})
+	}
+	for listed, onHosts := range map[string]bool{"": false, template: false, license: false, host: true, hosts: true} {
+		c := choices{}
+		if listed != "" {
+			c.startWith = []string{listed}
+		}
+		for tenancy, allowed := range map[string]bool{"default": true, "dedicated": true, "host": onHosts} {
+			ask(t, c.server(t), []question{{"tenancy " + tenancy + ", with " + listed, "ec2:RunInstances",
+				ec2 + "instance/*", launched("ec2:Tenancy", tenancy), allowed}})
+		}
 	}
 }
 

@@ -3,7 +3,9 @@ package modules
 import (
 	"errors"
 	"net/http/httptest"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -11,10 +13,15 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/aws-sdk-go-v2/service/iam"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	s3types "github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/aws/smithy-go"
 
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	fakeec2 "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	fakes3 "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )
 
 // testAccount is a fake AWS with a subnet and an image.
@@ -25,9 +32,10 @@ type testAccount struct {
 	subnet, image string
 }
 
-func newTestAccount(t *testing.T) *testAccount {
+// newTestAccount makes an account. backend is what stores the objects of its S3, or nil for an account without S3.
+func newTestAccount(t *testing.T, backend *fakes3.Backend) *testAccount {
 	t.Helper()
-	cloud, err := fakeaws.New(fakeaws.Config{Region: "us-west-2"})
+	cloud, err := fakeaws.New(fakeaws.Config{Region: "us-west-2", S3: backend})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,8 +71,15 @@ func (a *testAccount) root() aws.Config {
 	return a.config(access, secret, "")
 }
 
-// server makes a role with the policy of the shard's servers, and returns its client.
+// server makes a role with the policy of the shard's servers, and returns a client for EC2 with the role's credentials.
 func (a *testAccount) server(role string, c choices) *sdk.Client {
+	a.t.Helper()
+	return sdk.NewFromConfig(a.session(role, c))
+}
+
+// session makes a role with the policy of the shard's servers, and returns the role's credentials. Machines get such
+// credentials from their metadata.
+func (a *testAccount) session(role string, c choices) aws.Config {
 	a.t.Helper()
 	client := iam.NewFromConfig(a.root())
 	if _, err := client.CreateRole(a.t.Context(), &iam.CreateRoleInput{RoleName: &role,
@@ -76,7 +91,7 @@ func (a *testAccount) server(role string, c choices) *sdk.Client {
 		PolicyDocument: aws.String(c.text(a.t))}); err != nil {
 		a.t.Fatal(err)
 	}
-	return sdk.NewFromConfig(a.config(a.RoleCredentials(role, "server")))
+	return a.config(a.RoleCredentials(role, "server"))
 }
 
 // launch returns a request as servers of a shard send it. pairs are further tags.
@@ -99,7 +114,7 @@ func (a *testAccount) launch(of string, pairs ...string) *sdk.RunInstancesInput 
 // TestServersActOnlyOnTheirShard calls the fake EC2 with the role of a shard's servers, on resources of this shard and
 // of another shard.
 func TestServersActOnlyOnTheirShard(t *testing.T) {
-	a := newTestAccount(t)
+	a := newTestAccount(t, nil)
 	ctx, root, server := t.Context(), sdk.NewFromConfig(a.root()), a.server("servers", choices{})
 	run := func(in *sdk.RunInstancesInput) string {
 		t.Helper()
@@ -168,7 +183,7 @@ func TestServersActOnlyOnTheirShard(t *testing.T) {
 // TestServersStartVMsWithKeysForDisks starts VMs with encrypted disks, with the module's policy. Without the key in
 // ebs_kms_key_arns, EC2 accepts the request and terminates the VM.
 func TestServersStartVMsWithKeysForDisks(t *testing.T) {
-	a := newTestAccount(t)
+	a := newTestAccount(t, nil)
 	a.EC2().AddKey(fakeec2.Key{ARN: kms})
 	start := func(role string, c choices) types.Instance {
 		t.Helper()
@@ -207,5 +222,126 @@ func TestServersStartVMsWithKeysForDisks(t *testing.T) {
 		return c.Action == "kms:CreateGrant" && !c.Allowed
 	}) {
 		t.Errorf("the record of the call without permission: %+v", calls[i])
+	}
+}
+
+// TestStolenCredentialsReachOnlyTheirShardsObjects uses the credentials of a shard's servers, as a thief would, on the
+// objects of this shard and of another shard. The requests are signed, and the fake S3 evaluates the module's policy.
+func TestStolenCredentialsReachOnlyTheirShardsObjects(t *testing.T) {
+	if testing.Short() {
+		t.Log("the real S3 server is left out of a short run")
+		return
+	}
+	gateway, err := exec.CommandContext(t.Context(), "../../scripts/tool.sh", "versitygw").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	backend, stop, err := fakes3.Start(t.Context(), t.TempDir(), strings.TrimSpace(string(gateway)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stop() })
+	id, err := ident.ParseID("acc06bgm7733st2576nx5jht4ecjw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, ctx := newTestAccount(t, &backend), t.Context()
+	pathStyle := func(o *s3.Options) { o.UsePathStyle = true }
+	root, name := s3.NewFromConfig(a.root(), pathStyle), strings.TrimPrefix(bucket, "arn:aws:s3:::")
+	thief := s3.NewFromConfig(a.session("servers", choices{shardSecrets: []string{"own"}}), pathStyle)
+	if _, err := root.CreateBucket(ctx, &s3.CreateBucketInput{Bucket: &name,
+		CreateBucketConfiguration: &s3types.CreateBucketConfiguration{
+			LocationConstraint: s3types.BucketLocationConstraintUsWest2}}); err != nil {
+		t.Fatal(err)
+	}
+	write := func(client *s3.Client, key string) error {
+		_, err := client.PutObject(ctx, &s3.PutObjectInput{Bucket: &name, Key: &key, Body: strings.NewReader("{}")})
+		return err
+	}
+	check := func(what string, allowed bool, err error) {
+		t.Helper()
+		var answer smithy.APIError
+		if allowed && err != nil || !allowed && (!errors.As(err, &answer) || answer.ErrorCode() != "AccessDenied") {
+			t.Errorf("%s: %v, want allowed = %t", what, err, allowed)
+		}
+	}
+	type object struct {
+		key                    string
+		reads, writes, deletes bool
+	}
+	objects := []object{
+		{"cluster/ca.crt", true, true, false}, {"cluster/secret/own", true, false, false},
+		{"cluster/secret/another", false, false, false}, {"other/file", false, false, false},
+	}
+	for of, own := range map[string]bool{shard: true, neighbour: false} {
+		objects = append(objects, object{keys.Config(of), own, false, false}, object{keys.Groups(of), own, own, false},
+			object{keys.Leader(of), own, own, false}, object{keys.Applied(of), own, own, false},
+			object{keys.Instance(of, "default", id.Storage()), own, own, own},
+			object{keys.Probe(of, "x"), own, own, own})
+	}
+	for _, o := range objects {
+		if err := write(root, o.key); err != nil {
+			t.Fatal(err)
+		}
+		_, err := thief.GetObject(ctx, &s3.GetObjectInput{Bucket: &name, Key: &o.key})
+		check("read "+o.key, o.reads, err)
+		check("write "+o.key, o.writes, write(thief, o.key))
+		all, err := thief.DeleteObjects(ctx, &s3.DeleteObjectsInput{Bucket: &name, Delete: &s3types.Delete{
+			Objects: []s3types.ObjectIdentifier{{Key: &o.key}}}})
+		if err == nil && len(all.Errors) > 0 {
+			err = &smithy.GenericAPIError{Code: aws.ToString(all.Errors[0].Code)}
+		}
+		check("delete "+o.key+" in a list", o.deletes, err)
+		if err := write(root, o.key); err != nil {
+			t.Fatal(err)
+		}
+		_, err = thief.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &name, Key: &o.key})
+		check("delete "+o.key, o.deletes, err)
+	}
+	for of, own := range map[string]bool{shard: true, neighbour: false} {
+		prefix := keys.InstancePrefix(of)
+		_, err := thief.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &name, Prefix: &prefix})
+		check("list "+prefix, own, err)
+	}
+	// A list without a prefix cannot be refused: it needs the permission with which S3 says that an object is missing.
+	_, err = thief.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &name})
+	check("list all names", true, err)
+	_, err = thief.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: &name})
+	check("list versions", false, err)
+	_, err = thief.PutBucketPolicy(ctx, &s3.PutBucketPolicyInput{Bucket: &name, Policy: aws.String("{}")})
+	check("change the bucket's policy", false, err)
+}
+
+// TestServersStartOnDedicatedHosts starts VMs on a dedicated host and in a group of hosts. EC2 checks only the tenancy
+// and the group.
+func TestServersStartOnDedicatedHosts(t *testing.T) {
+	a := newTestAccount(t, nil)
+	host, hosts := a.EC2().AddHost(), "arn:aws:resource-groups:us-west-2:"+account+":group/hosts"
+	placements := map[string]types.Placement{"a host": {HostId: &host, Tenancy: types.TenancyHost},
+		"any host": {Tenancy: types.TenancyHost}, "a group of hosts": {HostResourceGroupArn: &hosts}}
+	for _, test := range []struct {
+		role    string
+		listed  []string
+		allowed []string
+	}{
+		{"nothing", nil, nil},
+		{"template", []string{ec2 + "launch-template/lt-0a"}, nil},
+		{"host", []string{ec2 + "dedicated-host/" + host}, []string{"a host", "any host"}},
+		{"group", []string{hosts}, []string{"a host", "any host", "a group of hosts"}},
+	} {
+		server := a.server(test.role, choices{startWith: test.listed})
+		for what, placement := range placements {
+			in := a.launch(shard, "nstance:managed", "true")
+			in.DryRun, in.Placement = aws.Bool(true), &placement
+			want := "UnauthorizedOperation"
+			if slices.Contains(test.allowed, what) {
+				want = "DryRunOperation"
+			}
+			_, err := server.RunInstances(t.Context(), in)
+			var answer smithy.APIError
+			if !errors.As(err, &answer) || answer.ErrorCode() != want {
+				t.Errorf("listed %v: start on %s: %v, want %s", test.listed, what, err, want)
+			}
+		}
 	}
 }

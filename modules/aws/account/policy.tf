@@ -111,14 +111,17 @@ locals {
       Effect   = "Allow"
       Action   = "ec2:RunInstances"
       Resource = "${local.ec2}:instance/*"
-      Condition = {
-        StringEquals = {
-          "aws:RequestTag/nstance:cluster" = var.cluster.id
-          "aws:RequestTag/nstance:shard"   = shard
-          "aws:RequestTag/nstance:managed" = "true"
-          "ec2:MetadataHttpTokens"         = "required"
-        }
-      }
+      Condition = merge(
+        {
+          StringEquals = {
+            "aws:RequestTag/nstance:cluster" = var.cluster.id
+            "aws:RequestTag/nstance:shard"   = shard
+            "aws:RequestTag/nstance:managed" = "true"
+            "ec2:MetadataHttpTokens"         = "required"
+          }
+        },
+        { for key in ["StringNotEquals"] : key => { "ec2:Tenancy" = "host" } if length(local.listed_hosts) == 0 },
+      )
     },
     merge(
       {
@@ -256,6 +259,10 @@ locals {
       Condition = { StringEquals = local.via_ec2, Bool = { "kms:GrantIsForAWSResource" = "true" } }
     },
   ] if length(arns) > 0])
+
+  # EC2 asks for no permission for a dedicated host, only for the tenancy.
+  # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+  listed_hosts = [for arn in var.launch_resource_arns : arn if strcontains(arn, ":dedicated-host/") || strcontains(arn, ":resource-groups:")]
 
   launch_resource_statements = [for arns in [var.launch_resource_arns] : {
     Sid      = "StartWithListed"

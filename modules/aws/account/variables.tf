@@ -127,7 +127,7 @@ variable "ebs_kms_key_arns" {
 }
 
 variable "launch_resource_arns" {
-  description = "What VMs may be started with, besides images, networks and disks: ARNs of launch templates, dedicated hosts, host resource groups and licence configurations that `args` name."
+  description = "What VMs may be started with, besides images, networks and disks: ARNs of launch templates, dedicated hosts, host resource groups and licence configurations that `args` name. A listed dedicated host or group permits all dedicated hosts of the account: EC2 has no permission for a single one."
   type        = list(string)
   default     = []
   nullable    = false

@@ -185,7 +185,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. Debian 12 and Amazon Linux 2023 work. The units are those of the images."
+  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. For Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The units are those of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

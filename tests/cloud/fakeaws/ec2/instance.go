@@ -62,6 +62,8 @@ type machinery struct {
 	volumes      map[string]*volume
 	keys         map[string]Key    // by ARN
 	snapshots    map[string]string // owners by ID
+	hosts        map[string]bool   // dedicated hosts by ID
+	placements   map[string]bool   // placement groups by name
 	spotRequests map[string]*spotRequest
 	types        map[string]*instanceType
 	identity     Identity
@@ -78,6 +80,7 @@ func newMachinery() machinery {
 		images:    map[string]*image{},
 		templates: map[string]*template{}, volumes: map[string]*volume{},
 		spotRequests: map[string]*spotRequest{}, keys: map[string]Key{}, snapshots: map[string]string{},
+		hosts: map[string]bool{}, placements: map[string]bool{},
 		types: instanceTypes(), withoutType: map[string]bool{},
 	}
 }
@@ -243,11 +246,34 @@ func (s *Service) instanceContext(id string) policy.Context {
 	return c
 }
 
-func (i *instance) tenancy() string {
-	if p := i.data.Placement; p != nil && p.Tenancy != nil {
+func (i *instance) tenancy() string { return i.data.Placement.tenancy() }
+
+// tenancy returns the tenancy of an instance with this placement, which may be nil. A group of hosts implies "host".
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Placement.html
+func (p *placement) tenancy() string {
+	switch {
+	case p != nil && p.HostResourceGroupARN != nil:
+		return "host"
+	case p != nil && p.Tenancy != nil:
 		return *p.Tenancy
 	}
 	return "default"
+}
+
+// AddHost adds a dedicated host and returns its ID. Instances on it take no room. It takes the cloud's lock.
+func (s *Service) AddHost() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := newID("h")
+	s.hosts[id] = true
+	return id
+}
+
+// AddPlacementGroup adds a placement group. It takes the cloud's lock.
+func (s *Service) AddPlacementGroup(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.placements[name] = true
 }
 
 // instanceByID returns an instance for an operation on it. A terminated instance is found while it is visible.

@@ -86,7 +86,30 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 			return err
 		}
 	}
+	if err := s.allowPlacement(c, l); err != nil {
+		return err
+	}
 	return s.allowProfile(c, l)
+}
+
+// allowPlacement asks for permission to use the placement group or the group of hosts. Permissions for a dedicated host
+// do not exist: the instance's tenancy says only that it is on a host.
+func (s *Service) allowPlacement(c *wire.Call, l *launch) error {
+	p := l.data.Placement
+	if p == nil {
+		return nil
+	}
+	overridden := l.asked.Placement != nil
+	if p.GroupName != nil {
+		if err := s.allowLaunch(c, l, s.arn("placement-group", *p.GroupName), policy.Context{
+			"ec2:Region": {s.cfg.Region}, "ec2:PlacementGroupName": {*p.GroupName}}, overridden); err != nil {
+			return err
+		}
+	}
+	if p.HostResourceGroupARN != nil {
+		return s.allowLaunch(c, l, *p.HostResourceGroupARN, nil, overridden)
+	}
+	return nil
 }
 
 // allowMade asks for permission to create a resource during the launch, and to tag it.
@@ -128,13 +151,10 @@ func (l *launch) context() policy.Context {
 	c := policy.Context{
 		"ec2:InstanceType": {l.kind.name}, "ec2:AvailabilityZone": {l.net[0].zone}, "ec2:RootDeviceType": {"ebs"},
 		"ec2:EbsOptimized": {boolText(d.EbsOptimized)},
-		"ec2:Tenancy":      {"default"}, "ec2:InstanceMarketType": {"on-demand"},
+		"ec2:Tenancy":      {d.Placement.tenancy()}, "ec2:InstanceMarketType": {"on-demand"},
 	}
 	if l.spot {
 		c["ec2:InstanceMarketType"] = []string{"spot"}
-	}
-	if d.Placement != nil {
-		c["ec2:Tenancy"] = []string{orElse(d.Placement.Tenancy, "default")}
 	}
 	if l.profile != nil {
 		c["ec2:InstanceProfile"] = []string{l.profile.ARN}

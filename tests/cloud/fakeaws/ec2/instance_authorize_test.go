@@ -180,6 +180,63 @@ func TestSnapshotAndLicensePermissions(t *testing.T) {
 	}
 }
 
+// TestPlacementPermissions checks that a launch needs permission for a placement group and for a group of hosts. On a
+// dedicated host, the instance has the tenancy "host".
+func TestPlacementPermissions(t *testing.T) {
+	w := newTestRegion(t, nil)
+	host := w.service.AddHost()
+	w.service.AddPlacementGroup("near")
+	const hosts = "arn:aws:resource-groups:us-west-2:123456789012:group/hosts"
+	const here = "arn:aws:ec2:us-west-2:123456789012:"
+	for _, test := range []struct {
+		placement         types.Placement
+		resource, tenancy string
+	}{
+		{types.Placement{GroupName: aws.String("near")}, here + "placement-group/near", "default"},
+		{types.Placement{HostResourceGroupArn: aws.String(hosts)}, hosts, "host"},
+		{types.Placement{HostId: &host, Tenancy: types.TenancyHost}, "", "host"},
+		{types.Placement{Tenancy: types.TenancyDedicated}, "", "dedicated"},
+	} {
+		w.asked = nil
+		in := w.input()
+		in.Placement = &test.placement
+		made := must(w.client.RunInstances(t.Context(), in))(t).Instances[0]
+		if string(made.Placement.Tenancy) != test.tenancy {
+			t.Errorf("%+v: the instance has the tenancy %s, want %s", test.placement, made.Placement.Tenancy,
+				test.tenancy)
+		}
+		known := here + "instance/*"
+		i := slices.IndexFunc(w.asked, func(a asked) bool { return a.resource == known })
+		if i < 0 || !slices.Equal(w.asked[i].context["ec2:Tenancy"], []string{test.tenancy}) {
+			t.Errorf("%+v asked for %+v, want the tenancy %s", test.placement, w.asked, test.tenancy)
+		}
+		if slices.ContainsFunc(w.asked, func(a asked) bool { return strings.Contains(a.resource, "dedicated-host") }) {
+			t.Errorf("%+v asked for a dedicated host, for which EC2 has no permission: %+v", test.placement, w.asked)
+		}
+		if test.resource == "" {
+			continue
+		}
+		w.deny = func(a asked) bool { return a.resource == test.resource }
+		in.ClientToken = nil
+		if _, err := w.client.RunInstances(t.Context(), in); code(t, err) != "UnauthorizedOperation" {
+			t.Errorf("without permission for %s: %v", test.resource, err)
+		}
+		w.deny = nil
+	}
+	for want, placement := range map[string]types.Placement{
+		"InvalidHostID.NotFound":        {HostId: aws.String("h-0123456789abcdef0"), Tenancy: types.TenancyHost},
+		"InvalidParameterCombination":   {HostId: &host},
+		"InvalidPlacementGroup.Unknown": {GroupName: aws.String("far")},
+		"InvalidParameterValue":         {Tenancy: "cloud"},
+	} {
+		in := w.input()
+		in.Placement = &placement
+		if _, err := w.client.RunInstances(t.Context(), in); code(t, err) != want {
+			t.Errorf("%+v: %v, want %s", placement, err, want)
+		}
+	}
+}
+
 // TestVolumeKeyPermissions checks that an instance whose volume's KMS key may not be used is pending, and then
 // terminated with EC2's reason, while the request succeeds.
 func TestVolumeKeyPermissions(t *testing.T) {

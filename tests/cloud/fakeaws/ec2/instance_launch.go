@@ -82,6 +82,9 @@ func (s *Service) resolve(l *launch) error {
 	if err := l.checkOptions(); err != nil {
 		return err
 	}
+	if err := s.checkPlacement(d.Placement); err != nil {
+		return err
+	}
 	if l.tags, err = launchTagsOf(d.TagSpecification); err != nil {
 		return err
 	}
@@ -203,21 +206,30 @@ func (l *launch) checkOptions() error {
 		*m.AutoRecovery != "disabled" {
 		return invalid("autoRecovery", *m.AutoRecovery)
 	}
-	if p := d.Placement; p != nil {
-		if t := orElse(p.Tenancy, "default"); t != "default" && t != "dedicated" {
-			return failf("InvalidParameterValue", "The tenancy '%s' is not supported here", t)
-		}
-		if p.GroupName != nil || p.GroupID != nil {
-			return failf("InvalidPlacementGroup.Unknown", "The Placement Group '%s' is unknown.",
-				cmp.Or(value(p.GroupName), value(p.GroupID)))
-		}
-		if p.HostID != nil || p.HostResourceGroupARN != nil {
-			return failf("InvalidHostID.NotFound", "The specified host does not exist")
-		}
-	}
 	if o := d.PrivateDNSNameOptions; o != nil && o.HostnameType != nil && *o.HostnameType != "ip-name" &&
 		*o.HostnameType != "resource-name" {
 		return invalid("hostnameType", *o.HostnameType)
+	}
+	return nil
+}
+
+// checkPlacement refuses an unknown tenancy, placement group or dedicated host. Groups of hosts belong to another
+// service, so every ARN is accepted.
+func (s *Service) checkPlacement(p *placement) error {
+	if p == nil {
+		return nil
+	}
+	tenancy := p.tenancy()
+	switch {
+	case tenancy != "default" && tenancy != "dedicated" && tenancy != "host":
+		return failf("InvalidParameterValue", "The tenancy '%s' is not supported here", tenancy)
+	case p.GroupID != nil || p.GroupName != nil && !s.placements[*p.GroupName]:
+		return failf("InvalidPlacementGroup.Unknown", "The Placement Group '%s' is unknown.",
+			cmp.Or(value(p.GroupName), value(p.GroupID)))
+	case p.HostID != nil && !s.hosts[*p.HostID]:
+		return failf("InvalidHostID.NotFound", "The specified host does not exist")
+	case p.HostID != nil && tenancy != "host":
+		return invalidCombination("The parameter hostId needs the tenancy 'host'")
 	}
 	return nil
 }
