@@ -183,7 +183,7 @@ func (s *server) readMarks(ctx context.Context, marks *highwater.Marks) error {
 	}
 	lock, err := record.DecodeLock(object.Body)
 	if err != nil {
-		s.log.Warn("no marks of earlier versions are known", "error", err)
+		s.log.Warn("cannot read the marks in the lock: an earlier version of a secret may be accepted", "error", err)
 		return nil
 	}
 	return marks.Merge(lock.Marks)
