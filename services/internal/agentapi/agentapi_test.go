@@ -166,7 +166,9 @@ type reports struct {
 
 func (c *client) reports() *reports {
 	c.t.Helper()
-	stream, err := c.ReportHealth(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // a failing test ends after this time
+	c.t.Cleanup(cancel)
+	stream, err := c.ReportHealth(ctx)
 	if err != nil {
 		c.t.Fatal(err)
 	}
