@@ -31,7 +31,8 @@ func live(t *testing.T, calls *ledger) {
 			"garbage_collection": map[string]any{"interval": "5s"}},
 	}
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
-	network := func(workers ...string) {
+	// network replaces the subnets of the example, and names the shard independently of its zone.
+	network := func(zone, public, servers string, workers ...string) {
 		lists := make([]string, len(workers))
 		for i, cidr := range workers {
 			lists[i] = fmt.Sprintf("{ ipv4_cidr = %q }", cidr)
@@ -39,15 +40,26 @@ func live(t *testing.T, calls *ledger) {
 		stack.Write(t, "network_override.tf", fmt.Sprintf(`
 module "network" {
   subnets = {
-    public  = { (var.zone) = [{ ipv4_cidr = "10.0.0.0/24", public = true, nat_gateway = true }] }
-    servers = { (var.zone) = [{ ipv4_cidr = "10.0.1.0/24" }] }
-    workers = { (var.zone) = [%s] }
+    public  = { %[1]q = [{ ipv4_cidr = %[2]q, public = true, nat_gateway = true }] }
+    servers = { %[1]q = [{ ipv4_cidr = %[3]q }] }
+    workers = { %[1]q = [%[4]s] }
   }
 }
-`, strings.Join(lists, ", ")))
+
+module "account" {
+  shards = { main = {} }
+}
+
+module "shard" {
+  shard          = "main"
+  zone           = %[1]q
+  leader_network = { ipv4 = cidrhost(%[3]q, 100) }
+}
+`, zone, public, servers, strings.Join(lists, ", ")))
 	}
+	const zone, public, servers = "us-west-2a", "10.0.0.0/24", "10.0.1.0/24"
 	const small, large = "10.0.16.0/28", "10.0.32.0/20"
-	network(small)
+	network(zone, public, servers, small)
 	stack.Apply(t)
 	f := &fleet{Lab: l, cluster: "live"}
 	stack.Output(t, "shard", &f.shard)
@@ -58,7 +70,7 @@ module "network" {
 
 	// The first subnet is full, so that the third VM is in the second subnet.
 	release := f.fill(t, first)
-	network(small, large)
+	network(zone, public, servers, small, large)
 	vars["worker_count"] = 3
 	stack.Apply(t)
 	f.settled(t, 3, nil)
@@ -75,7 +87,7 @@ module "network" {
 
 	// A subnet with a VM is removed. The VM leaves it first, and no other VM is replaced.
 	unharmed := f.watchFleet(t, 3)
-	network(small)
+	network(zone, public, servers, small)
 	if code, output := stack.Plan(t); code != 2 ||
 		!strings.Contains(output, "Instances in subnets that leave their pool are replaced") ||
 		!strings.Contains(output, "default/workers") {
@@ -87,36 +99,39 @@ module "network" {
 	f.kept(t, kept, moved)
 	unharmed()
 
-	// The leader gets another address. VMs learn it while they are connected to the present leader.
+	// The servers and the leader get another subnet. VMs learn the address while they are connected to the present
+	// leader.
 	unharmed = f.watchFleet(t, 3)
 	kept = f.workers()
-	const address = "10.0.1.200"
-	stack.Write(t, "leader_override.tf",
-		fmt.Sprintf("module \"shard\" {\n  leader_network = { ipv4 = %q }\n}\n", address))
+	const otherServers = "10.0.2.0/24"
+	network(zone, public, otherServers, small)
 	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "The address of the leader of shard") ||
 		!strings.Contains(output, "rolling_groups") || strings.Contains(output, "Instances will be replaced") {
-		t.Errorf("another leader address: exit code %d, want 2 and a warning:\n%s", code, output)
+		t.Errorf("another subnet of the servers: exit code %d, want 2 and a warning:\n%s", code, output)
 	}
 	stack.Apply(t)
-	if stack.Output(t, "shard", &f.shard); f.shard.LeaderIP != address {
-		t.Errorf("the leader's address is %s, want %s", f.shard.LeaderIP, address)
-	}
-	f.healthy(t)
-	f.refresh(t) // at the new address
-	lab.Eventually(t, soon, "VMs with the new address only", func() string {
-		for _, worker := range f.workers() {
-			out, err := f.Machines.Exec(worker.ID, "cat", "/opt/nstance-agent/identity/servers")
-			if got := strings.TrimSpace(out); err != nil || got != address+":8994" {
-				return fmt.Sprintf("%s has %q, %v", worker.ID, got, err)
-			}
-		}
-		return ""
-	})
+	f.moved(t, stack, zone, "10.0.2.100")
 	f.settled(t, 3, nil)
 	f.kept(t, kept, nil)
 	unharmed()
 	if code, output := stack.Plan(t); code != 0 {
-		t.Errorf("a plan after the change of the address finds changes (exit code %d):\n%s", code, output)
+		t.Errorf("a plan after the change of the subnet finds changes (exit code %d):\n%s", code, output)
+	}
+
+	// The shard moves to another zone: its servers, the leader's address, and all VMs, one after the other.
+	unharmed = f.watchFleet(t, 3)
+	old := ids(f.workers())
+	const otherZone = "us-west-2b"
+	network(otherZone, "10.0.3.0/24", "10.0.4.0/24", "10.0.48.0/28")
+	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "The address of the leader of shard") {
+		t.Errorf("another zone: exit code %d, want 2 and a warning:\n%s", code, output)
+	}
+	stack.Apply(t)
+	f.moved(t, stack, otherZone, "10.0.4.100")
+	f.settled(t, 3, old)
+	unharmed()
+	if code, output := stack.Plan(t); code != 0 {
+		t.Errorf("a plan after the change of the zone finds changes (exit code %d):\n%s", code, output)
 	}
 
 	// These mistakes fail at plan.
@@ -148,6 +163,30 @@ module "network" {
 	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
+}
+
+// moved waits until all servers are in a zone, the leader answers at an address, and all VMs know this address only.
+func (f *fleet) moved(t *testing.T, stack *lab.Stack, zone, address string) {
+	t.Helper()
+	if stack.Output(t, "shard", &f.shard); f.shard.LeaderIP != address {
+		t.Errorf("the leader's address is %s, want %s", f.shard.LeaderIP, address)
+	}
+	f.healthy(t)
+	f.refresh(t)
+	lab.Eventually(t, soon, "VMs with the new address only, servers in "+zone, func() string {
+		for _, server := range f.servers() {
+			if server.Zone != zone {
+				return server.ID + " is in " + server.Zone
+			}
+		}
+		for _, worker := range f.workers() {
+			out, err := f.Machines.Exec(worker.ID, "cat", "/opt/nstance-agent/identity/servers")
+			if got := strings.TrimSpace(out); err != nil || got != address+":8994" {
+				return fmt.Sprintf("%s has %q, %v", worker.ID, got, err)
+			}
+		}
+		return ""
+	})
 }
 
 // kept checks that all VMs of before still run, except for those in gone.

@@ -282,9 +282,14 @@ func (f *fleet) rolled(t *testing.T, old string) {
 
 // workers returns the shard's VMs that are pending or running.
 func (f *fleet) workers() []ec2.InstanceView {
-	return slices.DeleteFunc(f.Instances(f.cluster), func(i ec2.InstanceView) bool {
-		return i.State != "running" && i.State != "pending" || i.Zone != f.shard.ID
+	all := f.Instances(f.cluster)
+	f.Cloud.Locked(func() {
+		all = slices.DeleteFunc(all, func(i ec2.InstanceView) bool {
+			return i.State != "running" && i.State != "pending" ||
+				f.Cloud.EC2().Tags(i.ID)["nstance:shard"] != f.shard.ID
+		})
 	})
+	return all
 }
 
 // servers returns the machines of the shard's Auto Scaling group.

@@ -161,6 +161,8 @@ resource "aws_autoscaling_group" "server" {
   # starts the refresh, and a rollback restores what is saved.
   instance_refresh {
     strategy = "Rolling"
+    # Auto Scaling itself moves servers to other zones, but not out of a removed subnet of the same zone.
+    triggers = ["vpc_zone_identifier"]
 
     preferences {
       min_healthy_percentage = 100

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"encoding/json"
 	"io/fs"
 	"maps"
 	"os"
@@ -16,6 +17,7 @@ import (
 type Stack struct {
 	lab     *Lab
 	options *terraform.Options
+	outputs map[string]json.RawMessage // Those after the last Apply, or nil if they have not been read.
 }
 
 // Stack copies an example, such as "aws/single-shard", and the modules, and initializes it. The copy exists until the
@@ -33,7 +35,7 @@ func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, 
 	for _, part := range []string{"modules/aws", "examples/aws"} {
 		copyTree(t, filepath.Join(Root(), part), filepath.Join(dir, part))
 	}
-	s := &Stack{l, &terraform.Options{
+	s := &Stack{lab: l, options: &terraform.Options{
 		TerraformBinary: cli,
 		TerraformDir:    filepath.Join(dir, "examples", example),
 		Vars:            vars,
@@ -73,18 +75,20 @@ func (s *Stack) With(vars map[string]any) *Stack {
 	options := *s.options
 	options.Vars = maps.Clone(options.Vars)
 	maps.Copy(options.Vars, vars)
-	return &Stack{s.lab, &options}
+	return &Stack{lab: s.lab, options: &options}
 }
 
 // Apply runs apply and returns the CLI's output.
 func (s *Stack) Apply(t *testing.T) string {
 	t.Helper()
+	s.outputs = nil
 	return terraform.ApplyContext(t, t.Context(), s.options)
 }
 
 // ApplyFails runs apply, which must fail, and returns the CLI's errors.
 func (s *Stack) ApplyFails(t *testing.T) string {
 	t.Helper()
+	s.outputs = nil
 	stdout, stderr, code, err := terraform.RunTerraformCommandAndGetStdOutErrCodeContextE(t, t.Context(), s.options,
 		terraform.FormatArgs(s.options, "apply", "-input=false", "-auto-approve")...)
 	if code != 1 {
@@ -126,10 +130,23 @@ func (s *Stack) DestroyError(t *testing.T) error {
 	return err
 }
 
-// Output decodes an output of the stack into a value.
+// Output decodes an output of the stack into a value. It runs the CLI once after each Apply, because the CLI starts all
+// providers to show outputs.
 func (s *Stack) Output(t *testing.T, name string, into any) {
 	t.Helper()
-	terraform.OutputStructContext(t, t.Context(), s.options, name, into)
+	if s.outputs == nil {
+		var all map[string]struct{ Value json.RawMessage }
+		if err := json.Unmarshal([]byte(terraform.OutputJSONContext(t, t.Context(), s.options, "")), &all); err != nil {
+			t.Fatal(err)
+		}
+		s.outputs = map[string]json.RawMessage{}
+		for key, output := range all {
+			s.outputs[key] = output.Value
+		}
+	}
+	if err := json.Unmarshal(s.outputs[name], into); err != nil {
+		t.Fatalf("the output %s: %v", name, err)
+	}
 }
 
 // Files returns the contents of the files that the CLI left in the stack's directory, by path. They include states and

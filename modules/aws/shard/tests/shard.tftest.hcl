@@ -129,6 +129,10 @@ run "defaults" {
     condition     = output.shard.operator_addr == "10.0.1.100:8993" && output.shard.leader_ipv6 == null
     error_message = "outputs: ${jsonencode(output.shard)}"
   }
+  assert {
+    condition     = contains(one(aws_autoscaling_group.server.instance_refresh).triggers, "vpc_zone_identifier")
+    error_message = "another subnet does not move the servers"
+  }
 }
 
 run "standby" {
