@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
@@ -39,17 +40,20 @@ func multiAZ(t *testing.T, calls *ledger) {
 		f.settled(t, 1, nil)
 		f.refresh(t) // For destroy, which changes the configuration first.
 	}
-	// Every VM is registered with the load balancer's target group and passes its health check.
-	lab.Eventually(t, soon, "three healthy targets", func() string {
-		targets := l.Targets(t)
-		if healthy := slices.DeleteFunc(targets, func(s string) bool { return s != "healthy" }); len(healthy) < 3 {
-			return fmt.Sprint(l.Targets(t))
-		}
-		return ""
-	})
+	balanced(t, l, 3)
 	calls.addPolicies(t, l, "trio")
 
-	// A plan without the zone in the middle renumbers nothing of the others.
+	// The zone in the middle is removed. Nothing of the others is renumbered, and none of their VMs is replaced. The
+	// AWS provider replaces the load balancer.
+	var kept []*fleet
+	var before [][]ec2.InstanceView
+	for name, s := range shards {
+		if name != "us-west-2b" {
+			f := &fleet{Lab: l, cluster: "trio", shard: s}
+			f.open(t, stack)
+			kept, before = append(kept, f), append(before, slices.Concat(f.workers(), f.servers()))
+		}
+	}
 	vars["zones"] = map[string]any{"us-west-2a": 0, "us-west-2c": 2}
 	if code, output := stack.Plan(t); code != 2 || slices.ContainsFunc([]string{"us-west-2a", "us-west-2c"},
 		func(zone string) bool {
@@ -57,10 +61,37 @@ func multiAZ(t *testing.T, calls *ledger) {
 		}) {
 		t.Errorf("without the middle zone: exit code %d, want 2 and no change of other leaders:\n%s", code, output)
 	}
-	delete(vars, "zones")
+	stack.Apply(t)
+	for i, f := range kept {
+		f.healthy(t)
+		f.settled(t, 1, nil)
+		if now := slices.Concat(f.workers(), f.servers()); !slices.Equal(ids(now), ids(before[i])) {
+			t.Errorf("%s has the VMs %v, had %v", f.shard.ID, ids(now), ids(before[i]))
+		}
+	}
+	if all := l.Instances(""); len(all) != 4 {
+		t.Errorf("%d VMs and servers in two zones, want 4: %v", len(all), ids(all))
+	}
+	balanced(t, l, 2)
+	if code, output := stack.Plan(t); code != 0 {
+		t.Errorf("a plan after the removal of a zone finds changes (exit code %d):\n%s", code, output)
+	}
+	calls.addPolicies(t, l, "trio")
 	stack.Destroy(t)
 	calls.addCalls(l, "trio")
 	if diff := cmp.Diff(empty, l.Inventory(t)); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
+}
+
+// balanced waits until the load balancers have the given number of targets, which all pass their health checks.
+func balanced(t *testing.T, l *lab.Lab, size int) {
+	t.Helper()
+	lab.Eventually(t, soon, fmt.Sprintf("%d healthy targets", size), func() string {
+		targets := l.Targets(t)
+		if len(targets) != size || slices.ContainsFunc(targets, func(state string) bool { return state != "healthy" }) {
+			return fmt.Sprint(targets)
+		}
+		return ""
+	})
 }

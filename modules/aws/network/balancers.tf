@@ -9,15 +9,6 @@ locals {
     })
   }]...)
 
-  # Names of load balancers and target groups have at most 32 characters. The name of a target group contains a hash of
-  # the settings that cannot be changed in place. A replacement therefore has another name, and can be created before
-  # the old target group is destroyed.
-  balancer_names = { for name in keys(var.load_balancers) : name => length("${var.name}-${name}") <= 32 ? "${var.name}-${name}" : "${trim(substr(var.name, 0, 31 - length(name)), "-")}-${name}" }
-  target_names = { for key, l in local.listeners : key => join("-", [
-    trim(substr("${var.name}-${replace(key, "/", "-")}", 0, 24), "-"),
-    substr(sha1("${var.name} ${key} ${l.target_port} ${l.target_protocol} ${var.ip_family}"), 0, 7),
-  ]) }
-
   # Permitted clients: one rule for each listener and network.
   balancer_sources = { for name, lb in var.load_balancers : name => {
     ipv4 = lb.allow_ipv4_cidrs != null ? lb.allow_ipv4_cidrs : lb.internal ? [local.ipv4_cidr] : ["0.0.0.0/0"]
@@ -70,8 +61,10 @@ resource "aws_lb" "this" {
   # An internet-facing load balancer needs the routes to the internet first.
   depends_on = [aws_internet_gateway.this, aws_route.public_ipv4, aws_route.public_ipv6]
 
+  # The AWS provider replaces a load balancer that loses a subnet, as at the removal of a zone. Only a generated name is
+  # free for the replacement. The AWS provider limits the prefix to 6 characters.
   for_each                         = var.load_balancers
-  name                             = local.balancer_names[each.key]
+  name_prefix                      = "${trim(substr(each.key, 0, 5), "-")}-"
   load_balancer_type               = "network"
   internal                         = each.value.internal
   subnets                          = local.ids_of_role[each.value.subnets]
@@ -79,12 +72,22 @@ resource "aws_lb" "this" {
   ip_address_type                  = local.ipv6 ? "dualstack" : "ipv4"
   enable_cross_zone_load_balancing = each.value.cross_zone
   enable_deletion_protection       = each.value.deletion_protection
-  tags                             = var.tags
+  tags                             = merge({ Name = "${var.name}-${each.key}" }, var.tags)
+
+  # Shards register their VMs with the replacement before the old load balancer is destroyed.
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 resource "aws_lb_target_group" "this" {
-  for_each             = local.listeners
-  name                 = local.target_names[each.key]
+  # A name has at most 32 characters. It contains a hash of what cannot be changed in place, so that a replacement has
+  # another name. A target group belongs to one load balancer only, so it is replaced with its load balancer.
+  for_each = local.listeners
+  name = join("-", [
+    trim(substr("${var.name}-${replace(each.key, "/", "-")}", 0, 24), "-"),
+    substr(sha1("${aws_lb.this[each.value.balancer].arn} ${each.key} ${each.value.target_port} ${each.value.target_protocol} ${var.ip_family}"), 0, 7),
+  ])
   vpc_id               = local.vpc_id
   target_type          = "instance"
   port                 = each.value.target_port

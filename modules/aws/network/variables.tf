@@ -201,7 +201,7 @@ variable "load_balancers" {
   description = <<-TEXT
     Network load balancers, by a name that groups can use. The servers register a group's healthy VMs with the target group of each listener.
 
-    * `subnets`: the role of the subnets that it is in, one for each zone.
+    * `subnets`: the role of the subnets that it is in, one for each zone. A load balancer that loses a zone is replaced, and gets another DNS name.
     * `internal`: reached from the VPC only.
     * `allow_ipv4_cidrs`, `allow_ipv6_cidrs`: who may connect. Left out: everybody, or the VPC's own addresses if it is internal.
     * `listeners`: by name. `protocol` is `TCP`, `UDP`, `TCP_UDP` or `TLS` (with `certificate_arn`; targets get TCP); `target_port` is `port` where it is left
