@@ -1,0 +1,306 @@
+package agentapi_test
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+)
+
+func TestFilesAndKeys(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	r, files, keys := c.reports(), c.files(), c.keyRequests()
+	request, err := keys.Recv()
+	if err != nil || len(request.GetKeys()) != 1 || request.GetKeys()[0].GetName() != "node.pub" ||
+		request.GetKeys()[0].GetAlgorithm() != nstancev1.KeyAlgorithm_KEY_ALGORITHM_ED25519 {
+		t.Fatalf("%v %v", request, err)
+	}
+	r.send(nil)
+	// Without the key, all other files are sent, and no hash.
+	if err := c.push(); err != nil {
+		t.Fatal(err)
+	}
+	first := receive(t, files)
+	if diff := cmp.Diff([]string{"node.env", "secret.key"}, first.names()); diff != "" ||
+		first.commit.GetRuntimeHash() != "" {
+		t.Errorf("hash %q %s", first.commit.GetRuntimeHash(), diff)
+	}
+	if diff := cmp.Diff([]string{"node.crt", "node.env", "secret.key"}, first.commit.GetNames()); diff != "" {
+		t.Error(diff)
+	}
+	if string(first.files["node.env"].GetContent()) != "ROLE=worker\n" || first.files["node.env"].GetKind() != "env" ||
+		string(first.files["secret.key"].GetContent()) != "hunter2" {
+		t.Errorf("%v", first.files)
+	}
+	if request, err = keys.Recv(); err != nil || request.GetKeys()[0].GetName() != "node.pub" {
+		t.Errorf("asked again for %v (%v)", request, err)
+	}
+	// After the key is submitted, only the certificate is sent.
+	key := transporttest.NewKey(t)
+	if err := c.submit("node.pub", pkixOf(t, key)); err != nil {
+		t.Fatal(err)
+	}
+	second := receive(t, files)
+	if diff := cmp.Diff([]string{"node.crt"}, second.names()); diff != "" || second.commit.GetRuntimeHash() != "r1" {
+		t.Errorf("hash %q %s", second.commit.GetRuntimeHash(), diff)
+	}
+	block, _ := pem.Decode(second.files["node.crt"].GetContent())
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil || !cert.PublicKey.(ed25519.PublicKey).Equal(key.Public()) || cert.DNSNames[0] != "node-1" ||
+		cert.IPAddresses[0].String() != "10.1.2.3" {
+		t.Errorf("certificate %+v (%v)", cert, err)
+	}
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
+	entries := w.log(t)
+	want := []record.Issued{{Name: "node.crt", Kind: record.CertServer, Serial: authority.Serial(cert),
+		NotAfter: cert.NotAfter}}
+	if len(entries) != 1 || entries[0].Instance != c.id || cmp.Diff(want, entries[0].Issued) != "" {
+		t.Errorf("log %+v", entries)
+	}
+	if view, _ := w.State.Instance(c.id); view.Plan.FilesSent != "r1" {
+		t.Errorf("files sent %q", view.Plan.FilesSent)
+	}
+
+	// The instance has everything, so another push sends nothing.
+	r.send(func(m *nstancev1.ReportHealthRequest) {
+		m.RuntimeHash, m.Files, m.Keys = "r1", states(first, second), keyState(pkixOf(t, key))
+	})
+	if err := c.push(); err != nil || w.Events(c.id, shardstate.EventFilesPushed) != 2 {
+		t.Errorf("%v, %d events", err, w.Events(c.id, shardstate.EventFilesPushed))
+	}
+	// Another configuration sends only the files that it changes.
+	w.group.RuntimeHash, w.group.Vars = "r2", map[string]string{"role": "master"}
+	w.Configure(w.group)
+	if err := c.push(); err != nil {
+		t.Fatal(err)
+	}
+	third := receive(t, files)
+	if diff := cmp.Diff([]string{"node.env"}, third.names()); diff != "" || third.commit.GetRuntimeHash() != "r2" {
+		t.Errorf("hash %q %s", third.commit.GetRuntimeHash(), diff)
+	}
+	if len(w.log(t)) != 1 {
+		t.Error("another certificate was issued")
+	}
+}
+
+func TestRefusedKeys(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	_, err := c.SubmitPublicKeys(t.Context(), &nstancev1.SubmitPublicKeysRequest{InstanceId: c.id.String()})
+	wants(t, "none", err, codes.InvalidArgument, "keys: 0 of them")
+	wants(t, "not needed", c.submit("other.pub", pkixOf(t, transporttest.NewKey(t))), codes.InvalidArgument,
+		"keys[0].name")
+	wants(t, "no key", c.submit("node.pub", []byte("x")), codes.InvalidArgument, "keys[0].pkix")
+	if keys, err := w.cache.Keys(t.Context(), c.id); err != nil || len(keys) != 0 {
+		t.Errorf("keys %v (%v)", keys, err)
+	}
+}
+
+// complete brings an instance to the state in which it has all its files.
+func (c *client) complete() (r *reports, files filesStream, all batch, keys []*nstancev1.KeyState) {
+	c.t.Helper()
+	r, files = c.reports(), c.files()
+	pkix := pkixOf(c.t, transporttest.NewKey(c.t))
+	keys = keyState(pkix)
+	if err := c.submit("node.pub", pkix); err != nil {
+		c.t.Fatal(err)
+	}
+	all = receive(c.t, files)
+	if len(all.files) != 3 || all.commit.GetRuntimeHash() != "r1" {
+		c.t.Fatalf("%v %v", all.names(), all.commit)
+	}
+	r.send(func(m *nstancev1.ReportHealthRequest) { m.RuntimeHash, m.Files, m.Keys = "r1", states(all), keys })
+	return r, files, all, keys
+}
+
+func TestCertificatesAreRenewed(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	r, files, all, keys := c.complete()
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 1)
+	w.Clock.Advance(19 * time.Hour)
+	unchanged := func(m *nstancev1.ReportHealthRequest) { m.RuntimeHash, m.Unchanged = "r1", true }
+	r.send(unchanged)
+	if n := w.Events(c.id, shardstate.EventFilesPushed); n != 1 {
+		t.Errorf("%d batches", n)
+	}
+	w.Clock.Advance(2 * time.Hour) // two thirds of 30 h
+	r.send(unchanged)
+	b := receive(t, files)
+	if diff := cmp.Diff([]string{"node.crt"}, b.names()); diff != "" || b.commit.GetRuntimeHash() != "r1" {
+		t.Errorf("%v %s", b.commit, diff)
+	}
+	if bytes.Equal(b.files["node.crt"].GetContent(), all.files["node.crt"].GetContent()) || len(w.log(t)) != 2 {
+		t.Error("not renewed")
+	}
+
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
+	// A new leader learns from the report when the certificate is due, and gets the key from its cache.
+	leader := *w.leader.Load()
+	w.leader.Store(&leader)
+	c = c.again()
+	r, files = c.reports(), c.files()
+	r.send(func(m *nstancev1.ReportHealthRequest) { m.RuntimeHash, m.Files, m.Keys = "r1", states(all, b), keys })
+	w.Clock.Advance(21 * time.Hour)
+	r.send(unchanged)
+	if again := receive(t, files); len(again.files) != 1 || len(w.log(t)) != 3 {
+		t.Errorf("%v", again.names())
+	}
+}
+
+func TestFailedFilesAreSentAgain(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	r, files, all, keys := c.complete()
+	pushed := 1
+	awaited := func() { // the batch is complete, so the clock may advance
+		w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, pushed)
+		pushed++
+	}
+	awaited()
+	broken := states(all)
+	broken[1] = &nstancev1.FileState{Name: "node.env", Error: "disk full"}
+	w.Clock.Advance(time.Minute)
+	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })
+	b := receive(t, files)
+	if diff := cmp.Diff([]string{"node.env"}, b.names()); diff != "" || b.commit.GetRuntimeHash() != "r1" {
+		t.Errorf("%v %s", b.commit, diff)
+	}
+	awaited()
+	// After another failure, the next attempt waits. It is made although nothing changes any more.
+	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
+	before := sent()
+	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })
+	if sent() != before {
+		t.Error("sent again immediately")
+	}
+	w.Clock.Advance(time.Minute)
+	r.send(func(m *nstancev1.ReportHealthRequest) { m.Unchanged = true })
+	b = receive(t, files)
+	if diff := cmp.Diff([]string{"node.env"}, b.names()); diff != "" {
+		t.Error(diff)
+	}
+	awaited()
+	// A changed or removed file is also sent again.
+	altered := states(all)
+	altered[2].Sha256 = strings.Repeat("0", 64)
+	w.Clock.Advance(time.Hour)
+	r.send(func(m *nstancev1.ReportHealthRequest) { m.RuntimeHash, m.Files, m.Keys = "r1", altered, keys })
+	b = receive(t, files)
+	if diff := cmp.Diff([]string{"secret.key"}, b.names()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A certificate is sent only after it is in the durable log.
+func TestCertificateIsLoggedBeforeItIsSent(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	r, files := c.reports(), c.files()
+	r.send(nil)
+	w.Fault(func(req mem.Request) mem.Fault {
+		if req.Op == mem.Put {
+			return mem.Fault{Err: errors.New("disk on fire")}
+		}
+		return mem.Fault{}
+	})
+	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.push(); err != nil {
+		t.Error(err)
+	}
+	logFails := func() bool {
+		return slices.ContainsFunc(w.State.Standing("prod"), func(e shardstate.ErrorEvent) bool {
+			return e.Instance == c.id && strings.Contains(e.Message, "log certificates")
+		})
+	}
+	eventually(t, "the failure is raised", logFails)
+	w.Fault(nil)
+	if w.Events(c.id, shardstate.EventFilesPushed) != 0 {
+		t.Error("something was sent")
+	}
+	w.Clock.Advance(time.Minute)
+	r.send(func(m *nstancev1.ReportHealthRequest) { m.Unchanged = true })
+	if b := receive(t, files); len(b.files) != 3 || len(w.log(t)) != 1 {
+		t.Errorf("%v", b.names())
+	}
+}
+
+// Pushes share the executor's slots with terminations. An agent that reads no files must not occupy one.
+func TestPushDoesNotWaitForTheAgent(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	began := time.Now()
+	for range 5 {
+		if err := c.push(); err != nil {
+			t.Errorf("push without a stream: %v, want the push to be enqueued", err)
+		}
+	}
+	if view, _ := w.State.Instance(c.id); view.Plan.FilesSent != "r1" {
+		t.Errorf("the planner would push again: files sent are of %q, want r1", view.Plan.FilesSent)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("five pushes took %s: Push waits for the agent", took)
+	}
+	// All files are one batch, which is sent when the stream opens.
+	if b := receive(t, c.files()); len(b.files) != 2 {
+		t.Errorf("the batch has the files %v, want the two that need no key", b.names())
+	}
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 1)
+}
+
+func TestAgentThatDoesNotRead(t *testing.T) {
+	w := newTestLeader(t)
+	w.service.SetSendTimeout(2 * time.Second)
+	w.group.RuntimeHash, w.group.Files = "big", map[string]config.File{}
+	for _, name := range []string{"a", "b", "c"} {
+		w.group.Files[name] = config.File{Kind: "string", Content: strings.Repeat(name, 200<<10)}
+	}
+	w.Configure(w.group)
+	stuck := w.agent(t)
+	stuck.files() // the agent never reads, and its window is 64 KiB
+	good := w.agent(t)
+	goodFiles := good.files()
+	if err := errors.Join(stuck.push(), good.push()); err != nil {
+		t.Error(err)
+	}
+	if b := receive(t, goodFiles); len(b.files) != 3 {
+		t.Errorf("an agent that reads received %v, want three files", b.names())
+	}
+	eventually(t, "the connection is closed", func() bool { return stuck.conn.GetState().String() != "READY" })
+	if w.Events(stuck.id, shardstate.EventFilesPushed) != 0 {
+		t.Error("an agent that does not read counts as one that has its files")
+	}
+}
+
+// The cache may be lost. The leader keeps the keys in memory, and a new leader requests them again.
+func TestLostCache(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	w.cache.Close()
+	c.complete()
+	leader := *w.leader.Load()
+	w.leader.Store(&leader)
+	keys := c.again().keyRequests()
+	if request, err := keys.Recv(); err != nil || request.GetKeys()[0].GetName() != "node.pub" {
+		t.Errorf("%v %v", request, err)
+	}
+}

@@ -1,0 +1,206 @@
+package agentapi_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/agentapi"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+)
+
+func TestRenewCertificate(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	same, err := c.renew()
+	if err != nil || !bytes.Equal(same.GetCertificate(), authority.EncodeCertificate(c.cert.Leaf)) {
+		t.Errorf("the young certificate again: %v", err)
+	}
+	w.Clock.Advance(5 * 24 * time.Hour)
+	answer, err := c.renew()
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(answer.GetCertificate())
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	identity, err := authority.ParseIdentity(cert)
+	if err != nil || identity != w.Agent(c.id) || !cert.PublicKey.(ed25519.PublicKey).Equal(c.key.Public()) ||
+		!cert.NotAfter.Equal(w.Clock.Now().Add(authority.AgentTTL)) ||
+		!answer.GetNotAfter().AsTime().Equal(cert.NotAfter) || len(answer.GetCaBundle()) == 0 {
+		t.Errorf("%v until %v (%v)", identity, cert.NotAfter, err)
+	}
+	stored := w.Stored(t, c.id)
+	if stored.Certificate.Serial != authority.Serial(cert) || len(w.log(t)) != 1 || stored.State != record.Registered {
+		t.Errorf("record %+v, log %v", stored, w.log(t))
+	}
+	// After a lost answer, the agent gets the same certificate.
+	if again, err := c.renew(); err != nil || !bytes.Equal(again.GetCertificate(), answer.GetCertificate()) ||
+		w.Stored(t, c.id).Revision != stored.Revision {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// TestRenewalChangesTheKey: a renewal replaces the key. The replaced key can only repeat the renewal, and not even that
+// once the agent has used the new one.
+func TestRenewalChangesTheKey(t *testing.T) {
+	w := newTestLeader(t)
+	old := w.agent(t)
+	w.Clock.Advance(5 * 24 * time.Hour)
+	next := transporttest.NewKey(t)
+	renew := func(c *client, key ed25519.PublicKey) (*nstancev1.AgentServiceRenewCertificateResponse, error) {
+		return c.RenewCertificate(t.Context(), &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: c.id.String(),
+			PublicKey: key})
+	}
+	answer, err := renew(old, transporttest.Public(next))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := renew(old, transporttest.Public(next))
+	if err != nil || !bytes.Equal(again.GetCertificate(), answer.GetCertificate()) {
+		t.Errorf("the answer was lost: %v", err)
+	}
+	_, err = renew(old, transporttest.Public(transporttest.NewKey(t)))
+	wants(t, "the replaced key for another key", err, codes.PermissionDenied, "registered with another key")
+	wants(t, "another call with the replaced key", old.submit("node.pub", pkixOf(t, transporttest.NewKey(t))),
+		codes.PermissionDenied, "registered with another key")
+	_, err = renew(old, []byte("short"))
+	wants(t, "a bad key", err, codes.InvalidArgument, "public_key")
+
+	block, _ := pem.Decode(answer.GetCertificate())
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !cert.PublicKey.(ed25519.PublicKey).Equal(next.Public()) {
+		t.Error("the certificate is for another key")
+	}
+	w.connect(t, old.id, next, &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: next}).reports()
+	eventually(t, "the replaced key is forgotten", func() bool { return len(w.Stored(t, old.id).PreviousKey) == 0 })
+	_, err = renew(old, transporttest.Public(next))
+	wants(t, "the replaced key after the new one was used", err, codes.PermissionDenied, "registered with another key")
+}
+
+func TestRenewExpiredCertificate(t *testing.T) {
+	w := newTestLeader(t)
+	running, stopped, unknown, deleting := w.agent(t), w.agent(t), w.agent(t), w.agent(t)
+	w.Delete(t, deleting.id, false)
+	w.Clock.Advance(authority.AgentTTL + 24*time.Hour)
+	w.State.Answered(stopped.id, infra.VM{ProviderID: "vm-" + stopped.id.String(), State: infra.Stopped}, w.Clock.Now())
+	fresh := shardstate.New(shardstate.Options{Term: w.Term(), Now: w.Clock.Now,
+		Wake: func() {}})
+	w.State.PutRecord(w.Stored(t, unknown.id), "")
+
+	if err := running.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); status.Code(
+		err) != codes.Unauthenticated {
+		t.Errorf("another call with an expired certificate: %v", err)
+	}
+	answer, err := running.renew()
+	if err != nil || !answer.GetNotAfter().AsTime().Equal(w.Clock.Now().Add(authority.AgentTTL)) {
+		t.Errorf("%v %v", answer.GetNotAfter().AsTime(), err)
+	}
+	_, err = stopped.renew()
+	wants(t, "stopped", err, codes.PermissionDenied, "does not run")
+	_, err = deleting.renew()
+	wants(t, "deleting", err, codes.PermissionDenied, "is being deleted")
+
+	// The leader has no answer of the provider yet.
+	rec, token, err := w.Bucket.GetInstance(t.Context(), "prod", unknown.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh.PutRecord(rec, token)
+	leader := *w.leader.Load()
+	leader.State = fresh
+	w.leader.Store(&leader)
+	_, err = unknown.renew()
+	wants(t, "not asked yet", err, codes.Unavailable, "has not answered yet")
+}
+
+// hookedLog calls a hook before it appends an entry.
+type hookedLog struct {
+	agentapi.CertLog
+	before func()
+}
+
+func (l hookedLog) AppendCertLog(ctx context.Context, entry record.CertLog) error {
+	l.before()
+	return l.CertLog.AppendCertLog(ctx, entry)
+}
+
+// An authorized renewal is rejected if the record changes before the renewal is written.
+func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(t *testing.T, w *testLeader, id ident.ID)
+		code    codes.Code
+		message string
+	}{
+		"registered with another key": {func(t *testing.T, w *testLeader, id ident.ID) {
+			w.Change(t, id, func(r *record.Instance) { r.PublicKey = transporttest.Public(transporttest.NewKey(t)) })
+		}, codes.PermissionDenied, "registered with another key"},
+		"being deleted": {func(t *testing.T, w *testLeader, id ident.ID) {
+			w.Delete(t, id, false)
+		}, codes.PermissionDenied, "is being deleted"},
+		"deleted": {func(t *testing.T, w *testLeader, id ident.ID) {
+			w.Delete(t, id, true)
+		}, codes.NotFound, "is deleted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestLeader(t)
+			c := w.agent(t)
+			w.Clock.Advance(5 * 24 * time.Hour)
+			leader := *w.leader.Load()
+			leader.CertLog = hookedLog{leader.CertLog, func() { test.change(t, w, c.id) }}
+			w.leader.Store(&leader)
+			_, err := c.renew()
+			wants(t, name, err, test.code, test.message)
+			if ref := w.Stored(t, c.id).Certificate; ref != nil && ref.Serial != authority.Serial(c.cert.Leaf) {
+				t.Error("the record refers to the certificate of a client that no longer speaks for the instance")
+			}
+		})
+	}
+}
+
+func TestRenewalThatCannotBeRecorded(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	w.Clock.Advance(5 * 24 * time.Hour)
+	for failing := 1; failing <= 2; failing++ {
+		puts := 0
+		w.Fault(func(req mem.Request) mem.Fault {
+			if req.Op == mem.Put {
+				if puts++; puts == failing {
+					return mem.Fault{Err: errors.New("disk on fire")}
+				}
+			}
+			return mem.Fault{}
+		})
+		_, err := c.renew()
+		wants(t, "a failing put", err, codes.Unavailable, "try again")
+		if w.Stored(t, c.id).Certificate.Serial != authority.Serial(c.cert.Leaf) {
+			t.Error("recorded all the same")
+		}
+	}
+	w.Fault(nil)
+	if _, err := c.renew(); err != nil {
+		t.Error(err)
+	}
+}
