@@ -30,6 +30,12 @@ const (
 	// InstanceAnnotation on a Node of the workload cluster contains "{shard}/{instance}". The Node is removed once the
 	// shard's leader reports that the instance is gone.
 	InstanceAnnotation = "nstance.dev/instance"
+	// SkipShardsAnnotation lists the IDs of shards, separated by commas, that the deletion of an object does not wait
+	// for while they do not answer. On a Cluster it applies to all objects of the Cluster.
+	SkipShardsAnnotation = "nstance.dev/skip-shards"
+	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster lets the operator create the Cluster
+	// again.
+	RecreateAnnotation = "nstance.dev/recreate"
 	// OnDemandGroupAnnotation on a pod requests an instance of the group for that pod.
 	OnDemandGroupAnnotation = "on-demand.nstance.dev/group"
 	// OnDemandInstanceTypeAnnotation on such a pod overrides the group's instance type.
@@ -38,8 +44,10 @@ const (
 	OnDemandShardAnnotation = "on-demand.nstance.dev/shard"
 )
 
-// Finalizers, one for each kind that has a counterpart on the servers.
+// Finalizers. ClusterFinalizer lets the operator record the deletion of a Cluster. The others are on the kinds that
+// have a counterpart on the servers.
 const (
+	ClusterFinalizer     = "infrastructure.cluster.x-k8s.io/nstancecluster"
 	MachinePoolFinalizer = "infrastructure.cluster.x-k8s.io/nstancemachinepool"
 	ShardGroupFinalizer  = "infrastructure.cluster.x-k8s.io/nstanceshardgroup"
 	MachineFinalizer     = "infrastructure.cluster.x-k8s.io/nstancemachine"
@@ -94,8 +102,12 @@ const (
 	ProviderErrorReason         = "ProviderError"
 	ConfigRefusedReason         = "ConfigRefused"
 	ShardRemovedReason          = "ShardRemoved"
+	ShardSkippedReason          = "ShardSkipped"
 	KubeconfigFailedReason      = "KubeconfigFailed"
 )
+
+// DeletionRecordName returns the name of the ConfigMap that records the deletion of a Cluster.
+func DeletionRecordName(cluster string) string { return cluster + "-deleted" }
 
 // ShardGroupName returns the name of the NstanceShardGroup of a group on a shard. It is unambiguous, because neither
 // name may contain "--".

@@ -182,7 +182,7 @@ func setupControllers(ctx context.Context, mgr ctrl.Manager, c Config, set shard
 	s := scope.Scope{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log}
 	for name, err := range map[string]error{
 		"cluster": cluster.Setup(mgr, cluster.Options{Scope: s, Config: mgr.GetConfig(), External: external,
-			ServiceAccount: c.Environment.ServiceAccount}),
+			ServiceAccount: c.Environment.ServiceAccount, Recreate: c.Options.RecreateCluster}),
 		"pool":     pool.Setup(mgr, s),
 		"machine":  machine.Setup(mgr, s),
 		"ondemand": ondemand.Setup(mgr, s, workload),

@@ -25,6 +25,8 @@ type Options struct {
 	// HealthAddr and MetricsAddr are the addresses of the probes and the metrics. "0" disables them.
 	HealthAddr, MetricsAddr string
 	LeaderElect             bool
+	// RecreateCluster lets the operator create a deleted Cluster again.
+	RecreateCluster bool
 	// DisableWebhooks has no effect, because the operator has no webhooks.
 	DisableWebhooks bool
 	Zap             zap.Options
@@ -63,6 +65,8 @@ func newFlags(o *Options) *pflag.FlagSet {
 	flags.StringVar(&o.MetricsAddr, "metrics-bind-address", disabledAddr, "`ADDRESS` of /metrics; 0 disables it")
 	flags.BoolVar(&o.LeaderElect, "leader-elect", false,
 		"elect one active operator with the Lease nstance-operator-leader-election")
+	flags.BoolVar(&o.RecreateCluster, "recreate-cluster", false,
+		"create the Cluster again although it was deleted")
 	flags.BoolVar(&o.DisableWebhooks, "disable-webhooks", false,
 		"no effect: the operator has no admission webhooks, because the CRDs validate the objects")
 	standard := flag.NewFlagSet("", flag.ContinueOnError)

@@ -1,14 +1,17 @@
 // Package cluster provides what Cluster API needs before it has machines: the tenant's Cluster and NstanceCluster, the
 // kubeconfig with which Cluster API's core reaches the workload cluster, and the operator's own client of that cluster.
 //
-// Invariant: there is one Cluster, named after Nstance's cluster and tenant. Fields set by a user or Cluster API stay.
+// Invariants:
+//
+//   - There is one Cluster, named after Nstance's cluster and tenant. Fields set by a user or Cluster API stay.
+//   - A deleted Cluster is not created again until a user asks for it. A ConfigMap records the deletion.
 package cluster
 
 import (
 	"context"
 	"fmt"
+	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -16,7 +19,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -32,6 +35,7 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters/status,verbs=get;patch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters/status,verbs=get;patch
+// +kubebuilder:rbac:groups="",namespace=nstance-system,resources=configmaps,verbs=get;create;delete
 
 // Options configures [Setup]. All fields are required except External.
 type Options struct {
@@ -42,6 +46,8 @@ type Options struct {
 	External *clusterv1.APIEndpoint
 	// ServiceAccount is the account for the tokens in the kubeconfig. It is not used with External.
 	ServiceAccount string
+	// Recreate lets the operator create a deleted Cluster again, once.
+	Recreate bool
 }
 
 // objectKey returns the name of the Cluster and the NstanceCluster.
@@ -60,7 +66,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 		endpoint = &own
 	}
-	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: newKubeconfigKeeper(o)}
+	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: newKubeconfigKeeper(o), recreate: o.Recreate}
 	ours := predicate.NewPredicateFuncs(o.IsCluster)
 	request := []reconcile.Request{{NamespacedName: o.objectKey()}}
 	err := ctrl.NewControllerManagedBy(mgr).Named("nstancecluster").
@@ -89,77 +95,137 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return mgr.Add(manager.RunnableFunc(r.kubeconfig.run))
 }
 
-// reconciler creates the Cluster and the NstanceCluster, and updates the status of the latter.
+// reconciler creates the Cluster and the NstanceCluster, updates the status of the latter, and records a deletion.
+// There is one worker.
 type reconciler struct {
 	Options
 	endpoint   clusterv1.APIEndpoint
 	kubeconfig *kubeconfigKeeper
+	// recreate: a recorded deletion is forgotten at the next opportunity.
+	recreate bool
+	// cleared is the UID of the Cluster for which records of earlier deletions were removed.
+	cleared types.UID
+	// reported: the log says that the Cluster is not created again.
+	reported bool
 }
+
+const (
+	// endingRecheck is the time between two updates of the status while the Cluster is being deleted.
+	endingRecheck = 5 * time.Second
+	// recordRecheck is the time between two reads of the record of a deletion. ConfigMaps are not cached.
+	recordRecheck = 10 * time.Second
+)
 
 // Reconcile implements reconcile.Reconciler.
 func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
-	infra, err := r.ensureInfraCluster(ctx)
-	var cluster *clusterv1.Cluster
-	if err == nil {
-		cluster, err = r.ensureCluster(ctx)
-	}
+	in, err := r.gatherInput(ctx)
 	if err != nil {
-		return scope.RetryConflict(err)
+		return reconcile.Result{}, err
 	}
-	if !infra.DeletionTimestamp.IsZero() || !cluster.DeletionTimestamp.IsZero() {
-		return reconcile.Result{}, nil // created again after the deletion
+	switch decidePhase(in) {
+	case ending:
+		return r.end(ctx, in)
+	case ended:
+		if !r.reported {
+			r.Log.Info("the Cluster was deleted and is not created again; the ConfigMap says how to change that",
+				"configmap", v1beta1.DeletionRecordName(r.ClusterName()))
+			r.reported = true
+		}
+		return reconcile.Result{RequeueAfter: recordRecheck}, r.releaseInfraCluster(ctx, in.infra)
 	}
+	if in.infra != nil && !in.infra.DeletionTimestamp.IsZero() {
+		// It was deleted alone. It is created again after the deletion.
+		return scope.RetryConflict(r.releaseInfraCluster(ctx, in.infra))
+	}
+	return scope.RetryConflict(r.maintain(ctx, in))
+}
+
+// gatherInput reads the objects that the phase depends on.
+func (r *reconciler) gatherInput(ctx context.Context) (in phaseInput, err error) {
+	cluster, infra := &clusterv1.Cluster{}, &v1beta1.NstanceCluster{}
+	if found, err := r.Read(ctx, r.ClusterName(), cluster); err != nil {
+		return in, err
+	} else if found {
+		in.cluster = cluster
+	}
+	if found, err := r.Read(ctx, r.ClusterName(), infra); err != nil {
+		return in, err
+	} else if found {
+		in.infra = infra
+	}
+	if in.cluster == nil {
+		if in.record, err = r.readRecord(ctx); err != nil {
+			return in, err
+		}
+	}
+	in.recreate = r.recreate
+	return in, nil
+}
+
+// maintain creates the missing objects and updates their statuses.
+func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
+	if in.cluster == nil || in.cluster.UID != r.cleared {
+		if err := r.removeRecord(ctx); err != nil {
+			return err
+		}
+	}
+	infra, err := r.ensureInfraCluster(ctx, in.infra)
+	if err != nil {
+		return err
+	}
+	cluster, err := r.ensureCluster(ctx, in.cluster)
+	if err != nil {
+		return err
+	}
+	r.cleared, r.recreate, r.reported = cluster.UID, false, false
 	before := infra.DeepCopy()
 	r.updateStatus(infra, cluster)
 	if err := r.PatchStatus(ctx, before, infra); err != nil {
-		return reconcile.Result{}, fmt.Errorf("patch status of NstanceCluster %s: %w", r.objectKey(), err)
+		return fmt.Errorf("patch status of NstanceCluster %s: %w", r.objectKey(), err)
 	}
-	return scope.RetryConflict(r.markInitialized(ctx, cluster))
+	return r.markInitialized(ctx, cluster)
 }
 
-// ensureInfraCluster returns the NstanceCluster, which it creates if there is none.
-func (r *reconciler) ensureInfraCluster(ctx context.Context) (*v1beta1.NstanceCluster, error) {
-	var c v1beta1.NstanceCluster
-	err := r.Client.Get(ctx, r.objectKey(), &c)
-	switch {
-	case apierrors.IsNotFound(err):
-		c = v1beta1.NstanceCluster{ObjectMeta: r.objectMeta(), Spec: v1beta1.NstanceClusterSpec{
+// ensureInfraCluster creates the NstanceCluster if it is nil, and completes it otherwise. The finalizer is there from
+// the start, so that the operator witnesses every deletion.
+func (r *reconciler) ensureInfraCluster(ctx context.Context, c *v1beta1.NstanceCluster) (*v1beta1.NstanceCluster,
+	error) {
+	if c == nil {
+		c = &v1beta1.NstanceCluster{ObjectMeta: r.objectMeta(), Spec: v1beta1.NstanceClusterSpec{
 			ControlPlaneEndpoint: r.endpoint}}
-		if err := r.Client.Create(ctx, &c); err != nil {
+		c.Finalizers = []string{v1beta1.ClusterFinalizer}
+		if err := r.Client.Create(ctx, c); err != nil {
 			return nil, fmt.Errorf("create NstanceCluster %s: %w", r.objectKey(), err)
 		}
 		r.Log.Info("created the NstanceCluster", "name", c.Name)
-	case err != nil:
-		return nil, fmt.Errorf("read NstanceCluster: %w", err)
-	case c.Spec.ControlPlaneEndpoint.IsZero() && c.DeletionTimestamp.IsZero():
-		before := c.DeepCopy()
-		c.Spec.ControlPlaneEndpoint = r.endpoint
-		if err := r.Client.Patch(ctx, &c, client.MergeFrom(before)); err != nil {
-			return nil, fmt.Errorf("patch NstanceCluster %s: %w", r.objectKey(), err)
-		}
+		return c, nil
 	}
-	return &c, nil
+	before := c.DeepCopy()
+	controllerutil.AddFinalizer(c, v1beta1.ClusterFinalizer)
+	if c.Spec.ControlPlaneEndpoint.IsZero() {
+		c.Spec.ControlPlaneEndpoint = r.endpoint
+	}
+	if err := r.Patch(ctx, before, c); err != nil {
+		return nil, fmt.Errorf("patch NstanceCluster %s: %w", r.objectKey(), err)
+	}
+	return c, nil
 }
 
-// ensureCluster returns the Cluster, which it creates if there is none.
-func (r *reconciler) ensureCluster(ctx context.Context) (*clusterv1.Cluster, error) {
-	var c clusterv1.Cluster
-	err := r.Client.Get(ctx, r.objectKey(), &c)
-	switch {
-	case apierrors.IsNotFound(err):
-		c = clusterv1.Cluster{ObjectMeta: r.objectMeta(), Spec: clusterv1.ClusterSpec{
-			ControlPlaneEndpoint: r.endpoint,
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
-				Kind: "NstanceCluster", Name: r.objectKey().Name},
-		}}
-		if err := r.Client.Create(ctx, &c); err != nil {
-			return nil, fmt.Errorf("create Cluster %s: %w", r.objectKey(), err)
-		}
-		r.Log.Info("created the Cluster", "name", c.Name)
-	case err != nil:
-		return nil, fmt.Errorf("read Cluster: %w", err)
+// ensureCluster creates the Cluster if it is nil.
+func (r *reconciler) ensureCluster(ctx context.Context, c *clusterv1.Cluster) (*clusterv1.Cluster, error) {
+	if c != nil {
+		return c, nil
 	}
-	return &c, nil
+	c = &clusterv1.Cluster{ObjectMeta: r.objectMeta(), Spec: clusterv1.ClusterSpec{
+		ControlPlaneEndpoint: r.endpoint,
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+			Kind: "NstanceCluster", Name: r.objectKey().Name},
+	}}
+	if err := r.Client.Create(ctx, c); err != nil {
+		return nil, fmt.Errorf("create Cluster %s: %w", r.objectKey(), err)
+	}
+	r.Log.Info("created the Cluster", "name", c.Name)
+	return c, nil
 }
 
 func (r *reconciler) objectMeta() metav1.ObjectMeta {

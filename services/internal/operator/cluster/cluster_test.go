@@ -151,6 +151,99 @@ func TestClusterIsCreated(t *testing.T) {
 	}
 }
 
+// TestDeletedClusterStaysDeleted deletes the Cluster as Cluster API does: the NstanceCluster first.
+func TestDeletedClusterStaysDeleted(t *testing.T) {
+	w := newTestReconciler(t)
+	w.reconcile(t)
+	_, cluster := w.read(t)
+	cluster.Finalizers = []string{clusterv1.ClusterFinalizer}
+	mustSucceed(t, w.Client.Update(t.Context(), cluster))
+	group := &v1beta1.NstanceShardGroup{ObjectMeta: w.objectMeta(), Spec: v1beta1.NstanceShardGroupSpec{Shard: "west"}}
+	mustSucceed(t, w.Client.Create(t.Context(), group))
+	w.shards.Of("west").SetState(func(s *shards.State) { s.Reachable = false })
+	mustSucceed(t, w.Client.Delete(t.Context(), cluster))
+	w.reconcile(t)
+	infra, cluster := w.read(t)
+	if ready := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.ReadyCondition); ready == nil ||
+		ready.Reason != v1beta1.DeletingReason || !strings.Contains(ready.Message, "west") {
+		t.Errorf("the condition does not name the shard: %+v", ready)
+	}
+	mustSucceed(t, w.Client.Delete(t.Context(), infra))
+	w.reconcile(t)
+	cluster.Finalizers = nil
+	mustSucceed(t, w.Client.Update(t.Context(), cluster))
+
+	restarted := &reconciler{Options: w.Options, endpoint: w.endpoint, kubeconfig: w.kubeconfig}
+	w.reconciler = restarted
+	for range 3 {
+		w.reconcile(t)
+	}
+	if in, err := w.gatherInput(t.Context()); err != nil || in.cluster != nil || in.infra != nil || in.record == nil {
+		t.Fatalf("after the deletion: %+v, error %v", in, err)
+	}
+
+	record := newRecord(namespace, "demo--default")
+	mustSucceed(t, w.Client.Get(t.Context(), client.ObjectKeyFromObject(record), record))
+	record.Annotations = map[string]string{v1beta1.RecreateAnnotation: "true"}
+	mustSucceed(t, w.Client.Update(t.Context(), record))
+	w.reconcile(t)
+	w.read(t)
+	if in, err := w.readRecord(t.Context()); in != nil || err != nil {
+		t.Errorf("the record is left: %v, error %v", in, err)
+	}
+}
+
+// TestInfraClusterDeletedAlone checks that an NstanceCluster that is deleted while its Cluster lives is created again.
+func TestInfraClusterDeletedAlone(t *testing.T) {
+	w := newTestReconciler(t)
+	w.reconcile(t)
+	infra, _ := w.read(t)
+	mustSucceed(t, w.Client.Delete(t.Context(), infra))
+	w.reconcile(t)
+	w.reconcile(t)
+	w.read(t)
+	if in, err := w.readRecord(t.Context()); in != nil || err != nil {
+		t.Errorf("a deletion was recorded: %v, error %v", in, err)
+	}
+}
+
+func TestDecidePhase(t *testing.T) {
+	now := metav1.Now()
+	alive, dying := &clusterv1.Cluster{}, &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}}
+	infra, infraDying := &v1beta1.NstanceCluster{},
+		&v1beta1.NstanceCluster{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}}
+	record := &corev1.ConfigMap{}
+	again := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Annotations: map[string]string{v1beta1.RecreateAnnotation: "true"}}}
+	for name, c := range map[string]struct {
+		in   phaseInput
+		want phase
+	}{
+		"first start":                      {phaseInput{}, living},
+		"Cluster exists":                   {phaseInput{cluster: alive, infra: infra}, living},
+		"NstanceCluster deleted alone":     {phaseInput{cluster: alive, infra: infraDying}, living},
+		"Cluster being deleted":            {phaseInput{cluster: dying, infra: infra}, ending},
+		"being deleted, to be recreated":   {phaseInput{cluster: dying, recreate: true}, ending},
+		"recorded":                         {phaseInput{record: record}, ended},
+		"recorded, NstanceCluster is left": {phaseInput{record: record, infra: infraDying}, ended},
+		"annotated":                        {phaseInput{record: again}, living},
+		"flag":                             {phaseInput{record: record, recreate: true}, living},
+		"not recorded":                     {phaseInput{infra: infraDying}, ending},
+		"Cluster lost":                     {phaseInput{infra: infra}, living},
+	} {
+		if got := decidePhase(c.in); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+func mustSucceed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestUserFieldsAreKept(t *testing.T) {
 	name := metav1.ObjectMeta{Namespace: namespace, Name: "demo--default"}
 	theirs := clusterv1.APIEndpoint{Host: "api.example.com", Port: 6443}

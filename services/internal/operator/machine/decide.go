@@ -40,7 +40,8 @@ type view struct {
 	ownerGone bool
 	// poolGone: the pool of a pool machine is being deleted or does not exist.
 	poolGone bool
-	paused   bool
+	// paused and ending are those of the [scope.Permission]. skip: the deletion does not wait for the shard.
+	paused, ending, skip bool
 	// shards are the shards of the configuration file, sorted.
 	shards []shardView
 	// answer is the result of a call in this pass. It is newer than any mirror.
@@ -121,6 +122,8 @@ func decide(v view) decision {
 // mayCreate returns "" if Cluster API's contract allows the instance to be created, else the reason why not.
 func (v *view) mayCreate() (why string) {
 	switch {
+	case v.ending:
+		return "the Cluster is being deleted or does not exist"
 	case v.owner == nil:
 		return "no Machine references this object yet"
 	case !v.owner.DeletionTimestamp.IsZero():
@@ -297,21 +300,22 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	case gone, m.Spec.InstanceID == "", m.Spec.Shard == "":
 		d.step = stepRelease
 		return
-	case isPoolMachine(m) && v.poolGone:
-		// Deleting the pool deletes the group with its instances.
+	case isPoolMachine(m) && (v.poolGone || v.ending):
+		// Deleting the pool deletes a dynamic group with its instances. The instances of a static group stay.
 		d.step = stepRelease
-		return
-	case s == nil:
-		d.step = stepRelease
-		d.warning, d.text = v1beta1.ShardRemovedReason, "shard "+m.Spec.Shard+
-			" was removed from the operator's configuration: instance "+m.Spec.InstanceID+
-			" was not deleted"
 		return
 	}
 	v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
 	if !v.checkShard(d, s) {
-		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "waiting for shard "+
-			m.Spec.Shard+" to delete the instance: it does not answer")
+		if v.skip {
+			d.step = stepRelease
+			d.warning, d.text = v1beta1.ShardSkippedReason, "shard "+m.Spec.Shard+" was skipped: instance "+
+				m.Spec.InstanceID+" was left behind"
+			return
+		}
+		why := meta.FindStatusCondition(d.status.Conditions, v1beta1.ShardReachableCondition).Message
+		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "waiting for the instance to be "+
+			"deleted: "+why+"; the annotation "+v1beta1.SkipShardsAnnotation+" skips the shard")
 		return
 	}
 	i := v.latestInstance(s)

@@ -94,6 +94,8 @@ func missing(v *view)     { absent(v); v.answer = &answer{} }
 func faulty(v *view) {
 	v.fault = &fault{reason: v1beta1.CreateFailedReason, text: "no", after: time.Second}
 }
+func skipped(v *view)     { v.skip = true }
+func clusterEnds(v *view) { v.ending = true }
 func noFinalizer(v *view) { v.machine.Finalizers = nil }
 func noOwner(v *view)     { v.owner = nil }
 func ownerGone(v *view)   { v.owner, v.ownerGone = nil, true }
@@ -222,8 +224,18 @@ func TestDecide(t *testing.T) {
 		"end, unreachable, mirror shows deleted": {runningView(allOf(deleted, unreachable, instanceIn("deleted"))),
 			stepWait,
 			"ShardReachable=Unreachable"},
-		"end, unsynced":      {runningView(allOf(deleted, unsynced)), stepWait, "ShardReachable=WaitingForShard"},
-		"end, unknown shard": {runningView(allOf(deleted, unknown)), stepRelease, ""},
+		"end, unsynced": {runningView(allOf(deleted, unsynced)), stepWait, "ShardReachable=WaitingForShard"},
+
+		"end, unknown shard":          {runningView(allOf(deleted, unknown)), stepWait, "Ready=Deleting"},
+		"end, unknown shard, skipped": {runningView(allOf(deleted, unknown, skipped)), stepRelease, ""},
+		"end, silent, skipped":        {runningView(allOf(deleted, unreachable, skipped)), stepRelease, ""},
+		"end, skipped, but answers":   {runningView(allOf(deleted, skipped)), stepDestroy, ""},
+		"end, Cluster ends":           {runningView(allOf(deleted, clusterEnds)), stepDestroy, ""},
+		"Cluster ends, no shard":      {newView(clusterEnds), stepWait, "InstanceCreated=WaitingForMachine"},
+		"Cluster ends, no instance":   {placedView(clusterEnds), stepWait, "InstanceCreated=WaitingForMachine"},
+		"Cluster ends, running":       {runningView(clusterEnds), stepWait, "Ready=Ready"},
+		"end of a pool machine, Cluster ends": {runningView(allOf(deleted, ofPool, clusterEnds)), stepRelease,
+			""},
 		"end, being deleted": {runningView(allOf(deleted, instanceIn("deleting"))), stepWait, "Ready=Deleting"},
 		"end, deleted":       {runningView(allOf(deleted, instanceIn("deleted"))), stepRelease, ""},
 		"end, NotFound":      {runningView(allOf(deleted, missing)), stepRelease, ""},

@@ -56,6 +56,7 @@ func TestControllersOnARealAPIServer(t *testing.T) {
 		}
 	}
 	must(c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	must(c.Create(ctx, managedCluster()))
 	set := shardstest.New("a", "b")
 	for _, one := range set.All() {
 		id := one.ID()

@@ -52,7 +52,7 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 		For(&v1beta1.NstanceMachine{}).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(scope.PauseChanged)).
+			builder.WithPredicates(scope.PermissionChanged)).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(scope.DeletionChanged[client.Object]())).
 		WatchesRawSource(shards.Source(s.Shards, r.requestsForChange)).

@@ -79,7 +79,13 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 	if cluster != "" && cluster != r.ClusterName() {
 		return v, false, nil
 	}
-	if v.paused, err = r.Paused(ctx, m); err != nil || v.paused {
+	annotated := []client.Object{m}
+	if v.owner != nil {
+		annotated = append(annotated, v.owner)
+	}
+	permission, err := r.Permission(ctx, r.Client, annotated...)
+	v.paused, v.ending, v.skip = permission.Paused, permission.Ending, permission.Skip[m.Spec.Shard]
+	if err != nil || v.paused {
 		return v, true, err
 	}
 	if isPoolMachine(m) && !m.DeletionTimestamp.IsZero() {

@@ -83,6 +83,7 @@ func newSimulatedOperator(t *testing.T, seed uint64) *simulatedOperator {
 	}
 	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1beta1.NstanceMachine{},
 		&v1beta1.NstanceMachineTemplate{})
+	b = b.WithObjects(managedCluster())
 	for _, i := range indexes {
 		b = b.WithIndex(i.object, i.field, i.values)
 	}
@@ -506,12 +507,21 @@ func TestLostAnswer(t *testing.T) {
 }
 
 // TestPaused checks that a paused machine, or a machine of a paused Cluster, only gets the condition.
+func managedCluster() *clusterv1.Cluster {
+	return &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+		Name: v1beta1.ClusterName("prod", "default")}, Spec: clusterv1.ClusterSpec{
+		ControlPlaneEndpoint: clusterv1.APIEndpoint{Host: "api", Port: 443}}}
+}
+
 func TestPaused(t *testing.T) {
 	op := newSimulatedOperator(t, 5)
 	yes := true
-	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
-		Name: v1beta1.ClusterName("prod", "default")}, Spec: clusterv1.ClusterSpec{Paused: &yes}}
-	if err := op.client.Create(t.Context(), cluster); err != nil {
+	cluster := managedCluster()
+	if err := op.client.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Spec.Paused = &yes
+	if err := op.client.Update(t.Context(), cluster); err != nil {
 		t.Fatal(err)
 	}
 	op.addMachine("one", "a")

@@ -28,12 +28,12 @@ func (r *templateReconciler) Reconcile(ctx context.Context, request ctrl.Request
 		!t.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, nil
 	}
-	paused, err := r.Paused(ctx, t)
+	permission, err := r.Permission(ctx, r.Client, t)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	next := t.DeepCopy()
-	r.updateStatus(next, paused)
+	r.updateStatus(next, permission.Paused)
 	return ctrl.Result{}, client.IgnoreNotFound(r.PatchStatus(ctx, t, next))
 }
 

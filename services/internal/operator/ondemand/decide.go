@@ -20,6 +20,8 @@ import (
 // snapshot is everything that a sweep depends on.
 type snapshot struct {
 	cluster, namespace string
+	// ending: the Cluster is being deleted or does not exist, so that no machine is created.
+	ending bool
 	// pods are the pods with the annotation. alive contains the UID of each pod that has a machine or the annotation:
 	// true if the pod exists and has not finished.
 	pods  []*corev1.Pod
@@ -93,7 +95,11 @@ func decideSweep(w snapshot) (d decision) {
 			d.create = append(d.create, machineCreation{name: m.Name, pod: pod, pool: pool, machine: m})
 		}
 	}
-	for _, pod := range w.pods {
+	waiting := w.pods
+	if w.ending {
+		d.create, d.waiting, waiting = nil, false, nil
+	}
+	for _, pod := range waiting {
 		// A running pod needs no other Node, and a pod that is being deleted will not use one.
 		if !w.alive[pod.UID] || !pod.DeletionTimestamp.IsZero() || pod.Status.Phase != corev1.PodPending &&
 			pod.Status.Phase != "" {

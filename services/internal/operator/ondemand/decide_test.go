@@ -66,6 +66,8 @@ func (w snapshot) with(uid types.UID, infra bool) snapshot {
 
 func (w snapshot) change(fn func(*snapshot)) snapshot { fn(&w); return w }
 
+func clusterEnds(w *snapshot) { w.ending = true }
+
 func TestDecide(t *testing.T) {
 	name := machineName("gpu", "1")
 	for title, c := range map[string]struct {
@@ -73,6 +75,9 @@ func TestDecide(t *testing.T) {
 		want  string // "+name" to create, "~name" to complete, "-name" to delete, "!reason" to warn, "?" when it waits
 	}{
 		"nothing":                   {snapshotOf(), ""},
+		"Cluster ends":              {snapshotOf(podOf("1")).change(clusterEnds), ""},
+		"Cluster ends, incomplete":  {snapshotOf(podOf("1")).with("1", false).change(clusterEnds), ""},
+		"Cluster ends, pod deleted": {snapshotOf().with("1", true).change(clusterEnds), "-" + name},
 		"a pod":                     {snapshotOf(podOf("1")), "+" + name},
 		"without a phase yet":       {snapshotOf(podOf("1", inPhase(""))), "+" + name},
 		"running without a machine": {snapshotOf(podOf("1", inPhase(corev1.PodRunning))), ""},

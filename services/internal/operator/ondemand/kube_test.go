@@ -137,6 +137,9 @@ func TestControllerOnARealAPIServer(t *testing.T) {
 	for _, name := range []string{namespace, "apps"} {
 		l.must(l.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}
+	l.must(l.client.Create(ctx, &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+		Name: clusterName}, Spec: clusterv1.ClusterSpec{
+		ControlPlaneEndpoint: clusterv1.APIEndpoint{Host: "api", Port: 443}}}))
 	l.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "gpu"})
 	l.must(l.client.Create(ctx, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
 		Name: "gpu"},

@@ -55,9 +55,11 @@ func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool,
 	w = snapshot{cluster: r.ClusterName(), namespace: r.Namespace, alive: map[types.UID]bool{},
 		machines: map[string]*clusterv1.Machine{},
 		infra:    map[string]*v1beta1.NstanceMachine{}, pools: map[string]*v1beta1.NstanceMachinePool{}}
-	if paused, err := r.Paused(ctx); err != nil || paused {
-		return w, paused, err
+	permission, err := r.Permission(ctx, r.Client)
+	if err != nil || permission.Paused {
+		return w, permission.Paused, err
 	}
+	w.ending = permission.Ending
 	ours, own := client.InNamespace(r.Namespace), client.MatchingFields{onDemandObjects: indexed}
 	var machines clusterv1.MachineList
 	var infra v1beta1.NstanceMachineList

@@ -67,6 +67,7 @@ func newCluster(t *testing.T) *clusterOf {
 		WithIndex(&clusterv1.Machine{}, onDemandObjects, indexOnDemand).WithIndex(&v1beta1.NstanceMachine{},
 		onDemandObjects,
 		indexOnDemand).
+		WithObjects(&clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: clusterName}}).
 		WithObjects(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu",
 			UID: "pool"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}).
 		WithInterceptorFuncs(interceptor.Funcs{
@@ -313,9 +314,13 @@ func TestDamagedAnnotation(t *testing.T) {
 func TestPausedCluster(t *testing.T) {
 	c := newCluster(t)
 	yes := true
-	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: clusterName},
-		Spec: clusterv1.ClusterSpec{Paused: &yes}}
-	if err := c.client.Create(t.Context(), cluster); err != nil {
+	cluster := &clusterv1.Cluster{}
+	if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: clusterName},
+		cluster); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Spec.Paused = &yes
+	if err := c.client.Update(t.Context(), cluster); err != nil {
 		t.Fatal(err)
 	}
 	c.pod("one", "1", "gpu")

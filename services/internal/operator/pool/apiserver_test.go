@@ -212,6 +212,11 @@ func TestAPIServer(t *testing.T) {
 	if err := admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: testNamespace}}); err != nil {
 		t.Fatal(err)
 	}
+	if err := admin.Create(ctx, &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace,
+		Name: testCluster}, Spec: clusterv1.ClusterSpec{
+		ControlPlaneEndpoint: clusterv1.APIEndpoint{Host: "api", Port: 443}}}); err != nil {
+		t.Fatal(err)
+	}
 	op := &liveOperator{t: t, config: server.Config, client: admin, shards: shardstest.New(),
 		upsert: make(chan time.Time, 1)}
 	op.addShard("a")

@@ -163,12 +163,17 @@ func TestDecideCall(t *testing.T) {
 		in   groupInput
 		want shardCall
 	}{
-		"equal":       {baseGroup(nil), shardCall{}},
-		"different":   {baseGroup(differs), shardCall{upsert: upsert}},
-		"paused":      {baseGroup(func(in *groupInput) { differs(in); in.paused = true }), shardCall{}},
-		"unreachable": {baseGroup(func(in *groupInput) { differs(in); in.state.Reachable = false }), shardCall{}},
-		"not synced":  {baseGroup(func(in *groupInput) { in.known, in.state.Synced = nil, false }), shardCall{}},
-		"unknown":     {baseGroup(func(in *groupInput) { differs(in); in.configured = false }), shardCall{}},
+		"equal":        {baseGroup(nil), shardCall{}},
+		"different":    {baseGroup(differs), shardCall{upsert: upsert}},
+		"paused":       {baseGroup(func(in *groupInput) { differs(in); in.paused = true }), shardCall{}},
+		"unreachable":  {baseGroup(func(in *groupInput) { differs(in); in.state.Reachable = false }), shardCall{}},
+		"Cluster ends": {baseGroup(func(in *groupInput) { differs(in); in.ending = true }), shardCall{}},
+		"Cluster ends, deleted": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.ending = true
+		}), shardCall{remove: true}},
+		"not synced": {baseGroup(func(in *groupInput) { in.known, in.state.Synced = nil, false }), shardCall{}},
+		"unknown":    {baseGroup(func(in *groupInput) { differs(in); in.configured = false }), shardCall{}},
 		"not there": {baseGroup(func(in *groupInput) {
 			in.known = nil
 		}), shardCall{upsert: &request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}}},
@@ -288,7 +293,29 @@ func TestDecideGroup(t *testing.T) {
 		"deleted, shard removed": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.configured = false
+		}), callResult{}, "False Deleting", "False UnknownShard", "", 0, false, 1},
+		"deleted, shard removed and skipped": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.configured, in.skip = false, true
 		}), callResult{}, "", "", "", 0, true, 1},
+		"deleted, unreachable and skipped": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.state, in.skip = shards.State{Synced: true, Err: "lost"}, true
+		}), callResult{}, "", "", "", 0, true, 1},
+		"deleted, skipped, but answers": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.skip = true
+		}), gone, "False Deleting", "True Reachable", "", 0, false, 0},
+		"Cluster ends": {baseGroup(func(in *groupInput) { in.ending = true }), callResult{}, "False Deleting",
+			"True Reachable", "", 0, false, 0},
+		"Cluster ends, deleted": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.ending = true
+		}), callResult{call: gone.call, restored: true}, "", "", "", 0, true, 0},
+		"Cluster ends, deleted, wanted": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.wanted, in.ending = true, true
+		}), callResult{}, "False Deleting", "True Reachable", "", 0, false, 0},
 		"deleted, wanted": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.wanted = true

@@ -45,7 +45,7 @@ func (r *groupReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(specChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(scope.PauseChanged)).
+			builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		WithOptions(o).Complete(r)
 }
@@ -117,9 +117,11 @@ func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.Nstanc
 	if pool != nil {
 		objects = append(objects, pool)
 	}
-	if in.paused, err = r.Paused(ctx, objects...); err != nil {
+	permission, err := r.Permission(ctx, r.Client, objects...)
+	if err != nil {
 		return in, nil, err
 	}
+	in.paused, in.ending, in.skip = permission.Paused, permission.Ending, permission.Skip[group.Spec.Shard]
 	in.wanted = pool != nil && pool.DeletionTimestamp.IsZero() && pool.Spec.Group == group.Spec.Group &&
 		slices.Contains(pool.Spec.Shards, group.Spec.Shard)
 	shard, ok := r.Shards.Shard(group.Spec.Shard)

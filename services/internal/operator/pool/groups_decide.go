@@ -2,6 +2,7 @@ package pool
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"reflect"
 	"slices"
@@ -35,8 +36,9 @@ const (
 
 // groupInput is everything that decisions about a shard group depend on.
 type groupInput struct {
-	group  *v1beta1.NstanceShardGroup
-	paused bool
+	group *v1beta1.NstanceShardGroup
+	// paused and ending are those of the [scope.Permission]. skip: the deletion does not wait for the shard.
+	paused, ending, skip bool
 	// wanted: the pool exists, is not being deleted, and lists the shard.
 	wanted bool
 	// configured: the operator's configuration lists the shard.
@@ -82,7 +84,7 @@ type shardCall struct {
 // decideCall returns the call that brings the shard in line with the shard group.
 func decideCall(in groupInput) shardCall {
 	switch {
-	case in.paused || !in.answers():
+	case in.paused || !in.answers(), in.ending && in.group.DeletionTimestamp.IsZero():
 		return shardCall{}
 	case in.group.DeletionTimestamp.IsZero():
 		upsert := upsertRequest(in.group.Spec, ownedFields(in.group), in.known)
@@ -163,11 +165,9 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 	}
 	switch {
 	case deleting:
-		message := "the shard is deleting its instances"
-		if did.err != nil {
-			message = statusMessage(did.err)
-		}
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "%s", message)
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "%s", deletionMessage(in, did))
+	case in.ending:
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, clusterEnding)
 	case !in.configured:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason,
 			"shard %s is not in the operator's configuration", in.group.Spec.Shard)
@@ -226,18 +226,37 @@ func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	code := status.Code(did.err)
 	switch {
 	case in.wanted:
-		return true, nil // the pool creates the shard group again, and the instances stay
-	case !in.configured:
-		return true,
-			[]notice{warningEvent(v1beta1.ShardRemovedReason,
-				"shard %s was removed from the operator's configuration: its group %s was not deleted",
-				in.group.Spec.Shard, in.group.Spec.Group)}
+		// The pool creates the shard group again, and the instances stay. A Cluster that is being deleted creates
+		// nothing, so the shard group waits until its pool is deleted too.
+		return !in.ending, nil
+	case in.skip && !in.answers():
+		return true, []notice{warningEvent(v1beta1.ShardSkippedReason,
+			"shard %s was skipped: its group %s with %d instances was left behind", in.group.Spec.Shard,
+			in.group.Spec.Group, ptr.Deref(in.group.Status.ActualSize, 0))}
 	case !did.call.remove:
 		return false, nil
 	case did.err == nil:
 		return did.restored, nil
 	}
 	return code == codes.NotFound || code == codes.FailedPrecondition && in.known.GetIsStatic(), nil
+}
+
+// deletionMessage says what the deletion of a shard group waits for.
+func deletionMessage(in groupInput, did callResult) string {
+	shard := in.group.Spec.Shard
+	switch {
+	case in.wanted:
+		return "waiting for the deletion of the pool"
+	case !in.configured:
+		return fmt.Sprintf("waiting for shard %s, which is not in the operator's configuration: add it, or skip it "+
+			"with the annotation %s", shard, v1beta1.SkipShardsAnnotation)
+	case !in.state.Reachable && !in.connecting():
+		return fmt.Sprintf("waiting for shard %s, which does not answer (%s); the annotation %s skips it", shard,
+			in.state.Err, v1beta1.SkipShardsAnnotation)
+	case did.err != nil:
+		return fmt.Sprintf("shard %s: %s", shard, statusMessage(did.err))
+	}
+	return fmt.Sprintf("waiting for shard %s to delete its instances", shard)
 }
 
 // setReachable sets the ShardReachable condition, except while the first connection is being made.

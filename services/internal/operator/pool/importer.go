@@ -51,7 +51,7 @@ func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
 	start <- event.GenericEvent{Object: &v1beta1.NstanceMachinePool{}}
 	return b.Watches(&v1beta1.NstanceMachinePool{}, all, builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Watches(&clusterv1.MachinePool{}, all, builder.WithPredicates(onlyDeletions)).
-		Watches(&clusterv1.Cluster{}, all, builder.WithPredicates(scope.PauseChanged)).
+		Watches(&clusterv1.Cluster{}, all, builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(source.Channel(start, all)).
 		WatchesRawSource(shards.Source(r.Shards, func(c shards.Change) []reconcile.Request {
 			if c.Kind == shards.ShardState || c.Kind == shards.GroupChanged {
@@ -72,7 +72,7 @@ func (r *importer) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 		}
 		of, in.groups[shard.ID()] = append(of, shard), shard.Groups()
 	}
-	if paused, err := r.Paused(ctx); err != nil || paused {
+	if p, err := r.Permission(ctx, r.Client); err != nil || p.Paused || p.Ending {
 		return reconcile.Result{}, err
 	}
 	if err := r.listPools(ctx, r.Client, &in); err != nil {
@@ -83,6 +83,9 @@ func (r *importer) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 		return reconcile.Result{}, nil
 	}
 	// There seems to be a group to import. Mirrors and cache may be out of date, so ask the API server and every shard.
+	if p, err := r.Permission(ctx, r.Reader); err != nil || p.Paused || p.Ending {
+		return reconcile.Result{}, err
+	}
 	if err := r.listPools(ctx, r.Reader, &in); err != nil {
 		return reconcile.Result{}, err
 	}

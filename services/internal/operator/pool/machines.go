@@ -37,7 +37,7 @@ func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(specChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(scope.PauseChanged)).
+			builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		WithOptions(o).Complete(r)
 }
@@ -79,7 +79,7 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 		!pool.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, err
 	}
-	if paused, err := r.Paused(ctx, group, pool); err != nil || paused {
+	if p, err := r.Permission(ctx, r.Client, group, pool); err != nil || p.Paused || p.Ending {
 		return reconcile.Result{}, err
 	}
 	there := map[string]bool{}

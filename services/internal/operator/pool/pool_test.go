@@ -3,11 +3,13 @@ package pool
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -251,10 +253,17 @@ func TestUnknownShard(t *testing.T) {
 	op.change(pool, func() { pool.Spec.Shards = []string{"a"} })
 	op.events.take()
 	op.settle()
-	if op.exists("web--x", &v1beta1.NstanceShardGroup{}) || op.sizes("web")["a"] != 4 {
+	if op.group("web--x").DeletionTimestamp.IsZero() || op.sizes("web")["a"] != 4 {
 		t.Error(op.sizes("web"))
 	}
-	if events := op.events.take(); !containsAll(events, "web--x Warning ShardRemoved") {
+	op.events.take()
+	pool = op.pool("web")
+	op.change(pool, func() { pool.Annotations = map[string]string{v1beta1.SkipShardsAnnotation: "y, x"} })
+	op.settle()
+	if op.exists("web--x", &v1beta1.NstanceShardGroup{}) {
+		t.Error("the shard group waits although its shard is skipped")
+	}
+	if events := op.events.take(); !containsAll(events, "web--x Warning ShardSkipped") {
 		t.Error(events)
 	}
 }
@@ -429,9 +438,9 @@ func TestPaused(t *testing.T) {
 	op := newSimulatedOperator(t, "a")
 	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
 	op.settle()
-	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: testCluster},
-		Spec: clusterv1.ClusterSpec{Paused: ptr.To(true)}}
-	op.create(cluster)
+	cluster := &clusterv1.Cluster{}
+	op.mustGet(testCluster, cluster)
+	op.change(cluster, func() { cluster.Spec.Paused = ptr.To(true) })
 	op.settle()
 	op.scale("web", 5)
 	op.shards.Of("a").SetGroup(staticGroup("db", 1))
@@ -453,6 +462,63 @@ func TestPaused(t *testing.T) {
 	op.settle()
 	if op.sizes("web")["a"] != 5 || condition(op.group("web--a").Status.Conditions, "Paused") != "False NotPaused" {
 		t.Error(op.sizes("web"))
+	}
+}
+
+// TestForgottenShard checks that a pool that is deleted while its shard is out of the configuration is remembered until
+// the shard returns, and is not imported again.
+func TestForgottenShard(t *testing.T) {
+	op := newSimulatedOperator(t, "a", "x")
+	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"x"}})
+	op.settle()
+	known, _ := op.shards.Of("x").Group("web")
+	op.shards.Remove("x")
+	op.settle()
+	op.deletePool("web")
+	op.settle()
+	if op.group("web--x").DeletionTimestamp.IsZero() || op.pool("web").DeletionTimestamp.IsZero() {
+		t.Fatal("the deletion is not pending")
+	}
+	if got := meta.FindStatusCondition(op.pool("web").Status.Conditions, "Ready"); got == nil ||
+		!strings.Contains(got.Message, "shard x") {
+		t.Errorf("the condition does not name the shard: %+v", got)
+	}
+	x := op.addShard("x")
+	x.SetGroup(known)
+	op.settle()
+	if _, ok := x.Group("web"); ok || op.exists("web--x", &v1beta1.NstanceShardGroup{}) ||
+		op.exists("web", &v1beta1.NstanceMachinePool{}) || op.exists("web", &clusterv1.MachinePool{}) {
+		t.Error("the group is left or was imported again")
+	}
+}
+
+// TestEndingCluster checks that a Cluster that is being deleted imports, creates and scales nothing, while its pools
+// are deleted.
+func TestEndingCluster(t *testing.T) {
+	op := newSimulatedOperator(t, "a")
+	op.shards.Of("a").SetGroup(staticGroup("db", 2))
+	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
+	op.settle()
+	cluster := &clusterv1.Cluster{}
+	op.mustGet(testCluster, cluster)
+	op.change(cluster, func() { cluster.Finalizers = []string{"test/hold"} })
+	if err := op.client.Delete(t.Context(), cluster); err != nil {
+		t.Fatal(err)
+	}
+	op.scale("web", 5)
+	op.shards.Of("a").SetGroup(staticGroup("late", 1))
+	op.settle()
+	if op.sizes("web")["a"] != 2 || op.exists("late", &v1beta1.NstanceMachinePool{}) {
+		t.Errorf("scaled or imported while the Cluster is being deleted: %v", op.sizes("web"))
+	}
+	op.deletePool("web")
+	op.deletePool("db")
+	op.settle()
+	if len(op.allPools()) != 0 || len(op.allGroups()) != 0 {
+		t.Errorf("left: %d pools, %d shard groups", len(op.allPools()), len(op.allGroups()))
+	}
+	if _, ok := op.shards.Of("a").Group("web"); ok || op.sizes("db")["a"] != 2 {
+		t.Error("the dynamic group is left, or the static group has changed")
 	}
 }
 

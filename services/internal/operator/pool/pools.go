@@ -34,7 +34,7 @@ func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachinePool),
 			builder.WithPredicates(specChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(scope.PauseChanged)).
+			builder.WithPredicates(scope.PermissionChanged)).
 		WithOptions(o).Complete(r)
 }
 
@@ -76,9 +76,11 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 		!r.InCluster(pool)) {
 		return reconcile.Result{}, nil
 	}
-	if in.paused, err = r.Paused(ctx, pool); err != nil {
+	permission, err := r.Permission(ctx, r.Client, pool)
+	if err != nil {
 		return reconcile.Result{}, err
 	}
+	in.paused, in.ending = permission.Paused, permission.Ending
 	if in.groups, err = r.listGroups(ctx, r.Client, pool); err != nil {
 		return reconcile.Result{}, err
 	}

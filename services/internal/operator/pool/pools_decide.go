@@ -22,6 +22,9 @@ import (
 // maxInstances is the largest number of instances that a shard accepts for one group.
 const maxInstances = 100_000
 
+// clusterEnding is the message of objects that are not reconciled because the Cluster ends.
+const clusterEnding = "the Cluster is being deleted or does not exist"
+
 // poolInput is everything that decisions about a pool depend on.
 type poolInput struct {
 	pool *v1beta1.NstanceMachinePool
@@ -29,9 +32,9 @@ type poolInput struct {
 	machinePool *clusterv1.MachinePool
 	// groups are all shard groups of the pool's group, including those of other pools, by name.
 	groups []*v1beta1.NstanceShardGroup
-	// cluster is the name of the managed Cluster. paused reports whether it or the pool is paused.
-	cluster string
-	paused  bool
+	// cluster is the name of the managed Cluster. paused and ending are those of the [scope.Permission].
+	cluster        string
+	paused, ending bool
 }
 
 // poolPlan is the desired state of a pool, and the changes to its shard groups.
@@ -71,8 +74,18 @@ func decidePool(in poolInput) poolPlan {
 		}
 		plan.sumStatuses(mine)
 		plan.finished = len(mine) == 0
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason,
-			"%d shards still have to delete their instances", len(mine))
+		messages := make([]string, len(mine))
+		for i, g := range mine {
+			messages[i] = "waiting for shard " + g.Spec.Shard
+			if ready := meta.FindStatusCondition(g.Status.Conditions, v1beta1.ReadyCondition); ready != nil &&
+				ready.Reason == v1beta1.DeletingReason {
+				messages[i] = ready.Message
+			}
+		}
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "%s", strings.Join(messages, "; "))
+	case in.ending:
+		plan.sumStatuses(mine)
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, clusterEnding)
 	case in.machinePool == nil:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForMachinePoolReason,
 			"no MachinePool of cluster %s references the pool", in.cluster)

@@ -77,7 +77,9 @@ func newSimulatedOperator(t testing.TB, ids ...string) *simulatedOperator {
 		events: &eventRecorder{}}
 	inner := fake.NewClientBuilder().WithScheme(newScheme(t)).
 		WithStatusSubresource(&v1beta1.NstanceMachinePool{}, &v1beta1.NstanceShardGroup{}, &v1beta1.NstanceMachine{},
-			&clusterv1.MachinePool{}, &clusterv1.Cluster{}).Build()
+			&clusterv1.MachinePool{}, &clusterv1.Cluster{}).
+		WithObjects(&clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace,
+			Name: testCluster}}).Build()
 	op.client = inner
 	o := scope.Scope{Reader: inner, Recorder: op.events, Shards: op.shards, Namespace: testNamespace, Cluster: "c",
 		Tenant: "t", Now: func() time.Time {

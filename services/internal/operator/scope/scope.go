@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -65,17 +66,36 @@ func (s *Scope) InCluster(object client.Object) bool {
 	return object.GetNamespace() == s.Namespace && object.GetLabels()[clusterv1.ClusterNameLabel] == s.ClusterName()
 }
 
-// Paused reports whether the managed Cluster is paused, or one of the objects by its annotation (Cluster API contract).
-// A Cluster that does not exist is not paused.
-func (s *Scope) Paused(ctx context.Context, objects ...client.Object) (bool, error) {
+// Permission is what the managed Cluster and the annotations of objects allow.
+type Permission struct {
+	// Paused: nothing is reconciled, because the Cluster or an object is paused (Cluster API contract).
+	Paused bool
+	// Ending: the Cluster is being deleted or does not exist. Nothing is imported, created or scaled. Deletions finish.
+	Ending bool
+	// Skip contains the shards that deletions do not wait for.
+	Skip map[string]bool
+}
+
+// Permission returns what the managed Cluster and the annotations of objects allow. It reads the Cluster with from.
+func (s *Scope) Permission(ctx context.Context, from client.Reader, objects ...client.Object) (Permission, error) {
+	cluster := &clusterv1.Cluster{}
+	err := from.Get(ctx, s.Key(s.ClusterName()), cluster)
+	if client.IgnoreNotFound(err) != nil {
+		return Permission{}, fmt.Errorf("read Cluster: %w", err)
+	}
+	p := Permission{Paused: ptr.Deref(cluster.Spec.Paused, false), Skip: map[string]bool{},
+		Ending: err != nil || !cluster.DeletionTimestamp.IsZero()}
 	for _, object := range objects {
 		if _, paused := object.GetAnnotations()[clusterv1.PausedAnnotation]; paused {
-			return true, nil
+			p.Paused = true
 		}
 	}
-	cluster := &clusterv1.Cluster{}
-	_, err := s.Read(ctx, s.ClusterName(), cluster)
-	return ptr.Deref(cluster.Spec.Paused, false), err
+	for _, object := range append(objects, cluster) {
+		for shard := range strings.SplitSeq(object.GetAnnotations()[v1beta1.SkipShardsAnnotation], ",") {
+			p.Skip[strings.TrimSpace(shard)] = true
+		}
+	}
+	return p, nil
 }
 
 // Read reads an object of the namespace from the cache. It returns false if the object does not exist.
@@ -152,10 +172,12 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, now time.Tim
 		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now.UTC().Truncate(time.Second))})
 }
 
-// PauseChanged drops updates of a Cluster that do not pause or resume it.
-var PauseChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+// PermissionChanged drops updates of a Cluster that do not change its [Permission].
+var PermissionChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, is := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster)
-	return ptr.Deref(was.Spec.Paused, false) != ptr.Deref(is.Spec.Paused, false)
+	return ptr.Deref(was.Spec.Paused, false) != ptr.Deref(is.Spec.Paused, false) ||
+		was.DeletionTimestamp.IsZero() != is.DeletionTimestamp.IsZero() ||
+		was.Annotations[v1beta1.SkipShardsAnnotation] != is.Annotations[v1beta1.SkipShardsAnnotation]
 }}
 
 // DeletionChanged drops updates that do not start or end a deletion.

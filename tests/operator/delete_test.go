@@ -1,0 +1,299 @@
+package operator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+)
+
+const (
+	dynamic = "dynamic"                // A group that exists only in Kubernetes, with one instance on each shard.
+	deleted = clusterName + "-deleted" // The ConfigMap that records the deletion of the Cluster.
+	// endsWithin is the limit for the end of a Cluster. Cluster API needs up to 80 s for a MachinePool.
+	endsWithin = 2 * patience
+)
+
+// TestDelete deletes the Cluster and its parts in different ways. No deletion may create an instance.
+func TestDelete(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a whole Kubernetes and two shards")
+	}
+	t.Parallel()
+	l := newLab(t)
+	l.settleServers(t)
+	l.bootstrap(t)
+	l.imported(t)
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"kinds", l.testDeleteKinds},
+		{"cluster", l.testDeleteCluster},
+	} {
+		if !t.Run(part.name, part.run) {
+			return // Later parts would fail for the same reason.
+		}
+	}
+}
+
+// testDeleteKinds deletes one object of each kind while the server of west hangs. Then west continues.
+func (l *lab) testDeleteKinds(t *testing.T) {
+	const first, second, third = "first", "second", "third"
+	for _, group := range []string{first, second, third} {
+		l.dynamicPool(t, group)
+	}
+	await(t, "dynamic groups run", patience, func(ctx context.Context) error {
+		return errors.Join(l.spread(ctx, first, l.both(1, 1)), l.spread(ctx, second, l.both(1, 1)),
+			l.spread(ctx, third, l.both(1, 1)))
+	})
+	before := &v1beta1.NstanceCluster{}
+	if err := l.Client.Get(t.Context(), in(clusterName), before); err != nil {
+		t.Fatal(err)
+	}
+	created := l.countCreations()
+	proceed := l.hang(t, l.west)
+	l.remove(t, "nstancecluster", clusterName)
+	l.remove(t, "machinepool", first)
+	l.remove(t, "nstancemachinepool", second)
+	l.remove(t, "nstanceshardgroup", v1beta1.ShardGroupName(third, "west"))
+	for _, pool := range []string{first, second} {
+		await(t, pool+" names the shard that it waits for", patience, func(ctx context.Context) error {
+			return errors.Join(l.poolWaitsFor(ctx, pool, "west"), l.withoutGroup(ctx, pool, l.east))
+		})
+	}
+	await(t, "the NstanceCluster is created again", patience, func(ctx context.Context) error {
+		return has(ctx, l, &v1beta1.NstanceCluster{}, clusterName, func(c *v1beta1.NstanceCluster) error {
+			if c.UID == before.UID {
+				return errors.New("it is still the deleted one")
+			}
+			return condition(c.Status.Conditions, v1beta1.ReadyCondition, "True")
+		})
+	})
+	proceed()
+	await(t, "two dynamic groups are gone, the third stays", endsWithin,
+		func(ctx context.Context) error {
+			return errors.Join(l.withoutGroup(ctx, first, l.shards()...), l.withoutGroup(ctx, second, l.shards()...),
+				l.gone(ctx, &clusterv1.MachinePool{}, in(first)),
+				l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(first)),
+				l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(second)),
+				l.spread(ctx, third, l.both(1, 1)))
+		})
+	if n := l.countCreations() - created; n != 0 {
+		t.Errorf("the deletions created %d instances, want none", n)
+	}
+	l.remove(t, "machinepool", second)
+	l.remove(t, "machinepool", third)
+	await(t, "the rest is gone", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.gone(ctx, &clusterv1.MachinePool{}, in(second)),
+			l.gone(ctx, &clusterv1.MachinePool{}, in(third)), l.withoutGroup(ctx, third, l.shards()...))
+	})
+}
+
+// testDeleteCluster deletes the Cluster while it has static and dynamic groups, a single machine and an on-demand
+// machine. The operator is restarted. A user asks for the Cluster with the annotation.
+func (l *lab) testDeleteCluster(t *testing.T) {
+	ctx := t.Context()
+	l.dynamicPool(t, dynamic)
+	l.machine(t, "single", "west")
+	pod := &corev1.Pod{ObjectMeta: objectMeta("job"), Spec: corev1.PodSpec{NodeSelector: map[string]string{
+		v1beta1.OnDemandGroupNodeLabel: machines},
+		Containers: []corev1.Container{{Name: "main", Image: "none"}}}}
+	pod.Annotations = map[string]string{v1beta1.OnDemandGroupAnnotation: machines,
+		v1beta1.OnDemandShardAnnotation: "east"}
+	l.create(ctx, t, pod)
+	await(t, "everything runs", patience, func(ctx context.Context) error {
+		return errors.Join(l.spread(ctx, dynamic, l.both(1, 1)), l.poolRuns(ctx, dynamic, 2),
+			l.east.counts(ctx, machines, 1), l.west.counts(ctx, machines, 1))
+	})
+	kept := l.ids(t, workers, l.shards()...)
+	created := l.countCreations()
+	l.remove(t, "cluster", clusterName)
+	l.ended(t)
+	// The pod may have ended with its Node.
+	if err := l.Client.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+
+	l.operators[len(l.operators)-1].Kill()
+	restarted := l.operator(t, elect)
+	await(t, "the restarted operator knows of the deletion", patience, func(context.Context) error {
+		if !bytes.Contains(tail(restarted.Log), []byte("is not created again")) {
+			return errors.New("its log does not say so")
+		}
+		return nil
+	})
+	steady(t, "the restarted operator creates nothing", l.empty)
+	if n := l.countCreations() - created; n != 0 {
+		t.Errorf("the deletion created %d instances, want none", n)
+	}
+	l.kubectl(t, "-n", namespace, "annotate", "configmap", deleted, v1beta1.RecreateAnnotation+"=true")
+	l.recreated(t)
+	if after := l.ids(t, workers, l.shards()...); !slices.Equal(kept, after) {
+		t.Errorf("the instances of a static group changed from %v to %v", kept, after)
+	}
+	if n := l.countCreations() - created; n != 0 {
+		t.Errorf("the new import created %d instances, want none", n)
+	}
+}
+
+// recreated waits until the Cluster exists, the static groups are imported, and the record of the deletion is removed.
+func (l *lab) recreated(t *testing.T) {
+	t.Helper()
+	await(t, "the Cluster is back", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.spread(ctx, workers, l.both(2, 2)), l.spread(ctx, guarded, map[*shard]int{l.east: 1}),
+			l.poolRuns(ctx, workers, 4), l.gone(ctx, &corev1.ConfigMap{}, in(deleted)))
+	})
+}
+
+// hang stops the server's process. The returned function continues it, at the latest at the end of the test.
+func (l *lab) hang(t *testing.T, s *shard) (proceed func()) {
+	t.Helper()
+	server := s.server()
+	if err := server.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	proceed = func() { _ = server.Signal(syscall.SIGCONT) } // The process may have ended.
+	t.Cleanup(proceed)
+	return proceed
+}
+
+// remove deletes an object with the real kubectl and does not wait for its end.
+func (l *lab) remove(t *testing.T, kind, name string) {
+	t.Helper()
+	if kind == "cluster" || kind == "machinepool" {
+		kind += ".cluster.x-k8s.io"
+	}
+	l.kubectl(t, "-n", namespace, "delete", kind, name, "--wait=false")
+}
+
+// poolWaitsFor returns an error unless a pool is being deleted and its condition names the shard.
+func (l *lab) poolWaitsFor(ctx context.Context, pool, shard string) error {
+	return has(ctx, l, &v1beta1.NstanceMachinePool{}, pool, func(p *v1beta1.NstanceMachinePool) error {
+		return deletingBecause(p.Status.Conditions, "shard "+shard+", which")
+	})
+}
+
+func deletingBecause(conditions []metav1.Condition, text string) error {
+	ready := meta.FindStatusCondition(conditions, v1beta1.ReadyCondition)
+	if ready == nil || ready.Reason != v1beta1.DeletingReason || !strings.Contains(ready.Message, text) {
+		return fmt.Errorf("condition %+v, want %s with %q", ready, v1beta1.DeletingReason, text)
+	}
+	return nil
+}
+
+// ended waits until no object of the Cluster exists, and the shards have only their static groups at the configured
+// sizes.
+func (l *lab) ended(t *testing.T) {
+	t.Helper()
+	await(t, "the Cluster has ended", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.empty(ctx), l.static(ctx), l.withoutGroup(ctx, dynamic, l.shards()...))
+	})
+}
+
+// empty returns an error if an object of the Cluster exists or its deletion is not recorded.
+func (l *lab) empty(ctx context.Context) error {
+	for _, list := range []client.ObjectList{&clusterv1.ClusterList{}, &v1beta1.NstanceClusterList{},
+		&clusterv1.MachinePoolList{}, &v1beta1.NstanceMachinePoolList{}, &v1beta1.NstanceShardGroupList{},
+		&clusterv1.MachineList{}, &v1beta1.NstanceMachineList{}} {
+		if err := l.Client.List(ctx, list, client.InNamespace(namespace)); err != nil {
+			return err
+		}
+		if n := meta.LenList(list); n > 0 {
+			return fmt.Errorf("%d objects are left: %T", n, list)
+		}
+	}
+	return l.Client.Get(ctx, in(deleted), &corev1.ConfigMap{})
+}
+
+// static returns an error unless the static groups have their configured sizes and no other instances exist in them.
+func (l *lab) static(ctx context.Context) error {
+	return errors.Join(l.east.settled(ctx, workers, 2), l.west.settled(ctx, workers, 2),
+		l.east.settled(ctx, guarded, 1), l.east.settled(ctx, spot, 1),
+		l.east.counts(ctx, machines, 0), l.west.counts(ctx, machines, 0))
+}
+
+// withoutGroup returns an error while a shard has the group or an instance of it.
+func (l *lab) withoutGroup(ctx context.Context, group string, shards ...*shard) error {
+	for _, s := range shards {
+		if status, err := s.group(ctx, group); err == nil {
+			return fmt.Errorf("%s still has %v", s.id, status)
+		}
+		instances, err := s.instances(ctx, "")
+		if err != nil {
+			return err
+		}
+		for _, instance := range instances {
+			if instance.GetGroup() == group {
+				return fmt.Errorf("%s still has instance %s of %s", s.id, instance.GetInstanceId(), group)
+			}
+		}
+	}
+	return nil
+}
+
+// counts returns an error unless the shard has that many instances of a group, on-demand ones included.
+func (s *shard) counts(ctx context.Context, group string, want int) error {
+	instances, err := s.instances(ctx, group)
+	if err == nil && len(instances) != want {
+		err = fmt.Errorf("%s has %d instances of %s, want %d", s.id, len(instances), group, want)
+	}
+	return err
+}
+
+// countCreations returns the number of create calls of both shards so far.
+func (l *lab) countCreations() (n int) {
+	for _, s := range l.shards() {
+		s.mu.Lock()
+		for _, event := range s.events {
+			if event.GetType() == nstancev1.InstanceEvent_TYPE_CREATING {
+				n++
+			}
+		}
+		s.mu.Unlock()
+	}
+	return n
+}
+
+// dynamicPool creates a pool of two instances over both shards, and its MachinePool.
+func (l *lab) dynamicPool(t *testing.T, group string) {
+	t.Helper()
+	l.create(t.Context(), t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(group),
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: group, Shards: []string{"east", "west"}, Template: "worker"}})
+	l.create(t.Context(), t, referringPool(group, group, 2))
+}
+
+// referringPool returns a MachinePool that refers to an NstanceMachinePool.
+func referringPool(name, infra string, replicas int32) *clusterv1.MachinePool {
+	none := ""
+	return &clusterv1.MachinePool{ObjectMeta: objectMeta(name),
+		Spec: clusterv1.MachinePoolSpec{ClusterName: clusterName, Replicas: &replicas,
+			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{ClusterName: clusterName,
+				Bootstrap: clusterv1.Bootstrap{DataSecretName: &none},
+				InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+					Kind: "NstanceMachinePool", Name: infra}}}}}
+}
+
+// steady returns once a state has lasted for five seconds. It fails the test if the state changes.
+func steady(t *testing.T, what string, check func(context.Context) error) {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < 5*time.Second; <-time.After(200 * time.Millisecond) {
+		if err := check(t.Context()); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
