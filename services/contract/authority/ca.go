@@ -334,6 +334,16 @@ func Fingerprint(cert *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// Trust identifies the CA that issues and the bundle that its clients get: 16 hexadecimal characters. It is empty if
+// the bundle holds no other CA, which is so unless the CA is being rotated.
+func Trust(ca *x509.Certificate, bundle []*x509.Certificate) string {
+	if len(bundle) == 1 && bundle[0].Equal(ca) {
+		return ""
+	}
+	sum := sha256.Sum256(append(EncodeCertificate(ca), EncodeBundle(bundle...)...))
+	return hex.EncodeToString(sum[:8])
+}
+
 // Serial is the certificate's serial number in hexadecimal, 32 characters for those that a [CA] issued.
 func Serial(cert *x509.Certificate) string { return fmt.Sprintf("%032x", cert.SerialNumber) }
 

@@ -18,7 +18,11 @@ var ErrCALost = errors.New("the CA's key is missing although the cluster is in u
 
 // LoadCA reads the CA's key and certificate. secretstore.ErrNotFound if there is none yet.
 func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
-	secret, err := s.options.Secrets.Get(ctx, secretstore.CAKey)
+	return s.loadCA(ctx, secretstore.CAKey)
+}
+
+func (s *State) loadCA(ctx context.Context, name string) (authority.CA, error) {
+	secret, err := s.options.Secrets.Get(ctx, name)
 	if err != nil {
 		return authority.CA{}, fmt.Errorf("load CA: %w", err)
 	}

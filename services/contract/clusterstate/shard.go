@@ -134,7 +134,8 @@ func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore
 	return applied, object.Token, nil
 }
 
-// WriteApplied records that the leader of a term accepted a configuration, which it had read under the token source. It
+// WriteApplied records that the leader of a term accepted a configuration, which it had read under the token source,
+// and the CA that this State read last. It
 // never replaces what a leader of a higher term accepted: objstore.ErrConflict.
 func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
 	if err := s.checkShard(); err != nil {
@@ -153,7 +154,7 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 		// The mark makes the revision rise even after an earlier version was written back.
 		revision := max(have.Revision, s.options.Marks.Highest(keys.Applied(s.options.ShardID))) + 1
 		next := record.Applied{Schema: record.AppliedSchema, Revision: revision, Term: term,
-			Source: string(source), Body: body}
+			Source: string(source), Trust: s.Trust(), Body: body}
 		text, err := next.Encode()
 		if err != nil {
 			return fmt.Errorf("write applied configuration: %w", err)

@@ -169,17 +169,36 @@ func (s *State) noteWritten(key string, body []byte, version uint64) {
 	}
 }
 
+// Trust returns authority.Trust of the CA and the bundle that this State read last. It is empty if it has read none.
+func (s *State) Trust() string {
+	if known := s.known.Load(); known != nil {
+		return authority.Trust(known.ca.Certificate(), known.bundle)
+	}
+	return ""
+}
+
+// ReadCA reads the CA in `ca.key` and the bundle `ca.crt`, which that CA has signed. It returns the certificates newest
+// first. objstore.ErrNotFound or secretstore.ErrNotFound if there is none yet.
+func (s *State) ReadCA(ctx context.Context) (authority.CA, []*x509.Certificate, error) {
+	t, err := s.readTrust(ctx)
+	if err != nil {
+		return authority.CA{}, nil, fmt.Errorf("read CA bundle: %w", err)
+	}
+	missing := fmt.Errorf("%s: %w", keys.ClusterCA(), objstore.ErrNotFound)
+	switch {
+	case t.ca.IsZero():
+		return authority.CA{}, nil, fmt.Errorf("read CA bundle: %w: %w", secretstore.ErrNotFound, missing)
+	case t.token == "":
+		return authority.CA{}, nil, fmt.Errorf("read CA bundle: %w", missing)
+	}
+	return t.ca, t.bundle, nil
+}
+
 // CABundle reads `ca.crt` and verifies it with the CA in `ca.key`. It returns the certificates newest first.
 // objstore.ErrNotFound if there is none yet.
 func (s *State) CABundle(ctx context.Context) ([]*x509.Certificate, error) {
-	t, err := s.readTrust(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read CA bundle: %w", err)
-	}
-	if t.token == "" {
-		return nil, fmt.Errorf("read CA bundle: %s: %w", keys.ClusterCA(), objstore.ErrNotFound)
-	}
-	return t.bundle, nil
+	_, bundle, err := s.ReadCA(ctx)
+	return bundle, err
 }
 
 // UnverifiedCABundle reads `ca.crt` without the CA's key. The bucket's writer chooses what it returns.

@@ -134,7 +134,7 @@ func (c *checker) file(f File, path string) {
 // leave the server.
 func ValidateSecretSource(name string) error {
 	switch name {
-	case "ca.key", "workload-ca.key", "registration-nonce.key":
+	case "ca.key", "ca-next.key", "workload-ca.key", "registration-nonce.key":
 		return fmt.Errorf("%q is the cluster's own and is never delivered", name)
 	}
 	return keys.ValidateSecretName(name)

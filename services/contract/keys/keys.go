@@ -34,8 +34,11 @@ func ClusterOperator(tenant, storageID string) string {
 	return OperatorTenantPrefix(tenant) + storageID + ".json"
 }
 
+// ConfigPrefix begins the keys of the shards' configurations.
+func ConfigPrefix() string { return "config/" }
+
 // Config is the key of a shard's static configuration. No server ever writes it.
-func Config(shard string) string { return "config/" + shard + ".jsonc" }
+func Config(shard string) string { return ConfigPrefix() + shard + ".jsonc" }
 
 // Groups is the key of a shard's dynamic groups and overrides.
 func Groups(shard string) string { return "groups/" + shard + ".jsonc" }

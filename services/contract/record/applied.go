@@ -25,6 +25,9 @@ type Applied struct {
 	Term uint64 `json:"term"`
 	// Source is the token of `config/{shard}.jsonc` as it was read.
 	Source string `json:"source"`
+	// Trust identifies the CA and the CA bundle that the leader uses, see authority.Trust. It is empty unless the CA
+	// was being rotated when the term began.
+	Trust string `json:"trust,omitempty"`
 	// Body is the configuration, byte for byte.
 	Body []byte `json:"-"`
 }
@@ -67,6 +70,7 @@ func (a Applied) Validate() error {
 	p.check(a.Revision > 0, "revision: is 0")
 	p.check(a.Term > 0, "term: is 0")
 	p.text("source", a.Source, maxText, true)
+	p.trust("trust", a.Trust)
 	p.check(len(a.Body) <= MaxConfig, "the configuration has %d bytes, at most %d are allowed", len(a.Body), MaxConfig)
 	return p.err("applied configuration")
 }

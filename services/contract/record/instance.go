@@ -75,4 +75,7 @@ type Instance struct {
 type CertificateRef struct {
 	Serial   string    `json:"serial"` // hexadecimal
 	NotAfter time.Time `json:"not_after"`
+	// Trust identifies the CA that issued the certificate and the CA bundle that was delivered with it, see
+	// authority.Trust. It is empty unless the CA was being rotated.
+	Trust string `json:"trust,omitempty"`
 }

@@ -191,6 +191,13 @@ func (p *problems) certificate(ref *CertificateRef) {
 	}
 	p.serial("certificate.serial", ref.Serial)
 	p.time("certificate.not_after", ref.NotAfter, true)
+	p.trust("certificate.trust", ref.Trust)
+}
+
+// trust wants what authority.Trust returns.
+func (p *problems) trust(field, value string) {
+	p.check(value == "" || len(value) == 16 && strings.Trim(value, "0123456789abcdef") == "",
+		"%s: want 16 hexadecimal characters", field)
 }
 
 // serial wants what authority issues: 128 bits in lower-case hexadecimal.

@@ -20,6 +20,7 @@ import (
 // Names of the secrets that Nstance itself owns. All others belong to the user.
 const (
 	CAKey         = "ca.key"                 // CA certificate and private key
+	NextCAKey     = "ca-next.key"            // the CA that replaces ca.key; only while the CA is rotated
 	WorkloadCAKey = "workload-ca.key"        // certificate and private key of the CA that signs instances' files
 	NonceKey      = "registration-nonce.key" // private key that signs registration nonces
 )

@@ -25,7 +25,8 @@ bucket, sealed with the cluster's encryption key: 32 bytes, raw or base64, in
 NSTANCE_ENCRYPTION_KEY unless --key-provider and --key-source say otherwise.`}
 	s := new(secretFlags)
 	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s),
-		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.verifyCommand(s))
+		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.rotateCACommand(s),
+		a.verifyCommand(s))
 	s.add(cmd)
 	return cmd
 }

@@ -106,13 +106,9 @@ func (r registered) what() string {
 // register writes the record first, then the certificate's file. A recorded certificate without a file does no harm,
 // and the next run of the command finds the record by its key.
 func (a *app) register(ctx context.Context, c *cluster, r registration) (registered, error) {
-	ca, err := c.state.LoadCA(ctx)
+	ca, bundle, err := c.state.ReadCA(ctx)
 	if err != nil {
 		return registered{}, noKeysYet(err)
-	}
-	bundle, err := c.state.CABundle(ctx)
-	if err != nil {
-		return registered{}, err
 	}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return registered{}, fmt.Errorf("make identity directory: %w", err)
@@ -134,7 +130,7 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 	if err := write(r.dir, operatorclient.CAFile, authority.EncodeBundle(bundle...)); err != nil {
 		return registered{}, err
 	}
-	if notAfter, good := a.stillGood(r, have); good && !r.renew {
+	if notAfter, good := a.stillGood(r, have, c.state.Trust()); good && !r.renew {
 		result.NotAfter = notAfter
 		return result, nil
 	}
@@ -246,10 +242,10 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 }
 
 // stillGood reports whether the directory holds the certificate that the record names, with more than a third of its
-// life left.
-func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
+// life left, and of the present step if the CA is being rotated.
+func (a *app) stillGood(r registration, rec record.Operator, trust string) (time.Time, bool) {
 	text, err := os.ReadFile(filepath.Join(r.dir, operatorclient.CertificateFile))
-	if err != nil || rec.Revision == 0 {
+	if err != nil || rec.Revision == 0 || trust != "" && rec.Certificate.Trust != trust {
 		return time.Time{}, false
 	}
 	leaf, err := authority.ParseCertificate(text)
@@ -273,7 +269,8 @@ func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operat
 	}
 	rec.Revision++
 	rec.Writer = writer
-	rec.Certificate = record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC()}
+	rec.Certificate = record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC(),
+		Trust: c.state.Trust()}
 	_, err = c.state.PutOperator(ctx, rec, token)
 	var superseded *clusterstate.SupersededOperatorError
 	if errors.As(err, &superseded) {

@@ -18,8 +18,9 @@ import (
 
 func (a *app) secretCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets",
-		Long: `Secrets are delivered to instances by files of kind "secret" in a template. Three
-names are the cluster's own: ca.key, workload-ca.key and registration-nonce.key.`}
+		Long: `Secrets are delivered to instances by files of kind "secret" in a template. Four
+names are the cluster's own: ca.key, ca-next.key, workload-ca.key and
+registration-nonce.key.`}
 	cmd.AddCommand(a.secretSetCommand(s), a.secretGetCommand(s), a.secretListCommand(s), a.secretDeleteCommand(s))
 	return cmd
 }
@@ -77,13 +78,14 @@ never replaced.`,
 
 // ours reports whether a secret is one of the cluster's own secrets.
 func ours(name string) bool {
-	return name == secretstore.CAKey || name == secretstore.WorkloadCAKey || name == secretstore.NonceKey
+	return name == secretstore.CAKey || name == secretstore.NextCAKey || name == secretstore.WorkloadCAKey ||
+		name == secretstore.NonceKey
 }
 
 // checkOurs checks the content of the cluster's own secrets.
 func checkOurs(c *cluster, name string, content []byte) error {
 	switch name {
-	case secretstore.CAKey:
+	case secretstore.CAKey, secretstore.NextCAKey:
 		ca, err := authority.ParseCA(content)
 		if err != nil {
 			return err

@@ -598,6 +598,54 @@ func TestRotateKey(t *testing.T) {
 	})
 }
 
+// rotate-ca stops where an operator has not followed, and the same command continues.
+func TestClusterRotateCA(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		b.fails(t, exitFailure, "cluster init", b.args("cluster", "rotate-ca", "--cluster-id", "example")...)
+		b.init(t)
+		b.fails(t, exitUsage, "--timeout", b.args("cluster", "rotate-ca", "--timeout", "0s")...)
+		first, err := b.state(t, encryptionKey).LoadCA(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(t.TempDir(), "identity")
+		register := func() registered {
+			return parse[registered](t, b.must(t, b.args("cluster", "register-operator", "--output-dir", dir, "-o",
+				"json")...))
+		}
+		operator := register()
+		rotate := func() caRotation {
+			t.Helper()
+			return parse[caRotation](t, b.must(t, b.args("cluster", "rotate-ca", "--no-wait", "-o", "json")...))
+		}
+		for _, step := range []string{"announced", "issued"} {
+			for range 2 {
+				got := rotate()
+				if got.Finished || got.Step != step || len(got.Waiting.Operators) != 1 ||
+					got.Waiting.Operators[0].ID.String() != operator.ID {
+					t.Fatalf("%s: %+v", step, got)
+				}
+			}
+			if again := register(); again.ID != operator.ID || !again.Issued {
+				t.Errorf("the operator registers again: %+v", again)
+			}
+			if again := register(); again.Issued {
+				t.Errorf("the operator, which has followed, registers again: %+v", again)
+			}
+		}
+		got := rotate()
+		ca, err := b.state(t, encryptionKey).LoadCA(t.Context())
+		if err != nil || !got.Finished || got.Step != "none" || ca.Certificate().Equal(first.Certificate()) ||
+			got.Fingerprint != authority.Fingerprint(ca.Certificate()) {
+			t.Errorf("%+v, %s, %v", got, ca, err)
+		}
+		b.must(t, b.args("cluster", "verify")...)
+		if out := b.must(t, b.args("cluster", "operator", "list")...); !strings.Contains(out, operator.ID) {
+			t.Errorf("the operator after the rotation: %s", out)
+		}
+	})
+}
+
 const example = "../../../examples/config-tmux.jsonc"
 
 // exampleConfig returns a valid configuration of shard dev-1 of the cluster "example", with lines replaced.

@@ -78,7 +78,9 @@ type Client struct {
 	files    *receiver.Receiver
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
-	wake     chan struct{} // signals that there is something to report
+	// early holds the time until an early renewal that the server asked for.
+	early chan time.Duration
+	wake  chan struct{} // signals that there is something to report
 	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.
 	reportInterval atomic.Int64
 
@@ -111,6 +113,7 @@ func New(o Options) *Client {
 		identity: identity.NewStore(o.Identity, o.ID, o.IdentityMode),
 		keys:     keypair.NewStore(o.Keys, o.KeysMode),
 		hooked:   make(chan struct{}, 1),
+		early:    make(chan time.Duration, 1),
 		wake:     make(chan struct{}, 1),
 		health:   health{problem: errors.New("starting")},
 	}

@@ -20,6 +20,7 @@ import (
 const (
 	intervalHeader  = "nstance-report-interval"
 	endpointsHeader = "nstance-agent-endpoints"
+	renewHeader     = "nstance-renew-within"
 	defaultInterval = time.Minute
 	minInterval     = 50 * time.Millisecond
 	maxInterval     = time.Hour
@@ -168,6 +169,11 @@ func (r *reporter) listen(stream grpc.ClientStreamingClient[nstancev1.ReportHeal
 		}
 		if values := header.Get(endpointsHeader); len(values) > 0 {
 			r.storeAddrs(values[0])
+		}
+		if values := header.Get(renewHeader); len(values) > 0 {
+			if within, err := time.ParseDuration(values[0]); err == nil {
+				r.renewEarly(within)
+			}
 		}
 		intervals <- interval
 	}

@@ -219,8 +219,8 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 	}
 }
 
-// keepRenewed renews the certificate after two thirds of its life and returns errRenewed, which ends the session: the
-// next one presents the new certificate.
+// keepRenewed renews the certificate after two thirds of its life, or when the server asks for it, and returns
+// errRenewed, which ends the session: the next one presents the new certificate.
 func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClient) error {
 	delays := newDelays()
 	delays.InitialInterval *= 60 // a third of the certificate's life is left for retries
@@ -231,8 +231,16 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 		due := cert.RenewAt().Add(rand.N(cert.Life()/50 + 1))
 		for time.Until(due) > 0 {
 			// Timers stop while a machine sleeps, but the wall clock does not.
-			if err := c.pause(ctx, min(time.Until(due), 10*time.Minute), nil); err != nil {
-				return err
+			timer := time.NewTimer(min(time.Until(due), 10*time.Minute))
+			select {
+			case <-ctx.Done():
+			case within := <-c.early:
+				due = time.Now().Add(min(within, time.Until(due)))
+			case <-timer.C:
+			}
+			timer.Stop()
+			if ctx.Err() != nil {
+				return ctx.Err()
 			}
 		}
 		err := c.renew(ctx, api)
@@ -252,6 +260,17 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 		if err := c.pause(ctx, delay, nil); err != nil {
 			return err
 		}
+	}
+}
+
+// maxRenewWithin is the most that a server may spread early renewals over.
+const maxRenewWithin = time.Hour
+
+// renewEarly lets keepRenewed renew the certificate at a random time within a duration.
+func (c *Client) renewEarly(within time.Duration) {
+	select {
+	case c.early <- rand.N(min(max(within, 0), maxRenewWithin) + 1):
+	default: // keepRenewed has not taken the last request yet
 	}
 }
 

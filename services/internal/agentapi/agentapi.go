@@ -6,6 +6,7 @@
 package agentapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"log/slog"
@@ -60,7 +61,11 @@ type Leadership struct {
 	Interval func() time.Duration
 	// Endpoints returns the addresses of the leader's agent service, host:port separated by commas. Optional.
 	Endpoints func() string
+	// RenewWithin is the time within which agents spread renewals that a rotation of the CA asks for. 0 means 5 min.
+	RenewWithin time.Duration
 }
+
+func (l *Leadership) renewWithin() time.Duration { return cmp.Or(l.RenewWithin, 5*time.Minute) }
 
 // session returns what a health stream is told in its header.
 func (l *Leadership) session() session {

@@ -33,6 +33,9 @@ const (
 	// EndpointsHeader is the response header with the addresses of the leader's agent service, host:port separated by
 	// commas.
 	EndpointsHeader = "nstance-agent-endpoints"
+	// RenewHeader is the response header that asks the agent to renew its certificate early, because the CA is being
+	// rotated. It holds the time within which agents spread their renewals, a Go duration.
+	RenewHeader = "nstance-renew-within"
 )
 
 // Limits of a report.
@@ -51,8 +54,11 @@ func (s *Service) ReportHealth(stream reports) error {
 		c.agent.mu.Lock()
 		c.stream.told = told
 		c.agent.mu.Unlock()
-		if err := stream.SendHeader(metadata.Pairs(IntervalHeader, told.interval.String(),
-			EndpointsHeader, told.endpoints)); err != nil {
+		header := metadata.Pairs(IntervalHeader, told.interval.String(), EndpointsHeader, told.endpoints)
+		if c.mustRenew() {
+			header.Set(RenewHeader, c.leader.renewWithin().String())
+		}
+		if err := stream.SendHeader(header); err != nil {
 			return err
 		}
 		number, ok := c.leader.State.Connected(c.agent.id)
@@ -67,6 +73,12 @@ func (s *Service) ReportHealth(stream reports) error {
 		return stream.SendAndClose(&nstancev1.ReportHealthResponse{})
 	}
 	return err
+}
+
+// mustRenew reports whether the caller's certificate is of an earlier step of a rotation of the CA.
+func (c *call) mustRenew() bool {
+	rec, _, ok := c.leader.State.Record(c.agent.id)
+	return ok && mayBeCertified(&rec) == nil && rec.Certificate != nil && rec.Certificate.Trust != c.leader.Issuer.Trust
 }
 
 // readReports takes reports until the stream ends, and ends its handler. The end of a connection is the first sign of a

@@ -75,7 +75,8 @@ func Run(ctx context.Context, c Config) error {
 		Tenant: c.Settings.Tenant,
 		Rand:   rand.Reader, Now: time.Now, Log: log,
 	})
-	set := shards.New(shards.Options{Credentials: keeper.Credentials, Now: time.Now, Log: log, Dial: c.Dial})
+	set := shards.New(shards.Options{Credentials: keeper.Credentials, Now: time.Now, Log: log,
+		Dial: append([]grpc.DialOption{grpc.WithStatsHandler(keeper.RenewalRequests())}, c.Dial...)})
 	set.Configure(operatorAddrs(c.Settings))
 	stop, err := registerCollectors(set, keeper)
 	if err != nil {

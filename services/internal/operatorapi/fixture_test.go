@@ -76,6 +76,7 @@ type testShard struct {
 	manager  *shardconfig.Manager
 	leader   *leader.Leader
 	service  *operatorapi.Service
+	api      *operatorapi.Leader
 	ctx      context.Context
 	lose     context.CancelFunc
 
@@ -188,7 +189,7 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 		wait()
 	})
 
-	api := &operatorapi.Leader{Context: ctx, Cluster: w.Name, Shard: "a", ID: "one", Incarnation: "incarnation-1",
+	w.api = &operatorapi.Leader{Context: ctx, Cluster: w.Name, Shard: "a", ID: "one", Incarnation: "incarnation-1",
 		Leader: w.leader, Config: w.manager,
 		Refresh:        w.manager.Refresh,
 		ConfigModified: func(ctx context.Context) (time.Time, error) { return w.state.ConfigModified(ctx, "a") },
@@ -198,7 +199,7 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 		case <-w.cut:
 			return nil, notLeader()
 		default:
-			return api, nil
+			return w.api, nil
 		}
 	})
 	w.listener = w.serve(t, operatorRole)

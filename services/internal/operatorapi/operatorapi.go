@@ -129,6 +129,7 @@ func (s *Service) begin(ctx context.Context, next ed25519.PublicKey) (c *call, e
 		end()
 		return nil, nil, c.fault("operator record", err)
 	}
+	c.requestRenewal()
 	return c, end, nil
 }
 

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -47,6 +49,8 @@ func (c *call) admission() admission {
 type checked struct {
 	at      time.Time
 	refused error
+	// mustRenew means that the operator's certificate is of an earlier step of a rotation of the CA.
+	mustRenew bool
 }
 
 // admit checks that the operator is registered and not removed. It returns an error with code PermissionDenied if not,
@@ -106,8 +110,28 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 			return record.Operator{}, "", err
 		}
 	}
-	c.remember(err)
+	c.remember(err, err == nil && c.mustRenew(rec.Certificate))
 	return rec, token, err
+}
+
+// RenewHeader is the response header that asks an operator to renew its certificate early, because the CA is being
+// rotated. It holds "now".
+const RenewHeader = "nstance-renew-certificate"
+
+// mustRenew reports whether a certificate is of an earlier step of a rotation of the CA. Before and after a rotation it
+// is false: shards learn of its end at different times, and each would ask for a renewal.
+func (c *call) mustRenew(ref record.CertificateRef) bool {
+	return c.Issuer.Trust != "" && ref.Trust != c.Issuer.Trust
+}
+
+// requestRenewal adds RenewHeader to the response if the operator must renew its certificate.
+func (c *call) requestRenewal() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.operators[c.admission()].mustRenew {
+		// It fails only after the response has begun. The next call asks again.
+		_ = grpc.SetHeader(c.client, metadata.Pairs(RenewHeader, "now"))
+	}
 }
 
 // renews reports whether the call is a renewal for a key.
@@ -121,13 +145,13 @@ func (c *call) forgetPreviousKey(rec record.Operator, token objstore.Token) (rec
 	return rec, token, err
 }
 
-func (c *call) remember(refused error) {
+func (c *call) remember(refused error, mustRenew bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.operators == nil || len(c.operators) >= maxOperators {
 		c.operators = map[admission]checked{}
 	}
-	c.operators[c.admission()] = checked{at: c.Now(), refused: refused}
+	c.operators[c.admission()] = checked{at: c.Now(), refused: refused, mustRenew: mustRenew}
 }
 
 // RenewCertificate issues a new certificate for the same operator and its next key. The client must present a

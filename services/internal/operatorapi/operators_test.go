@@ -9,12 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
@@ -388,5 +391,37 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 	wants(t, "storage", err, codes.Unavailable, "out of order")
 	if now := status(); now.GetLastModified() != nil || now.GetGeneration() != 2 {
 		t.Errorf("%v", now)
+	}
+}
+
+// While the CA is rotated, responses ask the operator to renew its certificate, until it has.
+func TestRotationAsksForRenewal(t *testing.T) {
+	w := newTestShard(t)
+	asked := func() int {
+		t.Helper()
+		var header metadata.MD
+		if _, err := w.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{}, grpc.Header(&header)); err != nil {
+			t.Fatal(err)
+		}
+		return len(header.Get(operatorapi.RenewHeader))
+	}
+	if asked() != 0 {
+		t.Error("asked to renew without a rotation")
+	}
+	w.api.Issuer.Trust = "0123456789abcdef"
+	w.Clock.Advance(5 * time.Minute) // the record is read again
+	if asked() != 1 {
+		t.Error("not asked to renew during a rotation")
+	}
+	if _, err := w.renew(t, w); err != nil {
+		t.Fatal(err)
+	}
+	w.Clock.Advance(5 * time.Minute)
+	rec, _, err := w.state.GetOperator(t.Context(), "prod", w.id)
+	if err != nil || rec.Certificate.Trust != w.api.Issuer.Trust {
+		t.Errorf("the record says trust %q, %v", rec.Certificate.Trust, err)
+	}
+	if asked() != 0 {
+		t.Error("asked to renew after the renewal")
 	}
 }

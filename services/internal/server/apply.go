@@ -117,13 +117,18 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	s.announceAddresses()
 	if result == shardconfig.Restart {
 		s.log.Info("the new configuration needs a restart")
-		s.env.Go("restart", func() {
-			// The response to the caller goes out first. The restart ends the call, and ctx with it.
-			_ = s.env.Sleep(context.WithoutCancel(ctx), 200*time.Millisecond)
-			s.restart(ErrRestart)
-		})
+		s.restartSoon(ctx)
 	}
-	return result, problems, nil
+	return result, problems, s.followCA(ctx)
+}
+
+// restartSoon restarts the server after the response to the present caller has gone out: the restart ends the call, and
+// ctx with it.
+func (s *server) restartSoon(ctx context.Context) {
+	s.env.Go("restart", func() {
+		_ = s.env.Sleep(context.WithoutCancel(ctx), 200*time.Millisecond)
+		s.restart(ErrRestart)
+	})
 }
 
 // announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. They include those of

@@ -10,12 +10,11 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// keys reads the cluster's keys. It creates missing keys, but only if the shard has a configuration. Without one, the
-// cluster was destroyed, and a standby that takes over from its stopped leader must not create keys in the bucket.
-func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, error) {
-	fail := func(err error) (authority.CA, authority.NonceKey, error) {
-		return authority.CA{}, authority.NonceKey{}, err
-	}
+// keys reads the cluster's nonce key and ensures that the cluster has a CA. It creates missing keys, but only if the
+// shard has a configuration. Without one, the cluster was destroyed, and a standby that takes over from its stopped
+// leader must not create keys in the bucket.
+func (s *server) keys(ctx context.Context) (authority.NonceKey, error) {
+	fail := func(err error) (authority.NonceKey, error) { return authority.NonceKey{}, err }
 	key, err := s.state.LoadNonceKey(ctx)
 	missing := errors.Is(err, secretstore.ErrNotFound)
 	if missing {
@@ -40,7 +39,7 @@ func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, er
 			s.log.Info("made the cluster's nonce key")
 		}
 	}
-	return ca, key, nil
+	return key, nil
 }
 
 func isNotFound(err error) bool {

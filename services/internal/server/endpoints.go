@@ -192,14 +192,7 @@ func (s *server) ensureServicesToLead(ctx context.Context) error {
 
 // openSource opens the source of this server's certificates.
 func (s *server) openSource(ctx context.Context) (*transport.Source, error) {
-	ca, err := s.state.LoadCA(ctx)
-	if isNotFound(err) {
-		return nil, errNoCA
-	}
-	if err != nil {
-		return nil, err
-	}
-	bundle, err := s.state.CABundle(ctx)
+	ca, bundle, err := s.state.ReadCA(ctx)
 	if isNotFound(err) {
 		return nil, errNoCA
 	}

@@ -84,7 +84,11 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	ca, nonceKey, err := s.keys(ctx)
+	nonceKey, err := s.keys(ctx)
+	if err != nil {
+		return err
+	}
+	ca, bundle, err := s.state.ReadCA(ctx)
 	if err != nil {
 		return err
 	}
@@ -106,10 +110,6 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	generator := filegen.New(filegen.Options{CA: ca, WorkloadCA: workloadCA, NonceKey: nonceKey,
 		Secrets: s.secrets, ReadFile: s.state.ReadFile,
 		CacheTTL: shard.Cluster.Secrets.CacheTTL.D(), Rand: rand.Reader, Now: time.Now})
-	bundle, err := s.state.CABundle(ctx)
-	if err != nil {
-		return err
-	}
 	caPEM := authority.EncodeBundle(bundle...)
 	if err := s.endpoints.use(ca, bundle); err != nil {
 		return err
@@ -131,7 +131,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	leader.Loop.Started = func(kind plan.Kind) { s.metrics.Actions.WithLabelValues(string(kind)).Inc() }
 	leader.Loop.Planned = func(_ int, took time.Duration) { s.metrics.PlanDuration.Observe(took.Seconds()) }
-	issuer := transport.Issuer{CA: ca, Bundle: caPEM, Rand: rand.Reader, Now: time.Now}
+	issuer := transport.Issuer{CA: ca, Bundle: caPEM, Trust: authority.Trust(ca.Certificate(), bundle),
+		Rand: rand.Reader, Now: time.Now}
 	l := &leadership{
 		leader: leader,
 		registration: &registerapi.Registrar{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard,

@@ -210,6 +210,7 @@ func (s *server) run(ctx context.Context) error {
 		s.probe.Ready()
 	}
 	s.endpoints.mu.Unlock()
+	s.env.Go("follow the CA", func() { s.pollCA(ctx) })
 	s.log.Info("ready", "config_etag", s.manager.Status().ETag)
 	return ended(ctx, s.elect(ctx))
 }

@@ -18,8 +18,10 @@ type Issuer struct {
 	CA authority.CA
 	// Bundle is the CA bundle in PEM, which clients receive with their certificates.
 	Bundle []byte
-	Rand   io.Reader // crypto/rand.Reader except in tests
-	Now    func() time.Time
+	// Trust identifies CA and Bundle, see authority.Trust.
+	Trust string
+	Rand  io.Reader // crypto/rand.Reader except in tests
+	Now   func() time.Time
 }
 
 // Issue issues a certificate and returns it with the reference for its record.
@@ -29,12 +31,13 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 	if err != nil {
 		return nil, record.CertificateRef{}, err
 	}
-	return cert, record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC()}, nil
+	return cert, record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC(),
+		Trust: i.Trust}, nil
 }
 
 // Reissue makes again the certificate that a record refers to, for a client that did not receive it. Nothing has to be
-// written for that. ok is false if the certificate cannot be made again or is in the second half of its lifetime: then
-// issue a new one.
+// written for that. ok is false if the certificate cannot be made again, is in the second half of its lifetime, or is
+// of an earlier step of a rotation of the CA: then issue a new one.
 func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	ref record.CertificateRef) (cert *x509.Certificate, ok bool) {
 	ttl := authority.AgentTTL
@@ -42,7 +45,7 @@ func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 		ttl = authority.OperatorTTL
 	}
 	serial, err := hex.DecodeString(ref.Serial)
-	if err != nil || ref.NotAfter.Sub(i.Now()) < ttl/2 {
+	if err != nil || ref.Trust != i.Trust || ref.NotAfter.Sub(i.Now()) < ttl/2 {
 		return nil, false
 	}
 	// A certificate is a function of its specification, the time and the random bytes. The first random bytes are the

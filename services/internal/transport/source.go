@@ -50,6 +50,7 @@ type Source struct {
 
 	mu      sync.Mutex
 	ca      authority.CA
+	bundle  []*x509.Certificate
 	current *tls.Certificate
 	renewAt time.Time
 }
@@ -75,9 +76,16 @@ func (s *Source) SetCA(ca authority.CA, bundle []*x509.Certificate) error {
 	if err := s.issue(ca); err != nil {
 		return err
 	}
-	s.ca = ca
+	s.ca, s.bundle = ca, bundle
 	s.roots.Store(roots)
 	return nil
+}
+
+// Uses reports whether a CA and a bundle are those that the Source uses.
+func (s *Source) Uses(ca authority.CA, bundle []*x509.Certificate) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ca.Certificate().Equal(ca.Certificate()) && slices.EqualFunc(s.bundle, bundle, (*x509.Certificate).Equal)
 }
 
 // issue issues a new server certificate. Call with mu held.

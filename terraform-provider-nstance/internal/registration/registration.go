@@ -108,11 +108,7 @@ func checkExisting(rec record.Operator, token objstore.Token, err error, tenant 
 
 func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, token objstore.Token, ttl time.Duration,
 	writer string) (Operator, error) {
-	ca, err := state.LoadCA(ctx)
-	if err != nil {
-		return Operator{}, err
-	}
-	bundle, err := state.CABundle(ctx)
+	ca, bundle, err := state.ReadCA(ctx)
 	if err != nil {
 		return Operator{}, err
 	}
@@ -124,7 +120,7 @@ func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, 
 	}
 	rec.Revision++
 	rec.Writer, rec.Certificate = incarnation(writer), record.CertificateRef{Serial: authority.Serial(cert),
-		NotAfter: cert.NotAfter.UTC()}
+		NotAfter: cert.NotAfter.UTC(), Trust: state.Trust()}
 	if _, err := state.PutOperator(ctx, rec, token); err != nil {
 		return Operator{}, err
 	}

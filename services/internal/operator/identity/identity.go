@@ -84,18 +84,22 @@ func parseTrust(text []byte) (*trustBundle, error) {
 	return &trustBundle{text: text, certs: certs, pool: authority.NewPool(certs)}, nil
 }
 
-// lacks reports whether a bundle contains a CA that is not in this one.
-func (t *trustBundle) lacks(bundle []byte) bool {
+// with returns the bundle with the CAs of another one added. An unusable or empty other bundle adds none.
+func (t *trustBundle) with(bundle []byte) *trustBundle {
 	other, err := authority.ParseBundle(bundle)
 	if err != nil {
-		return false
+		return t
 	}
+	certs := slices.Clone(t.certs)
 	for _, cert := range other {
-		if !slices.ContainsFunc(t.certs, cert.Equal) {
-			return true
+		if !slices.ContainsFunc(certs, cert.Equal) {
+			certs = append(certs, cert)
 		}
 	}
-	return false
+	if len(certs) == len(t.certs) {
+		return t
+	}
+	return &trustBundle{text: authority.EncodeBundle(certs...), certs: certs, pool: authority.NewPool(certs)}
 }
 
 // encodeKey encodes a key as PEM: PKCS #8 for the private part and PKIX for the public part.

@@ -19,6 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,6 +36,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity/identitytest"
+	"github.com/nstance-kit/nstance/services/internal/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
 	"github.com/nstance-kit/nstance/services/internal/transport"
@@ -448,7 +451,7 @@ func TestRenews(t *testing.T) {
 			error) {
 			return &nstancev1.OperatorServiceRenewCertificateResponse{
 				Certificate: authority.EncodeCertificate(first.Leaf)}, nil
-		}, "no later than the current one"},
+		}, "earlier than the current one"},
 		"another's": {func(context.Context, ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
 			error) {
 			cert, _, err := w.Issuer().Issue(first.Who, transporttest.Public(transporttest.NewKey(t)))
@@ -543,6 +546,14 @@ func TestRunRenewsInTime(t *testing.T) {
 		if k.Current().Leaf.NotAfter.Before(issued.Add(49 * time.Hour)) {
 			t.Errorf("certificate until %v", k.Current().Leaf.NotAfter)
 		}
+		// A server asks for an early renewal.
+		before := len(asked)
+		k.RenewalRequests().HandleRPC(t.Context(), &stats.InHeader{Client: true,
+			Header: metadata.Pairs(operatorapi.RenewHeader, "now")})
+		run(5 * time.Minute)
+		if len(asked) != before+1 {
+			t.Errorf("%d renewals after the server asked for one", len(asked)-before)
+		}
 		// An unreadable CA bundle is ignored. With another CA, the certificates of the first are no longer trusted.
 		trust := func(text string) {
 			cm := identitytest.CA(cluster)
@@ -569,6 +580,43 @@ func TestRunRenewsInTime(t *testing.T) {
 			t.Errorf("in the end: %v", err)
 		}
 	})
+}
+
+// TestRenewsDuringRotation checks that a renewal brings a new CA, which the operator trusts from then on, also after a
+// restart.
+func TestRenewsDuringRotation(t *testing.T) {
+	w := newTestShard(t)
+	k, err := w.ensure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Clock.Advance(time.Hour)
+	next, err := authority.CreateCA(w.Name, rand.Reader, w.Clock.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	renew := func(bundle []byte) identity.Renewer {
+		return func(_ context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
+			error) {
+			cert, err := next.IssueClient(authority.ClientSpec{Identity: k.Current().Who, PublicKey: key}, rand.Reader,
+				w.Clock.Now())
+			if err != nil {
+				return nil, err
+			}
+			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert),
+				CaBundle: bundle}, nil
+		}
+	}
+	if err := k.Renew(t.Context(), renew(nil)); err == nil || !strings.Contains(err.Error(), "unknown authority") {
+		t.Errorf("a certificate of an unknown CA: %v", err)
+	}
+	if err := k.Renew(t.Context(), renew(authority.EncodeBundle(w.CA.Certificate(), next.Certificate()))); err != nil {
+		t.Fatal(err)
+	}
+	again, err := w.ensure(t.Context())
+	if err != nil || !again.Current().Leaf.Equal(k.Current().Leaf) || w.front.calls != 1 {
+		t.Errorf("after a restart: %v, %d registrations", err, w.front.calls)
+	}
 }
 
 // TestConnectionsUseTheRenewedCertificate checks that a new connection presents the current certificate.

@@ -52,8 +52,10 @@ type Options struct {
 // methods are safe for concurrent use.
 type Keeper struct {
 	Options
-	roots   atomic.Pointer[trustBundle]
-	current atomic.Pointer[Identity]
+	roots atomic.Pointer[trustBundle]
+	// renewEarly is set when a server asks for an early renewal, because the cluster's CA is being rotated.
+	renewEarly atomic.Bool
+	current    atomic.Pointer[Identity]
 
 	mu    sync.Mutex
 	conns map[net.Conn]*Identity // open connections and the identity that each was made with
@@ -99,6 +101,7 @@ func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 	return nil
 }
 
+// readTrust returns the CAs in the ConfigMap, and those that a server has sent with the current certificate.
 func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	var m corev1.ConfigMap
 	if err := k.Client.Get(ctx, k.objectKey(k.CAConfigMap), &m); err != nil {
@@ -112,7 +115,14 @@ func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster CA: ConfigMap %s, key %s: %w", k.objectKey(k.CAConfigMap), CAKey, err)
 	}
-	return roots, nil
+	certificate, err := k.readSecret(ctx, k.CertSecret)
+	if err != nil {
+		return nil, err
+	}
+	if certificate == nil {
+		return roots, nil
+	}
+	return roots.with(certificate.Data[CAKey]), nil
 }
 
 // loadKey returns the stored key, which it creates if there is none, and the Secret of the certificate, which may be
@@ -262,19 +272,24 @@ func (k *Keeper) loadIdentity(ctx context.Context, key ed25519.PrivateKey, secre
 		return nil, nil, err
 	}
 	if !bytes.Equal(secret.Data[corev1.TLSPrivateKeyKey], private) {
-		return identity, nil, k.storeCertificate(ctx, key, identity)
+		return identity, nil, k.storeCertificate(ctx, key, identity, nil)
 	}
 	return identity, nil, nil
 }
 
-// storeCertificate writes the certificate and its key to the certificate's Secret.
-func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, identity *Identity) error {
+// storeCertificate writes the certificate, its key and the CA bundle that came with it to the certificate's Secret. An
+// empty bundle leaves the stored one.
+func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, identity *Identity,
+	bundle []byte) error {
 	private, _, err := encodeKey(key)
 	if err != nil {
 		return err
 	}
 	data := map[string][]byte{corev1.TLSCertKey: authority.EncodeCertificate(identity.Leaf),
 		corev1.TLSPrivateKeyKey: private}
+	if len(bundle) > 0 {
+		data[CAKey] = bundle
+	}
 	secret, err := k.readSecret(ctx, k.CertSecret)
 	switch {
 	case err != nil:

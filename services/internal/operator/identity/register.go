@@ -39,15 +39,16 @@ func (k *Keeper) register(ctx context.Context, key ed25519.PrivateKey, roots *tr
 			}
 			continue
 		}
+		roots := roots.with(answer.GetCaBundle())
 		identity, err := k.parseCertificate(key, roots, answer.GetCertificate())
 		if err != nil {
 			problems = append(problems, fmt.Errorf("shard %s: unusable certificate: %w", shard, err))
 			continue
 		}
-		k.warnOfUnknownCA(roots, answer.GetCaBundle())
-		if err := k.storeCertificate(ctx, key, identity); err != nil {
+		if err := k.storeCertificate(ctx, key, identity, answer.GetCaBundle()); err != nil {
 			return nil, err
 		}
+		k.roots.Store(roots)
 		k.Log.Info("registered the operator", "shard", shard, "operator", identity.Who.ID.String(), "expires",
 			identity.Leaf.NotAfter)
 		return identity, nil
@@ -104,14 +105,4 @@ func (k *Keeper) registerAt(ctx context.Context, shard, addr string, key ed25519
 	defer cancel()
 	return nstancev1.NewRegistrationServiceClient(conn).RegisterOperator(ctx,
 		&nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: key.Public().(ed25519.PublicKey)})
-}
-
-// warnOfUnknownCA logs that servers announce a CA that the operator does not trust. Only a user can add it to the
-// ConfigMap.
-func (k *Keeper) warnOfUnknownCA(roots *trustBundle, bundle []byte) {
-	if roots.lacks(bundle) {
-		k.Log.Warn(
-			"the cluster has a CA that the operator does not trust; add it to the ConfigMap before servers use it",
-			"configmap", k.CAConfigMap, "key", CAKey)
-	}
 }

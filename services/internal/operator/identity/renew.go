@@ -20,9 +20,9 @@ const checkInterval = time.Minute
 type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
 	error)
 
-// Run maintains the identity until ctx ends, then returns nil. It renews the certificate at two thirds of its life and
-// follows changes of the CA bundle. Failures are logged and retried. If the certificate expires, Run returns an error:
-// the process must restart to register again.
+// Run maintains the identity until ctx ends, then returns nil. It renews the certificate at two thirds of its life, or
+// when a server asks for it, and follows changes of the CA bundle. Failures are logged and retried. If the certificate
+// expires, Run returns an error: the process must restart to register again.
 func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 10 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
 		MaxInterval: 10 * time.Minute}
@@ -42,10 +42,15 @@ func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 			return fmt.Errorf("the operator's certificate expired at %s, and no shard has renewed it",
 				identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
 		}
-		if now.Before(identity.RenewAt()) || now.Before(retry) {
+		if now.Before(identity.RenewAt()) && !k.renewEarly.Load() || now.Before(retry) {
 			continue
 		}
+		// A request for the next renewal may arrive as soon as this one has ended.
+		early := k.renewEarly.Swap(false)
 		if err := k.Renew(ctx, renew); err != nil {
+			if early {
+				k.renewEarly.Store(true)
+			}
 			delay := delays.NextBackOff()
 			retry = now.Add(delay)
 			if ctx.Err() == nil {
@@ -98,7 +103,7 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 	if err != nil {
 		return err
 	}
-	roots := k.roots.Load()
+	roots := k.roots.Load().with(answer.GetCaBundle())
 	identity, err := k.parseCertificate(next, roots, answer.GetCertificate())
 	if errors.Is(err, errOtherKey) { // of a server that does not replace keys
 		identity, err = k.parseCertificate(key, roots, answer.GetCertificate())
@@ -108,14 +113,15 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 	if err != nil {
 		return fmt.Errorf("unusable certificate from the server: %w", err)
 	}
-	if !identity.Leaf.NotAfter.After(now.Leaf.NotAfter) {
-		return fmt.Errorf("the new certificate expires at %s, no later than the current one",
+	// Near the end of a CA's life, all its certificates end with it.
+	if identity.Leaf.NotAfter.Before(now.Leaf.NotAfter) {
+		return fmt.Errorf("the new certificate expires at %s, earlier than the current one",
 			identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
-	k.warnOfUnknownCA(roots, answer.GetCaBundle())
-	if err := k.storeCertificate(ctx, key, identity); err != nil {
+	if err := k.storeCertificate(ctx, key, identity, answer.GetCaBundle()); err != nil {
 		return err
 	}
+	k.roots.Store(roots)
 	k.current.Store(identity)
 	k.closeOthers(identity)
 	if err := k.replaceKey(ctx, secret, key); err != nil {

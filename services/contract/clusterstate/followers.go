@@ -1,0 +1,174 @@
+package clusterstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// Followers checks who has followed a step of a rotation of the CA: leaders, instances and operators. It remembers who
+// has, so that repeated checks read only what changed. It is not safe for concurrent use.
+type Followers struct {
+	state *State
+	trust string
+	// followed holds the version of each record that needs no further attention, by its key in the bucket.
+	followed map[string]objstore.Token
+	// led is when a leader with the trust was first seen in a shard.
+	led map[string]time.Time
+}
+
+// Following is the result of one check.
+type Following struct {
+	Shards []ShardFollowing `json:"shards"`
+	// Operators are those whose certificate is of an earlier step.
+	Operators []OperatorName `json:"operators"`
+}
+
+// ShardFollowing is how far one shard has followed.
+type ShardFollowing struct {
+	Shard string `json:"shard"`
+	// Leader reports whether the shard's leader has followed.
+	Leader bool `json:"leader"`
+	// Instances counts the instances that have a valid certificate or may still register. Behind lists those of them
+	// that have not followed.
+	Instances int        `json:"instances"`
+	Behind    []ident.ID `json:"behind"`
+}
+
+// OperatorName names an operator.
+type OperatorName struct {
+	ID     ident.ID `json:"operator_id"`
+	Tenant string   `json:"tenant"`
+}
+
+// Done reports whether all have followed, so that the rotation can take its next step.
+func (f Following) Done() bool {
+	for _, shard := range f.Shards {
+		if !shard.Leader || len(shard.Behind) > 0 {
+			return false
+		}
+	}
+	return len(f.Operators) == 0
+}
+
+// Followers returns a check of who has followed to a trust, see [Rotation].
+func (s *State) Followers(trust string) *Followers {
+	return &Followers{state: s, trust: trust, followed: map[string]objstore.Token{}, led: map[string]time.Time{}}
+}
+
+// Check reads the bucket. A shard without a configuration is left out, and so is one that never had a leader. Expired
+// certificates do not count.
+func (f *Followers) Check(ctx context.Context) (Following, error) {
+	fail := func(err error) (Following, error) {
+		return Following{}, fmt.Errorf("check who has followed the rotation: %w", err)
+	}
+	shards, err := f.state.shards(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	out := Following{Shards: []ShardFollowing{}, Operators: []OperatorName{}}
+	for _, shard := range shards {
+		followed, ok, err := f.checkShard(ctx, shard)
+		if err != nil {
+			return fail(fmt.Errorf("shard %s: %w", shard, err))
+		}
+		if ok {
+			out.Shards = append(out.Shards, followed)
+		}
+	}
+	// Operators come last: a leader that has not followed may have renewed their certificates before.
+	if out.Operators, err = f.checkOperators(ctx); err != nil {
+		return fail(err)
+	}
+	return out, nil
+}
+
+// checkShard checks the leader before the instances, because a leader that has not followed issues certificates.
+func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollowing, ok bool, err error) {
+	s := f.state
+	options := s.options
+	options.ShardID = shard
+	of := New(options)
+	of.known.Store(s.known.Load())
+	applied, err := of.ReadApplied(ctx)
+	if errors.Is(err, objstore.ErrNotFound) {
+		return ShardFollowing{}, false, nil
+	}
+	if err != nil {
+		return ShardFollowing{}, false, err
+	}
+	out := ShardFollowing{Shard: shard, Leader: applied.Trust == f.trust, Behind: []ident.ID{}}
+	now := s.options.Now()
+	if _, seen := f.led[shard]; out.Leader && !seen {
+		f.led[shard] = now
+	}
+	key := func(tenant string, id ident.ID) string { return keys.Instance(shard, tenant, id.Storage()) }
+	all, err := of.ListInstances(ctx)
+	if err != nil {
+		return ShardFollowing{}, false, err
+	}
+	tokens := make(map[ident.ID]string, len(all))
+	for _, one := range all {
+		at := key(one.Tenant, one.ID)
+		tokens[one.ID] = at
+		if f.followed[at] == one.Token {
+			out.Instances++
+		}
+	}
+	seen := func(id ident.ID, token objstore.Token) bool { return f.followed[tokens[id]] == token }
+	err = of.LoadUnseen(ctx, seen, func(rec record.Instance, token objstore.Token) {
+		switch matters, followed := f.instance(&rec, applied.Term, now); {
+		case matters && followed:
+			out.Instances++
+			f.followed[key(rec.Tenant, rec.ID)] = token
+		case matters:
+			out.Instances++
+			out.Behind = append(out.Behind, rec.ID)
+		}
+	})
+	return out, true, err
+}
+
+// instance reports whether an instance matters to the rotation, and whether it has followed. term is the one of the
+// leader that applied the shard's configuration last.
+func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (matters, followed bool) {
+	switch {
+	case rec.State == record.Deleted, rec.State == record.Deleting && rec.Certificate == nil:
+		return false, false
+	case rec.Certificate != nil:
+		return now.Before(rec.Certificate.NotAfter), f.has(*rec.Certificate, rec.PreviousKey)
+	case rec.State == record.Reserved:
+		// Its VM may exist if the leader that reserved it has ended. The present leader finds out soon.
+		return rec.ReservedTerm < term, false
+	}
+	// The boot script of an instance that has not registered holds the bundle as its leader knew it.
+	led, ok := f.led[rec.Shard]
+	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
+}
+
+// has reports whether a certificate is of the trust, and its holder got it: it has used the new key.
+func (f *Followers) has(ref record.CertificateRef, previousKey []byte) bool {
+	return ref.Trust == f.trust && len(previousKey) == 0
+}
+
+func (f *Followers) checkOperators(ctx context.Context) ([]OperatorName, error) {
+	all, err := f.state.ListOperators(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	behind := []OperatorName{}
+	for _, rec := range all {
+		if !rec.Removed() && f.state.options.Now().Before(rec.Certificate.NotAfter) &&
+			!f.has(rec.Certificate, rec.PreviousKey) {
+			behind = append(behind, OperatorName{rec.ID, rec.Tenant})
+		}
+	}
+	return behind, nil
+}

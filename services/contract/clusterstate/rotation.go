@@ -1,0 +1,240 @@
+package clusterstate
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+// RotationStep says how far a rotation of the CA is.
+type RotationStep int
+
+// The steps of a rotation, in their order. After RotationIssued follows RotationNone.
+const (
+	// RotationNone: the bundle holds only the CA in `ca.key`.
+	RotationNone RotationStep = iota
+	// RotationPrepared: the new CA is in `ca-next.key`, and is not trusted yet.
+	RotationPrepared
+	// RotationAnnounced: the bundle holds both CAs. The old one issues until every client trusts the new one.
+	RotationAnnounced
+	// RotationIssued: the new CA issues. The old one is trusted until none of its certificates is left.
+	RotationIssued
+)
+
+func (s RotationStep) String() string {
+	return [...]string{"none", "prepared", "announced", "issued"}[s]
+}
+
+// Rotation is the state of a rotation of the CA. It is derived from `ca.key`, `ca-next.key` and `ca.crt`, so any
+// program can continue a rotation that another one left unfinished.
+type Rotation struct {
+	Step RotationStep
+	// Current is the CA that issues certificates: the one in `ca.key`.
+	Current *x509.Certificate
+	// Other is the new CA until it issues, then the old one. It is nil for RotationNone.
+	Other *x509.Certificate
+	// Trust is authority.Trust of Current and the bundle. Leaders and certificates with this value know both CAs.
+	Trust string
+}
+
+// rotation is a Rotation with what is needed to go on.
+type rotation struct {
+	Rotation
+	trust trust
+	next  authority.CA // in ca-next.key; zero if there is none
+}
+
+// CARotation reads how far a rotation of the CA is. It changes nothing.
+func (s *State) CARotation(ctx context.Context) (Rotation, error) {
+	r, err := s.readRotation(ctx)
+	return r.Rotation, err
+}
+
+func (s *State) readRotation(ctx context.Context) (rotation, error) {
+	fail := func(err error) (rotation, error) { return rotation{}, fmt.Errorf("read rotation of the CA: %w", err) }
+	next, err := s.loadCA(ctx, secretstore.NextCAKey)
+	if err != nil && !errors.Is(err, secretstore.ErrNotFound) {
+		return fail(err)
+	}
+	// The next CA is read first: between the two reads it may become the CA, but no other way round.
+	ca, err := s.LoadCA(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	t, err := s.readBundle(ctx, ca)
+	if err != nil {
+		return fail(err)
+	}
+	if len(t.bundle) > 2 {
+		return fail(fmt.Errorf("%s holds %d CAs, at most two are expected", keys.ClusterCA(), len(t.bundle)))
+	}
+	r := rotation{Rotation{Current: ca.Certificate(), Trust: authority.Trust(ca.Certificate(), t.bundle)}, t, next}
+	for _, cert := range t.bundle {
+		if !cert.Equal(ca.Certificate()) {
+			r.Other = cert
+		}
+	}
+	switch pending := !next.IsZero() && !next.Certificate().Equal(ca.Certificate()); {
+	case pending && r.Other == nil:
+		r.Step, r.Other = RotationPrepared, next.Certificate()
+	case pending && !next.Certificate().Equal(r.Other):
+		return fail(fmt.Errorf("%s holds another CA than %s: %w", keys.ClusterCA(), secretstore.NextCAKey, ErrForeign))
+	case pending:
+		r.Step = RotationAnnounced
+	case r.Other != nil:
+		// If ca-next.key was lost before its CA issued anything, Other is that CA, and the rotation ends without it.
+		r.Step = RotationIssued
+	}
+	return r, nil
+}
+
+// AnnounceCA begins a rotation of the CA, or continues one: it makes the new CA and adds it to the bundle. It changes
+// nothing if that has been done. The next step is [State.IssueFromNewCA], after every client has followed, see
+// [Followers].
+func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
+	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("announce the new CA: %w", err) }
+	if _, _, err := s.EnsureCA(ctx); err != nil { // it signs the documents of a former version
+		return fail(err)
+	}
+	for {
+		r, err := s.readRotation(ctx)
+		if err != nil {
+			return fail(err)
+		}
+		switch r.Step {
+		case RotationNone:
+			err = s.makeNextCA(ctx, r)
+		case RotationPrepared:
+			err = s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca, r.next},
+				[]*x509.Certificate{r.next.Certificate(), r.Current})
+		default:
+			return r.Rotation, nil
+		}
+		if err != nil && !errors.Is(err, objstore.ErrConflict) && !errors.Is(err, secretstore.ErrExists) {
+			return fail(err)
+		}
+		if ctx.Err() != nil {
+			return fail(ctx.Err())
+		}
+	}
+}
+
+// makeNextCA makes the new CA. Of two programs that race, one gets secretstore.ErrExists.
+func (s *State) makeNextCA(ctx context.Context, r rotation) error {
+	if !r.next.IsZero() { // left over from a rotation that ended
+		if err := s.options.Secrets.Delete(ctx, secretstore.NextCAKey); err != nil {
+			return err
+		}
+	}
+	next, err := authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now())
+	if err != nil {
+		return err
+	}
+	secret, err := next.MarshalSecret()
+	if err != nil {
+		return err
+	}
+	return s.options.Secrets.Put(ctx, secretstore.NextCAKey, secretstore.NewValue(secret), secretstore.IfAbsent)
+}
+
+// IssueFromNewCA lets the new CA issue certificates and sign the cluster's documents. Call it when every client trusts
+// the new CA: clients that do not will refuse the servers' certificates. It changes nothing if that has been done.
+func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
+	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("issue from the new CA: %w", err) }
+	r, err := s.readRotation(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	switch r.Step {
+	case RotationAnnounced:
+		secret, err := r.next.MarshalSecret()
+		if err != nil {
+			return fail(err)
+		}
+		if err := s.options.Secrets.Put(ctx, secretstore.CAKey, secretstore.NewValue(secret),
+			secretstore.Any); err != nil {
+			return fail(err)
+		}
+		if r, err = s.readRotation(ctx); err != nil {
+			return fail(err)
+		}
+	case RotationIssued:
+	default:
+		return fail(fmt.Errorf("the rotation is at step %s: announce the new CA first", r.Step))
+	}
+	if err := s.SignDocuments(ctx); err != nil {
+		return fail(err)
+	}
+	if err := s.options.Secrets.Delete(ctx, secretstore.NextCAKey); err != nil {
+		return fail(err)
+	}
+	return r.Rotation, nil
+}
+
+// RemoveOldCA ends a rotation: it takes the old CA out of the bundle. Call it when no certificate of the old CA is
+// left, because their holders are refused from then on. It changes nothing if no rotation is under way.
+func (s *State) RemoveOldCA(ctx context.Context) (Rotation, error) {
+	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("remove the old CA: %w", err) }
+	r, err := s.readRotation(ctx)
+	switch {
+	case err != nil:
+		return fail(err)
+	case r.Step == RotationNone:
+		return r.Rotation, nil
+	case r.Step != RotationIssued:
+		return fail(fmt.Errorf("the rotation is at step %s: the old CA still issues certificates", r.Step))
+	}
+	if err := s.SignDocuments(ctx); err != nil { // a leader may have signed with the old CA since the last time
+		return fail(err)
+	}
+	if err := s.options.Secrets.Delete(ctx, secretstore.NextCAKey); err != nil {
+		return fail(err)
+	}
+	if err := s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca}, []*x509.Certificate{r.Current}); err != nil {
+		return fail(err)
+	}
+	return s.CARotation(ctx)
+}
+
+// shards lists the shards that have a configuration, sorted.
+func (s *State) shards(ctx context.Context) ([]string, error) {
+	entries, err := s.options.Shard.List(ctx, keys.ConfigPrefix())
+	if err != nil {
+		return nil, err
+	}
+	var shards []string
+	for _, entry := range entries {
+		if key, err := keys.Parse(entry.Key); err == nil && key.Kind == keys.KindConfig {
+			shards = append(shards, key.Shard)
+		}
+	}
+	slices.Sort(shards)
+	return shards, nil
+}
+
+// RotateCA takes the steps of a rotation of the CA, from where it is. Without a rotation under way, it begins one.
+// Before each step that needs it, RotateCA calls wait, which reports whether all have followed. If wait returns false,
+// RotateCA returns the step that the rotation is at: call it again to continue.
+func (s *State) RotateCA(ctx context.Context, wait func(context.Context, Rotation, *Followers) (bool, error)) (Rotation,
+	error) {
+	r, err := s.AnnounceCA(ctx)
+	for err == nil && r.Step != RotationNone {
+		var ready bool
+		if ready, err = wait(ctx, r, s.Followers(r.Trust)); err != nil || !ready {
+			return r, err
+		}
+		if r.Step == RotationAnnounced {
+			r, err = s.IssueFromNewCA(ctx)
+		} else {
+			r, err = s.RemoveOldCA(ctx)
+		}
+	}
+	return r, err
+}

@@ -1,0 +1,157 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+const (
+	// rotationTime is the default of --timeout. Leaders look for a change every three minutes, and agents spread their
+	// renewals over five.
+	rotationTime = time.Hour
+	// rotationPause is the time between two checks of who has followed.
+	rotationPause = 10 * time.Second
+)
+
+func (a *app) rotateCACommand(s *secretFlags) *cobra.Command {
+	var timeout time.Duration
+	var noWait bool
+	cmd := &cobra.Command{
+		Use: "rotate-ca", Short: "Replace the cluster's CA while everything runs", Args: cobra.NoArgs,
+		Long: `Replaces the CA of servers, agents and operators without an interruption, in four steps:
+
+  1. make a new CA and add it to cluster/ca.crt;
+  2. wait until leaders, agents and operators trust both, then issue from the new one;
+  3. wait until they have certificates of the new CA;
+  4. remove the old CA from cluster/ca.crt.
+
+Leaders follow within three minutes, agents within five more; a rotation takes about
+twenty minutes. If the command is interrupted or times out, the cluster keeps working:
+run the same command again, and it continues. After the last step it begins a new
+rotation.
+
+Operators must follow, too. nstance-operator does so by itself. For an identity
+directory, run "nstance-admin cluster register-operator" again while the command waits;
+remove operators that are gone with "nstance-admin cluster operator remove".
+
+All servers, agents and operators must have a version that knows this command.`,
+		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
+  nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait   # do what can be done now`,
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", rotationTime, "how long to wait for all to follow")
+	cmd.Flags().BoolVar(&noWait, "no-wait", false, "do what can be done now, and say what the rotation waits for")
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if timeout <= 0 {
+			return usagef("--timeout %s is not more than zero", timeout)
+		}
+		if !noWait && !cmd.Flags().Changed("storage-timeout") {
+			s.timeout = timeout
+		}
+		result, err := inCluster(cmd.Context(), a, s, need{key: true},
+			func(ctx context.Context, c *cluster) (caRotation, error) { return a.rotateCA(ctx, c, noWait) })
+		if err != nil {
+			return err
+		}
+		return a.show(*f, result, func(w io.Writer) error {
+			facts := []fact{{"CA", result.Fingerprint}, {"CA ends", stamp(result.NotAfter)}}
+			if result.Finished {
+				return writeFacts(w, a.style.out, append(facts, fact{"Rotation", "finished"}))
+			}
+			return writeFacts(w, a.style.out, append(facts,
+				fact{"Rotation", result.Step + ", not finished: run the command again"}))
+		})
+	}
+	return cmd
+}
+
+type caRotation struct {
+	Finished bool `json:"finished"`
+	// Step is announced (the old CA issues), issued (the new CA issues, the old one is trusted) or none.
+	Step string `json:"step"`
+	// Fingerprint and NotAfter are those of the CA that issues.
+	Fingerprint string    `json:"ca_fingerprint"`
+	NotAfter    time.Time `json:"ca_not_after"`
+	// Waiting says what the next step waits for.
+	Waiting *clusterstate.Following `json:"waiting,omitempty"`
+}
+
+func (a *app) rotateCA(ctx context.Context, c *cluster, noWait bool) (caRotation, error) {
+	if _, err := c.state.LoadCA(ctx); err != nil {
+		return caRotation{}, noKeysYet(err)
+	}
+	var waiting *clusterstate.Following
+	r, err := c.state.RotateCA(ctx, func(ctx context.Context, r clusterstate.Rotation,
+		followers *clusterstate.Followers) (bool, error) {
+		a.note("%s", describeStep(r))
+		reported := map[string]string{}
+		for {
+			following, err := followers.Check(ctx)
+			if err != nil {
+				return false, err
+			}
+			a.reportFollowing(following, reported)
+			waiting = &following
+			if following.Done() || noWait {
+				return following.Done(), nil
+			}
+			if err := tasks.Sleep(ctx, rotationPause); err != nil {
+				return false, err
+			}
+		}
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return caRotation{}, withHint(fmt.Errorf("the rotation of the CA is not finished: %w", err),
+			"the cluster works with both CAs; run the command again to continue, and see above what it waits for")
+	}
+	if err != nil {
+		return caRotation{}, withHint(err, "run the command again to continue the rotation")
+	}
+	result := caRotation{Finished: r.Step == clusterstate.RotationNone, Step: r.Step.String(),
+		Fingerprint: authority.Fingerprint(r.Current), NotAfter: r.Current.NotAfter.UTC()}
+	if !result.Finished {
+		result.Waiting = waiting
+	}
+	return result, nil
+}
+
+func describeStep(r clusterstate.Rotation) string {
+	if r.Step == clusterstate.RotationAnnounced {
+		return "The new CA " + authority.Fingerprint(r.Other) + " is announced. Waiting until all trust it."
+	}
+	return "The new CA " + authority.Fingerprint(r.Current) +
+		" issues certificates. Waiting until none of the old CA is left."
+}
+
+// reportFollowing notes what has changed since the last report.
+func (a *app) reportFollowing(f clusterstate.Following, reported map[string]string) {
+	note := func(about, text string) {
+		if reported[about] != text {
+			reported[about] = text
+			a.note("%s: %s", about, text)
+		}
+	}
+	for _, shard := range f.Shards {
+		leader := "its leader has followed"
+		if !shard.Leader {
+			leader = "its leader has not followed yet"
+		}
+		text := fmt.Sprintf("%s, %d of %d instances", leader, shard.Instances-len(shard.Behind), shard.Instances)
+		if n := len(shard.Behind); n > 0 && n <= 3 {
+			text += fmt.Sprintf(", waiting for %v", shard.Behind)
+		}
+		note("Shard "+shard.Shard, text)
+	}
+	for _, operator := range f.Operators {
+		note("Operator "+operator.ID.String(), "of tenant "+operator.Tenant+" has not renewed its certificate yet")
+	}
+}

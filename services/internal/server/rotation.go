@@ -1,0 +1,46 @@
+package server
+
+import (
+	"context"
+
+	"github.com/nstance-kit/nstance/services/internal/election"
+)
+
+// pollCA lets a standby look for a change of the CA at every configInterval. The leader looks when it polls its
+// configuration.
+func (s *server) pollCA(ctx context.Context) {
+	for s.env.Sleep(ctx, configInterval) == nil {
+		if s.isLeader() {
+			continue
+		}
+		if err := s.followCA(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("CA not looked up", "error", err)
+		}
+	}
+}
+
+// followCA reads the CA and its bundle. If they have changed, because the CA is being rotated, a standby uses them for
+// later connections. A leader restarts: its heir, or the new process, begins a term with them.
+func (s *server) followCA(ctx context.Context) error {
+	source := s.endpoints.certificates()
+	if source == nil {
+		return nil // the cluster has no CA yet
+	}
+	ca, bundle, err := s.state.ReadCA(ctx)
+	if err != nil || source.Uses(ca, bundle) {
+		return err
+	}
+	if s.isLeader() {
+		s.log.Info("the cluster's CA is being rotated: restarting to follow", "ca", ca, "bundle_size", len(bundle))
+		s.restartSoon(ctx)
+		return nil
+	}
+	s.log.Info("the cluster's CA is being rotated: following", "ca", ca, "bundle_size", len(bundle))
+	return s.endpoints.use(ca, bundle)
+}
+
+// isLeader reports whether this server holds the lock, also before it serves.
+func (s *server) isLeader() bool {
+	status := s.status.Load()
+	return status != nil && status.Role == election.Leader
+}
