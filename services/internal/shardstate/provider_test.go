@@ -122,6 +122,12 @@ func TestAnswersFillIn(t *testing.T) {
 	if vm, _ := p.VM(id); vm.ProviderID != "vm-"+id.String() {
 		t.Errorf("VM %+v", vm)
 	}
+	ended := p.vm(id, infra.Deleted)
+	ended.EndReason = "Client.InvalidKMSKey.InvalidState"
+	p.Answered(id, ended, p.now)
+	if got := p.planned(t, id); got.EndReason != ended.EndReason {
+		t.Errorf("after the VM has ended: %+v", got)
+	}
 }
 
 func TestStrays(t *testing.T) {
