@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -43,7 +44,9 @@ func TestDelete(t *testing.T) {
 		run  func(*testing.T)
 	}{
 		{"kinds", l.testDeleteKinds},
+		{"forgotten shard", l.testForgottenShard},
 		{"cluster", l.testDeleteCluster},
+		{"hanging shard", l.testDeleteWithHangingShard},
 	} {
 		if !t.Run(part.name, part.run) {
 			return // Later parts would fail for the same reason.
@@ -104,6 +107,41 @@ func (l *lab) testDeleteKinds(t *testing.T) {
 	})
 }
 
+// testForgottenShard deletes a pool while one of its shards is out of the operator's configuration. The shard returns.
+func (l *lab) testForgottenShard(t *testing.T) {
+	const forgotten = "forgotten"
+	l.dynamicPool(t, forgotten)
+	await(t, "the group runs", patience, func(ctx context.Context) error {
+		return l.spread(ctx, forgotten, l.both(1, 1))
+	})
+	created := l.countCreations()
+	all := l.withoutWest(t)
+	await(t, "west is unknown", patience, func(ctx context.Context) error {
+		return has(ctx, l, &v1beta1.NstanceShardGroup{}, v1beta1.ShardGroupName(forgotten, "west"),
+			func(g *v1beta1.NstanceShardGroup) error {
+				return condition(g.Status.Conditions, v1beta1.ShardReachableCondition, "False")
+			})
+	})
+	l.remove(t, "machinepool", forgotten)
+	await(t, "the deletion waits for west", patience, func(ctx context.Context) error {
+		return errors.Join(l.poolWaitsFor(ctx, forgotten, "west"), l.withoutGroup(ctx, forgotten, l.east),
+			l.west.settled(ctx, forgotten, 1))
+	})
+	if err := os.WriteFile(l.configFile(), all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	end := func(ctx context.Context) error {
+		return errors.Join(l.withoutGroup(ctx, forgotten, l.shards()...),
+			l.gone(ctx, &clusterv1.MachinePool{}, in(forgotten)),
+			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(forgotten)))
+	}
+	await(t, "the group is gone when west returns", endsWithin, end)
+	steady(t, "the pool is not imported again", end)
+	if n := l.countCreations() - created; n != 0 {
+		t.Errorf("the deletion created %d instances, want none", n)
+	}
+}
+
 // testDeleteCluster deletes the Cluster while it has static and dynamic groups, a single machine and an on-demand
 // machine. The operator is restarted. A user asks for the Cluster with the annotation.
 func (l *lab) testDeleteCluster(t *testing.T) {
@@ -151,6 +189,51 @@ func (l *lab) testDeleteCluster(t *testing.T) {
 	}
 }
 
+// testDeleteWithHangingShard deletes the Cluster while west hangs. Once, west continues. Once, west is skipped.
+func (l *lab) testDeleteWithHangingShard(t *testing.T) {
+	l.dynamicPool(t, dynamic)
+	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {
+		return l.spread(ctx, dynamic, l.both(1, 1))
+	})
+	created := l.countCreations()
+	proceed := l.hang(t, l.west)
+	l.remove(t, "cluster", clusterName)
+	l.clusterWaitsFor(t, "west")
+	proceed()
+	l.ended(t)
+	if n := l.countCreations() - created; n != 0 {
+		t.Errorf("the deletion created %d instances, want none", n)
+	}
+	l.operators[len(l.operators)-1].Kill()
+	l.operator(t, elect, "--recreate-cluster")
+	l.recreated(t)
+
+	l.dynamicPool(t, dynamic)
+	await(t, "the dynamic group runs again", patience, func(ctx context.Context) error {
+		return l.spread(ctx, dynamic, l.both(1, 1))
+	})
+	created = l.countCreations()
+	proceed = l.hang(t, l.west)
+	l.remove(t, "cluster", clusterName)
+	l.clusterWaitsFor(t, "west")
+	l.kubectl(t, "-n", namespace, "annotate", "cluster.cluster.x-k8s.io", clusterName,
+		v1beta1.SkipShardsAnnotation+"=west")
+	await(t, "the Cluster has ended without west", endsWithin, l.empty)
+	proceed()
+	await(t, "west still has what was left behind", patience, func(ctx context.Context) error {
+		return l.west.settled(ctx, dynamic, 1)
+	})
+	if n := l.countCreations() - created; n != 0 {
+		t.Errorf("the deletion created %d instances, want none", n)
+	}
+	// A user creates the Cluster. The groups that were left behind are imported too.
+	l.create(t.Context(), t, &clusterv1.Cluster{ObjectMeta: objectMeta(clusterName), Spec: clusterv1.ClusterSpec{
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+			Kind: "NstanceCluster", Name: clusterName}}})
+	l.recreated(t)
+	l.restored(t, dynamic, map[*shard]int{l.west: 1})
+}
+
 // recreated waits until the Cluster exists, the static groups are imported, and the record of the deletion is removed.
 func (l *lab) recreated(t *testing.T) {
 	t.Helper()
@@ -181,10 +264,33 @@ func (l *lab) remove(t *testing.T, kind, name string) {
 	l.kubectl(t, "-n", namespace, "delete", kind, name, "--wait=false")
 }
 
+// withoutWest removes west from the operator's configuration file. It returns the file's content before.
+func (l *lab) withoutWest(t *testing.T) (before []byte) {
+	t.Helper()
+	before = tail(l.configFile())
+	east := fmt.Sprintf(
+		"cluster_id: %s\ntenant: %s\nshards:\n  east:\n    registration_addr: %q\n    operator_addr: %q\n", clusterID,
+		tenant, address(l.east.ports[2]), address(l.east.ports[3]))
+	if err := os.WriteFile(l.configFile(), []byte(east), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return before
+}
+
 // poolWaitsFor returns an error unless a pool is being deleted and its condition names the shard.
 func (l *lab) poolWaitsFor(ctx context.Context, pool, shard string) error {
 	return has(ctx, l, &v1beta1.NstanceMachinePool{}, pool, func(p *v1beta1.NstanceMachinePool) error {
 		return deletingBecause(p.Status.Conditions, "shard "+shard+", which")
+	})
+}
+
+// clusterWaitsFor waits until the condition of the NstanceCluster names the shard, and east has done its part.
+func (l *lab) clusterWaitsFor(t *testing.T, shard string) {
+	t.Helper()
+	await(t, "the Cluster waits for "+shard, patience, func(ctx context.Context) error {
+		return errors.Join(has(ctx, l, &v1beta1.NstanceCluster{}, clusterName, func(c *v1beta1.NstanceCluster) error {
+			return deletingBecause(c.Status.Conditions, "do not answer: "+shard)
+		}), l.withoutGroup(ctx, dynamic, l.east))
 	})
 }
 
