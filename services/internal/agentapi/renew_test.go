@@ -204,3 +204,47 @@ func TestRenewalThatCannotBeRecorded(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// While the CA is rotated, the agent is asked to renew its certificate, which it does not get again from before. Its
+// next connection is not asked.
+func TestRotationAsksForRenewal(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	asked := func(c *client) []string {
+		t.Helper()
+		header, err := c.reports().Header()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return header.Get(agentapi.RenewHeader)
+	}
+	if got := asked(c); len(got) > 0 {
+		t.Errorf("asked to renew within %v without a rotation", got)
+	}
+	rotating := *w.leader.Load()
+	rotating.Issuer.Trust = "0123456789abcdef"
+	rotating.RenewWithin = time.Second
+	w.leader.Store(&rotating)
+	c = c.again()
+	if got := asked(c); len(got) != 1 || got[0] != "1s" {
+		t.Errorf("asked to renew within %v, want 1s", got)
+	}
+	answer, err := c.renew()
+	if err != nil || bytes.Equal(answer.GetCertificate(), authority.EncodeCertificate(c.cert.Leaf)) {
+		t.Errorf("the renewal returns the certificate of before, %v", err)
+	}
+	if got := w.Stored(t, c.id).Certificate.Trust; got != rotating.Issuer.Trust {
+		t.Errorf("the record says trust %q", got)
+	}
+	if got := asked(c.again()); len(got) > 0 {
+		t.Errorf("asked to renew within %v after the renewal", got)
+	}
+	w.Change(t, c.id, func(r *record.Instance) {
+		r.State, r.DeletingAt, r.DeleteReason = record.Deleting, w.Clock.Now(), "scale_down"
+		r.DeleteDeadline = w.Clock.Now().Add(time.Hour)
+		r.Certificate.Trust = ""
+	})
+	if got := asked(c.again()); len(got) > 0 {
+		t.Errorf("an instance that is being deleted is asked to renew within %v", got)
+	}
+}
