@@ -29,7 +29,8 @@ type NstanceMachineSpec struct {
 	// groupRef is the group whose template the instance uses.
 	// +required
 	GroupRef GroupReference `json:"groupRef,omitzero"`
-	// shard is the shard of the instance. If empty, the operator chooses the shard with the fewest instances of the group.
+	// shard is the shard of the instance. If empty, the operator chooses the shard with the fewest instances of the
+	// group.
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	Shard string `json:"shard,omitempty"`

@@ -78,7 +78,6 @@ func (c *Client) connect(addr string, timeout time.Duration) (*grpc.ClientConn, 
 			Backoff: backoff.Config{BaseDelay: timeout, MaxDelay: timeout}}),
 		grpc.WithReadBufferSize(bufferSize),
 		grpc.WithWriteBufferSize(bufferSize),
-		grpc.WithSharedWriteBuffer(true),
 		grpc.WithDisableRetry(), // the client retries itself; gRPC's retry buffers cost memory per stream
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),

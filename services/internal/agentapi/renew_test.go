@@ -205,8 +205,8 @@ func TestRenewalThatCannotBeRecorded(t *testing.T) {
 	}
 }
 
-// While the CA is rotated, the agent is asked to renew its certificate, which it does not get again from before. Its
-// next connection is not asked.
+// TestRotationAsksForRenewal checks that the server asks an agent to renew its certificate while the CA is rotated. The
+// renewal returns a new certificate, and the agent's next connection is not asked.
 func TestRotationAsksForRenewal(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)

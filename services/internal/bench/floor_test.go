@@ -89,7 +89,7 @@ func runFloor(in io.Reader, out io.Writer) error {
 	case "grpc":
 		const window = 64<<10 - 1 // the values of package transport
 		server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ReadBufferSize(0),
-			grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true),
+			grpc.WriteBufferSize(4<<10),
 			grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window))
 		nstancev1.RegisterAgentServiceServer(server, idler{})
 		go func() { _ = server.Serve(listener) }()

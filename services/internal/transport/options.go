@@ -107,7 +107,6 @@ func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc
 		grpc.HeaderTableSize(0), // streams last for days and have one header, so compression saves nothing
 		grpc.ReadBufferSize(0),  // TLS has its own buffer
 		grpc.WriteBufferSize(writeBuffer),
-		grpc.SharedWriteBuffer(true),
 		grpc.WaitForHandlers(true),
 		grpc.UnaryInterceptor(g.unary),
 		grpc.StreamInterceptor(g.stream),
