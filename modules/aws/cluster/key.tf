@@ -84,6 +84,7 @@ resource "nstance_cluster" "this" {
     provider = local.encryption_key.provider
     source   = local.encryption_key.source
   }
+  ca_early_renewal    = var.ca_early_renewal
   deletion_protection = var.deletion_protection
   force_destroy       = var.force_destroy
 }

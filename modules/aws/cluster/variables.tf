@@ -89,6 +89,12 @@ variable "encryption_key" {
   }
 }
 
+variable "ca_early_renewal" {
+  description = "How long before its end the CA is replaced, such as \"90d\", by one apply after the other. Left out, the CA is not replaced. Only with secrets in the bucket."
+  type        = string
+  default     = null
+}
+
 variable "secrets" {
   description = <<-TEXT
     Where the cluster's secrets are: CA key, nonce key, your own.

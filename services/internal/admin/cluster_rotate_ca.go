@@ -43,7 +43,8 @@ Operators must follow, too. nstance-operator does so by itself. For an identity
 directory, run "nstance-admin cluster register-operator" again while the command waits;
 remove operators that are gone with "nstance-admin cluster operator remove".
 
-All servers, agents and operators must have a version that knows this command.`,
+All servers, agents and operators must have a version that knows this command. All shards
+must have their configuration in the bucket that the command is given.`,
 		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait   # do what can be done now`,
 	}

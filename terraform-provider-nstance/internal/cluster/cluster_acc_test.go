@@ -443,6 +443,77 @@ func TestAccEncryptionKeySource(t *testing.T) {
 	})
 }
 
+// TestAccCAEarlyRenewal checks that applies replace a CA near its end: the first announces the new CA and says what it
+// waits for, and a later one finishes when nothing uses the old CA any more.
+func TestAccCAEarlyRenewal(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	old, err := authority.CreateCA("example", rand.Reader, time.Now().AddDate(-10, 1, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := b.State(t)
+	if _, err := state.StoreCA(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	id, err := ident.NewID(ident.OperatorPrefix, time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	operator := record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: "example",
+		Tenant: "default", Writer: id.String(), PublicKey: make(ed25519.PublicKey, ed25519.PublicKeySize),
+		Certificate: record.CertificateRef{Serial: strings.Repeat("1", 32), NotAfter: time.Now().Add(time.Hour)},
+		CreatedAt:   time.Now()}
+	if _, err := state.PutOperator(t.Context(), operator, ""); err != nil {
+		t.Fatal(err)
+	}
+	const early = "ca_early_renewal = \"60d\""
+	fingerprint := authority.Fingerprint(old.Certificate())
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy:             destroyed(t, b),
+		Steps: []resource.TestStep{
+			{Config: cluster(b, `ca_early_renewal = "3000d"`), ExpectError: regexp.MustCompile(
+				"half of the life of a CA")},
+			{Config: cluster(b, ""), Check: resource.ComposeAggregateTestCheckFunc(
+				resource.TestCheckResourceAttr(address, "ca_rotating", "false"),
+				resource.TestCheckResourceAttr(address, "ca_fingerprint", fingerprint))},
+			{ // An operator still has a certificate of the old CA.
+				Config: cluster(b, early), ExpectNonEmptyPlan: true,
+				Check: resource.ComposeAggregateTestCheckFunc(
+					resource.TestCheckResourceAttr(address, "ca_rotating", "true"),
+					resource.TestMatchResourceAttr(address, "ca_certificate_pem", regexp.MustCompile(
+						"(?s)BEGIN CERTIFICATE.*BEGIN CERTIFICATE")),
+					func(*terraform.State) error {
+						if ca, err := state.LoadCA(context.Background()); err != nil ||
+							!ca.Certificate().Equal(old.Certificate()) {
+							return fmt.Errorf("the new CA issues certificates already, %w", err)
+						}
+						return nil
+					}),
+			},
+			{
+				PreConfig: func() {
+					if err := b.Delete(context.Background(), keys.ClusterOperator("default",
+						id.Storage())); err != nil {
+						t.Fatal(err)
+					}
+				},
+				Config: cluster(b, early),
+				Check: resource.ComposeAggregateTestCheckFunc(usable(t, b),
+					resource.TestCheckResourceAttr(address, "ca_rotating", "false"),
+					resource.TestCheckResourceAttrWith(address, "ca_fingerprint", func(now string) error {
+						if now == fingerprint {
+							return errors.New("the CA was not replaced")
+						}
+						return nil
+					})),
+			},
+			{Config: cluster(b, early), PlanOnly: true},
+		},
+	})
+}
+
 // TestAccDeletionProtection checks that plan refuses to destroy or replace a protected cluster.
 func TestAccDeletionProtection(t *testing.T) {
 	acctest.Acceptance(t)

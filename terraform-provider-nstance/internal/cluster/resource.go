@@ -93,7 +93,7 @@ func badKey(err error) diag.Diagnostic {
 }
 
 // ModifyPlan implements resource.ResourceWithModifyPlan. It refuses to destroy or replace a protected cluster, and to
-// change the encryption key without the old key.
+// change the encryption key without the old key. It plans the replacement of the CA when that is due.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.State.Raw.IsNull() {
 		return
@@ -119,6 +119,10 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 		}.Error())
 	case !destroys && r.bucket.Known() && r.bucket.Sealed() && keyChanges(before, plan):
 		resp.Diagnostics.Append(r.checkKeyChange(ctx, before, config)...)
+	}
+	if !destroys && !resp.Diagnostics.HasError() && rotationDue(plan, before, time.Now()) {
+		plan.setRotated()
+		resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
 	}
 }
 
@@ -188,8 +192,9 @@ func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *mo
 		return fail(keys.ClusterCA(), err)
 	}
 	ca := bundle[0]
-	if !sameCertificate(m.CACertificatePEM.ValueString(), ca) {
-		m.CACertificatePEM = types.StringValue(string(authority.EncodeCertificate(ca)))
+	m.CARotating = types.BoolValue(len(bundle) > 1)
+	if len(bundle) > 1 || !sameCertificate(m.CACertificatePEM.ValueString(), ca) {
+		m.CACertificatePEM = types.StringValue(string(authority.EncodeBundle(bundle...)))
 	}
 	m.CAFingerprint = types.StringValue(authority.Fingerprint(ca))
 	m.CANotAfter = types.StringValue(ca.NotAfter.UTC().Format(time.RFC3339))
@@ -253,7 +258,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 }
 
-// Update implements resource.Resource. If the encryption key changed, it seals all secrets under the new key.
+// Update implements resource.Resource. If the encryption key changed, it seals all secrets under the new key. If the
+// plan says so, it begins or continues to replace the CA.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
 	var plan, config, before model
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
@@ -270,12 +276,31 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 			return
 		}
 	}
-	state, err := r.bucket.Cluster(ctx, plan.ID.ValueString(), keyring.Ring{})
+	ring, rotates := keyring.Ring{}, plan.CARotating.IsUnknown()
+	if rotates {
+		var err error
+		if ring, err = r.ring(ctx, config); err != nil {
+			resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
+			return
+		}
+	}
+	state, err := r.bucket.Cluster(ctx, plan.ID.ValueString(), ring)
 	if err != nil {
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return
 	}
-	resp.Diagnostics.Append(r.observe(ctx, state, &plan, knownCA(state, before), what)...)
+	readBundle := knownCA(state, before)
+	if rotates {
+		warnings, err := r.rotateCA(ctx, state, plan.ID.ValueString())
+		if err != nil {
+			resp.Diagnostics.Append(r.failure("Cannot replace the CA of cluster "+plan.ID.ValueString(),
+				keys.ClusterSecret(secretstore.CAKey), err))
+			return
+		}
+		resp.Diagnostics.Append(warnings...)
+		readBundle = state.CABundle
+	}
+	resp.Diagnostics.Append(r.observe(ctx, state, &plan, readBundle, what)...)
 	if !resp.Diagnostics.HasError() {
 		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 	}
@@ -376,7 +401,7 @@ func (r *Resource) removeFromService(ctx context.Context, store objstore.Store, 
 			return err
 		}
 	}
-	for _, name := range []string{secretstore.NonceKey, secretstore.WorkloadCAKey} {
+	for _, name := range []string{secretstore.NonceKey, secretstore.WorkloadCAKey, secretstore.NextCAKey} {
 		if err := secrets.Delete(ctx, name); err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/boolplanmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringplanmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
@@ -31,6 +32,7 @@ type model struct {
 	ID                     types.String `tfsdk:"id"`
 	CACertificatePEM       types.String `tfsdk:"ca_certificate_pem"`
 	CAPrivateKeyPEMWO      types.String `tfsdk:"ca_private_key_pem_wo"`
+	CAEarlyRenewal         types.String `tfsdk:"ca_early_renewal"`
 	EncryptionKey          types.Object `tfsdk:"encryption_key"`
 	EncryptionKeyWO        types.String `tfsdk:"encryption_key_wo"`
 	EncryptionKeyWOVersion types.Int64  `tfsdk:"encryption_key_wo_version"`
@@ -39,6 +41,7 @@ type model struct {
 	CAFingerprint          types.String `tfsdk:"ca_fingerprint"`
 	CANotAfter             types.String `tfsdk:"ca_not_after"`
 	CAKeyID                types.String `tfsdk:"ca_key_id"`
+	CARotating             types.Bool   `tfsdk:"ca_rotating"`
 	EncryptionKeyID        types.String `tfsdk:"encryption_key_id"`
 }
 
@@ -71,7 +74,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			},
 			"ca_certificate_pem": schema.StringAttribute{
 				MarkdownDescription: "The CA's certificate. Set it, together with `ca_private_key_pem_wo`, to bring " +
-					"a CA of your own; otherwise one is made.",
+					"a CA of your own; otherwise one is made. While the CA is replaced, it holds the new and the " +
+					"old certificate.",
 				Optional: true,
 				Computed: true,
 				PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown(),
@@ -84,6 +88,18 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				WriteOnly: true,
 				Validators: []validator.String{stringvalidator.AlsoRequires(
 					path.MatchRoot("ca_certificate_pem"))},
+			},
+			"ca_early_renewal": schema.StringAttribute{
+				MarkdownDescription: "How long before its end the CA is replaced, such as `90d`. Give more than " +
+					"the 30 days that certificates of operators last. From then on each apply takes the steps of " +
+					"`nstance-admin cluster rotate-ca` that are possible, and a warning says what the next one " +
+					"waits for. All shards of the cluster must have their configuration in this bucket. Left out, " +
+					"the CA is not replaced.",
+				Optional: true,
+				Validators: []validator.String{
+					name.Valid("ca_early_renewal", checkEarlyRenewal),
+					stringvalidator.ConflictsWith(path.MatchRoot("ca_certificate_pem")),
+				},
 			},
 			"encryption_key": schema.SingleNestedAttribute{
 				MarkdownDescription: "Where the key is that seals the cluster's secrets, instead of the provider's " +
@@ -134,6 +150,11 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			"ca_fingerprint": computed("SHA-256 of the CA's certificate, in hexadecimal."),
 			"ca_not_after":   computed("When the CA's certificate expires (RFC 3339)."),
 			"ca_key_id":      computed("Subject key identifier of the CA, in hexadecimal."),
+			"ca_rotating": schema.BoolAttribute{
+				MarkdownDescription: "Whether the CA is being replaced: the cluster trusts the new and the old one.",
+				Computed:            true,
+				PlanModifiers:       []planmodifier.Bool{boolplanmodifier.UseStateForUnknown()},
+			},
 			"encryption_key_id": schema.StringAttribute{
 				MarkdownDescription: "Names the encryption key under which the CA is sealed: a truncated hash of it. " +
 					"Null if a service holds the secrets.",

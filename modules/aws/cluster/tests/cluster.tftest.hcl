@@ -66,6 +66,7 @@ run "choices" {
     noncurrent_version_days = 7
     kms_key_arn             = "arn:aws:kms:us-west-2:123456789012:key/00000000-0000-0000-0000-000000000000"
     encryption_key          = { provider = "aws-parameter-store", version = 3 }
+    ca_early_renewal        = "90d"
     force_destroy           = true
     deletion_protection     = true
     tags                    = { team = "a" }
@@ -90,6 +91,10 @@ run "choices" {
   assert {
     condition     = aws_s3_bucket.this.force_destroy && nstance_cluster.this[0].force_destroy && nstance_cluster.this[0].deletion_protection && length(aws_secretsmanager_secret.key) == 0
     error_message = "destroy is not forced, or the cluster is not protected"
+  }
+  assert {
+    condition     = nstance_cluster.this[0].ca_early_renewal == "90d"
+    error_message = "the CA is not replaced before its end"
   }
   assert {
     condition     = aws_s3_bucket.this.tags["nstance:cluster"] == "example" && aws_s3_bucket.this.tags["team"] == "a"
