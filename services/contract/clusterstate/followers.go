@@ -2,15 +2,18 @@ package clusterstate
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
 // Followers checks who has followed a step of a rotation of the CA: leaders, instances and operators. It remembers who
@@ -18,6 +21,8 @@ import (
 type Followers struct {
 	state *State
 	trust string
+	// old is the CA that the next step removes, nil if the next step is another one.
+	old *x509.Certificate
 	// followed holds the version of each record that needs no further attention, by its key in the bucket.
 	followed map[string]objstore.Token
 	// led is when a leader with the trust was first seen in a shard.
@@ -29,6 +34,9 @@ type Following struct {
 	Shards []ShardFollowing `json:"shards"`
 	// Operators are those whose certificate is of an earlier step.
 	Operators []OperatorName `json:"operators"`
+	// FilesUntil is when certificates of the old CA in files of instances have expired. It is zero if there are none,
+	// or the next step does not remove the old CA.
+	FilesUntil time.Time `json:"files_until,omitzero"`
 }
 
 // ShardFollowing is how far one shard has followed.
@@ -55,12 +63,16 @@ func (f Following) Done() bool {
 			return false
 		}
 	}
-	return len(f.Operators) == 0
+	return len(f.Operators) == 0 && f.FilesUntil.IsZero()
 }
 
-// Followers returns a check of who has followed to a trust, see [Rotation].
-func (s *State) Followers(trust string) *Followers {
-	return &Followers{state: s, trust: trust, followed: map[string]objstore.Token{}, led: map[string]time.Time{}}
+// Followers returns a check of who has followed a rotation to its present step.
+func (s *State) Followers(r Rotation) *Followers {
+	f := &Followers{state: s, trust: r.Trust, followed: map[string]objstore.Token{}, led: map[string]time.Time{}}
+	if r.Step == RotationIssued {
+		f.old = r.Other
+	}
+	return f
 }
 
 // Check reads the bucket. A shard without a configuration is left out, and so is one that never had a leader. Expired
@@ -87,7 +99,30 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 	if out.Operators, err = f.checkOperators(ctx); err != nil {
 		return fail(err)
 	}
+	if out.FilesUntil, err = f.checkFiles(ctx); err != nil {
+		return fail(err)
+	}
 	return out, nil
+}
+
+// checkFiles returns when the last certificate of the old CA in files of instances expires, zero if there are none. In
+// a cluster that is older than its workload CA, the cluster's CA signed such certificates until the latter started.
+func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
+	if f.old == nil {
+		return time.Time{}, nil
+	}
+	workload, err := f.state.loadWorkloadCA(ctx)
+	if errors.Is(err, secretstore.ErrNotFound) {
+		return time.Time{}, nil // no leader has issued certificates yet
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	until := workload.Starts().Add(config.MaxCertificateTTL)
+	if workload.Starts().Sub(f.old.NotBefore) <= newCluster || !f.state.options.Now().Before(until) {
+		return time.Time{}, nil
+	}
+	return until, nil
 }
 
 // checkShard checks the leader before the instances, because a leader that has not followed issues certificates.

@@ -227,7 +227,7 @@ func (s *State) RotateCA(ctx context.Context, wait func(context.Context, Rotatio
 	r, err := s.AnnounceCA(ctx)
 	for err == nil && r.Step != RotationNone {
 		var ready bool
-		if ready, err = wait(ctx, r, s.Followers(r.Trust)); err != nil || !ready {
+		if ready, err = wait(ctx, r, s.Followers(r)); err != nil || !ready {
 			return r, err
 		}
 		if r.Step == RotationAnnounced {

@@ -3,6 +3,7 @@ package clusterstate_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/x509"
 	"fmt"
 	"slices"
@@ -171,7 +172,7 @@ func TestFollowers(t *testing.T) {
 		t.Fatal(err)
 	}
 	trust := announced.Trust
-	followers := s.Followers(trust)
+	followers := s.Followers(announced)
 	check := func(when string, leader bool, instances, behind, operators int) {
 		t.Helper()
 		got, err := followers.Check(t.Context())
@@ -257,12 +258,52 @@ func TestFollowers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	followers = s.Followers(issued.Trust)
+	followers = s.Followers(issued)
 	check("after the next step", false, 3, 3, 1)
 	if err := s.WriteApplied(t.Context(), []byte("{}"), "etag", 4); err != nil {
 		t.Fatal(err)
 	}
 	check("the leader has followed, and finds a reservation of another term", true, 3, 3, 1)
+}
+
+// TestFollowersWaitForFiles checks that the old CA stays while files of instances have certificates of it, which they
+// got before the workload CA started.
+func TestFollowersWaitForFiles(t *testing.T) {
+	for name, test := range map[string]struct {
+		age  time.Duration // of the cluster when its workload CA was made
+		want time.Time
+	}{
+		"a cluster older than its workload CA": {2 * time.Hour, t0.Add(120 * 24 * time.Hour)},
+		"a cluster with its own workload CA":   {time.Minute, time.Time{}},
+	} {
+		s := open(t, mem.New(mem.Options{Now: func() time.Time { return t0 }}), 1)
+		ca, err := authority.CreateCA(cluster, rand.Reader, t0.Add(-test.age))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.StoreCA(t.Context(), ca); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := s.EnsureWorkloadCA(t.Context(), ca); err != nil {
+			t.Fatal(err)
+		}
+		announced, err := s.AnnounceCA(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.Followers(announced).Check(t.Context()); err != nil || !got.Done() {
+			t.Errorf("%s: the new CA is announced: %+v, %v", name, got, err)
+		}
+		issued, err := s.IssueFromNewCA(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Followers(issued).Check(t.Context())
+		if err != nil || got.FilesUntil.Sub(test.want).Abs() > time.Hour || got.Done() != test.want.IsZero() {
+			t.Errorf("%s: certificates in files until %v, want %v; done: %t, %v", name, got.FilesUntil, test.want,
+				got.Done(), err)
+		}
+	}
 }
 
 func TestTrust(t *testing.T) {

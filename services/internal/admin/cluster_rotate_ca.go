@@ -43,6 +43,9 @@ Operators must follow, too. nstance-operator does so by itself. For an identity
 directory, run "nstance-admin cluster register-operator" again while the command waits;
 remove operators that are gone with "nstance-admin cluster operator remove".
 
+In a cluster that is older than its workload CA, step 4 waits until certificates of the
+old CA in files of instances have expired, up to four months. Run the command again then.
+
 All servers, agents and operators must have a version that knows this command. All shards
 must have their configuration in the bucket that the command is given.`,
 		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
@@ -154,5 +157,8 @@ func (a *app) reportFollowing(f clusterstate.Following, reported map[string]stri
 	}
 	for _, operator := range f.Operators {
 		note("Operator "+operator.ID.String(), "of tenant "+operator.Tenant+" has not renewed its certificate yet")
+	}
+	if !f.FilesUntil.IsZero() {
+		note("Files of instances", "they have certificates of the old CA until "+stamp(f.FilesUntil))
 	}
 }

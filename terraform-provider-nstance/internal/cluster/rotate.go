@@ -86,5 +86,8 @@ func describeFollowing(f clusterstate.Following) string {
 	for _, operator := range f.Operators {
 		waiting = append(waiting, fmt.Sprintf("operator %s of tenant %s", operator.ID, operator.Tenant))
 	}
+	if !f.FilesUntil.IsZero() {
+		waiting = append(waiting, "certificates in files of instances, until "+f.FilesUntil.Format(time.RFC3339))
+	}
 	return strings.Join(waiting, ", ")
 }
