@@ -46,7 +46,7 @@ func longForm() bool { return *chaosFlag == "long" }
 // fault is one fault and what the shard must make of it.
 type fault struct {
 	name, want string
-	// short lists the forms in which the short run includes the fault.
+	// short lists the forms of the shard that the short run brings the fault to.
 	short []string
 	// run makes the fault, ends it, and returns what it observed.
 	run func(ctx context.Context, s *shard) (seen string, err error)

@@ -85,7 +85,7 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 		return fmt.Errorf("reserve %s: %w", id, err)
 	}
 	reservation, used := shardstate.Reservation{Record: rec, Token: token}, false
-	// There is one try only: the caller fixed the ID, and another placement would need another one.
+	// Only the first placement is tried: the caller chose the instance's ID, and each placement needs an ID of its own.
 	err = x.attempt(ctx, group, places[:1], refused, order{onDemand: &reservation,
 		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() {
 			used = true

@@ -150,7 +150,7 @@ func (r *reconciler) createMachine(ctx context.Context, w *snapshot, c machineCr
 		m = c.machine
 	default:
 		if err := r.Client.Create(ctx, m); apierrors.IsAlreadyExists(err) {
-			// The cache is out of date and will show it.
+			// The Machine exists, but the cache does not show it yet. Its appearance causes another sweep.
 			return nil
 		} else if err != nil {
 			return fmt.Errorf("create Machine %s: %w", c.name, err)
