@@ -118,8 +118,9 @@ func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
+	age := workload.Starts().Sub(f.old.NotBefore.Add(authority.Skew)) // of the old CA when the workload CA started
 	until := workload.Starts().Add(config.MaxCertificateTTL)
-	if workload.Starts().Sub(f.old.NotBefore) <= newCluster || !f.state.options.Now().Before(until) {
+	if age <= newCluster || !f.state.options.Now().Before(until) {
 		return time.Time{}, nil
 	}
 	return until, nil

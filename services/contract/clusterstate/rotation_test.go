@@ -70,8 +70,8 @@ func rotate(ctx context.Context, s *clusterstate.State, check func(clusterstate.
 	return nil
 }
 
-// A process that rotates the CA dies before or after each of its writes. Then the cluster still works, and another
-// process completes the same rotation.
+// TestInterruptedRotation stops a process that rotates the CA before or after each of its writes. Then the cluster must
+// still work, and another process must complete the same rotation.
 func TestInterruptedRotation(t *testing.T) {
 	for n, complete := 1, false; !complete; n++ {
 		for _, late := range []bool{false, true} {
@@ -135,7 +135,7 @@ func TestInterruptedRotation(t *testing.T) {
 	}
 }
 
-// Two processes that rotate the CA together make one new CA.
+// TestConcurrentRotations checks that two processes that rotate the CA together make one new CA.
 func TestConcurrentRotations(t *testing.T) {
 	bucket, s, _ := newCluster(t)
 	first, err := s.AnnounceCA(t.Context())

@@ -135,8 +135,8 @@ func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore
 }
 
 // WriteApplied records that the leader of a term accepted a configuration, which it had read under the token source,
-// and the CA that this State read last. It
-// never replaces what a leader of a higher term accepted: objstore.ErrConflict.
+// and the CA that this State read last. It never replaces what a leader of a higher term accepted:
+// objstore.ErrConflict.
 func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("write applied configuration: %w", err)

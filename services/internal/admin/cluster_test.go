@@ -598,7 +598,8 @@ func TestRotateKey(t *testing.T) {
 	})
 }
 
-// rotate-ca stops where an operator has not followed, and the same command continues.
+// TestClusterRotateCA checks that rotate-ca stops where an operator has not followed, and that the same command
+// continues.
 func TestClusterRotateCA(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.fails(t, exitFailure, "cluster init", b.args("cluster", "rotate-ca", "--cluster-id", "example")...)

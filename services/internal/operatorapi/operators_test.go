@@ -394,7 +394,8 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 	}
 }
 
-// While the CA is rotated, responses ask the operator to renew its certificate, until it has.
+// TestRotationAsksForRenewal checks that responses ask an operator to renew its certificate while the CA is rotated,
+// until the operator has renewed it.
 func TestRotationAsksForRenewal(t *testing.T) {
 	w := newTestShard(t)
 	asked := func() int {

@@ -121,7 +121,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 		resp.Diagnostics.Append(r.checkKeyChange(ctx, before, config)...)
 	}
 	if !destroys && !resp.Diagnostics.HasError() && rotationDue(plan, before, time.Now()) {
-		plan.setRotated()
+		plan.markRotation()
 		resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
 	}
 }

@@ -41,8 +41,8 @@ func rotationDue(plan, state model, now time.Time) bool {
 	return state.CARotating.ValueBool() || err == nil && !now.Before(end.Add(-early.D()))
 }
 
-// setRotated marks the attributes that a rotation changes as unknown, which makes the plan an update.
-func (m *model) setRotated() {
+// markRotation marks the attributes that a rotation changes as unknown, which makes the plan an update.
+func (m *model) markRotation() {
 	m.CARotating = types.BoolUnknown()
 	for _, text := range []*types.String{&m.CACertificatePEM, &m.CAFingerprint, &m.CANotAfter, &m.CAKeyID} {
 		*text = types.StringUnknown()

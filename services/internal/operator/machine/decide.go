@@ -136,8 +136,8 @@ func (v *view) mayCreate() (why string) {
 }
 
 // chooseShard chooses the shard of the instance: the one that the machine or its Machine names, else the one with the
-// fewest instances of the group. Machines of the same pass see the same counts, so equal counts are decided by a hash
-// of the machine's UID.
+// fewest instances of the group. Machines that are created together see the same counts, so a hash of the machine's UID
+// decides between equal counts.
 func (v *view) chooseShard(d *decision) {
 	m := v.machine
 	refuse := func(reason, format string, args ...any) {
