@@ -118,8 +118,8 @@ func (a *app) command() *cobra.Command {
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
 	root.CompletionOptions.HiddenDefaultCmd = false
-	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.eventsCommand(),
-		a.doctorCommand(), a.serveCommand(), a.versionCommand())
+	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.explainCommand(),
+		a.eventsCommand(), a.doctorCommand(), a.serveCommand(), a.versionCommand())
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
 	a.prepare(root)

@@ -137,6 +137,25 @@ func fixture(shard string) *fleettest.Shard {
 				Metrics: &nstancev1.Metrics{Cpu: 0.25, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30},
 			},
 		},
+		Explanations: map[string]*nstancev1.ExplainGroupResponse{
+			"workers": {
+				PlannedAt: ago(0), Term: 7, Desired: 3, BlockedReason: "backing off: no capacity for t4g.medium",
+				NextPlanAt: timestamppb.New(fleettest.Now.Add(4 * time.Second)), UnhealthyGuard: true,
+				Actions: []*nstancev1.PlannedAction{
+					{Kind: "create", Replaces: firstID, Reason: "it has an outdated configuration"},
+					{Kind: "mark_deleting", InstanceId: secondID, Cause: "unregistered", Reason: "it never registered",
+						Deadline: timestamppb.New(fleettest.Now.Add(time.Minute))},
+				},
+				Instances: []*nstancev1.InstanceVerdict{
+					{InstanceId: firstID, Rule: 15, RuleName: "drifted", Cause: "drift"},
+					{InstanceId: secondID, Rule: 7, RuleName: "unregistered", Cause: "unregistered", Work: "creating",
+						Until: timestamppb.New(fleettest.Now.Add(time.Hour))},
+				},
+				Errors: []*nstancev1.ErrorEvent{{Kind: "backoff", Group: "workers", Message: "3 creations failed",
+					At: ago(time.Minute)}},
+			},
+			"batch": {PlannedAt: ago(0), Term: 7},
+		},
 	}
 }
 
@@ -210,6 +229,15 @@ func TestTranscripts(t *testing.T) {
 		"instance-show-bad":     {args: "instance show i-1 --shard us-a"},
 		"instance-create":       {args: "instance create workers --shard us-a --instance-type big"},
 		"instance-delete":       {args: "instance delete " + firstID + " --shard us-a --reason broken"},
+		"explain-group":         {args: "explain group workers --shard us-a"},
+		"explain-group-quiet":   {args: "explain group batch --all-shards"},
+		"explain-group-json":    {args: "explain group workers --shard us-a -o json"},
+		"explain-group-missing": {args: "explain group nobody --shard us-a"},
+		"explain-group-bad":     {args: "explain group No/body --shard us-a"},
+		"explain-instance":      {args: "explain instance " + firstID + " --all-shards", b: func(s *fleettest.Shard) { s.Instances = nil }},
+		"explain-instance-ended": {args: "explain instance " + secondID + " --shard us-b", b: func(s *fleettest.Shard) {
+			s.Explanations["workers"].Instances = nil
+		}},
 		"config-status": {args: "config status --all-shards", b: func(s *fleettest.Shard) {
 			s.Config.RefusedEtag = "bad"
 			s.Config.Problems = invalid.Problems

@@ -108,24 +108,12 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 }
 
 func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardHealth) {
-	snapshot, ok := l.State.Snapshot(key, l.buffer)
+	snapshot, ok := l.snapshot(key, health, l.buffer)
 	if !ok {
 		delete(l.wake, key)
 		return
 	}
 	l.buffer = snapshot.Instances
-	snapshot.Shard = health
-	snapshot.Waiting = l.WaitingCreates(key)
-	var every time.Duration
-	if l.CreateEvery != nil {
-		every = l.CreateEvery()
-	}
-	if every > 0 {
-		snapshot.CreateBudget, snapshot.CreateBudgetAt = 1, snapshot.Now.Add(every)
-		if snapshot.Now.Before(l.nextCreate) {
-			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, l.nextCreate
-		}
-	}
 	free := maxCreates - l.creates.inUse()
 	if snapshot.CreateBudget < 0 || free < snapshot.CreateBudget {
 		snapshot.CreateBudget = free
@@ -143,7 +131,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 		}
 	}
 	if creates > 0 {
-		l.nextCreate = snapshot.Now.Add(every)
+		l.nextCreate = snapshot.Now.Add(l.createEvery())
 		l.State.ExpectCreates(key, creates)
 	}
 	var waiting []config.GroupKey
@@ -154,6 +142,43 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	for _, action := range decision.Actions {
 		l.start(ctx, key, action)
 	}
+}
+
+// snapshot returns what planning a group may use, without the limit of concurrent creates. It reuses the array of
+// instances. Call with mu held.
+func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances []plan.Instance) (plan.Snapshot, bool) {
+	snapshot, ok := l.State.Snapshot(key, instances)
+	if !ok {
+		return snapshot, false
+	}
+	snapshot.Shard = health
+	snapshot.Waiting = l.WaitingCreates(key)
+	if every := l.createEvery(); every > 0 {
+		snapshot.CreateBudget, snapshot.CreateBudgetAt = 1, snapshot.Now.Add(every)
+		if snapshot.Now.Before(l.nextCreate) {
+			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, l.nextCreate
+		}
+	}
+	return snapshot, true
+}
+
+func (l *Loop) createEvery() time.Duration {
+	if l.CreateEvery == nil {
+		return 0
+	}
+	return l.CreateEvery()
+}
+
+// Explain plans a group as the next pass would and starts nothing. It returns false for a group that is gone. It may be
+// called at any time and waits for a pass that is running.
+func (l *Loop) Explain(key config.GroupKey) (plan.Snapshot, plan.Explanation, bool) {
+	l.mu.Lock()
+	snapshot, ok := l.snapshot(key, l.State.Health(l.Env.Now()), nil)
+	l.mu.Unlock()
+	if !ok {
+		return snapshot, plan.Explanation{}, false
+	}
+	return snapshot, plan.Explain(snapshot), true
 }
 
 // next plans one group and reports the duration to Planned.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -303,4 +304,37 @@ func TestBlockedReason(t *testing.T) {
 	groups.await("the reason", func(e *groupEvent) bool {
 		return e.GetStatus().GetGroup() == "fleet" && strings.Contains(e.GetStatus().GetBlockedReason(), "capacity")
 	})
+}
+
+// TestExplainGroup checks that a blocked group is explained with its next action, its errors and its instances, and
+// that another tenant cannot ask for it.
+func TestExplainGroup(t *testing.T) {
+	w := newTestShard(t)
+	instances := watchInstances(t, w)
+	w.scale(t, "fleet", 1)
+	instances.await("an instance", func(e *instanceEvent) bool { return e.GetType() == nstancev1.InstanceEvent_TYPE_CREATED })
+	w.provider.SetCapacity(mock.Place{}, 0)
+	errors := watchErrors(t, w)
+	w.scale(t, "fleet", 2)
+	errors.await("the provider's refusal", func(e *errorEvent) bool { return e.GetKind() == "provider" })
+
+	e, err := w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.GetDesired() != 2 || e.GetTerm() != 3 || !strings.Contains(e.GetBlockedReason(), "capacity") ||
+		e.GetNextPlanAt() == nil {
+		t.Errorf("desired %d, term %d, blocked %q, next plan %v: want 2, term 3, the lack of capacity and a time",
+			e.GetDesired(), e.GetTerm(), e.GetBlockedReason(), e.GetNextPlanAt())
+	}
+	if len(e.GetInstances()) != 1 || e.GetInstances()[0].GetRule() != 14 {
+		t.Errorf("instances %v: want one of rule 14, unready", e.GetInstances())
+	}
+	if !slices.ContainsFunc(e.GetErrors(), func(e *errorEvent) bool { return e.GetKind() == "provider" }) {
+		t.Errorf("errors %v: want that of the provider", e.GetErrors())
+	}
+	_, err = w.rival(t).ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet"})
+	if status.Code(err) != codes.NotFound {
+		t.Errorf("another tenant's operator: %v, want NotFound", err)
+	}
 }

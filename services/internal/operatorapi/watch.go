@@ -112,13 +112,17 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 		} else if event, err = sub.Next(ctx); err != nil {
 			return nil, err
 		}
-		out := &nstancev1.ErrorEvent{Kind: string(event.Kind), Group: event.Group, Message: event.Message,
-			At: timestamp(event.At), Resolved: event.Resolved}
-		if !event.Instance.IsZero() {
-			out.InstanceId = event.Instance.String()
-		}
-		return &nstancev1.WatchErrorsResponse{Event: out}, nil
+		return &nstancev1.WatchErrorsResponse{Event: errorEvent(event)}, nil
 	})
+}
+
+func errorEvent(event shardstate.ErrorEvent) *nstancev1.ErrorEvent {
+	out := &nstancev1.ErrorEvent{Kind: string(event.Kind), Group: event.Group, Message: event.Message,
+		At: timestamp(event.At), Resolved: event.Resolved}
+	if !event.Instance.IsZero() {
+		out.InstanceId = event.Instance.String()
+	}
+	return out
 }
 
 // WatchInstances sends the deletions in progress, a marker for the end of the snapshot, and then all events.

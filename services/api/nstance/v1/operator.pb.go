@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29, 0}
 }
 
 type InstanceEvent_Type int32
@@ -201,7 +201,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -1183,6 +1183,349 @@ func (x *DeleteGroupResponse) GetRestoredStatic() bool {
 	return false
 }
 
+type ExplainGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainGroupRequest) Reset() {
+	*x = ExplainGroupRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainGroupRequest) ProtoMessage() {}
+
+func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
+func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ExplainGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type ExplainGroupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The time and the term of the plan.
+	PlannedAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=planned_at,json=plannedAt,proto3" json:"planned_at,omitempty"`
+	Term      uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	// The size that the plan aims at, the group's or zero while it is emptied.
+	Desired uint32 `protobuf:"varint,3,opt,name=desired,proto3" json:"desired,omitempty"`
+	// What the leader would do next, in this order.
+	Actions []*PlannedAction `protobuf:"bytes,4,rep,name=actions,proto3" json:"actions,omitempty"`
+	// Why the group is not at its size; empty when it is or is on the way.
+	BlockedReason string `protobuf:"bytes,5,opt,name=blocked_reason,json=blockedReason,proto3" json:"blocked_reason,omitempty"`
+	// When the group is planned again even if nothing happens.
+	NextPlanAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=next_plan_at,json=nextPlanAt,proto3" json:"next_plan_at,omitempty"`
+	// True while so many instances are silent that none of them is replaced.
+	UnhealthyGuard bool               `protobuf:"varint,7,opt,name=unhealthy_guard,json=unhealthyGuard,proto3" json:"unhealthy_guard,omitempty"`
+	Instances      []*InstanceVerdict `protobuf:"bytes,8,rep,name=instances,proto3" json:"instances,omitempty"`
+	// The group's errors that stand now.
+	Errors        []*ErrorEvent `protobuf:"bytes,9,rep,name=errors,proto3" json:"errors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainGroupResponse) Reset() {
+	*x = ExplainGroupResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainGroupResponse) ProtoMessage() {}
+
+func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
+func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ExplainGroupResponse) GetPlannedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PlannedAt
+	}
+	return nil
+}
+
+func (x *ExplainGroupResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetDesired() uint32 {
+	if x != nil {
+		return x.Desired
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetActions() []*PlannedAction {
+	if x != nil {
+		return x.Actions
+	}
+	return nil
+}
+
+func (x *ExplainGroupResponse) GetBlockedReason() string {
+	if x != nil {
+		return x.BlockedReason
+	}
+	return ""
+}
+
+func (x *ExplainGroupResponse) GetNextPlanAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextPlanAt
+	}
+	return nil
+}
+
+func (x *ExplainGroupResponse) GetUnhealthyGuard() bool {
+	if x != nil {
+		return x.UnhealthyGuard
+	}
+	return false
+}
+
+func (x *ExplainGroupResponse) GetInstances() []*InstanceVerdict {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+func (x *ExplainGroupResponse) GetErrors() []*ErrorEvent {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+type PlannedAction struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// create, mark_deleting, drain, terminate, forget, ask, push_files, register_load_balancers, forget_group, settle.
+	Kind       string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	InstanceId string `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// With create: the instance that the new one replaces, if any.
+	Replaces string `protobuf:"bytes,3,opt,name=replaces,proto3" json:"replaces,omitempty"`
+	Reason   string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// With mark_deleting.
+	Cause         string                 `protobuf:"bytes,5,opt,name=cause,proto3" json:"cause,omitempty"`
+	Deadline      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlannedAction) Reset() {
+	*x = PlannedAction{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlannedAction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlannedAction) ProtoMessage() {}
+
+func (x *PlannedAction) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlannedAction.ProtoReflect.Descriptor instead.
+func (*PlannedAction) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PlannedAction) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PlannedAction) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *PlannedAction) GetReplaces() string {
+	if x != nil {
+		return x.Replaces
+	}
+	return ""
+}
+
+func (x *PlannedAction) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PlannedAction) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *PlannedAction) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+type InstanceVerdict struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// The rule that classifies the instance: its number and name in the list of planning rules.
+	Rule     uint32 `protobuf:"varint,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	RuleName string `protobuf:"bytes,3,opt,name=rule_name,json=ruleName,proto3" json:"rule_name,omitempty"`
+	// Why the instance is deleted regardless of others; empty: it is not.
+	Cause string `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
+	// When another rule may apply because of the time alone.
+	Until *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
+	// What is under way for the instance: creating, marking deleting, draining, terminating, forgetting, maintaining.
+	Work string `protobuf:"bytes,6,opt,name=work,proto3" json:"work,omitempty"`
+	// When the drain of an instance that is being deleted ends at the latest.
+	DrainDeadline *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=drain_deadline,json=drainDeadline,proto3" json:"drain_deadline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstanceVerdict) Reset() {
+	*x = InstanceVerdict{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstanceVerdict) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstanceVerdict) ProtoMessage() {}
+
+func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstanceVerdict.ProtoReflect.Descriptor instead.
+func (*InstanceVerdict) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *InstanceVerdict) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *InstanceVerdict) GetRule() uint32 {
+	if x != nil {
+		return x.Rule
+	}
+	return 0
+}
+
+func (x *InstanceVerdict) GetRuleName() string {
+	if x != nil {
+		return x.RuleName
+	}
+	return ""
+}
+
+func (x *InstanceVerdict) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *InstanceVerdict) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *InstanceVerdict) GetWork() string {
+	if x != nil {
+		return x.Work
+	}
+	return ""
+}
+
+func (x *InstanceVerdict) GetDrainDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainDeadline
+	}
+	return nil
+}
+
 type CreateInstanceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -1196,7 +1539,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1551,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1564,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -1261,7 +1604,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1616,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1629,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -1306,7 +1649,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1661,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1674,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -1357,7 +1700,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1712,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1725,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -1401,7 +1744,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1756,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1769,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -1445,7 +1788,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1800,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1813,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -1490,7 +1833,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1845,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1858,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -1534,7 +1877,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1889,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1902,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -1612,7 +1955,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1967,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1980,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -1866,7 +2209,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2221,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2234,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -1909,7 +2252,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2264,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2277,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 type WatchGroupsRequest struct {
@@ -1945,7 +2288,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2300,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2313,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 type WatchGroupsResponse struct {
@@ -1982,7 +2325,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2337,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2350,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -2030,7 +2373,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2385,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2398,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -2087,7 +2430,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2442,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2455,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 type WatchInstancesResponse struct {
@@ -2124,7 +2467,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2479,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2492,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -2177,7 +2520,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2532,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2545,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -2262,7 +2605,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2617,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2630,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 type WatchErrorsResponse struct {
@@ -2299,7 +2642,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2654,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2667,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -2350,7 +2693,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2705,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2718,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -2431,7 +2774,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2443,7 +2786,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2456,7 +2799,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -2477,7 +2820,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2832,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2845,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -2634,7 +2977,38 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rexpected_etag\x18\x02 \x01(\tR\fexpectedEtag\">\n" +
 	"\x13DeleteGroupResponse\x12'\n" +
-	"\x0frestored_static\x18\x01 \x01(\bR\x0erestoredStatic\"\xed\x01\n" +
+	"\x0frestored_static\x18\x01 \x01(\bR\x0erestoredStatic\"+\n" +
+	"\x13ExplainGroupRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\"\xad\x03\n" +
+	"\x14ExplainGroupResponse\x129\n" +
+	"\n" +
+	"planned_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tplannedAt\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
+	"\adesired\x18\x03 \x01(\rR\adesired\x123\n" +
+	"\aactions\x18\x04 \x03(\v2\x19.nstance.v1.PlannedActionR\aactions\x12%\n" +
+	"\x0eblocked_reason\x18\x05 \x01(\tR\rblockedReason\x12<\n" +
+	"\fnext_plan_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"nextPlanAt\x12'\n" +
+	"\x0funhealthy_guard\x18\a \x01(\bR\x0eunhealthyGuard\x129\n" +
+	"\tinstances\x18\b \x03(\v2\x1b.nstance.v1.InstanceVerdictR\tinstances\x12.\n" +
+	"\x06errors\x18\t \x03(\v2\x16.nstance.v1.ErrorEventR\x06errors\"\xc6\x01\n" +
+	"\rPlannedAction\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1f\n" +
+	"\vinstance_id\x18\x02 \x01(\tR\n" +
+	"instanceId\x12\x1a\n" +
+	"\breplaces\x18\x03 \x01(\tR\breplaces\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05cause\x18\x05 \x01(\tR\x05cause\x126\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x82\x02\n" +
+	"\x0fInstanceVerdict\x12\x1f\n" +
+	"\vinstance_id\x18\x01 \x01(\tR\n" +
+	"instanceId\x12\x12\n" +
+	"\x04rule\x18\x02 \x01(\rR\x04rule\x12\x1b\n" +
+	"\trule_name\x18\x03 \x01(\tR\bruleName\x12\x14\n" +
+	"\x05cause\x18\x04 \x01(\tR\x05cause\x120\n" +
+	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x12\n" +
+	"\x04work\x18\x06 \x01(\tR\x04work\x12A\n" +
+	"\x0edrain_deadline\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\"\xed\x01\n" +
 	"\x15CreateInstanceRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -2765,14 +3139,16 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xfb\t\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xce\n" +
+	"\n" +
 	"\x0fOperatorService\x12Z\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\x12T\n" +
 	"\rRefreshConfig\x12 .nstance.v1.RefreshConfigRequest\x1a!.nstance.v1.RefreshConfigResponse\x12K\n" +
 	"\n" +
 	"ListGroups\x12\x1d.nstance.v1.ListGroupsRequest\x1a\x1e.nstance.v1.ListGroupsResponse\x12N\n" +
 	"\vUpsertGroup\x12\x1e.nstance.v1.UpsertGroupRequest\x1a\x1f.nstance.v1.UpsertGroupResponse\x12N\n" +
-	"\vDeleteGroup\x12\x1e.nstance.v1.DeleteGroupRequest\x1a\x1f.nstance.v1.DeleteGroupResponse\x12W\n" +
+	"\vDeleteGroup\x12\x1e.nstance.v1.DeleteGroupRequest\x1a\x1f.nstance.v1.DeleteGroupResponse\x12Q\n" +
+	"\fExplainGroup\x12\x1f.nstance.v1.ExplainGroupRequest\x1a .nstance.v1.ExplainGroupResponse\x12W\n" +
 	"\x0eCreateInstance\x12!.nstance.v1.CreateInstanceRequest\x1a\".nstance.v1.CreateInstanceResponse\x12W\n" +
 	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\x12`\n" +
 	"\x11GetInstanceStatus\x12$.nstance.v1.GetInstanceStatusRequest\x1a%.nstance.v1.GetInstanceStatusResponse\x12T\n" +
@@ -2796,7 +3172,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -2813,103 +3189,117 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*UpsertGroupResponse)(nil),                     // 12: nstance.v1.UpsertGroupResponse
 	(*DeleteGroupRequest)(nil),                      // 13: nstance.v1.DeleteGroupRequest
 	(*DeleteGroupResponse)(nil),                     // 14: nstance.v1.DeleteGroupResponse
-	(*CreateInstanceRequest)(nil),                   // 15: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 16: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 17: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 18: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil),                // 19: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 20: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 21: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 22: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 23: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 24: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 25: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 26: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 27: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 28: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 29: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 30: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 31: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 32: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 33: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 34: nstance.v1.ErrorEvent
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 35: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 36: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 37: nstance.v1.GroupStatus.VarsEntry
-	nil,                           // 38: nstance.v1.UpsertGroupRequest.VarsEntry
-	nil,                           // 39: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
-	(*Metrics)(nil),               // 42: nstance.v1.Metrics
+	(*ExplainGroupRequest)(nil),                     // 15: nstance.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),                    // 16: nstance.v1.ExplainGroupResponse
+	(*PlannedAction)(nil),                           // 17: nstance.v1.PlannedAction
+	(*InstanceVerdict)(nil),                         // 18: nstance.v1.InstanceVerdict
+	(*CreateInstanceRequest)(nil),                   // 19: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 20: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 21: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 22: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil),                // 23: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 24: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 25: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 26: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 27: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 28: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 29: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 30: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 31: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 32: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 33: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 34: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 35: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 36: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 37: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 38: nstance.v1.ErrorEvent
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 39: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 40: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 41: nstance.v1.GroupStatus.VarsEntry
+	nil,                           // 42: nstance.v1.UpsertGroupRequest.VarsEntry
+	nil,                           // 43: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
+	(*Metrics)(nil),               // 46: nstance.v1.Metrics
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	40, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	44, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	5,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
 	0,  // 2: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	5,  // 3: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	10, // 4: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	37, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	41, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	38, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	41, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
+	41, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	45, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
+	42, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
+	45, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
 	10, // 9: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	39, // 10: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	23, // 11: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	23, // 12: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	23, // 13: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	23, // 14: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	40, // 15: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	40, // 16: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	40, // 17: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	40, // 18: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	40, // 19: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	40, // 20: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	42, // 21: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	40, // 22: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	28, // 23: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 24: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	10, // 25: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	31, // 26: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 27: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	23, // 28: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	40, // 29: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	40, // 30: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	34, // 31: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	40, // 32: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	40, // 33: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 34: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	6,  // 35: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	8,  // 36: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	11, // 37: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	13, // 38: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	15, // 39: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	17, // 40: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	19, // 41: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	21, // 42: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	24, // 43: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	26, // 44: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	29, // 45: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	32, // 46: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	35, // 47: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 48: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	7,  // 49: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	9,  // 50: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 51: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	14, // 52: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	16, // 53: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	18, // 54: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	20, // 55: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	22, // 56: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	25, // 57: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	27, // 58: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	30, // 59: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	33, // 60: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	36, // 61: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	48, // [48:62] is the sub-list for method output_type
-	34, // [34:48] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	44, // 10: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	17, // 11: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	44, // 12: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	18, // 13: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	38, // 14: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	44, // 15: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	44, // 16: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	44, // 17: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	43, // 18: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	27, // 19: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	27, // 20: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	27, // 21: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	27, // 22: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	44, // 23: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	44, // 24: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	44, // 25: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	44, // 26: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	44, // 27: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	44, // 28: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	46, // 29: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	44, // 30: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	32, // 31: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 32: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	10, // 33: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	35, // 34: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 35: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	27, // 36: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	44, // 37: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	44, // 38: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	38, // 39: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	44, // 40: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	44, // 41: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 42: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	6,  // 43: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	8,  // 44: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	11, // 45: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	13, // 46: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	15, // 47: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	19, // 48: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	21, // 49: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	23, // 50: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	25, // 51: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	28, // 52: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	30, // 53: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	33, // 54: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	36, // 55: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	39, // 56: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 57: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	7,  // 58: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	9,  // 59: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	12, // 60: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	14, // 61: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	16, // 62: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	20, // 63: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	22, // 64: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	24, // 65: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	26, // 66: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	29, // 67: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	31, // 68: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	34, // 69: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	37, // 70: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	40, // 71: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	57, // [57:72] is the sub-list for method output_type
+	42, // [42:57] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -2925,7 +3315,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   37,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	OperatorService_ListGroups_FullMethodName         = "/nstance.v1.OperatorService/ListGroups"
 	OperatorService_UpsertGroup_FullMethodName        = "/nstance.v1.OperatorService/UpsertGroup"
 	OperatorService_DeleteGroup_FullMethodName        = "/nstance.v1.OperatorService/DeleteGroup"
+	OperatorService_ExplainGroup_FullMethodName       = "/nstance.v1.OperatorService/ExplainGroup"
 	OperatorService_CreateInstance_FullMethodName     = "/nstance.v1.OperatorService/CreateInstance"
 	OperatorService_DeleteInstance_FullMethodName     = "/nstance.v1.OperatorService/DeleteInstance"
 	OperatorService_GetInstanceStatus_FullMethodName  = "/nstance.v1.OperatorService/GetInstanceStatus"
@@ -50,6 +51,8 @@ type OperatorServiceClient interface {
 	UpsertGroup(ctx context.Context, in *UpsertGroupRequest, opts ...grpc.CallOption) (*UpsertGroupResponse, error)
 	// DeleteGroup removes a dynamic group, or the override of a static one.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*DeleteGroupResponse, error)
+	// ExplainGroup plans a group on the current state, without effect, and says how each instance is classified.
+	ExplainGroup(ctx context.Context, in *ExplainGroupRequest, opts ...grpc.CallOption) (*ExplainGroupResponse, error)
 	// CreateInstance makes an on-demand instance; idempotent by instance_id.
 	CreateInstance(ctx context.Context, in *CreateInstanceRequest, opts ...grpc.CallOption) (*CreateInstanceResponse, error)
 	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
@@ -120,6 +123,16 @@ func (c *operatorServiceClient) DeleteGroup(ctx context.Context, in *DeleteGroup
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteGroupResponse)
 	err := c.cc.Invoke(ctx, OperatorService_DeleteGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ExplainGroup(ctx context.Context, in *ExplainGroupRequest, opts ...grpc.CallOption) (*ExplainGroupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainGroupResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ExplainGroup_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -258,6 +271,8 @@ type OperatorServiceServer interface {
 	UpsertGroup(context.Context, *UpsertGroupRequest) (*UpsertGroupResponse, error)
 	// DeleteGroup removes a dynamic group, or the override of a static one.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error)
+	// ExplainGroup plans a group on the current state, without effect, and says how each instance is classified.
+	ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error)
 	// CreateInstance makes an on-demand instance; idempotent by instance_id.
 	CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error)
 	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
@@ -298,6 +313,9 @@ func (UnimplementedOperatorServiceServer) UpsertGroup(context.Context, *UpsertGr
 }
 func (UnimplementedOperatorServiceServer) DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteGroup not implemented")
+}
+func (UnimplementedOperatorServiceServer) ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainGroup not implemented")
 }
 func (UnimplementedOperatorServiceServer) CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateInstance not implemented")
@@ -433,6 +451,24 @@ func _OperatorService_DeleteGroup_Handler(srv interface{}, ctx context.Context, 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OperatorServiceServer).DeleteGroup(ctx, req.(*DeleteGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ExplainGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ExplainGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ExplainGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ExplainGroup(ctx, req.(*ExplainGroupRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -604,6 +640,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteGroup",
 			Handler:    _OperatorService_DeleteGroup_Handler,
+		},
+		{
+			MethodName: "ExplainGroup",
+			Handler:    _OperatorService_ExplainGroup_Handler,
 		},
 		{
 			MethodName: "CreateInstance",

@@ -342,11 +342,10 @@ func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID
 
 // Elsewhere removes the answers of shards that do not have an instance, if another shard has it. An ID exists in one
 // shard only.
-func Elsewhere(answers []InstanceAnswer) []InstanceAnswer {
-	if !slices.ContainsFunc(answers, func(a InstanceAnswer) bool { return a.Err == nil }) {
+func Elsewhere[T any, P Answer[T]](answers []T) []T {
+	failed := func(a T) *Error { return P(&a).outcome().Err }
+	if !slices.ContainsFunc(answers, func(a T) bool { return failed(a) == nil }) {
 		return answers
 	}
-	return slices.DeleteFunc(answers, func(a InstanceAnswer) bool {
-		return a.Err != nil && a.Err.Code == codes.NotFound
-	})
+	return slices.DeleteFunc(answers, func(a T) bool { return failed(a) != nil && failed(a).Code == codes.NotFound })
 }

@@ -30,6 +30,8 @@ type Shard struct {
 	Refresh   *nstancev1.RefreshConfigResponse
 	Groups    []*nstancev1.GroupStatus
 	Instances []*nstancev1.InstanceStatus
+	// Explanations are the answers of ExplainGroup by group.
+	Explanations map[string]*nstancev1.ExplainGroupResponse
 	// The events that watch streams send. The streams end with Ended when the channels are closed.
 	GroupEvents    chan *nstancev1.GroupEvent
 	InstanceEvents chan *nstancev1.InstanceEvent
@@ -101,6 +103,15 @@ func (s *Shard) RefreshConfig(_ context.Context, _ *nstancev1.RefreshConfigReque
 // ListGroups implements nstancev1.OperatorServiceServer.
 func (s *Shard) ListGroups(_ context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
 	return &nstancev1.ListGroupsResponse{Groups: s.Groups}, nil
+}
+
+// ExplainGroup implements nstancev1.OperatorServiceServer.
+func (s *Shard) ExplainGroup(_ context.Context, r *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse,
+	error) {
+	if e := s.Explanations[r.GetGroup()]; e != nil {
+		return e, nil
+	}
+	return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
 }
 
 func (s *Shard) group(name string) *nstancev1.GroupStatus {

@@ -83,6 +83,18 @@ func (a *api) routes() []route {
 				return answer(a.Fleet.Groups(c.Context(), c.shards))
 			},
 		}, {
+			method: http.MethodGet, path: "/group/explain", name: "groupExplain",
+			summary: "What the leaders would do next for a group and why. Changes nothing.", shards: true,
+			query:  []parameter{{"group", "string", "The group. Required."}},
+			answer: fleet.Answers[fleet.ExplanationAnswer]{},
+			do: func(c *call) (int, any, error) {
+				group := c.URL.Query().Get("group")
+				if err := ident.ValidateName(group); err != nil {
+					return 0, nil, badRequest("query: group: %v", err)
+				}
+				return answer(a.Fleet.Explain(c.Context(), c.shards, group))
+			},
+		}, {
 			method: http.MethodPost, path: "/group/scale", name: "groupScale",
 			summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{},
 			answer: fleet.Answers[fleet.GroupAnswer]{},

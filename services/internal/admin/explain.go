@@ -1,0 +1,124 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+func (a *app) explainCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "explain", Short: "Show what happens next and why",
+		Long: `Shows what a leader would do next for a group, why, and what it waits for. The plan
+is made by the leader's own planner on its current knowledge; asking changes nothing.
+
+Every instance is classified by the first planning rule that applies. The rules and
+their numbers are in docs/reference/planning-rules.md.`}
+	cmd.AddCommand(a.explainGroupCommand(), a.explainInstanceCommand())
+	return cmd
+}
+
+func (a *app) explainGroupCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "group GROUP", Short: "Show what happens next in a group", Args: cobra.ExactArgs(1),
+		Long: "Shows the next actions for a group with their reasons, what blocks it, when it is\nplanned again, and " +
+			"the rule that classifies each instance.",
+		Example: `  nstance-admin explain group workers --shard us-west-2a
+  nstance-admin explain group workers --all-shards --output json | jq '.shards[] | {shard, actions}'`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := ident.ValidateName(args[0]); err != nil {
+			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		}
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ExplanationAnswer {
+			return f.Explain(ctx, shards, args[0])
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", call, a.writeExplanations)
+	}
+	return cmd
+}
+
+func (a *app) explainInstanceCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "instance INSTANCE", Short: "Show what happens next to an instance", Args: cobra.ExactArgs(1),
+		Long: "Shows the rule that classifies one instance, what is under way for it, and the next\nactions that " +
+			"concern it. With --all-shards it is looked for in every shard.",
+		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := instanceID(cmd, args[0])
+		if err != nil {
+			return err
+		}
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ExplanationAnswer {
+			return fleet.Elsewhere(f.ExplainInstance(ctx, shards, id))
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", call, a.writeExplanations)
+	}
+	return cmd
+}
+
+func (a *app) writeExplanations(w io.Writer, answers []fleet.ExplanationAnswer) error {
+	first := true
+	for _, answer := range answers {
+		if answer.Explanation == nil {
+			continue
+		}
+		if !first {
+			fmt.Fprintln(w)
+		}
+		first = false
+		if err := a.writeExplanation(w, answer.Shard, answer.Explanation); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) writeExplanation(w io.Writer, shard string, e *fleet.Explanation) error {
+	facts := []fact{{"Group", e.Group}, {"Shard", shard}, {"Desired", num(e.Desired)}, {"Blocked", e.BlockedReason}}
+	if e.UnhealthyGuard {
+		facts = append(facts, fact{"Guard", "too many instances are silent: none of them is replaced (rule 26)"})
+	}
+	for _, err := range e.Errors {
+		facts = append(facts, fact{"Error", fmt.Sprintf("%s: %s (since %s)", err.Kind, err.Reason, stamp(err.At))})
+	}
+	facts = append(facts, fact{"Planned again", cmp.Or(stamp(e.NextPlanAt), "when something happens")})
+	if err := writeFacts(w, a.style.out, facts); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	if len(e.Actions) == 0 {
+		fmt.Fprintln(w, "Nothing is to be done now.")
+	} else if err := writeTable(w, a.style.out, []string{"NEXT", "INSTANCE", "REPLACES", "BY", "WHY"},
+		actionRows(e.Actions)); err != nil {
+		return err
+	}
+	if len(e.Instances) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	return writeTable(w, a.style.out, []string{"INSTANCE", "RULE", "CLASS", "CHANGES", "UNDER WAY", "DRAINED BY"},
+		verdictRows(e.Instances))
+}
+
+func actionRows(actions []fleet.PlannedAction) (rows [][]cell) {
+	for _, action := range actions {
+		rows = append(rows, plain(action.Kind, action.ID, action.Replaces, stamp(action.Deadline), action.Reason))
+	}
+	return rows
+}
+
+func verdictRows(verdicts []fleet.Verdict) (rows [][]cell) {
+	for _, v := range verdicts {
+		rows = append(rows, plain(v.ID, num(v.Rule), v.RuleName, stamp(v.Until), v.Work, stamp(v.DrainDeadline)))
+	}
+	return rows
+}

@@ -1,0 +1,114 @@
+package fleet
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// ExplanationAnswer is the plan of one group.
+type ExplanationAnswer struct {
+	Outcome
+	*Explanation
+}
+
+// Explanation is what a leader would do next for a group and why. ExplainGroupResponse in operator.proto explains the
+// fields.
+type Explanation struct {
+	Group          string          `json:"group"`
+	PlannedAt      time.Time       `json:"planned_at,omitzero"`
+	Term           uint64          `json:"term"`
+	Desired        uint32          `json:"desired"`
+	BlockedReason  string          `json:"blocked_reason,omitempty" jsonschema:"description=Why the group is not at its size"`
+	UnhealthyGuard bool            `json:"unhealthy_guard,omitempty" jsonschema:"description=So many instances are silent that none of them is replaced"`
+	NextPlanAt     time.Time       `json:"next_plan_at,omitzero" jsonschema:"description=When the group is planned again even if nothing happens"`
+	Actions        []PlannedAction `json:"actions"`
+	Instances      []Verdict       `json:"instances"`
+	Errors         []Event         `json:"errors,omitempty" jsonschema:"description=The errors of the group that stand now"`
+}
+
+// PlannedAction is one action of a plan.
+type PlannedAction struct {
+	Kind     string    `json:"kind"`
+	ID       string    `json:"instance_id,omitempty"`
+	Replaces string    `json:"replaces,omitempty"`
+	Reason   string    `json:"reason"`
+	Cause    string    `json:"cause,omitempty"`
+	Deadline time.Time `json:"deadline,omitzero"`
+}
+
+// Verdict is how a leader classifies one instance.
+type Verdict struct {
+	ID            string    `json:"instance_id"`
+	Rule          uint32    `json:"rule" jsonschema:"description=Number in the list of planning rules"`
+	RuleName      string    `json:"rule_name"`
+	Cause         string    `json:"cause,omitempty" jsonschema:"description=Why it is deleted regardless of others"`
+	Until         time.Time `json:"until,omitzero" jsonschema:"description=When another rule may apply because of the time alone"`
+	Work          string    `json:"work,omitempty" jsonschema:"description=What is under way for it"`
+	DrainDeadline time.Time `json:"drain_deadline,omitzero"`
+}
+
+// Explain returns what the leaders would do next for one group. It changes nothing.
+func (f *Fleet) Explain(ctx context.Context, shards []string, group string) []ExplanationAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *ExplanationAnswer) error {
+		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			r, err := c.ExplainGroup(ctx, &nstancev1.ExplainGroupRequest{Group: group})
+			if err == nil {
+				into.Explanation = viewExplanation(shard, group, r)
+			}
+			return err
+		})
+	})
+}
+
+// ExplainInstance returns what the leaders would do next for one instance. It changes nothing.
+func (f *Fleet) ExplainInstance(ctx context.Context, shards []string, id ident.ID) []ExplanationAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *ExplanationAnswer) error {
+		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			i, err := c.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
+			if err != nil {
+				return err
+			}
+			group := i.GetInstance().GetGroup()
+			r, err := c.ExplainGroup(ctx, &nstancev1.ExplainGroupRequest{Group: group})
+			if err != nil {
+				return err
+			}
+			e := viewExplanation(shard, group, r)
+			e.Actions = slices.DeleteFunc(e.Actions, func(a PlannedAction) bool {
+				return a.ID != id.String() && a.Replaces != id.String()
+			})
+			e.Instances = slices.DeleteFunc(e.Instances, func(v Verdict) bool { return v.ID != id.String() })
+			if len(e.Instances) == 0 {
+				return refuse(shard, codes.FailedPrecondition, "nstance-admin explain group "+group+
+					" shows those that are there", "instance %s is %s, so that no rule applies to it", id,
+					i.GetInstance().GetState())
+			}
+			into.Explanation = e
+			return nil
+		})
+	})
+}
+
+func viewExplanation(shard, group string, r *nstancev1.ExplainGroupResponse) *Explanation {
+	view := &Explanation{Group: group, PlannedAt: at(r.GetPlannedAt()), Term: r.GetTerm(), Desired: r.GetDesired(),
+		BlockedReason: r.GetBlockedReason(), UnhealthyGuard: r.GetUnhealthyGuard(), NextPlanAt: at(r.GetNextPlanAt()),
+		Actions: []PlannedAction{}, Instances: []Verdict{}}
+	for _, a := range r.GetActions() {
+		view.Actions = append(view.Actions, PlannedAction{a.GetKind(), a.GetInstanceId(), a.GetReplaces(),
+			a.GetReason(), a.GetCause(), at(a.GetDeadline())})
+	}
+	for _, v := range r.GetInstances() {
+		view.Instances = append(view.Instances, Verdict{v.GetInstanceId(), v.GetRule(), v.GetRuleName(), v.GetCause(),
+			at(v.GetUntil()), v.GetWork(), at(v.GetDrainDeadline())})
+	}
+	for _, e := range r.GetErrors() {
+		view.Errors = append(view.Errors, viewErrorEvent(shard, e))
+	}
+	return view
+}

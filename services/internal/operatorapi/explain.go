@@ -1,0 +1,51 @@
+package operatorapi
+
+import (
+	"context"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// ExplainGroup plans one of the tenant's groups as the leader would do next, and changes nothing.
+func (s *Service) ExplainGroup(ctx context.Context, req *nstancev1.ExplainGroupRequest) (
+	*nstancev1.ExplainGroupResponse, error) {
+	return unary(s, ctx, "explain the group", req, (*call).explainGroup)
+}
+
+func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse, error) {
+	key := c.key(req.GetGroup())
+	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key)
+	if !ok {
+		return nil, errNoGroup(key)
+	}
+	answer := &nstancev1.ExplainGroupResponse{PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
+		Desired: uint32(e.Desired), BlockedReason: e.Blocked, NextPlanAt: timestamp(e.NextPlan),
+		UnhealthyGuard: e.Guarded}
+	for _, a := range e.Actions {
+		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError {
+			continue // errors has those that stand
+		}
+		planned := &nstancev1.PlannedAction{Kind: string(a.Kind), Reason: a.Reason, Cause: string(a.Cause),
+			Deadline: timestamp(a.Deadline)}
+		if !a.Instance.IsZero() {
+			planned.InstanceId = a.Instance.String()
+		}
+		if !a.Replaces.IsZero() {
+			planned.Replaces = a.Replaces.String()
+		}
+		answer.Actions = append(answer.Actions, planned)
+	}
+	for n, v := range e.Verdicts {
+		i := &snapshot.Instances[n]
+		answer.Instances = append(answer.Instances, &nstancev1.InstanceVerdict{InstanceId: v.Instance.String(),
+			Rule: uint32(v.Rule), RuleName: v.RuleName, Cause: string(v.Cause), Until: timestamp(v.Until),
+			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline)})
+	}
+	for _, event := range c.state().Standing(c.tenant) {
+		if event.Tenant == key.Tenant && event.Group == key.Group {
+			answer.Errors = append(answer.Errors, errorEvent(event))
+		}
+	}
+	return answer, nil
+}

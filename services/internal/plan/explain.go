@@ -1,0 +1,49 @@
+package plan
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// Verdict is how the planner classifies one instance, for display.
+type Verdict struct {
+	Instance ident.ID
+	// Rule is the number of the first rule of the classification table that applies, and RuleName its name.
+	Rule     int
+	RuleName string
+	// Cause is why the instance is deleted regardless of others, or CauseNone.
+	Cause Cause
+	// Until is when another rule may apply by time alone; zero: never.
+	Until time.Time
+}
+
+// Explanation is the plan of a group with the verdicts that lead to it.
+type Explanation struct {
+	Decision
+	// Desired is the number of instances that the plan aims at. It differs from the group's size if the group is
+	// emptied.
+	Desired int
+	// Guarded means that the unhealthy guard holds (rule 26).
+	Guarded bool
+	// Verdicts has one entry for each instance, in the order of the snapshot.
+	Verdicts []Verdict
+}
+
+// Explain plans a group as [Next] does, and says how every instance is classified. It allocates more than Next.
+func Explain(s Snapshot) Explanation {
+	g := classifyGroup(s)
+	e := Explanation{Decision: Next(s), Desired: g.desired, Guarded: g.guarded, Verdicts: make([]Verdict, len(g.rows))}
+	for n := range g.Instances {
+		_, until := g.classify(subject{&g.Instances[n], g.inTime[n]})
+		e.Verdicts[n] = Verdict{Instance: g.Instances[n].ID, Rule: int(g.rows[n]) + 1, RuleName: rules[g.rows[n]].name,
+			Cause: g.cause(n), Until: until}
+	}
+	return e
+}
+
+// String returns the name of the work, or "" for Idle.
+func (w Work) String() string {
+	return [...]string{Idle: "", Creating: "creating", MarkingDeleting: "marking deleting", Draining: "draining",
+		Terminating: "terminating", Forgetting: "forgetting", Maintaining: "maintaining"}[w]
+}
