@@ -48,9 +48,9 @@ func template() *v1beta1.NstanceMachineTemplate {
 		Template: v1beta1.NstanceMachineTemplateResource{Spec: machine().Spec}}}
 }
 
-// TestSchema checks the CRDs with their CEL rules against a real API server: which writes are accepted, and the error
+// TestCRDSchema checks the CRDs with their CEL rules against a real API server: which writes are accepted, and the error
 // messages of the others.
-func TestSchema(t *testing.T) {
+func TestCRDSchema(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
 	}
