@@ -31,6 +31,8 @@ type Block struct {
 	// A struct without fields: its load balancers need none.
 	LoadBalancer any
 
+	// CheckZone checks that a zone is in a region. The paths of its problems begin at server.provider.
+	CheckZone func(region, zone string) []Problem
 	// CheckOptions checks server.provider.options. The paths of its problems begin at the options.
 	CheckOptions func(options map[string]string) []Problem
 	// CheckArgs checks args of defaults, a template or a group before rendering: a text may hold a template, which says

@@ -126,6 +126,9 @@ func (c *checker) server() {
 			c.add("server.provider.zone", "is required for provider %s", sv.Provider.Kind)
 		}
 	}
+	if block.CheckZone != nil && sv.Provider.Region != "" && sv.Provider.Zone != "" {
+		c.cloud("server.provider", block.CheckZone(sv.Provider.Region, sv.Provider.Zone))
+	}
 	if block.CheckOptions != nil {
 		c.cloud("server.provider.options", block.CheckOptions(sv.Provider.Options))
 	}

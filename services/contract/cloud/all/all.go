@@ -19,6 +19,7 @@ func Blocks() []cloud.Block {
 // LeaderNetwork holds every cloud's own fields of server.leader_network. Their JSON names must differ.
 type LeaderNetwork struct {
 	aws.NetworkInterface
+	gcp.LeaderAddress
 }
 
 // LoadBalancer holds every cloud's own fields of a load balancer. Their JSON names must differ.

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud/apiargs"
 )
 
 // TagPrefix is the prefix of the tags that only the server writes.
@@ -46,7 +48,7 @@ func (d *argsDecoder) checkRules(args map[string]any) {
 	d.checkInterfaces(args)
 	if placement, ok := args["Placement"].(map[string]any); ok &&
 		(placement["AvailabilityZone"] != nil || placement["AvailabilityZoneId"] != nil) {
-		d.report([]any{"Placement"}, "", "the zone is the shard's, server.provider.zone")
+		d.Report([]any{"Placement"}, "", "the zone is the shard's, server.provider.zone")
 	}
 	d.checkTags(args)
 }
@@ -58,8 +60,8 @@ func (d *argsDecoder) checkFixed(args map[string]any, want, reason string, path 
 		object, _ := value.(map[string]any)
 		value = object[name.(string)] //nolint:forcetypeassert // the callers' constants
 	}
-	if text, _ := value.(string); text != "" && text != want && !d.isTemplate(text) {
-		d.report(path, reason, "is always %q", want)
+	if text, _ := value.(string); text != "" && text != want && !d.IsTemplate(text) {
+		d.Report(path, reason, "is always %q", want)
 	}
 }
 
@@ -71,20 +73,20 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	primary := primaryInterface(interfaces)
 	for i, n := range interfaces {
 		if i == primary && n["SubnetId"] != nil {
-			d.report([]any{"NetworkInterfaces", i, "SubnetId"}, reasonSubnet, setByServer)
+			d.Report([]any{"NetworkInterfaces", i, "SubnetId"}, reasonSubnet, apiargs.SetByServer)
 		}
 		if n["NetworkInterfaceId"] != nil {
-			d.report([]any{"NetworkInterfaces", i, "NetworkInterfaceId"}, "",
+			d.Report([]any{"NetworkInterfaces", i, "NetworkInterfaceId"}, "",
 				"only one instance could have an interface that exists already")
 		}
 	}
 	if primary < 0 {
-		d.report([]any{"NetworkInterfaces"}, "", "none has DeviceIndex 0")
+		d.Report([]any{"NetworkInterfaces"}, "", "none has DeviceIndex 0")
 	}
 	ids, _ := args["SecurityGroupIds"].([]any)
 	names, _ := args["SecurityGroups"].([]any)
 	if len(ids) > 0 || len(names) > 0 {
-		d.report([]any{"SecurityGroupIds"}, "put them into NetworkInterfaces[0].Groups",
+		d.Report([]any{"SecurityGroupIds"}, "put them into NetworkInterfaces[0].Groups",
 			"cannot be set beside NetworkInterfaces")
 	}
 }
@@ -107,16 +109,16 @@ func (d *argsDecoder) checkTags(args map[string]any) {
 	for i, spec := range objectsOf(args["TagSpecifications"]) {
 		at := []any{"TagSpecifications", i}
 		if text, _ := spec["ResourceType"].(string); text == "" {
-			d.report(append(at, "ResourceType"), "", "is missing")
+			d.Report(append(at, "ResourceType"), "", "is missing")
 		}
 		for j, tag := range objectsOf(spec["Tags"]) {
 			key, _ := tag["Key"].(string)
 			value, _ := tag["Value"].(string)
 			if err := CheckTag(key, value); err != nil {
-				d.report(append(at, "Tags", j), "", "%v", err)
+				d.Report(append(at, "Tags", j), "", "%v", err)
 			}
 			if strings.HasPrefix(key, TagPrefix) {
-				d.report(append(at, "Tags", j, "Key"), "", "tags that begin with %s are the server's", TagPrefix)
+				d.Report(append(at, "Tags", j, "Key"), "", "tags that begin with %s are the server's", TagPrefix)
 			}
 		}
 	}

@@ -2,6 +2,10 @@
 package gcp
 
 import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
@@ -10,21 +14,104 @@ import (
 // Name is the cloud's name.
 const Name = "gcp"
 
-// Block describes the cloud.
+// OptionProject is the only option in server.provider.options: the project of the shard's VMs. The default is the
+// project of the credentials.
+const OptionProject = "project"
+
+// Block describes the cloud. It has no attestation: Google changes the keys of its identity tokens every few days, so
+// they cannot be listed in server.attestation.
 var Block = cloud.Block{
 	Name:              Name,
 	Planned:           true,
 	NeedsZone:         true,
 	NeedsInstanceType: true,
 	HasImages:         true,
+	LeaderNetwork:     LeaderAddress{},
 	LoadBalancer:      InstanceGroup{},
+	CheckZone:         checkZone,
+	CheckOptions:      checkOptions,
+	CheckArgs:         checkArgs,
 	ObjectStores:      []cloud.ObjectStore{{Name: "gcs"}},
 	SecretsStores: []cloud.SecretsStore{{Name: "google-secret-manager", TakesProject: true,
 		NeedsProject: func(source string) bool { return !strings.HasPrefix(source, "projects/") }}},
+}
+
+// Kinds of the leader's address.
+const (
+	// LeaderAlias is an alias address that the leader moves to its VM.
+	LeaderAlias = "alias"
+	// LeaderLoadBalancer is the address of an internal passthrough load balancer. Its health check finds the leader.
+	LeaderLoadBalancer = "load_balancer"
+)
+
+// LeaderAddress says how the address follows the leader.
+type LeaderAddress struct {
+	// Google Cloud: alias moves an alias address to the leader's VM. load_balancer is the address of an internal
+	// passthrough load balancer, and its health check finds the leader.
+	Kind string `json:"kind,omitempty" rule:"required,enum=alias|load_balancer"`
+	// Google Cloud, kind alias: the secondary range of the servers' subnet that holds the address. Left out: the
+	// primary range.
+	SecondaryRange string `json:"secondary_range,omitempty"`
+}
+
+// Check implements [cloud.Checker].
+func (a LeaderAddress) Check() []cloud.Problem {
+	switch {
+	case a.SecondaryRange == "":
+		return nil
+	case a.Kind == LeaderLoadBalancer:
+		return []cloud.Problem{{Path: []any{"secondary_range"}, Message: "is for kind " + LeaderAlias + " only"}}
+	case !resourceName.MatchString(a.SecondaryRange):
+		return []cloud.Problem{{Path: []any{"secondary_range"}, Message: notAName(a.SecondaryRange)}}
+	}
+	return nil
 }
 
 // InstanceGroup is the instance group to which a group's instances are added.
 type InstanceGroup struct {
 	// Google Cloud: the unmanaged instance group.
 	InstanceGroupName string `json:"instance_group_name,omitempty" rule:"required"`
+}
+
+// Check implements [cloud.Checker].
+func (g InstanceGroup) Check() []cloud.Problem {
+	if g.InstanceGroupName == "" || resourceName.MatchString(g.InstanceGroupName) {
+		return nil
+	}
+	return []cloud.Problem{{Path: []any{"instance_group_name"}, Message: notAName(g.InstanceGroupName)}}
+}
+
+// resourceName matches names of Compute Engine resources (RFC 1035). Instance IDs match too.
+var resourceName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+func notAName(text string) string {
+	return fmt.Sprintf("%q is not a name of Compute Engine: at most 63 lower-case letters, digits and dashes, "+
+		"beginning with a letter", text)
+}
+
+// checkZone checks that the zone is one of the region, such as us-central1-a of us-central1.
+func checkZone(region, zone string) []cloud.Problem {
+	if i := strings.LastIndexByte(zone, '-'); i > 0 && zone[:i] == region && i < len(zone)-1 {
+		return nil
+	}
+	return []cloud.Problem{{Path: []any{"zone"}, Message: fmt.Sprintf("%q is not a zone of region %q", zone, region),
+		Hint: "zones of a region are named such as " + region + "-a"}}
+}
+
+// project matches a project's ID, with or without a domain, or its number.
+var project = regexp.MustCompile(`^([a-z0-9.-]+:)?[a-z0-9][-a-z0-9]{0,61}[a-z0-9]$`)
+
+func checkOptions(options map[string]string) []cloud.Problem {
+	var found []cloud.Problem
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		switch value := options[name]; {
+		case name != OptionProject:
+			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider gcp has no such option",
+				Hint: "there is " + OptionProject})
+		case !project.MatchString(value):
+			found = append(found, cloud.Problem{Path: []any{name},
+				Message: fmt.Sprintf("%q is not the ID of a project", value)})
+		}
+	}
+	return found
 }

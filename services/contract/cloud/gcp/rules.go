@@ -1,0 +1,139 @@
+package gcp
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud/apiargs"
+)
+
+// Prefix is the prefix of labels and metadata keys that only the server writes.
+const Prefix = "nstance-"
+
+// Keys of the instance metadata that hold a VM's userdata: a script for the guest environment of Google's images, or
+// anything else for cloud-init.
+const (
+	StartupScript = "startup-script"
+	UserData      = "user-data"
+)
+
+// Labels have lower-case letters of all languages, digits, underscores and dashes.
+// https://cloud.google.com/compute/docs/labeling-resources#requirements
+var (
+	labelKey   = regexp.MustCompile(`^[\p{Ll}\p{Lo}][\p{Ll}\p{Lo}\p{N}_-]{0,62}$`)
+	labelValue = regexp.MustCompile(`^[\p{Ll}\p{Lo}\p{N}_-]{0,63}$`)
+)
+
+// maxLabelBytes is the maximum size of a label's key or value in bytes.
+const maxLabelBytes = 128
+
+// CheckLabel reports a label that Compute Engine refuses.
+func CheckLabel(key, value string) error {
+	switch {
+	case !labelKey.MatchString(key) || len(key) > maxLabelBytes:
+		return fmt.Errorf("label %q: a key has at most 63 lower-case letters, digits, underscores and dashes, and "+
+			"begins with a letter", key)
+	case !labelValue.MatchString(value) || len(value) > maxLabelBytes:
+		return fmt.Errorf("label %q: the value %q has more than 63 characters, or others than lower-case letters, "+
+			"digits, underscores and dashes", key, value)
+	}
+	return nil
+}
+
+const reasonSubnet = "it is taken from the group's subnet_pool"
+
+// checkRules reports values in decoded args that would break the server's own guarantees.
+func (d *argsDecoder) checkRules(args map[string]any) {
+	scheduling, _ := args["scheduling"].(map[string]any)
+	if scheduling["automaticRestart"] == true {
+		d.Report([]any{"scheduling", "automaticRestart"}, "the server replaces a VM that stops", "is always false")
+	}
+	action, _ := scheduling["instanceTerminationAction"].(string)
+	if action != "" && action != "DELETE" && !d.IsTemplate(action) {
+		d.Report([]any{"scheduling", "instanceTerminationAction"}, "the server replaces a VM that stops",
+			"is always %q", "DELETE")
+	}
+	d.checkLabels(args)
+	d.checkMetadata(args)
+	d.checkInterfaces(args)
+	d.checkDisks(args)
+}
+
+func (d *argsDecoder) checkLabels(args map[string]any) {
+	labels, _ := args["labels"].(map[string]any)
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		value, _ := labels[key].(string)
+		if d.IsTemplate(value) {
+			value = ""
+		}
+		if err := CheckLabel(key, value); err != nil {
+			d.Report([]any{"labels", key}, "", "%v", err)
+		}
+		if strings.HasPrefix(key, Prefix) {
+			d.Report([]any{"labels", key}, "", "labels that begin with %s are the server's", Prefix)
+		}
+	}
+}
+
+func (d *argsDecoder) checkMetadata(args map[string]any) {
+	metadata, _ := args["metadata"].(map[string]any)
+	for i, item := range objectsOf(metadata["items"]) {
+		key, _ := item["key"].(string)
+		at := []any{"metadata", "items", i, "key"}
+		switch {
+		case key == "":
+			d.Report(at, "", "is missing")
+		case key == StartupScript || key == UserData:
+			d.Report(at, "it is the template's userdata", apiargs.SetByServer)
+		case strings.HasPrefix(key, Prefix):
+			d.Report(at, "", "keys that begin with %s are the server's", Prefix)
+		}
+	}
+}
+
+// checkInterfaces allows nothing that only one VM could have. The first interface gets its subnet from the group.
+func (d *argsDecoder) checkInterfaces(args map[string]any) {
+	for i, nic := range objectsOf(args["networkInterfaces"]) {
+		for _, field := range []string{"network", "subnetwork", "networkAttachment"} {
+			if i == 0 && nic[field] != nil {
+				d.Report([]any{"networkInterfaces", i, field}, reasonSubnet, apiargs.SetByServer)
+			}
+		}
+		for _, field := range []string{"networkIP", "ipv6Address"} {
+			if nic[field] != nil {
+				d.Report([]any{"networkInterfaces", i, field}, "", "only one instance could have this address")
+			}
+		}
+	}
+}
+
+// checkDisks allows no disk that only one VM could have.
+func (d *argsDecoder) checkDisks(args map[string]any) {
+	for i, disk := range objectsOf(args["disks"]) {
+		if mode, _ := disk["mode"].(string); disk["source"] != nil && mode != "READ_ONLY" {
+			d.Report([]any{"disks", i, "source"}, "attach it with mode READ_ONLY, or use initializeParams",
+				"only one instance could have a disk that exists already")
+		}
+		params, _ := disk["initializeParams"].(map[string]any)
+		if params["diskName"] != nil {
+			d.Report([]any{"disks", i, "initializeParams", "diskName"}, "", "only one instance could have this disk")
+		}
+		if disk["autoDelete"] == false && disk["source"] == nil {
+			d.Report([]any{"disks", i, "autoDelete"}, "the disk would outlive its instance", "is always true")
+		}
+	}
+}
+
+// objectsOf returns the elements of a decoded list of objects.
+func objectsOf(list any) []map[string]any {
+	elements, _ := list.([]any)
+	out := make([]map[string]any, 0, len(elements))
+	for _, element := range elements {
+		object, _ := element.(map[string]any)
+		out = append(out, object)
+	}
+	return out
+}
