@@ -127,6 +127,8 @@ type Server struct {
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
 	// How long a VM may be drained before it is terminated, for groups without drain_timeout. 0: no drain.
 	DefaultDrainTimeout *Duration `json:"default_drain_timeout,omitempty" default:"5m"`
+	// How long the journal, the shard's history, is kept in the bucket.
+	JournalRetention *Duration `json:"journal_retention,omitempty" default:"720h" rule:"positive"`
 	// Time between two look-ups of images. 0: at start only.
 	ImageRefresh *Duration `json:"image_refresh_interval,omitempty" default:"6h"`
 	// How long a clean stop may take.

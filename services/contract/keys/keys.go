@@ -10,6 +10,7 @@
 package keys
 
 import (
+	"fmt"
 	"strings"
 	"time"
 )
@@ -78,6 +79,20 @@ func CertLogPrefix(shard string) string { return shardPrefix(shard) + "certlog/"
 // tenant's entries sort by time. Years outside 0–9999 cannot be parsed back.
 func CertLog(shard, tenant string, at time.Time, instanceStorageID string) string {
 	return CertLogPrefix(shard) + tenant + "." + formatTime(at) + "." + instanceStorageID + ".json"
+}
+
+// JournalPrefix is the prefix of all parts of a shard's journal.
+func JournalPrefix(shard string) string { return shardPrefix(shard) + "journal/" }
+
+// JournalDayPrefix is the prefix of the parts of a journal with first events of one day, in UTC.
+func JournalDayPrefix(shard string, day time.Time) string {
+	return JournalPrefix(shard) + day.UTC().Format(time.DateOnly) + "/"
+}
+
+// Journal is the key of one part of a shard's journal: the day of its first event in UTC, the term of the leader that
+// wrote it, and the sequence number of its first event in that term.
+func Journal(shard string, day time.Time, term, first uint64) string {
+	return fmt.Sprintf("%s%d-%d.jsonl", JournalDayPrefix(shard, day), term, first)
 }
 
 // ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. They

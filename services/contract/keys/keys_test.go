@@ -46,6 +46,8 @@ var layout = []struct {
 			instanceID + ".json",
 		keys.Key{Kind: keys.KindCertLog, Shard: "dev-1", Tenant: "acme", ID: instanceID, Time: issued},
 	},
+	{keys.Journal("dev-1", issued, 7, 31), "shard/dev-1/journal/2026-01-02/7-31.jsonl", keys.Key{
+		Kind: keys.KindJournal, Shard: "dev-1", Time: issued.Truncate(24 * time.Hour), Term: 7, First: 31}},
 	{keys.Probe("dev-1", "a-9"), "shard/dev-1/probe/a-9", keys.Key{Kind: keys.KindProbe, Shard: "dev-1", Name: "a-9"}},
 }
 
@@ -94,6 +96,8 @@ func build(k keys.Key) string {
 		return keys.Instance(k.Shard, k.Tenant, k.ID)
 	case keys.KindCertLog:
 		return keys.CertLog(k.Shard, k.Tenant, k.Time, k.ID)
+	case keys.KindJournal:
+		return keys.Journal(k.Shard, k.Time, k.Term, k.First)
 	case keys.KindProbe:
 		return keys.Probe(k.Shard, k.Name)
 	}

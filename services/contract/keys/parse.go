@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -27,6 +28,7 @@ const (
 	KindServerReport    Kind = "server report"
 	KindInstance        Kind = "instance"
 	KindCertLog         Kind = "certificate log"
+	KindJournal         Kind = "journal"
 	KindProbe           Kind = "probe"
 )
 
@@ -37,7 +39,9 @@ type Key struct {
 	Tenant string
 	Name   string    // of a secret or file; the nonce of a probe
 	ID     string    // of an operator or instance, in storage form
-	Time   time.Time // of a certificate log entry, UTC
+	Time   time.Time // of a certificate log entry; the day of a part of the journal; UTC
+	// Term and First are the term and the first sequence number of a part of the journal.
+	Term, First uint64
 }
 
 // layout has one entry for each kind. The groups of a pattern are the parts of the key, which [Key.set] checks.
@@ -58,6 +62,9 @@ var layout = []struct {
 		`^shard/(?<shard>[^/]*)/instance/(?<tenant>[^./]*)\.(?<instance>[^./]*)\.json$`)},
 	{KindCertLog, regexp.MustCompile(
 		`^shard/(?<shard>[^/]*)/certlog/(?<tenant>[^./]*)\.(?<time>[0-9]{8}T[0-9]{15}Z)\.(?<instance>[^./]*)\.json$`)},
+	{KindJournal, regexp.MustCompile(
+		`^shard/(?<shard>[^/]*)/journal/(?<day>[0-9]{4}-[0-9]{2}-[0-9]{2})/` +
+			`(?<term>[1-9][0-9]*)-(?<first>[1-9][0-9]*)\.jsonl$`)},
 	{KindProbe, regexp.MustCompile(`^shard/(?<shard>[^/]*)/probe/(?<probe>[a-z0-9-]{1,64})$`)},
 }
 
@@ -96,6 +103,12 @@ func (k *Key) set(name, text string) (err error) {
 	case "time":
 		seconds, nanoseconds := text[:len(secondsLayout)], text[len(secondsLayout):]
 		k.Time, err = time.Parse(timeLayout, seconds+"."+nanoseconds)
+	case "day":
+		k.Time, err = time.Parse(time.DateOnly, text)
+	case "term":
+		k.Term, err = strconv.ParseUint(text, 10, 64)
+	case "first":
+		k.First, err = strconv.ParseUint(text, 10, 64)
 	case "operator", "instance":
 		var id ident.ID
 		k.ID = text

@@ -137,6 +137,16 @@ func fixture(shard string) *fleettest.Shard {
 				Metrics: &nstancev1.Metrics{Cpu: 0.25, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30},
 			},
 		},
+		History: []*nstancev1.JournalEvent{
+			{Position: "7-1", Term: 7, At: ago(time.Hour), Kind: "leader_started", Actor: "leader",
+				Message: "server one, version 1.2.3"},
+			{Position: "7-2", Term: 7, At: ago(time.Minute), Kind: "instance_lost", Group: "workers",
+				InstanceId: firstID,
+				Message:    "stream ended\x1b[2J"},
+			{Position: "7-3", Term: 7, At: ago(59 * time.Second), Kind: "instance_creating", Group: "workers",
+				InstanceId: secondID,
+				Replaces:   firstID, Actor: "leader", Message: "gone"},
+		},
 		Explanations: map[string]*nstancev1.ExplainGroupResponse{
 			"workers": {
 				PlannedAt: ago(0), Term: 7, Desired: 3, BlockedReason: "backing off: no capacity for t4g.medium",
@@ -234,10 +244,17 @@ func TestTranscripts(t *testing.T) {
 		"explain-group-json":    {args: "explain group workers --shard us-a -o json"},
 		"explain-group-missing": {args: "explain group nobody --shard us-a"},
 		"explain-group-bad":     {args: "explain group No/body --shard us-a"},
-		"explain-instance":      {args: "explain instance " + firstID + " --all-shards", b: func(s *fleettest.Shard) { s.Instances = nil }},
+		"explain-instance": {args: "explain instance " + firstID + " --all-shards",
+			b: func(s *fleettest.Shard) { s.Instances = nil }},
 		"explain-instance-ended": {args: "explain instance " + secondID + " --shard us-b", b: func(s *fleettest.Shard) {
 			s.Explanations["workers"].Instances = nil
 		}},
+		"events-since":      {args: "events --since 2h --all-shards"},
+		"events-since-json": {args: "events --instance " + firstID + " --shard us-a -o json"},
+		"events-since-none": {args: "events --kind instance_lost --shard us-b",
+			b: func(s *fleettest.Shard) { s.History = nil }},
+		"events-since-bad":    {args: "events --since=-1s --shard us-a"},
+		"events-instance-bad": {args: "events --instance i-1 --shard us-a"},
 		"config-status": {args: "config status --all-shards", b: func(s *fleettest.Shard) {
 			s.Config.RefusedEtag = "bad"
 			s.Config.Problems = invalid.Problems

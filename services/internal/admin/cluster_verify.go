@@ -177,6 +177,9 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 		rec, err := record.DecodeCertLog(object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,
 			rec.Instance.Storage(), key.ID))
+	case keys.KindJournal:
+		_, err := record.DecodeEvents(object.Body)
+		return err
 	}
 	return fmt.Errorf("objects of kind %s are not known", key.Kind)
 }

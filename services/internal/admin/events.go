@@ -14,23 +14,43 @@ import (
 
 func (a *app) eventsCommand() *cobra.Command {
 	var changes bool
+	var since time.Duration
+	var filter fleet.HistoryFilter
 	cmd := &cobra.Command{
 		Use: "events", Short: "Follow what happens in shards", Args: cobra.NoArgs,
 		Long: `Follows the shards' events until it is interrupted: instances (creating, registered,
 unhealthy, pending deletion …), groups, and errors. It begins with what holds now and
 connects again whenever a connection is lost, with what holds then.
 
+With --since, --group, --instance, --kind or --cause it prints the journal instead, and
+ends: what happened, when, why and through whom. A leader keeps the newest 10,000
+events; the bucket has those of 30 days (server.journal_retention).
+
 As JSON each event is one object on one line. "at" is the server's time; "snapshot" is
 true for what was so before, which ends with an event of type snapshot_end per stream.`,
 		Example: `  nstance-admin events --all-shards
+  nstance-admin events --since 2h --all-shards
+  nstance-admin events --instance wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a
   nstance-admin events --shard us-west-2a --changes --output json | jq -r 'select(.type == "registered").instance_id'`,
 	}
 	cmd.Flags().BoolVar(&changes, "changes", false, "leave out what held before")
+	cmd.Flags().DurationVar(&since, "since", 0, "print the journal of this time, such as 2h")
+	cmd.Flags().StringVar(&filter.Group, "group", "", "print the journal of this group")
+	cmd.Flags().StringVar(&filter.InstanceID, "instance", "", "print the journal of this instance")
+	cmd.Flags().StringSliceVar(&filter.Kinds, "kind", nil,
+		"print events of this kind, such as instance_created; may be repeated")
+	cmd.Flags().StringVar(&filter.Cause, "cause", "", "print events with this cause, such as unhealthy")
+	for _, name := range []string{"since", "group", "instance", "kind", "cause"} {
+		cmd.MarkFlagsMutuallyExclusive("changes", name)
+	}
 	s := scopeFlags(cmd)
 	f := outputFlag(cmd)
 	cmd.Flags().Lookup(
 		"output").Usage = "how to show it: table, json (an object on each line) or yaml (a document for each)"
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if since != 0 || filter.Group+filter.InstanceID+filter.Cause != "" || len(filter.Kinds) > 0 {
+			return a.history(cmd, s, *f, since, filter)
+		}
 		conn, err := a.fleet(s)
 		if err != nil {
 			return err

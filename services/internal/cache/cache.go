@@ -1,7 +1,9 @@
-// Package cache keeps the public keys that agents submitted in the server's SQLite file.
+// Package cache keeps the public keys that agents submitted, and the newest events of the journal, in the server's
+// SQLite file.
 //
-// Invariant: the file holds nothing that the server cannot ask for again. It may be corrupt, have another version, or
-// be deleted while the server runs. The package then replaces it by a new, empty file.
+// Invariant: the file holds nothing that the server cannot ask for again: keys from agents, events from the bucket. It
+// may be corrupt, have another version, or be deleted while the server runs. The package then replaces it by a new,
+// empty file.
 package cache
 
 import (
@@ -22,7 +24,7 @@ import (
 // version is the version of the schema. A file with another version is replaced. The application ID prevents the
 // package from replacing another program's database.
 const (
-	version     = 2
+	version     = 3
 	application = 0x6e737463 // "nstc"
 )
 
@@ -31,6 +33,13 @@ CREATE TABLE public_keys (
 	instance TEXT NOT NULL, name TEXT NOT NULL, pkix BLOB NOT NULL,
 	PRIMARY KEY (instance, name)
 ) WITHOUT ROWID;
+CREATE TABLE events (
+	term INTEGER NOT NULL, sequence INTEGER NOT NULL, at INTEGER NOT NULL, tenant TEXT NOT NULL,
+	"group" TEXT NOT NULL, instance TEXT NOT NULL, kind TEXT NOT NULL, cause TEXT NOT NULL, event TEXT NOT NULL,
+	PRIMARY KEY (term, sequence)
+) WITHOUT ROWID;
+CREATE INDEX events_of_instance ON events (instance, term, sequence);
+CREATE INDEX events_of_group ON events (tenant, "group", term, sequence);
 `
 
 // Key is a public key that an agent submitted: the base name of its file, and the key in PKIX as DER.

@@ -211,6 +211,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 		x.State.CreateFailed(group, action.Reason)
 	}
 	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
+	event.Cause = action.Cause
 	event.Deadline = rec.DeleteDeadline
 	x.State.Publish(event)
 	return nil

@@ -34,9 +34,11 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/journal"
 	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
@@ -54,19 +56,23 @@ const patience = 20 * time.Second
 func document(more string) string {
 	return fmt.Sprintf(`{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
-  "server": {"shard": "a", "provider": {"kind": "mock", "region": "r", "zone": "z"}, "subnet_pools": {"p": ["s"]}, "default_drain_timeout": "5m"},
+  "server": {"shard": "a", "provider": {"kind": "mock", "region": "r", "zone": "z"}, "subnet_pools": {"p": ["s"]},
+	"default_drain_timeout": "5m"},
   %s
   "tenants": {"prod": {}, "rival": {}},
   "templates": {"worker": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "small",
                            "vars": {"role": "worker"}, "args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}},
-                           "dynamic": {"args": ["/Deep/B", "/Own", "/a"], "instance_types": ["large", "huge"], "vars": ["role", "a", "n", "x"]}},
-                "quick": {"kind": "knq", "arch": "arm64", "subnet_pool": "p", "instance_type": "small", "tenants": ["prod", "rival"]}},
-  "groups": {"prod": {"static": {"template": "worker", "size": 0}}, "rival": {"theirs": {"template": "worker", "size": 0}}}
+                           "dynamic": {"args": ["/Deep/B", "/Own", "/a"], "instance_types": ["large", "huge"],
+	"vars": ["role", "a", "n", "x"]}},
+                "quick": {"kind": "knq", "arch": "arm64", "subnet_pool": "p", "instance_type": "small",
+	"tenants": ["prod", "rival"]}},
+  "groups": {"prod": {"static": {"template": "worker", "size": 0}}, "rival": {"theirs": {"template": "worker",
+	"size": 0}}}
 }`, more)
 }
 
-// testShard is a leader of shard "a" in term 3 with everything behind the API except agents, and an operator of the tenant
-// prod.
+// testShard is a leader of shard "a" in term 3 with everything behind the API except agents, and an operator of the
+// tenant prod.
 type testShard struct {
 	*transporttest.Cluster
 	nstancev1.OperatorServiceClient
@@ -193,7 +199,8 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 		Leader: w.leader, Config: w.manager,
 		Refresh:        w.manager.Refresh,
 		ConfigModified: func(ctx context.Context) (time.Time, error) { return w.state.ConfigModified(ctx, "a") },
-		Events:         events, Store: w.state, Issuer: w.Issuer(), Now: w.Clock.Now, Log: w.Log}
+		Events:         events, Journal: newJournal(t, ctx, w), Store: w.state, Issuer: w.Issuer(), Now: w.Clock.Now,
+		Log: w.Log}
 	w.service = operatorapi.New(func() (*operatorapi.Leader, error) {
 		select {
 		case <-w.cut:
@@ -207,6 +214,26 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 	w.cert = w.operator(t, "prod", w.id, w.key)
 	w.OperatorServiceClient = w.dial(t, w.cert)
 	return w
+}
+
+// newJournal runs a journal until ctx ends.
+func newJournal(t testing.TB, ctx context.Context, w *testShard) *journal.Journal {
+	t.Helper()
+	c, err := cache.Open(t.Context(), cache.Path(t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := journal.New(journal.Options{Shard: "a", Term: 3, Store: w.store, Cache: c,
+		Retention: func() time.Duration { return time.Hour }, Now: w.Clock.Now, Log: w.Log})
+	done := make(chan error, 1)
+	go func() { done <- j.Run(ctx) }()
+	t.Cleanup(func() {
+		w.lose()
+		if err := errors.Join(<-done, c.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return j
 }
 
 // operatorRole avoids a conflict with the variable authority in newTestShard.
@@ -459,7 +486,8 @@ func (w *testShard) list(t testing.TB) {
 }
 
 // awaitListing lists the provider's VMs repeatedly until an event matches.
-func (w *testShard) awaitListing(s *stream[*instanceEvent], what string, match func(*instanceEvent) bool) *instanceEvent {
+func (w *testShard) awaitListing(s *stream[*instanceEvent], what string,
+	match func(*instanceEvent) bool) *instanceEvent {
 	s.t.Helper()
 	for {
 		select {

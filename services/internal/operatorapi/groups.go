@@ -3,6 +3,7 @@ package operatorapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -10,6 +11,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
@@ -62,6 +64,8 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 	}
 	c.Log.Info("group changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "size",
 		group.Size)
+	c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Message: fmt.Sprintf("size %d",
+		group.Size)})
 	view, ok := c.state().GroupView(key)
 	if !ok {
 		view = shardstate.GroupView{Group: group}
@@ -90,6 +94,11 @@ func (c *call) deleteGroup(req *nstancev1.DeleteGroupRequest) (*nstancev1.Delete
 	}
 	c.Log.Info("group deleted", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "restored",
 		restored)
+	message := ""
+	if restored {
+		message = "it has the values of the configuration again"
+	}
+	c.addEvent(record.Event{Kind: record.EventGroupDeleted, Group: key.Group, Message: message})
 	return &nstancev1.DeleteGroupResponse{RestoredStatic: restored}, nil
 }
 

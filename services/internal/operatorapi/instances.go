@@ -105,6 +105,8 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 		reason := first(req.GetReason(), "requested by operator "+c.operator.String())
 		c.Log.Info("deletion requested", "tenant", c.tenant, "group", view.Record.Group,
 			"instance", id.String(), "operator", c.operator.String(), "reason", reason)
+		c.addEvent(record.Event{Kind: record.EventDeletionRequested, Group: view.Record.Group, Instance: id.String(),
+			Message: reason})
 		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
 		case errors.Is(err, leader.ErrNoInstance):
 			return nil, errNoInstance(id)
@@ -264,6 +266,7 @@ func (c *call) create(key config.GroupKey, id ident.ID, lives bool, instanceType
 	c.creating[made.id] = made
 	c.Log.Info("instance asked for", "tenant", key.Tenant, "group", key.Group, "instance", made.id.String(), "operator",
 		c.operator.String())
+	c.addEvent(record.Event{Kind: record.EventInstanceRequested, Group: key.Group, Instance: made.id.String()})
 	leader.Leader.Executor.Env.Go("create on demand", func() {
 		_, made.err = leader.Leader.CreateInstance(leader.Context, key, made.id, instanceType, vars)
 		leader.mu.Lock()

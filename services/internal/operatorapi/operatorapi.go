@@ -23,6 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/journal"
 	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
@@ -51,6 +52,7 @@ type Leader struct {
 	// ConfigModified returns the time at which the configuration in the bucket was written.
 	ConfigModified func(context.Context) (time.Time, error)
 	Events         *Events
+	Journal        *journal.Journal
 	Store          Store
 	Issuer         transport.Issuer
 	Now            func() time.Time

@@ -105,7 +105,8 @@ func (c *call) agent(proof []byte) (certificate, error) {
 		return certificate{}, c.failed("instance record", err)
 	}
 	if !spent {
-		c.leader.State.Publish(shardstate.NewEvent(shardstate.EventRegistered, &rec, ""))
+		c.leader.State.Publish(shardstate.NewEvent(shardstate.EventRegistered, &rec,
+			"from "+transport.PeerAddress(c.ctx).String()))
 	}
 	return cert, nil
 }

@@ -61,6 +61,8 @@ type Registrar struct {
 	// Attest checks an agent's proof that it runs on a VM. An error of class [infra.NotFound] means that too little is
 	// known of the VM so far. Optional; it succeeds if the configuration requires no proof.
 	Attest func(proof []byte, vm infra.VM) error
+	// Record adds a refused registration to the journal.
+	Record func(record.Event)
 }
 
 // Service implements nstancev1.RegistrationServiceServer.
@@ -143,8 +145,22 @@ func (s *Service) serve(ctx context.Context, nonce string, key []byte, role auth
 		s.Log.Info("registered", append(attrs, "expires", cert.notAfter)...)
 	} else if s.refusals.Admits(err) {
 		s.Log.Warn("registration refused", append(attrs, "error", status.Convert(err).Message())...)
+		c.recordRefusal(err)
 	}
 	return cert, err
+}
+
+// recordRefusal adds a refused registration to the journal. Without a verified nonce, nobody knows whose it was.
+func (c *call) recordRefusal(err error) {
+	if c.leader == nil {
+		return
+	}
+	event := record.Event{Kind: record.EventRegistrationRefused, Actor: transport.PeerAddress(c.ctx).String(),
+		Message: status.Convert(err).Message()}
+	if !c.claims.ID.IsZero() {
+		event.Tenant, event.Instance = c.claims.Tenant, c.claims.ID.String()
+	}
+	c.leader.Record(event)
 }
 
 func (c *call) try(nonce string, role authority.Role, register func(*call) (certificate, error)) (certificate, error) {

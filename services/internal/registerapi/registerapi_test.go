@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,8 @@ type testLeader struct {
 	leader       *registerapi.Registrar
 	service      *registerapi.Service
 	checkAddress atomic.Bool
+	mu           sync.Mutex
+	recorded     []record.Event
 	addr         string
 	client       nstancev1.RegistrationServiceClient
 }
@@ -51,7 +54,11 @@ func newTestLeader(t testing.TB) *testLeader {
 	w.leader = &registerapi.Registrar{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State,
 		Records: w.Executor, Store: w.Bucket, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer(),
-		CheckAddress: w.checkAddress.Load}
+		CheckAddress: w.checkAddress.Load, Record: func(e record.Event) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.recorded = append(w.recorded, e)
+		}}
 	w.checkAddress.Store(true)
 	w.service = &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
 		Leader: func() (*registerapi.Registrar, error) {
@@ -408,6 +415,15 @@ func TestRefusedAgents(t *testing.T) {
 	}
 	if len(w.log(t)) != 0 || w.Stored(t, created).State != record.Created {
 		t.Error("a refusal left something behind")
+	}
+	w.mu.Lock()
+	refused := slices.Clone(w.recorded)
+	w.mu.Unlock()
+	if len(refused) == 0 || !slices.ContainsFunc(refused, func(e record.Event) bool {
+		return e.Kind == record.EventRegistrationRefused && e.Tenant == "prod" && e.Instance == deleting.String() &&
+			strings.Contains(e.Message, "is being deleted") && strings.HasPrefix(e.Actor, "127.0.0.1")
+	}) {
+		t.Errorf("the journal has %v: want the refusal of the deleting instance with its address", refused)
 	}
 
 	w.Clock.Advance(authority.AgentNonceTTL)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/render"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/leader"
@@ -46,7 +47,9 @@ func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]co
 	}
 	l.leader.State.Configure(shard, groups)
 	a.agents.Configured()
-	a.authority.SetAppliedETag(a.manager.Status().ETag)
+	etag := a.manager.Status().ETag
+	a.authority.SetAppliedETag(etag)
+	l.journal.Record(record.Event{Kind: record.EventConfigApplied, Actor: "leader", Message: "version " + etag})
 }
 
 // ApplyGroups puts changed groups in force. It does not block, because their templates are compiled in the background.

@@ -15,6 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/journal"
 	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
@@ -32,6 +33,7 @@ type leadership struct {
 	agent        *agentapi.Leadership
 	operator     *operatorapi.Leader
 
+	journal   *journal.Journal
 	generator *filegen.Generator
 	caPEM     []byte
 	// workloadCAPEM is the certificate of the CA that signs the certificates in files.
@@ -116,13 +118,13 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	}
 
 	wake := make(chan struct{}, 1)
-	events := operatorapi.NewEvents()
+	events, journal := operatorapi.NewEvents(), s.openJournal(ctx, a.Term())
 	leader := leader.NewLeader(&execute.Executor{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a,
 		Provider: s.machine.Provider, Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
 		Log:     s.log,
 		Entered: func(after time.Duration) { s.metrics.CreateLatency.Observe(after.Seconds()) },
-	}, s.state, eventFanout{events, s.metrics, s.forget(ctx, env)}, func() {
+	}, s.state, eventFanout{events, s.metrics, journal, s.forget(ctx, env)}, func() {
 		select {
 		case wake <- struct{}{}:
 		default:
@@ -140,14 +142,14 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(),
 			Issuer: issuer, CheckAddress: func() bool { return *s.manager.Shard().Server.CheckRegistrationAddress },
-			Attest: s.attest},
+			Attest: s.attest, Record: journal.Record},
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
 			Interval:  func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
 			Endpoints: s.agentAddrs},
-		operator:  s.operatorLeader(ctx, a, leader, events, issuer),
-		generator: generator, caPEM: caPEM,
+		operator: s.operatorLeader(ctx, a, leader, events, journal, issuer),
+		journal:  journal, generator: generator, caPEM: caPEM,
 		workloadCAPEM: authority.EncodeCertificate(workloadCA.Certificate()),
 		images:        &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},
 	}
@@ -181,6 +183,11 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 	defer s.leading.Store(nil)
 	s.served.Store(true)
 	s.log.Info("serving as leader", "term", leader.State.Term())
+	env.Go("restore the journal", func() {
+		if err := l.journal.Restore(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("journal of earlier leaders not read", "error", err)
+		}
+	})
 	env.Go("forget keys", func() { // keys of instances that ended under other leaders
 		err := s.cache.KeepKeys(ctx, func(id ident.ID) bool { _, _, lives := leader.State.Record(id); return lives })
 		if err != nil && ctx.Err() == nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/journal"
 	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
@@ -17,7 +18,7 @@ import (
 
 // operatorLeader returns the part of a leadership that serves operators.
 func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *leader.Leader,
-	events *operatorapi.Events, issuer transport.Issuer) *operatorapi.Leader {
+	events *operatorapi.Events, journal *journal.Journal, issuer transport.Issuer) *operatorapi.Leader {
 	return &operatorapi.Leader{
 		Context: ctx, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, ID: s.opts.ID,
 		Incarnation: s.incarnation, Leader: leader,
@@ -32,14 +33,16 @@ func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader 
 		ConfigModified: func(ctx context.Context) (time.Time, error) {
 			return s.state.ConfigModified(ctx, s.opts.Shard)
 		},
-		Events: events, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
+		Events: events, Journal: journal, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
 	}
 }
 
-// eventFanout passes events to the watch streams, counts errors, and deletes the data about deleted instances.
+// eventFanout passes events to the watch streams and the journal, counts errors, and deletes the data about deleted
+// instances.
 type eventFanout struct {
 	*operatorapi.Events
 	metrics *metrics.Server
+	journal *journal.Journal
 	forget  func(ident.ID)
 }
 
@@ -48,6 +51,7 @@ func (t eventFanout) Instance(e shardstate.InstanceEvent) {
 		t.forget(e.Instance)
 	}
 	t.Events.Instance(e)
+	journalInstance(t.journal, e)
 }
 
 func (t eventFanout) Error(e shardstate.ErrorEvent) {
@@ -55,4 +59,5 @@ func (t eventFanout) Error(e shardstate.ErrorEvent) {
 		t.metrics.Errors.WithLabelValues(string(e.Kind)).Inc()
 	}
 	t.Events.Error(e)
+	journalAlert(t.journal, e)
 }

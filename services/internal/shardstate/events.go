@@ -44,6 +44,8 @@ type InstanceEvent struct {
 	Instance ident.ID
 	At       time.Time
 	Reason   string
+	// Cause comes with EventPendingDeletion of a deletion that the planner decided.
+	Cause    plan.Cause
 	Replaces ident.ID
 	Deadline time.Time
 	Drain    bool

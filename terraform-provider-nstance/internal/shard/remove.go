@@ -225,7 +225,8 @@ func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objsto
 		return err
 	}
 	var doomed []string
-	for _, prefix := range []string{keys.InstancePrefix(name), keys.CertLogPrefix(name), keys.ProbePrefix(name)} {
+	for _, prefix := range []string{keys.InstancePrefix(name), keys.CertLogPrefix(name), keys.JournalPrefix(name),
+		keys.ProbePrefix(name)} {
 		entries, err := store.List(ctx, prefix)
 		if err != nil {
 			return err

@@ -2763,6 +2763,423 @@ func (x *ErrorEvent) GetResolved() bool {
 	return false
 }
 
+// EventFilter selects events of the caller's tenant and of the shard as a whole. Empty fields select all.
+type EventFilter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	InstanceId    string                 `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	Kinds         []string               `protobuf:"bytes,3,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	Cause         string                 `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventFilter) Reset() {
+	*x = EventFilter{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventFilter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventFilter) ProtoMessage() {}
+
+func (x *EventFilter) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
+func (*EventFilter) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *EventFilter) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *EventFilter) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *EventFilter) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *EventFilter) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *EventFilter) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+type ListEventsRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Filter *EventFilter           `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	Until  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
+	// At most 1000, which is also the default.
+	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the previous page.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsRequest) Reset() {
+	*x = ListEventsRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsRequest) ProtoMessage() {}
+
+func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
+func (*ListEventsRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListEventsRequest) GetFilter() *EventFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *ListEventsRequest) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *ListEventsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListEventsResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Events []*JournalEvent        `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsResponse) Reset() {
+	*x = ListEventsResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsResponse) ProtoMessage() {}
+
+func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
+func (*ListEventsResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ListEventsResponse) GetEvents() []*JournalEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *ListEventsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type FollowEventsRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Filter *EventFilter           `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	// Only events behind this position.
+	After         string `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowEventsRequest) Reset() {
+	*x = FollowEventsRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowEventsRequest) ProtoMessage() {}
+
+func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
+func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *FollowEventsRequest) GetFilter() *EventFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *FollowEventsRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+type FollowEventsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Event         *JournalEvent          `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowEventsResponse) Reset() {
+	*x = FollowEventsResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowEventsResponse) ProtoMessage() {}
+
+func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
+func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *FollowEventsResponse) GetEvent() *JournalEvent {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+// JournalEvent is one entry of a shard's journal.
+type JournalEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The place in the journal, for FollowEventsRequest.after.
+	Position   string                 `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	Term       uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	At         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
+	Kind       string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
+	Group      string                 `protobuf:"bytes,5,opt,name=group,proto3" json:"group,omitempty"`
+	InstanceId string                 `protobuf:"bytes,6,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	Replaces   string                 `protobuf:"bytes,7,opt,name=replaces,proto3" json:"replaces,omitempty"`
+	// Why an instance is deleted, or the kind of an alert.
+	Cause string `protobuf:"bytes,8,opt,name=cause,proto3" json:"cause,omitempty"`
+	// Who caused it: agent, leader, provider, or an operator's ID.
+	Actor         string `protobuf:"bytes,9,opt,name=actor,proto3" json:"actor,omitempty"`
+	Message       string `protobuf:"bytes,10,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JournalEvent) Reset() {
+	*x = JournalEvent{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JournalEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JournalEvent) ProtoMessage() {}
+
+func (x *JournalEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
+func (*JournalEvent) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *JournalEvent) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+func (x *JournalEvent) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *JournalEvent) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *JournalEvent) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *JournalEvent) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *JournalEvent) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *JournalEvent) GetReplaces() string {
+	if x != nil {
+		return x.Replaces
+	}
+	return ""
+}
+
+func (x *JournalEvent) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *JournalEvent) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *JournalEvent) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type OperatorServiceRenewCertificateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The next key, a raw Ed25519 public key. It replaces the key of the caller's certificate. Until the operator has used it, the
@@ -2774,7 +3191,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2786,7 +3203,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2799,7 +3216,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -2820,7 +3237,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +3249,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +3262,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -3127,7 +3544,41 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"instanceId\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12*\n" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1a\n" +
-	"\bresolved\x18\x06 \x01(\bR\bresolved\"G\n" +
+	"\bresolved\x18\x06 \x01(\bR\bresolved\"\xa2\x01\n" +
+	"\vEventFilter\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
+	"\vinstance_id\x18\x02 \x01(\tR\n" +
+	"instanceId\x12\x14\n" +
+	"\x05kinds\x18\x03 \x03(\tR\x05kinds\x12\x14\n" +
+	"\x05cause\x18\x04 \x01(\tR\x05cause\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xb2\x01\n" +
+	"\x11ListEventsRequest\x12/\n" +
+	"\x06filter\x18\x01 \x01(\v2\x17.nstance.v1.EventFilterR\x06filter\x120\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"n\n" +
+	"\x12ListEventsResponse\x120\n" +
+	"\x06events\x18\x01 \x03(\v2\x18.nstance.v1.JournalEventR\x06events\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\\\n" +
+	"\x13FollowEventsRequest\x12/\n" +
+	"\x06filter\x18\x01 \x01(\v2\x17.nstance.v1.EventFilterR\x06filter\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\tR\x05after\"F\n" +
+	"\x14FollowEventsResponse\x12.\n" +
+	"\x05event\x18\x01 \x01(\v2\x18.nstance.v1.JournalEventR\x05event\"\x97\x02\n" +
+	"\fJournalEvent\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12*\n" +
+	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05group\x18\x05 \x01(\tR\x05group\x12\x1f\n" +
+	"\vinstance_id\x18\x06 \x01(\tR\n" +
+	"instanceId\x12\x1a\n" +
+	"\breplaces\x18\a \x01(\tR\breplaces\x12\x14\n" +
+	"\x05cause\x18\b \x01(\tR\x05cause\x12\x14\n" +
+	"\x05actor\x18\t \x01(\tR\x05actor\x12\x18\n" +
+	"\amessage\x18\n" +
+	" \x01(\tR\amessage\"G\n" +
 	"&OperatorServiceRenewCertificateRequest\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\"\xa1\x01\n" +
@@ -3139,8 +3590,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xce\n" +
-	"\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xf0\v\n" +
 	"\x0fOperatorService\x12Z\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\x12T\n" +
 	"\rRefreshConfig\x12 .nstance.v1.RefreshConfigRequest\x1a!.nstance.v1.RefreshConfigResponse\x12K\n" +
@@ -3156,7 +3606,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x12AcknowledgeDrained\x12%.nstance.v1.AcknowledgeDrainedRequest\x1a&.nstance.v1.AcknowledgeDrainedResponse\x12P\n" +
 	"\vWatchGroups\x12\x1e.nstance.v1.WatchGroupsRequest\x1a\x1f.nstance.v1.WatchGroupsResponse0\x01\x12Y\n" +
 	"\x0eWatchInstances\x12!.nstance.v1.WatchInstancesRequest\x1a\".nstance.v1.WatchInstancesResponse0\x01\x12P\n" +
-	"\vWatchErrors\x12\x1e.nstance.v1.WatchErrorsRequest\x1a\x1f.nstance.v1.WatchErrorsResponse0\x01\x12{\n" +
+	"\vWatchErrors\x12\x1e.nstance.v1.WatchErrorsRequest\x1a\x1f.nstance.v1.WatchErrorsResponse0\x01\x12K\n" +
+	"\n" +
+	"ListEvents\x12\x1d.nstance.v1.ListEventsRequest\x1a\x1e.nstance.v1.ListEventsResponse\x12S\n" +
+	"\fFollowEvents\x12\x1f.nstance.v1.FollowEventsRequest\x1a .nstance.v1.FollowEventsResponse0\x01\x12{\n" +
 	"\x10RenewCertificate\x122.nstance.v1.OperatorServiceRenewCertificateRequest\x1a3.nstance.v1.OperatorServiceRenewCertificateResponseBBZ@github.com/nstance-kit/nstance/services/api/nstance/v1;nstancev1b\x06proto3"
 
 var (
@@ -3172,7 +3625,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -3213,93 +3666,110 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*WatchErrorsRequest)(nil),                      // 36: nstance.v1.WatchErrorsRequest
 	(*WatchErrorsResponse)(nil),                     // 37: nstance.v1.WatchErrorsResponse
 	(*ErrorEvent)(nil),                              // 38: nstance.v1.ErrorEvent
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 39: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 40: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 41: nstance.v1.GroupStatus.VarsEntry
-	nil,                           // 42: nstance.v1.UpsertGroupRequest.VarsEntry
-	nil,                           // 43: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
-	(*Metrics)(nil),               // 46: nstance.v1.Metrics
+	(*EventFilter)(nil),                             // 39: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 40: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 41: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 42: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 43: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 44: nstance.v1.JournalEvent
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 45: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 46: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 47: nstance.v1.GroupStatus.VarsEntry
+	nil,                           // 48: nstance.v1.UpsertGroupRequest.VarsEntry
+	nil,                           // 49: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 51: google.protobuf.Duration
+	(*Metrics)(nil),               // 52: nstance.v1.Metrics
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	44, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	50, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	5,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
 	0,  // 2: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	5,  // 3: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	10, // 4: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	41, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	45, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	42, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	45, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
+	47, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	51, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
+	48, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
+	51, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
 	10, // 9: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	44, // 10: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	50, // 10: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
 	17, // 11: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	44, // 12: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	50, // 12: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
 	18, // 13: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
 	38, // 14: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	44, // 15: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	44, // 16: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	44, // 17: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	43, // 18: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	50, // 15: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	50, // 16: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	50, // 17: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	49, // 18: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
 	27, // 19: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	27, // 20: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	27, // 21: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
 	27, // 22: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	44, // 23: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	44, // 24: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	44, // 25: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	44, // 26: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	44, // 27: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	44, // 28: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	46, // 29: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	44, // 30: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	50, // 23: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	50, // 24: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	50, // 25: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	50, // 26: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	50, // 27: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	50, // 28: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	52, // 29: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	50, // 30: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
 	32, // 31: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
 	1,  // 32: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
 	10, // 33: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
 	35, // 34: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
 	2,  // 35: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
 	27, // 36: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	44, // 37: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	44, // 38: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	50, // 37: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	50, // 38: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
 	38, // 39: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	44, // 40: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	44, // 41: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 42: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	6,  // 43: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	8,  // 44: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	11, // 45: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	13, // 46: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	15, // 47: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	19, // 48: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	21, // 49: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	23, // 50: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	25, // 51: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	28, // 52: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	30, // 53: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	33, // 54: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	36, // 55: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	39, // 56: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 57: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	7,  // 58: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	9,  // 59: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 60: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	14, // 61: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	16, // 62: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	20, // 63: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	22, // 64: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	24, // 65: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	26, // 66: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	29, // 67: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	31, // 68: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	34, // 69: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	37, // 70: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	40, // 71: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	57, // [57:72] is the sub-list for method output_type
-	42, // [42:57] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	50, // 40: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	50, // 41: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	39, // 42: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	50, // 43: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	44, // 44: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	39, // 45: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	44, // 46: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	50, // 47: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	50, // 48: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 49: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	6,  // 50: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	8,  // 51: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	11, // 52: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	13, // 53: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	15, // 54: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	19, // 55: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	21, // 56: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	23, // 57: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	25, // 58: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	28, // 59: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	30, // 60: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	33, // 61: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	36, // 62: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	40, // 63: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	42, // 64: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	45, // 65: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 66: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	7,  // 67: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	9,  // 68: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	12, // 69: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	14, // 70: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	16, // 71: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	20, // 72: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	22, // 73: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	24, // 74: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	26, // 75: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	29, // 76: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	31, // 77: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	34, // 78: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	37, // 79: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	41, // 80: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	43, // 81: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	46, // 82: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	66, // [66:83] is the sub-list for method output_type
+	49, // [49:66] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -3315,7 +3785,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   41,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

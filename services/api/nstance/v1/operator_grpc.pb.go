@@ -33,6 +33,8 @@ const (
 	OperatorService_WatchGroups_FullMethodName        = "/nstance.v1.OperatorService/WatchGroups"
 	OperatorService_WatchInstances_FullMethodName     = "/nstance.v1.OperatorService/WatchInstances"
 	OperatorService_WatchErrors_FullMethodName        = "/nstance.v1.OperatorService/WatchErrors"
+	OperatorService_ListEvents_FullMethodName         = "/nstance.v1.OperatorService/ListEvents"
+	OperatorService_FollowEvents_FullMethodName       = "/nstance.v1.OperatorService/FollowEvents"
 	OperatorService_RenewCertificate_FullMethodName   = "/nstance.v1.OperatorService/RenewCertificate"
 )
 
@@ -68,6 +70,11 @@ type OperatorServiceClient interface {
 	WatchInstances(ctx context.Context, in *WatchInstancesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchInstancesResponse], error)
 	// WatchErrors sends provider errors, refused configurations, backoffs and the unhealthy guard; standing ones first.
 	WatchErrors(ctx context.Context, in *WatchErrorsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchErrorsResponse], error)
+	// ListEvents returns the newest part of the shard's history, from the oldest to the newest event.
+	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
+	// FollowEvents sends the events of a filter that are stored, then new ones. A slow reader is closed with
+	// RESOURCE_EXHAUSTED, and continues with the position of the last event that it got.
+	FollowEvents(ctx context.Context, in *FollowEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowEventsResponse], error)
 	RenewCertificate(ctx context.Context, in *OperatorServiceRenewCertificateRequest, opts ...grpc.CallOption) (*OperatorServiceRenewCertificateResponse, error)
 }
 
@@ -246,6 +253,35 @@ func (c *operatorServiceClient) WatchErrors(ctx context.Context, in *WatchErrors
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type OperatorService_WatchErrorsClient = grpc.ServerStreamingClient[WatchErrorsResponse]
 
+func (c *operatorServiceClient) ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEventsResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ListEvents_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) FollowEvents(ctx context.Context, in *FollowEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowEventsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[3], OperatorService_FollowEvents_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FollowEventsRequest, FollowEventsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type OperatorService_FollowEventsClient = grpc.ServerStreamingClient[FollowEventsResponse]
+
 func (c *operatorServiceClient) RenewCertificate(ctx context.Context, in *OperatorServiceRenewCertificateRequest, opts ...grpc.CallOption) (*OperatorServiceRenewCertificateResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(OperatorServiceRenewCertificateResponse)
@@ -288,6 +324,11 @@ type OperatorServiceServer interface {
 	WatchInstances(*WatchInstancesRequest, grpc.ServerStreamingServer[WatchInstancesResponse]) error
 	// WatchErrors sends provider errors, refused configurations, backoffs and the unhealthy guard; standing ones first.
 	WatchErrors(*WatchErrorsRequest, grpc.ServerStreamingServer[WatchErrorsResponse]) error
+	// ListEvents returns the newest part of the shard's history, from the oldest to the newest event.
+	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
+	// FollowEvents sends the events of a filter that are stored, then new ones. A slow reader is closed with
+	// RESOURCE_EXHAUSTED, and continues with the position of the last event that it got.
+	FollowEvents(*FollowEventsRequest, grpc.ServerStreamingServer[FollowEventsResponse]) error
 	RenewCertificate(context.Context, *OperatorServiceRenewCertificateRequest) (*OperatorServiceRenewCertificateResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
 }
@@ -340,6 +381,12 @@ func (UnimplementedOperatorServiceServer) WatchInstances(*WatchInstancesRequest,
 }
 func (UnimplementedOperatorServiceServer) WatchErrors(*WatchErrorsRequest, grpc.ServerStreamingServer[WatchErrorsResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchErrors not implemented")
+}
+func (UnimplementedOperatorServiceServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
+}
+func (UnimplementedOperatorServiceServer) FollowEvents(*FollowEventsRequest, grpc.ServerStreamingServer[FollowEventsResponse]) error {
+	return status.Error(codes.Unimplemented, "method FollowEvents not implemented")
 }
 func (UnimplementedOperatorServiceServer) RenewCertificate(context.Context, *OperatorServiceRenewCertificateRequest) (*OperatorServiceRenewCertificateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RenewCertificate not implemented")
@@ -596,6 +643,35 @@ func _OperatorService_WatchErrors_Handler(srv interface{}, stream grpc.ServerStr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type OperatorService_WatchErrorsServer = grpc.ServerStreamingServer[WatchErrorsResponse]
 
+func _OperatorService_ListEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEventsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ListEvents(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ListEvents_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ListEvents(ctx, req.(*ListEventsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_FollowEvents_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(FollowEventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(OperatorServiceServer).FollowEvents(m, &grpc.GenericServerStream[FollowEventsRequest, FollowEventsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type OperatorService_FollowEventsServer = grpc.ServerStreamingServer[FollowEventsResponse]
+
 func _OperatorService_RenewCertificate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(OperatorServiceRenewCertificateRequest)
 	if err := dec(in); err != nil {
@@ -666,6 +742,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _OperatorService_AcknowledgeDrained_Handler,
 		},
 		{
+			MethodName: "ListEvents",
+			Handler:    _OperatorService_ListEvents_Handler,
+		},
+		{
 			MethodName: "RenewCertificate",
 			Handler:    _OperatorService_RenewCertificate_Handler,
 		},
@@ -684,6 +764,11 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchErrors",
 			Handler:       _OperatorService_WatchErrors_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "FollowEvents",
+			Handler:       _OperatorService_FollowEvents_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -32,6 +32,10 @@ type Shard struct {
 	Instances []*nstancev1.InstanceStatus
 	// Explanations are the answers of ExplainGroup by group.
 	Explanations map[string]*nstancev1.ExplainGroupResponse
+	// History is what ListEvents answers, in pages of two.
+	History []*nstancev1.JournalEvent
+	// Filters are the filters of ListEvents.
+	Filters []*nstancev1.EventFilter
 	// The events that watch streams send. The streams end with Ended when the channels are closed.
 	GroupEvents    chan *nstancev1.GroupEvent
 	InstanceEvents chan *nstancev1.InstanceEvent
@@ -112,6 +116,20 @@ func (s *Shard) ExplainGroup(_ context.Context, r *nstancev1.ExplainGroupRequest
 		return e, nil
 	}
 	return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
+}
+
+// ListEvents implements nstancev1.OperatorServiceServer. It does not filter.
+func (s *Shard) ListEvents(_ context.Context, r *nstancev1.ListEventsRequest) (*nstancev1.ListEventsResponse, error) {
+	s.Filters = append(s.Filters, r.GetFilter())
+	from := 1 + slices.IndexFunc(s.History, func(e *nstancev1.JournalEvent) bool {
+		return e.GetPosition() == r.GetPageToken()
+	})
+	page := s.History[from:min(from+2, len(s.History))]
+	answer := &nstancev1.ListEventsResponse{Events: page}
+	if from+2 < len(s.History) {
+		answer.NextPageToken = page[1].GetPosition()
+	}
+	return answer, nil
 }
 
 func (s *Shard) group(name string) *nstancev1.GroupStatus {

@@ -355,7 +355,8 @@ func TestOpenAPI(t *testing.T) {
 		}
 	}
 	slices.Sort(described)
-	want := []string{"GET /config/status", "GET /group/explain", "GET /groups", "GET /health", "GET /instances", "GET /openapi.json",
+	want := []string{"GET /config/status", "GET /events", "GET /group/explain", "GET /groups", "GET /health",
+		"GET /instances", "GET /openapi.json",
 		"POST /config/refresh", "POST /group/scale"}
 	if diff := cmp.Diff(want, described); diff != "" || document.OpenAPI != "3.1.0" {
 		t.Error(document.OpenAPI, diff)

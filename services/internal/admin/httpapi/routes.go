@@ -3,6 +3,7 @@ package httpapi
 import (
 	"fmt"
 	"net/http"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -95,6 +96,15 @@ func (a *api) routes() []route {
 				return answer(a.Fleet.Explain(c.Context(), c.shards, group))
 			},
 		}, {
+			method: http.MethodGet, path: "/events", name: "events",
+			summary: "The shards' journals, from the oldest to the newest event.", shards: true,
+			query: []parameter{{"since", "string", "Only events from this time on (RFC 3339)."},
+				{"group", "string", "Only events of this group."},
+				{"instance_id", "string", "Only events of this instance."},
+				{"kind", "string", "Only events of this kind."}, {"cause", "string", "Only events with this cause."}},
+			answer: fleet.Answers[fleet.HistoryAnswer]{},
+			do:     a.events,
+		}, {
 			method: http.MethodPost, path: "/group/scale", name: "groupScale",
 			summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{},
 			answer: fleet.Answers[fleet.GroupAnswer]{},
@@ -113,6 +123,22 @@ func (a *api) routes() []route {
 			},
 		},
 	}
+}
+
+func (a *api) events(c *call) (int, any, error) {
+	query := c.URL.Query()
+	filter := fleet.HistoryFilter{Group: query.Get("group"), InstanceID: query.Get("instance_id"),
+		Cause: query.Get("cause")}
+	if kind := query.Get("kind"); kind != "" {
+		filter.Kinds = []string{kind}
+	}
+	if text := query.Get("since"); text != "" {
+		var err error
+		if filter.Since, err = time.Parse(time.RFC3339, text); err != nil {
+			return 0, nil, badRequest("query: since: want a time like 2026-01-02T15:04:05Z")
+		}
+	}
+	return answer(a.Fleet.History(c.Context(), c.shards, filter))
 }
 
 func (a *api) scale(c *call) (int, any, error) {

@@ -33,6 +33,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity/identitytest"
@@ -83,7 +84,8 @@ func newTestShard(t *testing.T) *testShard {
 	l := leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1})
 	leader := &registerapi.Registrar{Context: l.Context, Cluster: l.Name, Shard: "a", Term: l.Term(),
 		Incarnation: leadertest.Incarnation, State: l.State,
-		Records: l.Executor, Store: l.Bucket, NonceKey: l.NonceKey.Public(), Issuer: l.Issuer()}
+		Records: l.Executor, Store: l.Bucket, NonceKey: l.NonceKey.Public(), Issuer: l.Issuer(),
+		Record: func(record.Event) {}}
 	w := &testShard{Leader: l, log: new(bytes.Buffer), front: &front{Service: registerapi.Service{Now: l.Clock.Now,
 		Log:    l.Log,
 		Leader: func() (*registerapi.Registrar, error) { return leader, nil }}}}

@@ -1,0 +1,118 @@
+package record
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// EventKind is the kind of an event of the journal.
+type EventKind string
+
+// The kinds of events. Those that begin with "instance" are steps in the life of one instance.
+const (
+	EventInstanceCreating        EventKind = "instance_creating" // the provider's create call is about to start
+	EventInstanceCreated         EventKind = "instance_created"
+	EventInstanceRegistered      EventKind = "instance_registered"
+	EventInstanceHealthy         EventKind = "instance_healthy"
+	EventInstanceUnhealthy       EventKind = "instance_unhealthy"
+	EventInstanceLost            EventKind = "instance_lost"
+	EventInstanceNotice          EventKind = "instance_notice"
+	EventInstancePendingDeletion EventKind = "instance_pending_deletion"
+	EventInstanceDeleted         EventKind = "instance_deleted"
+	EventInstanceFilesPushed     EventKind = "instance_files_pushed"
+	EventRegistrationRefused     EventKind = "registration_refused"
+	EventGroupChanged            EventKind = "group_changed" // by an operator; not by the configuration
+	EventGroupDeleted            EventKind = "group_deleted"
+	EventDeletionRequested       EventKind = "deletion_requested"
+	EventInstanceRequested       EventKind = "instance_requested" // on demand
+	EventConfigApplied           EventKind = "config_applied"
+	EventAlertRaised             EventKind = "alert_raised"
+	EventAlertResolved           EventKind = "alert_resolved"
+	EventLeaderStarted           EventKind = "leader_started"
+	EventLeaderEnded             EventKind = "leader_ended"
+	// EventLost says that the journal itself lost events, because they came faster than they could be stored.
+	EventLost EventKind = "events_lost"
+)
+
+// EventKinds lists all kinds, in the order of documents.
+func EventKinds() []EventKind {
+	return []EventKind{EventInstanceCreating, EventInstanceCreated, EventInstanceRegistered, EventInstanceHealthy,
+		EventInstanceUnhealthy, EventInstanceLost, EventInstanceNotice, EventInstancePendingDeletion,
+		EventInstanceDeleted, EventInstanceFilesPushed, EventRegistrationRefused, EventGroupChanged, EventGroupDeleted,
+		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
+		EventLeaderStarted, EventLeaderEnded, EventLost}
+}
+
+// Event is one entry of a shard's journal. Term and Sequence identify it in its shard, and order it: a later leader has
+// a higher term. Fields that a kind does not have are zero.
+type Event struct {
+	Term uint64 `json:"term"`
+	// Sequence counts the events of a term from 1.
+	Sequence uint64    `json:"sequence"`
+	At       time.Time `json:"at"` // UTC, by the leader's clock
+	Kind     EventKind `json:"kind"`
+	// Tenant is empty for events of the shard as a whole.
+	Tenant string `json:"tenant,omitempty"`
+	Group  string `json:"group,omitempty"`
+	// Instance and Replaces are instance IDs.
+	Instance string `json:"instance,omitempty"`
+	Replaces string `json:"replaces,omitempty"`
+	// Cause is a planner's cause, or the kind of an alert.
+	Cause string `json:"cause,omitempty"`
+	// Actor is who caused the event: "agent", "provider", "leader", or an operator's ID.
+	Actor   string `json:"actor,omitempty"`
+	Message string `json:"message,omitempty"`
+}
+
+// MaxEvents is the largest number of events in one part of a journal, and maxEventLine the longest line.
+const (
+	MaxEvents    = 16384
+	maxEventLine = 32 << 10
+	maxMessage   = 4 << 10
+)
+
+// EncodeEvents writes events as lines of JSON. A longer message is cut.
+func EncodeEvents(events []Event) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	for i := range events {
+		e := events[i]
+		utc(&e.At)
+		if len(e.Message) > maxMessage {
+			e.Message = string(bytes.ToValidUTF8([]byte(e.Message[:maxMessage]), nil)) + "…"
+		}
+		if err := enc.Encode(e); err != nil {
+			return nil, fmt.Errorf("encode event: %w", err)
+		}
+	}
+	return b.Bytes(), nil
+}
+
+// DecodeEvents reads a part of a journal. It skips unknown fields, because newer servers may add some. Each event must
+// have a term, a sequence number, a time and a kind.
+func DecodeEvents(data []byte) ([]Event, error) {
+	var events []Event
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	lines.Buffer(nil, maxEventLine)
+	for lines.Scan() {
+		var e Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return nil, fmt.Errorf("decode event %d: %w", len(events)+1, err)
+		}
+		if e.Term == 0 || e.Sequence == 0 || e.At.IsZero() || e.Kind == "" {
+			return nil, fmt.Errorf("decode event %d: it lacks its term, sequence number, time or kind", len(events)+1)
+		}
+		if len(events) == MaxEvents {
+			return nil, fmt.Errorf("decode events: there are more than %d", MaxEvents)
+		}
+		events = append(events, e)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("decode event %d: %w", len(events)+1, err)
+	}
+	return events, nil
+}

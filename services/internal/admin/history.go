@@ -1,0 +1,76 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// history prints the journals of shards.
+func (a *app) history(cmd *cobra.Command, s *scope, f format, since time.Duration, filter fleet.HistoryFilter) error {
+	if since < 0 {
+		return usageOf(cmd, fmt.Errorf("--since %s is less than zero", since))
+	}
+	if since > 0 {
+		filter.Since = a.Now().Add(-since)
+	}
+	if filter.InstanceID != "" {
+		if _, err := instanceID(cmd, filter.InstanceID); err != nil {
+			return err
+		}
+	}
+	if filter.Group != "" {
+		if err := ident.ValidateName(filter.Group); err != nil {
+			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		}
+	}
+	call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.HistoryAnswer {
+		return f.History(ctx, shards, filter)
+	}
+	return ask(cmd.Context(), a, s, f, "reading the journal of", call, a.writeHistory)
+}
+
+// writeHistory writes the events of all shards in the order of their times.
+func (a *app) writeHistory(w io.Writer, answers []fleet.HistoryAnswer) error {
+	type entry struct {
+		shard string
+		fleet.JournalEvent
+	}
+	var entries []entry
+	for _, answer := range answers {
+		for _, e := range answer.Events {
+			entries = append(entries, entry{answer.Shard, e})
+		}
+	}
+	if len(entries) == 0 {
+		return a.none(fleet.Failed(answers), "There are no such events.")
+	}
+	slices.SortStableFunc(entries, func(a, b entry) int { return a.At.Compare(b.At) })
+	var rows [][]cell
+	for _, e := range entries {
+		replaces := ""
+		if e.Replaces != "" {
+			replaces = "replaces " + e.Replaces
+		}
+		row := plain(e.At.UTC().Format("2006-01-02T15:04:05.000Z"), e.shard, strings.ReplaceAll(e.Kind, "_", " "),
+			e.Group, e.ID, e.Cause,
+			e.Actor, join(e.Message, replaces))
+		switch e.Kind {
+		case "instance_lost", "instance_unhealthy", "alert_raised", "registration_refused":
+			row[2].paint = a.style.out.bad
+		case "instance_registered", "instance_healthy", "alert_resolved":
+			row[2].paint = a.style.out.good
+		}
+		rows = append(rows, row)
+	}
+	return writeTable(w, a.style.out, []string{"TIME", "SHARD", "EVENT", "GROUP", "INSTANCE", "CAUSE", "BY", "WHY"},
+		rows)
+}

@@ -1,0 +1,257 @@
+// Package journal keeps the history of a shard: every decision and every change is one event.
+//
+// Events go to the server's SQLite file, which has the newest ones, and in parts to the bucket, which has all of them
+// until their retention is over. A new leader reads the last day back from the bucket.
+//
+// Invariants:
+//   - Recording an event never waits: neither for the disk nor for the bucket.
+//   - At most one part is written in 30 s, and none while nothing happens. A crash loses at most 30 s of the journal,
+//     and never any state, because nothing depends on the journal.
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/watch"
+)
+
+const (
+	// storeDelay is the time for which events are collected, so that a burst of them does not compete with what caused
+	// it for the processors.
+	storeDelay = 100 * time.Millisecond
+	// partInterval is the time between a part's first event and its write, and the least time between two parts.
+	partInterval = 30 * time.Second
+	// putTimeout limits one request to the bucket, also at a clean stop.
+	putTimeout = 5 * time.Second
+	// maxQueue is the largest number of events that wait for the disk, and maxUnsent of those that wait for the bucket.
+	// Of more events, only the number is kept.
+	maxQueue, maxUnsent = 16384, 32768
+	// keepEvents is the number of events in the SQLite file. It is trimmed after every trimEvery new ones.
+	keepEvents, trimEvery = 10_000, 1_000
+	// restoreFor is how far back a new leader reads the journal.
+	restoreFor = 24 * time.Hour
+)
+
+// Options are the dependencies of a Journal. All are required.
+type Options struct {
+	Shard string
+	Term  uint64
+	Store objstore.Store
+	Cache *cache.Cache
+	// Retention returns how long parts stay in the bucket.
+	Retention func() time.Duration
+	Now       func() time.Time
+	Log       *slog.Logger
+}
+
+// Journal is the journal of one term. Its methods are safe for concurrent use.
+type Journal struct {
+	options Options
+	hub     watch.Hub[cache.Position, record.Event]
+	wake    chan struct{} // capacity 1
+
+	mu       sync.Mutex
+	sequence uint64
+	queue    []record.Event // not yet in the SQLite file
+	lost     int            // events since the last event that found no place
+}
+
+// New returns a journal without events. Record works before Run is called.
+func New(o Options) *Journal { return &Journal{options: o, wake: make(chan struct{}, 1)} }
+
+// Record adds an event. It sets the event's term, sequence number and, if that is zero, time. It does not wait.
+func (j *Journal) Record(e record.Event) {
+	if e.At.IsZero() {
+		e.At = j.options.Now()
+	}
+	j.mu.Lock()
+	if len(j.queue) >= maxQueue {
+		j.lost++
+		j.mu.Unlock()
+		return
+	}
+	if j.lost > 0 {
+		j.add(record.Event{At: e.At, Kind: record.EventLost,
+			Message: fmt.Sprintf("%d events came faster than they could be stored", j.lost)})
+		j.lost = 0
+	}
+	j.add(e)
+	j.mu.Unlock()
+	select {
+	case j.wake <- struct{}{}:
+	default:
+	}
+}
+
+// add queues an event. Call with mu held.
+func (j *Journal) add(e record.Event) {
+	j.sequence++
+	e.Term, e.Sequence, e.At = j.options.Term, j.sequence, e.At.UTC().Round(0)
+	j.queue = append(j.queue, e)
+}
+
+// take returns the queued events.
+func (j *Journal) take() []record.Event {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	events := j.queue
+	j.queue = nil
+	return events
+}
+
+// Run stores events until ctx ends, which is when the leadership ends. Then it adds an event that says so, and writes
+// the last part. It returns nil.
+func (j *Journal) Run(ctx context.Context) error {
+	defer j.hub.Close()
+	w := &writer{Journal: j}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-j.wake:
+			if tasks.Sleep(ctx, storeDelay) == nil {
+				w.store(ctx, j.take())
+			}
+		case <-timer.C:
+		}
+		if wait, due := w.due(); due {
+			timer.Reset(wait)
+			if wait <= 0 && ctx.Err() == nil {
+				w.write(ctx)
+				if wait, due = w.due(); due {
+					timer.Reset(wait)
+				}
+			}
+		}
+	}
+	ended := record.Event{Kind: record.EventLeaderEnded, Actor: "leader"}
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		ended.Message = cause.Error()
+	}
+	j.Record(ended)
+	last := context.WithoutCancel(ctx)
+	w.store(last, j.take())
+	for len(w.part)+len(w.unsent) > 0 && w.write(last) {
+	}
+	return nil
+}
+
+// writer is the goroutine of Run.
+type writer struct {
+	*Journal
+	// unsent are stored events that are in no part. part is the part whose last write failed or has an unknown result.
+	// It never changes, so that repeating the write is safe.
+	unsent, part []record.Event
+	repeated     bool // part was written before
+	dropped      int
+	written      time.Time // when the last write began
+	cleaned      time.Time // the day for which old parts were deleted
+	untrimmed    int
+}
+
+// store puts events into the SQLite file and hands them to subscribers. A failure of the file is logged: the events
+// still go to the bucket.
+func (w *writer) store(ctx context.Context, events []record.Event) {
+	if len(events) == 0 {
+		return
+	}
+	if err := w.options.Cache.PutEvents(ctx, events); err != nil && ctx.Err() == nil {
+		w.options.Log.Warn("events not stored on this machine", "events", len(events), "error", err)
+	}
+	for _, e := range events {
+		w.hub.Publish(cache.PositionOf(e), e)
+	}
+	w.unsent = append(w.unsent, events...)
+	if extra := len(w.unsent) - maxUnsent; extra > 0 {
+		w.unsent, w.dropped = w.unsent[extra:], w.dropped+extra
+	}
+	if w.untrimmed += len(events); w.untrimmed >= trimEvery {
+		w.untrimmed = 0
+		if err := w.options.Cache.KeepEvents(ctx, keepEvents); err != nil && ctx.Err() == nil {
+			w.options.Log.Warn("old events not removed from this machine", "error", err)
+		}
+	}
+}
+
+// due returns the time until the next part, and whether there is anything to write.
+func (w *writer) due() (wait time.Duration, due bool) {
+	from := w.written
+	switch {
+	case w.part != nil:
+	case len(w.unsent) == 0:
+		return 0, false
+	case w.unsent[0].At.After(from):
+		from = w.unsent[0].At
+	}
+	return max(0, from.Add(partInterval).Sub(w.options.Now())), true
+}
+
+// write writes one part and reports whether it succeeded. A part that failed is written again, unchanged, by the next
+// call.
+func (w *writer) write(ctx context.Context) (ok bool) {
+	w.written = w.options.Now()
+	if w.part == nil {
+		n := min(len(w.unsent), record.MaxEvents)
+		w.part, w.unsent = w.unsent[:n:n], w.unsent[n:]
+	}
+	ctx, cancel := context.WithTimeout(ctx, putTimeout)
+	defer cancel()
+	if w.dropped > 0 {
+		w.options.Log.Warn("events not written to the bucket, because too many waited for it", "events", w.dropped)
+		w.dropped = 0
+	}
+	first := w.part[0]
+	body, err := record.EncodeEvents(w.part)
+	if err == nil {
+		_, err = w.options.Store.Put(ctx, keys.Journal(w.options.Shard, first.At, first.Term, first.Sequence), body,
+			objstore.IfAbsent())
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, objstore.ErrConflict) && w.repeated:
+		// An earlier write of this part had succeeded: no other server writes parts of this term.
+	case errors.Is(err, objstore.ErrConflict):
+		// The bucket was restored, or its lock deleted, so that the term is a second one with this number.
+		w.options.Log.Warn("part of the journal not written: the bucket has another one of the same term",
+			"events", len(w.part), "error", err)
+	default:
+		w.options.Log.Warn("part of the journal not written: it is tried again", "events", len(w.part), "error", err)
+		w.repeated = true
+		return false
+	}
+	w.part, w.repeated = nil, false
+	w.clean(ctx, first.At)
+	return true
+}
+
+// clean deletes the parts of days whose retention is over, once a day. It looks a week further back, for days on which
+// no leader cleaned.
+func (w *writer) clean(ctx context.Context, now time.Time) {
+	today := now.UTC().Truncate(24 * time.Hour)
+	if !today.After(w.cleaned) {
+		return
+	}
+	w.cleaned = today
+	oldest := now.Add(-w.options.Retention()).UTC().Truncate(24 * time.Hour)
+	for day := 1; day <= 7; day++ {
+		old, err := w.options.Store.List(ctx, keys.JournalDayPrefix(w.options.Shard, oldest.AddDate(0, 0, -day)))
+		for i := 0; i < len(old) && err == nil; i++ {
+			err = w.options.Store.Delete(ctx, old[i].Key)
+		}
+		if err != nil {
+			w.options.Log.Warn("old parts of the journal not deleted", "error", err)
+			return
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package server
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/journal"
+)
+
+// TestJournal checks that a term's story is in the bucket after a clean stop: the leader's begin and end, the
+// configuration, and the life of its instances.
+func TestJournal(t *testing.T) {
+	r := newTestShard(t)
+	r.configure(nil)
+	p := r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	if err := p.end(); err != nil {
+		t.Fatal(err)
+	}
+	parts, err := journal.ListParts(t.Context(), r.bucket, "a", time.Now())
+	if err != nil || len(parts) != 1 {
+		t.Fatalf("%d parts, %v, want one", len(parts), err)
+	}
+	events, err := journal.ReadPart(t.Context(), r.bucket, parts[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[record.EventKind]int{}
+	for n, e := range events {
+		count[e.Kind]++
+		if e.Sequence != uint64(n+1) || e.Term != 1 {
+			t.Errorf("event %d is %d-%d", n+1, e.Term, e.Sequence)
+		}
+	}
+	for kind, want := range map[record.EventKind]int{record.EventLeaderStarted: 1, record.EventConfigApplied: 1,
+		record.EventInstanceCreating: 2, record.EventLeaderEnded: 1} {
+		if count[kind] != want {
+			t.Errorf("%d events of kind %s, want %d, in %v", count[kind], kind, want, events)
+		}
+	}
+	if !slices.ContainsFunc(events, func(e record.Event) bool {
+		return e.Kind == record.EventInstanceCreating && e.Tenant != "" && e.Group != "" && e.Message != ""
+	}) {
+		t.Errorf("no create has its group and its reason: %v", events)
+	}
+}
