@@ -97,7 +97,7 @@ step_demo() {
 
 # Building the tools of the rest is not part of the time of any other step.
 step_alltools() {
-	for name in buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
+	for name in buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd fake-gcs-server kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
 		clusterctl air overmind; do
 		scripts/tool.sh "$name"
 	done

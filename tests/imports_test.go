@@ -31,7 +31,7 @@ const module = "github.com/nstance-kit/nstance/"
 // line. A name stands for its sub-packages too.
 var layers = [][]string{
 	{"services/contract/ident", "services/contract/reconnect", "services/contract/suggest",
-		"services/contract/highwater"},
+		"services/contract/highwater", "services/contract/googlecloud"},
 	{"services/contract/cloud"},
 	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/endpoints"},
 	{"services/contract/config"},
@@ -239,7 +239,7 @@ var rules = map[string]rule{
 		"services/contract/clusterstate"),
 	"the Terraform provider cannot change a cloud": unlinked("terraform-provider-nstance",
 		"github.com/aws/aws-sdk-go-v2/service/ec2", "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2",
-		"github.com/aws/aws-sdk-go-v2/service/autoscaling", "cloud.google.com/go/compute"),
+		"github.com/aws/aws-sdk-go-v2/service/autoscaling", "google.golang.org/api/compute"),
 	"no Kubernetes but in the operator": unlinkedExcept("services/cmd",
 		[]string{"services/cmd/nstance-operator", "services/cmd/dev-k8s"},
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
@@ -353,8 +353,10 @@ func cloudPlaces() []string {
 		"services/contract/secretstore/open/", "services/internal/agent/notice/clouds.go",
 		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",
 		"services/cmd/nstance-admin/main.go",
-		// A kind of secrets store.
-		"services/contract/secretstore/aws/",
+		// Kinds of secrets store.
+		"services/contract/secretstore/aws/", "services/contract/secretstore/googlesecretmanager/",
+		// What the packages of a cloud share.
+		"services/contract/googlecloud/",
 	}
 	for _, block := range all.Blocks() {
 		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/infra/"+block.Name+"/",

@@ -11,11 +11,12 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
+	"github.com/nstance-kit/nstance/services/contract/objstore/gcs"
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 )
 
 // Backends returns all back ends. The first one is the default of the programs.
-func Backends() []objstore.Backend { return []objstore.Backend{s3.Backend, file.Backend} }
+func Backends() []objstore.Backend { return []objstore.Backend{s3.Backend, gcs.Backend, file.Backend} }
 
 // Names returns the names of all back ends.
 func Names() []string {

@@ -1,0 +1,37 @@
+package gcs
+
+import (
+	"context"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+)
+
+// Backend describes this kind of object store.
+var Backend = objstore.Backend{
+	Name:        "gcs",
+	Environment: googlecloud.Environment,
+	Open: func(ctx context.Context, at objstore.Location) (objstore.Store, error) {
+		access, err := googlecloud.Open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return New(ctx, at.Bucket, access.Options("storage")...)
+	},
+	Hint: hint,
+}
+
+// hint implements [objstore.Backend.Hint]. It compares texts, because callers may have lost the types of the SDK.
+func hint(err error) string {
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "find Google credentials"):
+		return "set GOOGLE_APPLICATION_CREDENTIALS, or run this on a VM with a service account"
+	case strings.Contains(text, missingBucket):
+		return "check the name of the bucket"
+	case strings.Contains(text, "storage.objects."):
+		return "check which roles the Google credentials have on the bucket"
+	}
+	return ""
+}

@@ -1,0 +1,219 @@
+package gcs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/api/option"
+
+	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/gcs"
+)
+
+const bucket = "test-bucket"
+
+func wantErr(t *testing.T, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: error = %v, want %v", what, err, want)
+	}
+}
+
+// open opens the bucket at a server. The transport replaces that of credentials.
+func open(t *testing.T, url string, transport http.RoundTripper) *gcs.Store {
+	t.Helper()
+	client := &http.Client{Transport: googlecloud.Record(transport)}
+	s, err := gcs.New(t.Context(), bucket, option.WithHTTPClient(client), option.WithEndpoint(url+"/storage/v1/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// scripted starts a server that gives the scripted answers in order, repeats the last one, and counts the requests.
+func scripted(t *testing.T, answers ...http.HandlerFunc) (*gcs.Store, *atomic.Int64) {
+	var n atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		answers[min(int(n.Add(1)), len(answers))-1](w, r)
+	}))
+	t.Cleanup(server.Close)
+	return open(t, server.URL, http.DefaultTransport), &n
+}
+
+func status(code int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		fmt.Fprint(w, body)
+	}
+}
+
+// refusal is an error answer of the API.
+func refusal(code int, reason, message string) http.HandlerFunc {
+	return status(code, fmt.Sprintf(
+		`{"error": {"code": %d, "message": %q, "errors": [{"domain": "global", "reason": %q, "message": %q}]}}`, code,
+		message, reason, message))
+}
+
+func hangUp(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+
+var stored = status(200, `{"generation": "7"}`)
+
+func TestPutErrors(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		answer http.HandlerFunc
+		cond   objstore.Condition
+		want   error // nil means none of the errors of objstore
+	}{
+		{"412", refusal(412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold."),
+			objstore.IfToken("1"), objstore.ErrConflict},
+		{"412 without a body", status(412, ""), objstore.IfAbsent(), objstore.ErrConflict},
+		{"409", refusal(409, "conflict", "x"), objstore.IfAbsent(), objstore.ErrConflict},
+		{"404 of the bucket", refusal(404, "notFound", "The specified bucket does not exist."), objstore.IfToken("1"),
+			nil},
+		{"404 of something else", status(404, ""), objstore.IfToken("1"), nil},
+		{"403", refusal(403, "forbidden", "no storage.objects.create access"), objstore.IfAbsent(), nil},
+		{"400", refusal(400, "invalid", "x"), objstore.IfAbsent(), nil},
+		{"401", refusal(401, "authError", "x"), objstore.IfAbsent(), nil},
+		{"408", status(408, ""), objstore.IfAbsent(), objstore.ErrIndeterminate},
+		{"429", refusal(429, "rateLimitExceeded", "x"), objstore.IfAbsent(), objstore.ErrIndeterminate},
+		{"500", refusal(500, "backendError", "x"), objstore.IfAbsent(), objstore.ErrIndeterminate},
+		{"503 from a proxy", status(503, ""), objstore.IfToken("1"), objstore.ErrIndeterminate},
+		{"no answer", hangUp, objstore.IfToken("1"), objstore.ErrIndeterminate},
+		{"no generation", status(200, "{}"), objstore.IfToken("1"), objstore.ErrIndeterminate},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s, n := scripted(t, test.answer)
+			_, err := s.Put(t.Context(), "some/key", []byte("x"), test.cond)
+			if err == nil {
+				t.Fatal("put succeeded")
+			}
+			for _, kind := range []error{objstore.ErrConflict, objstore.ErrIndeterminate, objstore.ErrNotFound,
+				objstore.ErrInvalid} {
+				if errors.Is(err, kind) != errors.Is(test.want, kind) {
+					t.Errorf("error = %v, is %v: %v", err, kind, errors.Is(err, kind))
+				}
+			}
+			if !strings.Contains(err.Error(), `"some/key"`) || !strings.HasPrefix(err.Error(), "gcs: ") {
+				t.Errorf("error does not name key and back end: %v", err)
+			}
+			if n.Load() != 1 {
+				t.Errorf("a conditional put was sent %d times", n.Load())
+			}
+		})
+	}
+}
+
+// TestPutIsSentOnceOnAnOldConnection breaks the connection that a first request left open during the second request.
+// net/http may repeat some requests in this case, but it must not repeat a put.
+func TestPutIsSentOnceOnAnOldConnection(t *testing.T) {
+	s, n := scripted(t, stored, hangUp, stored)
+	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Put(t.Context(), "k", []byte("y"), objstore.IfToken("7"))
+	wantErr(t, "put on a connection that dies", err, objstore.ErrIndeterminate)
+	if n.Load() != 2 {
+		t.Errorf("%d requests, want 2", n.Load())
+	}
+}
+
+// TestUnconditionalRequestsAreRepeated checks that a failure that may pass does not fail requests that may be repeated.
+func TestUnconditionalRequestsAreRepeated(t *testing.T) {
+	s, n := scripted(t, status(500, ""), stored)
+	if token, err := s.Put(t.Context(), "k", []byte("x"), objstore.Always()); err != nil || token != "7" {
+		t.Errorf("put = %q, %v", token, err)
+	}
+	if n.Load() != 2 {
+		t.Errorf("%d requests, want 2", n.Load())
+	}
+	s, n = scripted(t, status(503, ""))
+	if _, err := s.List(t.Context(), ""); err == nil || n.Load() != 3 {
+		t.Errorf("list: %v after %d requests, want an error after 3", err, n.Load())
+	}
+}
+
+func TestPutEndsWithContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s, n := scripted(t, func(_ http.ResponseWriter, r *http.Request) {
+		cancel()
+		<-r.Context().Done()
+	})
+	_, err := s.Put(ctx, "k", []byte("x"), objstore.IfAbsent())
+	wantErr(t, "put that was under way", err, objstore.ErrIndeterminate)
+	wantErr(t, "put that was under way", err, context.Canceled)
+	if n.Load() != 1 {
+		t.Errorf("%d requests", n.Load())
+	}
+}
+
+// TestGetErrors checks that only the service's own answer proves that an object is missing.
+func TestGetErrors(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer http.HandlerFunc
+		absent bool
+	}{
+		"no object":     {status(404, "No such object: test-bucket/k"), true},
+		"no bucket":     {refusal(404, "notFound", "The specified bucket does not exist."), false},
+		"a web page":    {status(404, "<html>not here</html>"), false},
+		"access denied": {refusal(403, "forbidden", "x"), false},
+		"no generation": {status(200, "body"), false},
+		"half of a body": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Goog-Generation", "7")
+			w.Header().Set("Content-Length", "9")
+			fmt.Fprint(w, "half")
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := scripted(t, test.answer)
+			obj, err := s.Get(t.Context(), "k")
+			if err == nil || errors.Is(err, objstore.ErrNotFound) != test.absent {
+				t.Errorf("get = %+v, %v", obj, err)
+			}
+		})
+	}
+}
+
+// TestListIsCompleteOrFails checks that a list has all pages, in order, or is an error.
+func TestListIsCompleteOrFails(t *testing.T) {
+	item := func(name string) string {
+		return fmt.Sprintf(`{"name": %q, "generation": "7", "size": "1", "updated": "2026-01-02T03:04:05.678Z"}`, name)
+	}
+	more := status(200, `{"items": [`+item("p/b")+`], "nextPageToken": "next"}`)
+	s, n := scripted(t, more, status(200, `{"items": [`+item("p/a")+`,`+item("p/")+`]}`))
+	entries, err := s.List(t.Context(), "p/")
+	if err != nil || n.Load() != 2 || len(entries) != 2 {
+		t.Fatalf("list = %v, %v after %d requests", entries, err, n.Load())
+	}
+	if entries[0].Key != "p/a" || entries[0].Token != "7" || entries[0].Size != 1 || entries[1].Key != "p/b" {
+		t.Errorf("list = %+v", entries)
+	}
+	for name, answers := range map[string][]http.HandlerFunc{
+		"the second page fails":         {more, refusal(403, "forbidden", "x")},
+		"an entry without a generation": {status(200, `{"items": [{"name": "p/c", "updated": "2026-01-02T03:04:05Z"}]}`)},
+	} {
+		s, _ := scripted(t, answers...)
+		if entries, err := s.List(t.Context(), "p/"); err == nil || entries != nil {
+			t.Errorf("%s: list = %v, %v", name, entries, err)
+		}
+	}
+}
+
+// TestNewFails checks the errors of a store that cannot be opened.
+func TestNewFails(t *testing.T) {
+	if _, err := gcs.New(t.Context(), ""); err == nil {
+		t.Error("opened no bucket")
+	}
+	s, _ := scripted(t, stored)
+	_, err := s.Put(t.Context(), "k", nil, objstore.IfToken("an-etag"))
+	wantErr(t, "a token of another store", err, objstore.ErrConflict)
+}

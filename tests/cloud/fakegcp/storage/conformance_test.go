@@ -1,0 +1,98 @@
+package storage_test
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"google.golang.org/api/option"
+	api "google.golang.org/api/storage/v1"
+
+	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/gcs"
+	"github.com/nstance-kit/nstance/services/contract/objstore/objstoretest"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/storage"
+)
+
+// serve serves a fake and returns the options of its clients.
+func serve(t *testing.T, fake *storage.Storage) []option.ClientOption {
+	t.Helper()
+	server, err := rest.New("storage", "v1", fake.Handlers(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener := httptest.NewServer(server)
+	t.Cleanup(listener.Close)
+	return []option.ClientOption{option.WithEndpoint(listener.URL + "/storage/v1/"),
+		option.WithHTTPClient(&http.Client{Transport: googlecloud.Record(http.DefaultTransport)})}
+}
+
+func open(t *testing.T, options []option.ClientOption) objstore.Store {
+	t.Helper()
+	store, err := gcs.New(t.Context(), "bucket", options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+func TestConformance(t *testing.T) {
+	objstoretest.Run(t, func(t *testing.T) objstore.Store { return open(t, serve(t, storage.New("bucket"))) })
+}
+
+// TestOneWriteASecond checks that a write that follows another one too soon has an unknown result, so that its caller
+// repeats it.
+func TestOneWriteASecond(t *testing.T) {
+	fake := storage.New("bucket")
+	fake.OneWriteASecond = true
+	store := open(t, serve(t, fake))
+	token, err := store.Put(t.Context(), "lock", []byte("1"), objstore.IfAbsent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Put(t.Context(), "lock", []byte("2"), objstore.IfToken(token)); !errors.Is(err,
+		objstore.ErrIndeterminate) {
+		t.Errorf("second write: %v", err)
+	}
+	if _, err := store.Put(t.Context(), "lock", []byte("2"), objstore.IfAbsent()); !errors.Is(err,
+		objstore.ErrConflict) {
+		t.Errorf("write under a condition that does not hold: %v", err)
+	}
+	if _, err := objstore.Settle(t.Context(), store, "lock", []byte("2"), objstore.IfToken(token), nil); err != nil {
+		t.Errorf("settle: %v", err)
+	}
+}
+
+// TestEveryVerbChecksGenerations checks the conditions of reads and deletes, which the store does not use.
+func TestEveryVerbChecksGenerations(t *testing.T) {
+	options := serve(t, storage.New("bucket"))
+	store := open(t, options)
+	if _, err := store.Put(t.Context(), "k", nil, objstore.Always()); err != nil {
+		t.Fatal(err)
+	}
+	service, err := api.NewService(t.Context(), options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := service.Objects.Get("bucket", "k").IfGenerationMatch(1).Do(); googlecloud.StatusOf(err) != 412 {
+		t.Errorf("get: %v", err)
+	}
+	if err := service.Objects.Delete("bucket", "k").IfGenerationMatch(1).Do(); googlecloud.StatusOf(err) != 412 {
+		t.Errorf("delete: %v", err)
+	}
+}
+
+// TestMissingBucket checks that a missing bucket does not pass for a missing object.
+func TestMissingBucket(t *testing.T) {
+	store := open(t, serve(t, storage.New("another")))
+	if _, err := store.Get(t.Context(), "k"); err == nil || errors.Is(err, objstore.ErrNotFound) {
+		t.Errorf("get: %v", err)
+	}
+	if _, err := store.Put(t.Context(), "k", nil, objstore.IfAbsent()); err == nil ||
+		errors.Is(err, objstore.ErrIndeterminate) {
+		t.Errorf("put: %v", err)
+	}
+}
