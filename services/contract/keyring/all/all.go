@@ -7,7 +7,10 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keyring/aws"
+	"github.com/nstance-kit/nstance/services/contract/keyring/gcp"
 )
 
 // Sources returns all sources in the order in which help texts list them.
-func Sources() []keyring.Source { return slices.Concat(keyring.Sources(), aws.Sources()) }
+func Sources() []keyring.Source {
+	return slices.Concat(keyring.Sources(), aws.Sources(), gcp.Sources())
+}

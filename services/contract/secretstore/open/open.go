@@ -11,11 +11,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/contract/secretstore/aws"
+	"github.com/nstance-kit/nstance/services/contract/secretstore/googlesecretmanager"
 )
 
 // Backends returns all back ends. The first one is the default of the programs.
 func Backends() []secretstore.Backend {
-	return append([]secretstore.Backend{secretstore.ObjectStorage}, aws.Backends()...)
+	return append(append([]secretstore.Backend{secretstore.ObjectStorage}, aws.Backends()...),
+		googlesecretmanager.Backend)
 }
 
 // Names returns the names of all back ends.
