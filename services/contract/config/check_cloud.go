@@ -2,10 +2,8 @@ package config
 
 import (
 	"reflect"
-	"slices"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
-	"github.com/nstance-kit/nstance/services/contract/cloud/all"
 )
 
 // cloud reports the problems that a cloud's own check found in the object at path.
@@ -13,18 +11,6 @@ func (c *checker) cloud(path string, problems []cloud.Problem) {
 	for _, problem := range problems {
 		f := c.add(path+joinBelow(join(problem.Path)), "%s", problem.Message)
 		f.hint, f.ofCloud = problem.Hint, true
-	}
-}
-
-// planned reports the name of a provider, store or key source that no server has yet.
-func (c *checker) planned(path, name string) {
-	for _, block := range all.Blocks() {
-		if block.Planned && name != "" && (block.Name == name ||
-			slices.ContainsFunc(block.ObjectStores, func(s cloud.ObjectStore) bool { return s.Name == name }) ||
-			slices.ContainsFunc(block.SecretsStores, func(s cloud.SecretsStore) bool { return s.Name == name })) {
-			c.add(path, "%s is planned: this version of nstance-server has no such provider",
-				quote(name)).ofCloud = true
-		}
 	}
 }
 

@@ -44,7 +44,6 @@ func (c *checker) cluster() {
 		c.err("cluster.id", ident.ValidateClusterName(cl.ID))
 	}
 	if st := cl.Storage; st != nil {
-		c.planned("cluster.storage.provider", st.Provider)
 		c.prefix("cluster.storage.prefix", st.Prefix)
 		if st.Endpoint != "" {
 			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") ||
@@ -57,7 +56,6 @@ func (c *checker) cluster() {
 		}
 	}
 	const at = "cluster.secrets"
-	c.planned(at+".provider", cl.Secrets.Provider)
 	c.prefix(at+".prefix", cl.Secrets.Prefix)
 	c.project(cl.Secrets.ProjectID, cl.Secrets.Provider, at)
 	switch key := cl.Secrets.EncryptionKey; {
@@ -89,7 +87,6 @@ func (c *checker) prefix(path, prefix string) {
 }
 
 func (c *checker) keySource(k KeySource, path string) {
-	c.planned(path+".provider", k.Provider)
 	needsProject := secretsStoreOf(k.Provider).NeedsProject
 	switch {
 	case k.Provider == EnvKeySource:
@@ -116,8 +113,11 @@ func (c *checker) server() {
 	if sv.Shard != "" {
 		c.err("server.shard", ident.ValidateName(sv.Shard))
 	}
-	c.planned("server.provider.kind", sv.Provider.Kind)
 	block := blockOf(sv.Provider.Kind)
+	if block.Planned {
+		c.add("server.provider.kind", "%s is planned: this version of nstance-server has no such provider",
+			quote(block.Name)).ofCloud = true
+	}
 	if block.NeedsZone {
 		if sv.Provider.Region == "" {
 			c.add("server.provider.region", "is required for provider %s", sv.Provider.Kind)
