@@ -235,7 +235,7 @@ func TestUnknownShard(t *testing.T) {
 	pool := op.pool("web")
 	if condition(pool.Status.Conditions, "ShardsReachable") != "False UnknownShard" ||
 		condition(pool.Status.Conditions, "Ready") != "False UnknownShard" || !pool.Status.Ready ||
-		op.sizes("web")["a"] != 2 {
+		op.sizes("web")["a"] != 4 || op.exists("web--x", &v1beta1.NstanceShardGroup{}) {
 		t.Errorf("%+v %v", pool.Status, op.sizes("web"))
 	}
 	op.addShard("x")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
 // parallelWrites is the number of objects that one reconciliation writes at a time.
@@ -35,7 +36,17 @@ func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 			builder.WithPredicates(specChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
 			builder.WithPredicates(scope.PermissionChanged)).
+		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		WithOptions(o).Complete(r)
+}
+
+// requestsForChange returns requests for all pools when a shard is added, removed, lost or found. Shards that a pool
+// names may become known.
+func (r *poolReconciler) requestsForChange(c shards.Change) []reconcile.Request {
+	if c.Kind != shards.ShardState {
+		return nil
+	}
+	return r.Requests(context.Background(), &v1beta1.NstanceMachinePoolList{})
 }
 
 func (r *poolReconciler) requestsForMachinePool(_ context.Context, object client.Object) []reconcile.Request {
@@ -62,7 +73,10 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 	if found, err := r.Read(ctx, request.Name, pool); err != nil || !found {
 		return reconcile.Result{}, err
 	}
-	in := poolInput{pool: pool, cluster: r.ClusterName()}
+	in := poolInput{pool: pool, cluster: r.ClusterName(), configured: map[string]bool{}}
+	for _, shard := range r.Shards.All() {
+		in.configured[shard.ID()] = true
+	}
 	var err error
 	if in.machinePool, err = r.findMachinePool(ctx, pool); err != nil {
 		return reconcile.Result{}, err

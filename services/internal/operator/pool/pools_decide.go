@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -32,6 +33,8 @@ type poolInput struct {
 	machinePool *clusterv1.MachinePool
 	// groups are all shard groups of the pool's group, including those of other pools, by name.
 	groups []*v1beta1.NstanceShardGroup
+	// configured are the IDs of the shards in the operator's configuration.
+	configured map[string]bool
 	// cluster is the name of the managed Cluster. paused and ending are those of the [scope.Permission].
 	cluster        string
 	paused, ending bool
@@ -44,6 +47,8 @@ type poolPlan struct {
 	events     []notice
 	// create and update are shard groups in their desired state; remove are shard groups to delete.
 	create, update, remove []*v1beta1.NstanceShardGroup
+	// shards share the replicas. unknown are shards of the spec that are neither configured nor in use.
+	shards, unknown []string
 	// finished: no shard group is left, so the finalizer can be removed.
 	finished bool
 	// machinePool has the desired annotations. It is nil if they must not change.
@@ -106,7 +111,8 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 
 	replicas := ptr.Deref(in.machinePool.Spec.Replicas, 1)
 	var problems, scaled []string
-	if shares := splitReplicas(replicas, pool.Spec.Shards); len(shares) > 0 && shares[0].Size > maxInstances {
+	plan.shards, plan.unknown = usedShards(in, mine)
+	if shares := splitReplicas(replicas, plan.shards); len(shares) > 0 && shares[0].Size > maxInstances {
 		problems = append(problems, fmt.Sprintf("%d replicas exceed the limit of %d for each shard", replicas,
 			maxInstances))
 	} else {
@@ -135,7 +141,7 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 			strings.Join(scaled, ", ")))
 	}
 	for _, g := range mine {
-		if !slices.Contains(pool.Spec.Shards, g.Spec.Shard) && g.DeletionTimestamp.IsZero() {
+		if !slices.Contains(plan.shards, g.Spec.Shard) && g.DeletionTimestamp.IsZero() {
 			plan.remove = append(plan.remove, g)
 			plan.events = append(plan.events, normalEvent(v1beta1.ShardRemovedReason,
 				"shard %s was removed from the pool: deleting its shard group", g.Spec.Shard))
@@ -144,6 +150,33 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 	plan.sumStatuses(mine)
 	plan.setReadiness(in, mine, problems)
 	plan.setCapacity(in, mine)
+}
+
+// usedShards returns the shards that share the replicas, and the unknown ones: shards of the spec that are neither
+// configured nor have a shard group. An unknown shard may be a typing error. It gets no share, and as long as the spec
+// names one, no shard loses its group. The shards with the most instances come first, so that the remainder stays.
+func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
+	sizes := map[string]int32{}
+	for _, g := range mine {
+		sizes[g.Spec.Shard] = ptr.Deref(g.Spec.Size, 0)
+	}
+	for _, shard := range in.pool.Spec.Shards {
+		if _, ok := sizes[shard]; ok || in.configured[shard] {
+			used = append(used, shard)
+		} else {
+			unknown = append(unknown, shard)
+		}
+	}
+	if len(unknown) == 0 {
+		return used, nil
+	}
+	for _, g := range mine {
+		if !slices.Contains(used, g.Spec.Shard) && g.DeletionTimestamp.IsZero() {
+			used = append(used, g.Spec.Shard)
+		}
+	}
+	slices.SortStableFunc(used, func(a, b string) int { return cmp.Compare(sizes[b], sizes[a]) })
+	return used, unknown
 }
 
 // newShardGroup returns a new shard group. It has its finalizer from the start, so that every deletion is handled.
@@ -224,7 +257,7 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 // once a shard has accepted it; that is never taken back.
 func (plan *poolPlan) setReadiness(in poolInput, groups []*v1beta1.NstanceShardGroup, problems []string) {
 	pool := plan.pool
-	var unknown, unreachable []string
+	unknown, unreachable := plan.unknown, []string(nil)
 	undecided, accepted := len(plan.create) > 0, 0
 	reason, messages := "", []string(nil)
 	worse := func(r, message string) {
@@ -236,9 +269,17 @@ func (plan *poolPlan) setReadiness(in poolInput, groups []*v1beta1.NstanceShardG
 	for _, problem := range problems {
 		worse(v1beta1.RefusedReason, problem)
 	}
+	for _, shard := range plan.unknown {
+		worse(v1beta1.UnknownShardReason, shard+": is not in the operator's configuration and gets no share; until "+
+			"it is added or removed from the pool, no other shard is removed")
+	}
+	if before := meta.FindStatusCondition(in.pool.Status.Conditions, v1beta1.ReadyCondition); len(plan.unknown) > 0 &&
+		(before == nil || before.Reason != v1beta1.UnknownShardReason) {
+		plan.events = append(plan.events, warningEvent(v1beta1.UnknownShardReason, "%s", strings.Join(messages, "; ")))
+	}
 	for _, g := range groups {
 		shard := g.Spec.Shard
-		if !slices.Contains(pool.Spec.Shards, shard) {
+		if !slices.Contains(plan.shards, shard) {
 			worse(v1beta1.ScalingReason, shard+": is being removed from the pool")
 			continue
 		}
