@@ -1,0 +1,535 @@
+package compute
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
+)
+
+// Statuses of instances. https://cloud.google.com/compute/docs/instances/instance-life-cycle
+const (
+	provisioning = "PROVISIONING"
+	running      = "RUNNING"
+	stopping     = "STOPPING"
+	terminated   = "TERMINATED"
+)
+
+// Instance is a VM as its machine sees it.
+type Instance struct {
+	ID         uint64
+	Name, Zone string
+	// Body is a copy of the resource in the form of the API: metadata, interfaces with addresses and aliases, labels.
+	Body map[string]any
+}
+
+// Machines boots machines. Start runs without the lock.
+type Machines interface {
+	Start(Instance) (Machine, error)
+}
+
+// Machine is the machine of a running instance. A machine that ends by itself is reported to [Compute.End]. Console runs
+// with the lock held, the other methods without it.
+type Machine interface {
+	// Changed is called after the instance's metadata, labels or interfaces changed.
+	Changed(Instance)
+	// Console returns what the machine has written to serial port 1.
+	Console() string
+	// Stop ends the machine, first by its power button.
+	Stop()
+}
+
+var instances = Kind{Collection: "instances", Type: "instance", Methods: []string{"insert", "get", "list", "delete",
+	"setLabels"}}
+
+func (c *Compute) addInstances() {
+	k := instances
+	k.Check, k.Created, k.Changed = c.checkInstance, c.boot, c.changedInstance
+	k.Removing = func(r *Resource) error {
+		if r.Body["deletionProtection"] == true {
+			return &rest.Error{Code: http.StatusBadRequest, Reason: "resourceInUseByAnotherResource",
+				Message: "Resource cannot be deleted if it's protected against deletion."}
+		}
+		r.Body["status"] = stopping
+		c.stopMachine(r)
+		return nil
+	}
+	k.Removed = func(r *Resource) {
+		for _, group := range c.All(r.scope(), "instanceGroups") {
+			removeMember(group, r.Link())
+		}
+		for _, disk := range objects(r.Body["disks"]) {
+			if disk["autoDelete"] == true {
+				if d := c.Find(rest.Text(disk, "source")); d != nil {
+					delete(c.resources, d.Path)
+				}
+			}
+		}
+	}
+	c.Add(k)
+	c.Add(Kind{Collection: "disks", Type: "disk", Methods: []string{"insert", "get", "list", "delete", "setLabels"}})
+	c.Handle("compute.instances.setMetadata", c.setMetadata)
+	c.Handle("compute.instances.updateNetworkInterface", c.updateInterface)
+	c.Handle("compute.instances.start", c.power(terminated, running, c.boot))
+	c.Handle("compute.instances.stop", c.power(running, terminated, func(r *Resource) error {
+		c.stopMachine(r)
+		return nil
+	}))
+	c.Handle("compute.instances.getSerialPortOutput", c.serialPort)
+}
+
+// checkInstance checks a new instance, fills in what the service adds, and gives it its addresses.
+func (c *Compute) checkInstance(call *rest.Call, r *Resource, _ map[string]any) error {
+	body, scope := r.Body, r.scope()
+	machineType := rest.Text(body, "machineType")
+	if i := strings.LastIndexByte(machineType, '/'); i < 0 || c.Find(machineType) == nil ||
+		!strings.HasPrefix(c.Find(machineType).Path, scope+"/machineTypes/") {
+		return Invalid("Invalid value for field 'resource.machineType': '%s'. The referenced resource does not exist.",
+			machineType)
+	}
+	body["machineType"] = c.Find(machineType).Link()
+	if err := checkMetadata(body); err != nil {
+		return err
+	}
+	if err := checkScheduling(body); err != nil {
+		return err
+	}
+	if err := c.checkDisks(r); err != nil {
+		return err
+	}
+	if accounts := objects(body["serviceAccounts"]); len(accounts) > 1 {
+		return Invalid("Invalid value for field 'resource.serviceAccounts': at most one service account is supported")
+	}
+	interfaces := objects(body["networkInterfaces"])
+	if len(interfaces) == 0 {
+		return Invalid("Invalid value for field 'resource.networkInterfaces': ''. At least one network interface is " +
+			"required.")
+	}
+	for i, nic := range interfaces {
+		subnet := c.Find(rest.Text(nic, "subnetwork"))
+		if subnet == nil || subnet.Collection != "subnetworks" {
+			return Invalid("Invalid value for field 'resource.networkInterfaces[%d].subnetwork': '%s'. The referenced "+
+				"subnetwork resource cannot be found.", i, rest.Text(nic, "subnetwork"))
+		}
+		if zone := scope[strings.LastIndexByte(scope, '/')+1:]; zone[:strings.LastIndexByte(zone, '-')] !=
+			subnet.scope()[strings.LastIndexByte(subnet.scope(), '/')+1:] {
+			return Invalid("Invalid value for field 'resource.networkInterfaces[%d].subnetwork': '%s'. Subnetwork "+
+				"must be in the same region as the instance.", i, subnet.Link())
+		}
+		nic["name"], nic["subnetwork"] = fmt.Sprintf("nic%d", i), subnet.Link()
+		if network := rest.Text(subnet.Body, "network"); network != "" {
+			nic["network"] = network
+		}
+		nic["kind"], nic["stackType"] = "compute#networkInterface", "IPV4_ONLY"
+		for n, config := range objects(nic["accessConfigs"]) {
+			config["kind"], config["natIP"] = "compute#accessConfig", fmt.Sprintf("203.0.113.%d", 1+(len(c.ops)+n)%250)
+			config["name"], config["type"] = "external-nat", "ONE_TO_ONE_NAT"
+		}
+		sign(nic)
+	}
+	body["status"] = provisioning
+	return nil
+}
+
+// sign sets the fingerprint of an interface.
+func sign(nic map[string]any) {
+	delete(nic, "fingerprint")
+	nic["fingerprint"] = Fingerprint(nic)
+}
+
+func objects(list any) (out []map[string]any) {
+	elements, _ := list.([]any)
+	for _, element := range elements {
+		if object, ok := element.(map[string]any); ok {
+			out = append(out, object)
+		}
+	}
+	return out
+}
+
+var metadataKey = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
+
+// checkMetadata checks the metadata in a body and signs it.
+// https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations
+func checkMetadata(body map[string]any) error {
+	metadata, _ := body["metadata"].(map[string]any)
+	if metadata == nil {
+		metadata = map[string]any{}
+		body["metadata"] = metadata
+	}
+	total, seen := 0, map[string]bool{}
+	for _, item := range objects(metadata["items"]) {
+		key, value := rest.Text(item, "key"), rest.Text(item, "value")
+		total += len(key) + len(value)
+		switch {
+		case !metadataKey.MatchString(key) || seen[key]:
+			return Invalid("Invalid value for field 'resource.metadata.items.key': '%s'.", key)
+		case len(value) > 256<<10:
+			return Invalid("Value for field 'metadata.items[%s].value' is too large: maximum size 262144 character(s)",
+				key)
+		}
+		seen[key] = true
+	}
+	if total > 512<<10 {
+		return Invalid("Metadata has exceeded maximum size of 524288")
+	}
+	delete(metadata, "fingerprint")
+	metadata["kind"], metadata["fingerprint"] = "compute#metadata", Fingerprint(metadata["items"])
+	return nil
+}
+
+func checkScheduling(body map[string]any) error {
+	scheduling, _ := body["scheduling"].(map[string]any)
+	if scheduling == nil {
+		scheduling = map[string]any{}
+		body["scheduling"] = scheduling
+	}
+	spot := scheduling["provisioningModel"] == "SPOT"
+	if scheduling["automaticRestart"] == nil {
+		scheduling["automaticRestart"] = !spot
+	}
+	switch {
+	case spot && scheduling["automaticRestart"] == true:
+		return Invalid("Scheduling must have automaticRestart be false when SPOT is specified.")
+	case scheduling["instanceTerminationAction"] != nil && !spot && scheduling["maxRunDuration"] == nil:
+		return Invalid("You can specify an instance termination action only for Spot VMs or VMs with a limited run time.")
+	}
+	return nil
+}
+
+// checkDisks checks the disks of a new instance. The boot disk is made from an image and is named after the instance.
+func (c *Compute) checkDisks(r *Resource) error {
+	disks := objects(r.Body["disks"])
+	if len(disks) == 0 || disks[0]["boot"] != true {
+		return Invalid("Invalid value for field 'resource.disks': ''. At least one boot disk must be specified.")
+	}
+	for i, disk := range disks {
+		params, _ := disk["initializeParams"].(map[string]any)
+		if image := rest.Text(params, "sourceImage"); params != nil {
+			if c.findImage(image) == nil && image != "" || i == 0 && image == "" {
+				return Invalid("Invalid value for field 'resource.disks[%d].initializeParams.sourceImage': '%s'. The "+
+					"referenced image resource cannot be found.", i, image)
+			}
+		} else if c.Find(rest.Text(disk, "source")) == nil {
+			return Invalid("Invalid value for field 'resource.disks[%d].source': '%s'. The referenced disk resource "+
+				"cannot be found.", i, rest.Text(disk, "source"))
+		}
+	}
+	return nil
+}
+
+// makeDisks makes the disks of an instance at the end of its insert.
+func (c *Compute) makeDisks(r *Resource) {
+	for i, disk := range objects(r.Body["disks"]) {
+		disk["kind"], disk["index"] = "compute#attachedDisk", i
+		params, _ := disk["initializeParams"].(map[string]any)
+		delete(disk, "initializeParams")
+		if params == nil {
+			continue
+		}
+		name := r.Name()
+		if i > 0 {
+			name = fmt.Sprintf("%s-%d", name, i)
+		}
+		body := map[string]any{"status": "READY", "users": []any{r.Link()}, "sizeGb": "10"}
+		for from, to := range map[string]string{"sourceImage": "sourceImage", "diskSizeGb": "sizeGb",
+			"diskType": "type", "labels": "labels"} {
+			if params[from] != nil {
+				body[to] = params[from]
+			}
+		}
+		d := c.Put(r.scope()+"/disks/"+name, body)
+		disk["source"] = d.Link()
+	}
+}
+
+// boot ends insert and start: the instance gets its addresses and its machine.
+func (c *Compute) boot(r *Resource) error {
+	if c.resources[r.Path] != r || r.Body["status"] == stopping {
+		return nil // deleted meanwhile
+	}
+	for _, nic := range objects(r.Body["networkInterfaces"]) {
+		if err := c.assign(r, nic); err != nil {
+			return err
+		}
+	}
+	if r.Body["status"] == provisioning {
+		c.makeDisks(r)
+	}
+	r.Body["status"] = running
+	r.Body["lastStartTimestamp"] = c.Now().In(pacific).Format("2006-01-02T15:04:05.000-07:00")
+	if c.Machines != nil {
+		go c.startMachine(r, c.machineView(r))
+	}
+	return nil
+}
+
+// startMachine boots a machine without the lock. The instance may be gone when it is done.
+func (c *Compute) startMachine(r *Resource, view Instance) {
+	m, err := c.Machines.Start(view)
+	if err != nil {
+		c.End(r.Path, "the machine did not start: "+err.Error())
+		return
+	}
+	c.mu.Lock()
+	if c.resources[r.Path] == r && r.Body["status"] == running {
+		r.machine, m = m, nil
+	}
+	c.mu.Unlock()
+	if m != nil {
+		m.Stop()
+	}
+}
+
+func (c *Compute) stopMachine(r *Resource) {
+	if m := r.machine; m != nil {
+		r.machine, r.serial = nil, append(r.serial, m.Console())
+		go m.Stop()
+	}
+}
+
+func (c *Compute) machineView(r *Resource) Instance {
+	body, _ := clone(c.describe(r)).(map[string]any)
+	scope := r.scope()
+	return Instance{r.ID, r.Name(), scope[strings.LastIndexByte(scope, '/')+1:], body}
+}
+
+func (c *Compute) changedInstance(r *Resource) error {
+	if r.machine != nil {
+		go r.machine.Changed(c.machineView(r))
+	}
+	return nil
+}
+
+// assign gives an interface a free address of its subnet, and checks its alias addresses.
+func (c *Compute) assign(r *Resource, nic map[string]any) error {
+	subnet := c.Find(rest.Text(nic, "subnetwork"))
+	if subnet == nil {
+		return &Failure{Code: "RESOURCE_NOT_FOUND", Message: rest.Text(nic, "subnetwork")}
+	}
+	prefix, err := netip.ParsePrefix(rest.Text(subnet.Body, "ipCidrRange"))
+	if err != nil {
+		return err
+	}
+	inUse := c.addresses(nil)
+	if ip := rest.Text(nic, "networkIP"); ip == "" {
+		size := uint32(1) << (32 - prefix.Bits())
+		for i := uint32(0); ; i++ { // The first two and the last two addresses are reserved.
+			if i >= size-4 {
+				return &Failure{Code: "IP_SPACE_EXHAUSTED_WITH_DETAILS", Message: "Instance '" + r.Name() +
+					"' creation failed: IP space of '" + subnet.Path + "' is exhausted."}
+			}
+			addr := add(prefix.Masked().Addr(), 2+(c.lastIP[subnet.Path]+i)%(size-4))
+			if _, taken := inUse[addr]; !taken {
+				nic["networkIP"] = addr.String()
+				c.lastIP[subnet.Path] += i + 1
+				break
+			}
+		}
+	}
+	if err := c.checkAliases(r, nic, subnet); err != nil {
+		return err
+	}
+	sign(nic)
+	return nil
+}
+
+func add(addr netip.Addr, n uint32) netip.Addr {
+	b := addr.As4()
+	v := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
+	v += n
+	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
+}
+
+// addresses returns the primary and alias addresses of instances other than one, with their instances. Those of stopped
+// instances count too.
+func (c *Compute) addresses(except *Resource) map[netip.Addr]string {
+	used := map[netip.Addr]string{}
+	for _, r := range c.All("", "instances") {
+		if r == except {
+			continue
+		}
+		for _, nic := range objects(r.Body["networkInterfaces"]) {
+			if addr, err := netip.ParseAddr(rest.Text(nic, "networkIP")); err == nil {
+				used[addr] = r.Name()
+			}
+			for _, alias := range objects(nic["aliasIpRanges"]) {
+				if p, err := netip.ParsePrefix(rest.Text(alias, "ipCidrRange")); err == nil {
+					used[p.Addr()] = r.Name()
+				}
+			}
+		}
+	}
+	return used
+}
+
+// checkAliases checks that the alias ranges of an interface are in the subnet's ranges and free.
+func (c *Compute) checkAliases(r *Resource, nic map[string]any, subnet *Resource) error {
+	inUse := c.addresses(r)
+	for _, alias := range objects(nic["aliasIpRanges"]) {
+		rangeText, name := rest.Text(subnet.Body, "ipCidrRange"), rest.Text(alias, "subnetworkRangeName")
+		for _, secondary := range objects(subnet.Body["secondaryIpRanges"]) {
+			if name != "" && rest.Text(secondary, "rangeName") == name {
+				rangeText, name = rest.Text(secondary, "ipCidrRange"), ""
+			}
+		}
+		within, err := netip.ParsePrefix(rangeText)
+		p, err2 := netip.ParsePrefix(rest.Text(alias, "ipCidrRange"))
+		if err != nil || err2 != nil || name != "" || !within.Contains(p.Addr()) {
+			return &Failure{Code: "INVALID_FIELD_VALUE", Message: "Invalid IP CIDR range '" +
+				rest.Text(alias, "ipCidrRange") + "' for alias IP range of '" + subnet.Path + "'"}
+		}
+		if _, taken := inUse[p.Addr()]; taken {
+			return &Failure{Code: "IP_IN_USE_BY_ANOTHER_RESOURCE", Message: "IP '" + p.Addr().String() +
+				"' is already being used by another resource."}
+		}
+	}
+	return nil
+}
+
+// updateInterface changes the alias ranges of an interface. Fields that the body does not name stay as they are.
+func (c *Compute) updateInterface(call *rest.Call) (any, error) {
+	r, err := c.Target(call, instances)
+	if err != nil {
+		return nil, err
+	}
+	nics := objects(r.Body["networkInterfaces"])
+	i := slices.IndexFunc(nics, func(nic map[string]any) bool {
+		return rest.Text(nic, "name") == call.Query.Get("networkInterface")
+	})
+	given := rest.Text(call.Body, "fingerprint")
+	switch {
+	case i < 0:
+		return nil, Invalid("Invalid value for field 'networkInterface': '%s'. Interface not found.",
+			call.Query.Get("networkInterface"))
+	case given == "":
+		return nil, &rest.Error{Code: http.StatusBadRequest, Reason: "required",
+			Message: "Required field 'resource.fingerprint' not specified"}
+	case given != rest.Text(nics[i], "fingerprint"):
+		return nil, Stale("fingerprint")
+	}
+	aliases, named := clone(call.Body["aliasIpRanges"]), call.Body["aliasIpRanges"] != nil
+	return c.Start(call.Method, r, func() error {
+		nic := nics[i]
+		if named {
+			next := map[string]any{"aliasIpRanges": aliases}
+			if err := c.checkAliases(r, next, c.Find(rest.Text(nic, "subnetwork"))); err != nil {
+				return err
+			}
+			if nic["aliasIpRanges"] = aliases; len(objects(aliases)) == 0 {
+				delete(nic, "aliasIpRanges")
+			}
+		}
+		sign(nic)
+		return c.changedInstance(r)
+	}, nil), nil
+}
+
+func (c *Compute) setMetadata(call *rest.Call) (any, error) {
+	r, err := c.Target(call, instances)
+	if err != nil {
+		return nil, err
+	}
+	metadata, _ := r.Body["metadata"].(map[string]any)
+	if rest.Text(call.Body, "fingerprint") != rest.Text(metadata, "fingerprint") {
+		return nil, Stale("fingerprint")
+	}
+	next := map[string]any{"metadata": clone(call.Body)}
+	if err := checkMetadata(next); err != nil {
+		return nil, err
+	}
+	return c.Start(call.Method, r, func() error {
+		r.Body["metadata"] = next["metadata"]
+		return c.changedInstance(r)
+	}, nil), nil
+}
+
+// power returns the handler of start or stop. A stopped instance keeps its addresses.
+func (c *Compute) power(from, to string, change func(*Resource) error) rest.Handler {
+	return func(call *rest.Call) (any, error) {
+		r, err := c.Target(call, instances)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case r.Body["status"] == to:
+			return c.Start(call.Method, r, nil, nil), nil
+		case r.Body["status"] != from:
+			return nil, &rest.Error{Code: http.StatusBadRequest, Reason: "resourceNotReady",
+				Message: "The resource '" + r.Path + "' is not ready"}
+		}
+		return c.Start(call.Method, r, func() error {
+			if c.resources[r.Path] != r {
+				return &Failure{Code: "RESOURCE_NOT_FOUND", Message: "The resource '" + r.Path + "' was not found"}
+			}
+			r.Body["status"] = to
+			return change(r)
+		}, nil), nil
+	}
+}
+
+func (c *Compute) serialPort(call *rest.Call) (any, error) {
+	r, err := c.Target(call, instances)
+	if err != nil {
+		return nil, err
+	}
+	text := strings.Join(r.serial, "")
+	if r.machine != nil {
+		text += r.machine.Console()
+	}
+	var start int
+	_, _ = fmt.Sscan(call.Query.Get("start"), &start)
+	start = min(max(start, 0), len(text))
+	return map[string]any{"kind": "compute#serialPortOutput", "contents": text[start:], "selfLink": r.Link() +
+		"/serialPort", "start": fmt.Sprint(start), "next": fmt.Sprint(len(text))}, nil
+}
+
+// End ends an instance as a crash or a shutdown inside it does: it is stopped and keeps its addresses and disks.
+func (c *Compute) End(path, reason string) {
+	c.system(path, "compute.instances.guestTerminate", reason, func(r *Resource) { r.Body["status"] = terminated })
+}
+
+// Preempt ends a Spot VM. With termination action DELETE it is gone.
+func (c *Compute) Preempt(path string) {
+	c.system(path, "compute.instances.preempted", "Instance was preempted.", func(r *Resource) {
+		scheduling, _ := r.Body["scheduling"].(map[string]any)
+		if r.Body["status"] = terminated; scheduling["instanceTerminationAction"] == "DELETE" {
+			delete(c.resources, r.Path)
+			c.kinds["instances"].Removed(r)
+		}
+	})
+}
+
+// Vanish deletes an instance behind the back of its owner, without a delete operation.
+func (c *Compute) Vanish(path string) {
+	c.system(path, "compute.instances.repair.deleteInstance", "", func(r *Resource) {
+		delete(c.resources, r.Path)
+		c.kinds["instances"].Removed(r)
+	})
+}
+
+func (c *Compute) system(path, method, reason string, change func(*Resource)) {
+	c.Do(func() {
+		r := c.Find(path)
+		if r == nil {
+			return
+		}
+		c.stopMachine(r)
+		change(r)
+		op := c.Start(method, r, nil, nil)
+		op.kind, op.user, op.message = method, "system", reason
+	})
+}
+
+// JSON parses a body for [Compute.Put].
+func JSON(text string) (body map[string]any) {
+	if err := json.Unmarshal([]byte(text), &body); err != nil {
+		panic(err)
+	}
+	return body
+}
