@@ -26,6 +26,9 @@ func (c *checker) groups() {
 			if spec.Deleted {
 				c.add(at+".deleted", "is for dynamic groups, in groups/; remove the group instead")
 			}
+			if len(spec.Removed) > 0 {
+				c.add(at+".removed", "is written by the server, in groups/")
+			}
 			used[spec.Template] = true
 			c.inShard(GroupKey{tenant, name}, spec, at)
 			if t, ok := c.s.Templates[spec.Template]; ok {

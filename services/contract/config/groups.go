@@ -23,15 +23,23 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 	return spec, ok
 }
 
-// overridable lists the fields of a static group that an entry in groups/ may set.
+// overridable lists the fields of a static group that an entry in groups/ may set, and serverField the one that only
+// the server sets there.
 var overridable = []string{"size", "instance_type", "vars"}
+
+const serverField = "removed"
+
+// Override returns the fields of an entry in groups/ that apply to a static group.
+func (s GroupSpec) Override() GroupSpec {
+	return GroupSpec{Size: s.Size, InstanceType: s.InstanceType, Vars: s.Vars, Removed: s.Removed}
+}
 
 // restricted returns the names of the fields that an entry sets although it must not.
 func restricted(spec GroupSpec) []string {
 	var out []string
 	v := reflect.ValueOf(spec)
 	for _, f := range fieldsOf(v.Type()) {
-		if !isZero(f.in(v)) && !slices.Contains(overridable, f.name) {
+		if !isZero(f.in(v)) && f.name != serverField && !slices.Contains(overridable, f.name) {
 			out = append(out, f.name)
 		}
 	}
@@ -101,7 +109,7 @@ func (c *checker) override(key GroupKey, static, entry GroupSpec) *GroupSpec {
 	for _, name := range restricted(entry) {
 		c.add(ChildPath(path, name), "is ignored: the group is static").warning = true
 	}
-	override := GroupSpec{Size: entry.Size, InstanceType: entry.InstanceType, Vars: entry.Vars}
+	override := entry.Override()
 	c.rendersWith(key, static, override, path)
 	return &override
 }

@@ -3,6 +3,8 @@ package config
 import (
 	"maps"
 	"slices"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // mergeTree merges JSON objects key by key. A later object takes precedence, and values other than objects are
@@ -78,6 +80,12 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		}
 		g.InstanceType = firstOf(override.InstanceType, g.InstanceType)
 		maps.Copy(g.Vars, override.Vars)
+		spec.Removed = override.Removed
+	}
+	for _, text := range spec.Removed {
+		if id, err := ident.ParseID(text); err == nil {
+			g.Removed = append(g.Removed, id)
+		}
 	}
 	return g
 }

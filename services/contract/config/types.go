@@ -9,7 +9,10 @@
 // of its own content.
 package config
 
-import "github.com/nstance-kit/nstance/services/contract/cloud/all"
+import (
+	"github.com/nstance-kit/nstance/services/contract/cloud/all"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
 
 // Shard is the content of `config/{shard}.jsonc`. Pointers distinguish an unset field from zero. [Shard.WithDefaults]
 // fills in unset fields.
@@ -435,6 +438,9 @@ type GroupSpec struct {
 	// Marks a dynamic group that is being deleted; it stays until its last instance is gone. Only in groups/, written
 	// by the server.
 	Deleted bool `json:"deleted,omitempty"`
+	// IDs of instances that an operator chose when it lowered the size; the server deletes them. Only in groups/,
+	// written by the server.
+	Removed []string `json:"removed,omitempty"`
 }
 
 // GroupKey identifies a group within a shard.
@@ -449,7 +455,9 @@ type Group struct {
 	// Static groups are named by the shard config.
 	Static bool
 	// Deleted groups are scaled to zero and then forgotten.
-	Deleted       bool
+	Deleted bool
+	// Removed are instances to delete because an operator lowered the size and chose them.
+	Removed       []ident.ID `json:",omitempty"`
 	Template      string
 	Kind, Arch    string
 	Size          int

@@ -3,7 +3,9 @@ package operatorapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -101,6 +103,12 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 		return nil, err
 	}
 	id := view.Record.ID
+	answer := &nstancev1.DeleteInstanceResponse{}
+	if req.GetDecrement() {
+		if answer.Group, err = c.decrement(view); err != nil {
+			return nil, err
+		}
+	}
 	if view.Record.State != record.Deleted {
 		reason := first(req.GetReason(), "requested by operator "+c.operator.String())
 		c.Log.Info("deletion requested", "tenant", c.tenant, "group", view.Record.Group,
@@ -120,7 +128,59 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 	if view, err = c.instance(req.GetInstanceId()); err != nil {
 		return nil, err
 	}
-	return &nstancev1.DeleteInstanceResponse{Instance: c.instanceStatus(view)}, nil
+	answer.Instance = c.instanceStatus(view)
+	return answer, nil
+}
+
+// decrement lowers the size of an instance's group by one and names the instance in the group's entry, in one write.
+// From then on the planner deletes that instance (its rule 44), also in a later term. An instance that the entry names
+// already, or that is deleted, changes nothing.
+func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, error) {
+	if view.Record.OnDemand {
+		return nil, invalid("decrement", "instance %s was created on demand and does not count towards a size",
+			view.Record.ID)
+	}
+	key, id := c.key(view.Record.Group), view.Record.ID.String()
+	if view.Record.State != record.Deleted {
+		lowered := false
+		group, err := c.Config.Upsert(c, key, "", func(spec *config.GroupSpec, exists bool) error {
+			if !exists {
+				return errNoGroup(key)
+			}
+			if lowered = !slices.Contains(spec.Removed, id); !lowered {
+				return nil
+			}
+			have := c.Config.Groups()[key]
+			size := max(0, have.Size-1)
+			spec.Size = &size
+			spec.Removed = append(c.liveRemoved(have), id)
+			return nil
+		})
+		if err != nil {
+			return nil, c.groupFault(key, err)
+		}
+		if lowered {
+			c.Log.Info("group decremented", "tenant", key.Tenant, "group", key.Group, "instance", id, "operator",
+				c.operator.String(), "size", group.Size)
+			c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Instance: id,
+				Message: fmt.Sprintf("size %d", group.Size)})
+		}
+	}
+	now, ok := c.state().GroupView(key)
+	if !ok {
+		return nil, errNoGroup(key)
+	}
+	return c.groupStatus(now), nil
+}
+
+// liveRemoved returns the instances that a group's entry names and that are not deleted yet. The others are dropped.
+func (c *call) liveRemoved(group config.Group) (live []string) {
+	for _, id := range group.Removed {
+		if rec, _, ok := c.state().Record(id); ok && rec.State != record.Deleted {
+			live = append(live, id.String())
+		}
+	}
+	return live
 }
 
 // AcknowledgeDrained ends an instance's drain. It does nothing for an instance that is deleted or unknown.
@@ -218,7 +278,7 @@ func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 	}
 	spec, _ := c.Config.Override(key)
 	if group.Static {
-		spec = config.GroupSpec{Size: spec.Size, InstanceType: spec.InstanceType, Vars: spec.Vars}
+		spec = spec.Override()
 	}
 	spec.InstanceType = first(req.GetInstanceType(), spec.InstanceType)
 	vars := maps.Clone(spec.Vars)

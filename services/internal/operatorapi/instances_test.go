@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -395,6 +396,98 @@ func TestDeleteInstance(t *testing.T) {
 			t.Errorf("what is gone: %v", err)
 		}
 	}
+}
+
+// DeleteInstance with decrement deletes the chosen instance, creates no other, and lowers the size once however often
+// it is called.
+func TestDeleteInstanceDecrement(t *testing.T) {
+	w := newTestShard(t)
+	ids := w.grow(t, "fleet", 3)
+	for _, id := range ids {
+		w.register(t, id, shardstate.Report{Healthy: true})
+	}
+	chosen := ids[2] // a scale-down would remove the oldest
+	req := &nstancev1.DeleteInstanceRequest{InstanceId: chosen.String(), Decrement: true}
+
+	// The size and the choice are one write: if it fails, nothing has changed.
+	w.breakStore(func(r mem.Request) mem.Fault {
+		if r.Op == mem.Put {
+			return outOfOrder(r)
+		}
+		return mem.Fault{}
+	})
+	_, err := w.DeleteInstance(t.Context(), req)
+	wants(t, "not durable", err, codes.Unavailable, "out of order")
+	if g := w.group(t, "fleet"); g.GetSize() != 3 || g.GetActualSize() != 3 {
+		t.Errorf("%v", g)
+	}
+	w.breakStore(nil)
+
+	events := live(t, w)
+	for range 3 {
+		answer, err := w.DeleteInstance(t.Context(), req)
+		if err != nil || answer.GetGroup().GetSize() != 2 || answer.GetInstance().GetState() != "deleting" {
+			t.Fatalf("%v, %v", answer, err)
+		}
+	}
+	groups, _, _, err := w.state.ReadGroups(t.Context())
+	if spec := groups.Tenants["prod"]["fleet"]; err != nil || *spec.Size != 2 ||
+		!slices.Equal(spec.Removed, []string{chosen.String()}) {
+		t.Errorf("%+v, %v", groups, err)
+	}
+	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{
+		InstanceId: chosen.String()}); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitListing(events, "its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
+	if answer, err := w.DeleteInstance(t.Context(), req); err != nil || answer.GetGroup().GetSize() != 2 {
+		t.Errorf("a retry after the end: %v, %v", answer, err)
+	}
+	if n, d := w.provider.Count(mock.Create), w.provider.Count(mock.Delete); n != 3 || d != 1 {
+		t.Errorf("%d create calls, %d delete calls", n, d)
+	}
+	for _, id := range ids[:2] {
+		if i := w.status(t, id); i.GetState() != "registered" {
+			t.Errorf("%v", i)
+		}
+	}
+	// The next write drops the instance that is gone.
+	answer, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: ids[0].String(),
+		Decrement: true})
+	if err != nil || answer.GetGroup().GetSize() != 1 {
+		t.Errorf("%v, %v", answer, err)
+	}
+	groups, _, _, err = w.state.ReadGroups(t.Context())
+	if spec := groups.Tenants["prod"]["fleet"]; err != nil || !slices.Equal(spec.Removed, []string{ids[0].String()}) {
+		t.Errorf("%+v, %v", spec, err)
+	}
+}
+
+// A static group is decremented by its override.
+func TestDeleteInstanceDecrementStatic(t *testing.T) {
+	w := newTestShard(t)
+	events := live(t, w)
+	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static",
+		Size: ptr(uint32(2))}); err != nil {
+		t.Fatal(err)
+	}
+	var id string
+	for range 2 {
+		id = events.await("creation", ofType(nstancev1.InstanceEvent_TYPE_CREATED)).GetInstance().GetInstanceId()
+	}
+	for range 2 {
+		answer, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id, Decrement: true})
+		if err != nil || answer.GetGroup().GetSize() != 1 || !answer.GetGroup().GetIsStatic() {
+			t.Fatalf("%v, %v", answer, err)
+		}
+	}
+	made, err := w.create("", "static")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: made.GetInstanceId(),
+		Decrement: true})
+	wants(t, "on demand", err, codes.InvalidArgument, "decrement: ", "on demand")
 }
 
 func TestDeleteInstanceRefusals(t *testing.T) {

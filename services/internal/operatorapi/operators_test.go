@@ -358,7 +358,7 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 		t.Errorf("%v", answer)
 	}
 	for _, p := range answer.GetProblems() {
-		if p.GetLine() != 4 || p.GetColumn() == 0 || p.GetPath() == "" || p.GetMessage() == "" {
+		if p.GetLine() != 5 || p.GetColumn() == 0 || p.GetPath() == "" || p.GetMessage() == "" {
 			t.Errorf("%v", p)
 		}
 	}

@@ -63,8 +63,8 @@ type subject struct {
 
 // rules is the classification table: rule n is rules[n-1], and the first that applies wins.
 var rules = [...]rule{
-	/*  1 */ {"leaving", classLeaving, CauseNone, func(_ *group, i subject) (bool, time.Time) {
-		return i.isLeaving(), time.Time{}
+	/*  1 */ {"leaving", classLeaving, CauseNone, func(g *group, i subject) (bool, time.Time) {
+		return i.isLeaving() || g.isRemoved(i.Instance), time.Time{}
 	}},
 	/*  2 */ {"creating", classCreating, CauseNone, func(_ *group, i subject) (bool, time.Time) {
 		return i.awaitsCreate(), time.Time{}
@@ -299,6 +299,11 @@ func (i *Instance) isLeaving() bool {
 		return true
 	}
 	return i.State == record.Deleting || i.State == record.Deleted
+}
+
+// isRemoved is rule 44: the group's entry names the instance, so the intent to delete it is durable.
+func (g *group) isRemoved(i *Instance) bool {
+	return slices.Contains(g.Group.Removed, i.ID) && !i.awaitsCreate()
 }
 
 // awaitsCreate reports whether only the executor's answer, or a settlement, can tell whether the VM exists.

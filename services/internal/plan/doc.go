@@ -79,4 +79,7 @@
 //	                      still run; then the groups take turns (pace.go).
 //	43 create late        Meanwhile a group has at most 4 calls waiting of either kind, and starts no replacement of
 //	                      an instance that still runs before what any group lacks (pace.go).
+//
+//	44 chosen removal     An operator may lower the size and choose the instance in one durable step. The chosen
+//	                      instance is leaving (rule 1), so that rules 22 and 23 remove no other (classify.go).
 package plan

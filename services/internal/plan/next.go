@@ -91,6 +91,8 @@ func (g *group) planInstances(chosen []bool) steps {
 			if i.State == record.Deleting {
 				out.addStep(g.planEnd(i))
 				out.addStep(g.planQuestion(subject{i, g.inTime[n]}))
+			} else if g.isRemoved(i) {
+				out.addStep(g.planDeletion(i, CauseRequested, reasonRemoved))
 			}
 		case i.State == record.Reserved:
 			out.addStep(g.planSettlement(i))

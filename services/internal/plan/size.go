@@ -6,7 +6,10 @@ import (
 	"time"
 )
 
-const reasonTooLarge = "the group is larger than its size"
+const (
+	reasonTooLarge = "the group is larger than its size"
+	reasonRemoved  = "an operator lowered the size and chose this instance"
+)
 
 // removals is what the removal phase returns.
 type removals struct {

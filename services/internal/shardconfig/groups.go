@@ -69,7 +69,7 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 		case static && !spec.Deleted:
 			// The other fields are from a time when the group was not static. They are ignored, and this write drops
 			// them.
-			spec = config.GroupSpec{Size: spec.Size, InstanceType: spec.InstanceType, Vars: spec.Vars}
+			spec = spec.Override()
 		case spec.Deleted:
 			// The group is being deleted. The call starts a new definition.
 			spec = config.GroupSpec{}

@@ -25,6 +25,7 @@ func excluded() map[string]string {
 	return map[string]string{
 		"Shard.Schema":      "the field is for editors of the JSON document",
 		"GroupSpec.Deleted": "only the server sets this field, on dynamic groups",
+		"GroupSpec.Removed": "only the server sets this field, in groups/",
 	}
 }
 

@@ -1640,9 +1640,13 @@ func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
 }
 
 type DeleteInstanceRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	Reason     string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Lower the size of the instance's group by one in the same step, so that the instance is not replaced. A repeated
+	// request does not lower it again, and a request for a deleted instance does not lower it. Refused for on-demand
+	// instances.
+	Decrement     bool `protobuf:"varint,3,opt,name=decrement,proto3" json:"decrement,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1691,9 +1695,18 @@ func (x *DeleteInstanceRequest) GetReason() string {
 	return ""
 }
 
+func (x *DeleteInstanceRequest) GetDecrement() bool {
+	if x != nil {
+		return x.Decrement
+	}
+	return false
+}
+
 type DeleteInstanceResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Instance      *InstanceStatus        `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Instance *InstanceStatus        `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	// With decrement: the group afterwards.
+	Group         *GroupStatus `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1731,6 +1744,13 @@ func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
 	if x != nil {
 		return x.Instance
+	}
+	return nil
+}
+
+func (x *DeleteInstanceResponse) GetGroup() *GroupStatus {
+	if x != nil {
+		return x.Group
 	}
 	return nil
 }
@@ -3436,13 +3456,15 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
 	"\x16CreateInstanceResponse\x126\n" +
-	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"P\n" +
+	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"n\n" +
 	"\x15DeleteInstanceRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"P\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1c\n" +
+	"\tdecrement\x18\x03 \x01(\bR\tdecrement\"\x7f\n" +
 	"\x16DeleteInstanceResponse\x126\n" +
-	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\";\n" +
+	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12-\n" +
+	"\x05group\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\";\n" +
 	"\x18GetInstanceStatusRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"S\n" +
@@ -3703,73 +3725,74 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	49, // 18: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
 	27, // 19: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	27, // 20: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	27, // 21: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	27, // 22: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	50, // 23: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	50, // 24: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	50, // 25: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	50, // 26: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	50, // 27: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	50, // 28: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	52, // 29: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	50, // 30: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	32, // 31: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 32: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	10, // 33: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	35, // 34: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 35: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	27, // 36: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	50, // 37: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	50, // 38: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	38, // 39: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	50, // 40: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	50, // 41: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	39, // 42: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	50, // 43: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	44, // 44: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	39, // 45: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	44, // 46: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	50, // 47: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	50, // 48: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 49: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	6,  // 50: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	8,  // 51: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	11, // 52: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	13, // 53: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	15, // 54: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	19, // 55: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	21, // 56: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	23, // 57: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	25, // 58: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	28, // 59: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	30, // 60: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	33, // 61: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	36, // 62: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	40, // 63: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	42, // 64: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	45, // 65: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 66: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	7,  // 67: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	9,  // 68: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 69: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	14, // 70: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	16, // 71: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	20, // 72: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	22, // 73: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	24, // 74: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	26, // 75: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	29, // 76: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	31, // 77: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	34, // 78: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	37, // 79: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	41, // 80: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	43, // 81: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	46, // 82: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	66, // [66:83] is the sub-list for method output_type
-	49, // [49:66] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	10, // 21: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	27, // 22: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	27, // 23: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	50, // 24: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	50, // 25: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	50, // 26: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	50, // 27: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	50, // 28: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	50, // 29: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	52, // 30: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	50, // 31: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	32, // 32: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 33: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	10, // 34: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	35, // 35: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 36: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	27, // 37: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	50, // 38: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	50, // 39: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	38, // 40: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	50, // 41: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	50, // 42: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	39, // 43: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	50, // 44: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	44, // 45: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	39, // 46: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	44, // 47: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	50, // 48: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	50, // 49: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 50: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	6,  // 51: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	8,  // 52: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	11, // 53: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	13, // 54: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	15, // 55: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	19, // 56: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	21, // 57: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	23, // 58: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	25, // 59: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	28, // 60: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	30, // 61: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	33, // 62: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	36, // 63: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	40, // 64: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	42, // 65: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	45, // 66: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 67: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	7,  // 68: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	9,  // 69: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	12, // 70: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	14, // 71: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	16, // 72: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	20, // 73: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	22, // 74: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	24, // 75: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	26, // 76: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	29, // 77: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	31, // 78: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	34, // 79: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	37, // 80: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	41, // 81: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	43, // 82: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	46, // 83: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	67, // [67:84] is the sub-list for method output_type
+	50, // [50:67] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
