@@ -12,6 +12,7 @@ package machine
 import (
 	"context"
 	"fmt"
+	"time"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -60,6 +61,9 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("controller of NstanceMachine: %w", err)
+	}
+	if err := (&orphanReconciler{Reconciler: r, since: map[string]time.Time{}}).setup(mgr); err != nil {
+		return err
 	}
 	t := &templateReconciler{s}
 	err = ctrl.NewControllerManagedBy(mgr).Named("nstancemachinetemplate").

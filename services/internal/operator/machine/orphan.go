@@ -1,0 +1,117 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+)
+
+// orphanReconciler deletes Machines of pools that have neither an NstanceMachine nor an instance. Cluster API creates
+// such a Machine if its NstanceMachine is deleted at the same time, and keeps it. There is one worker.
+type orphanReconciler struct {
+	*Reconciler
+	// since maps the name of each Machine without NstanceMachine and instance to the time when that was first seen.
+	since map[string]time.Time
+}
+
+func (r *orphanReconciler) setup(mgr ctrl.Manager) error {
+	err := ctrl.NewControllerManagedBy(mgr).Named("nstanceorphan").
+		For(&clusterv1.Machine{}).
+		Watches(&v1beta1.NstanceMachine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForInfrastructure),
+			builder.WithPredicates(predicate.Funcs{
+				CreateFunc: func(event.CreateEvent) bool { return false },
+				UpdateFunc: func(event.UpdateEvent) bool { return false },
+			})).
+		Complete(r)
+	if err != nil {
+		return fmt.Errorf("controller of Machines without instance: %w", err)
+	}
+	return nil
+}
+
+// requestsForInfrastructure returns requests for the Machines that reference an NstanceMachine.
+func (r *orphanReconciler) requestsForInfrastructure(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.Requests(ctx, &clusterv1.MachineList{}, client.MatchingFields{machineByInfrastructure: o.GetName()})
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *orphanReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	m := &clusterv1.Machine{}
+	found, err := r.Scope.Read(ctx, request.Name, m)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !found || !r.isOwnPoolMachine(m) {
+		delete(r.since, request.Name)
+		return ctrl.Result{}, nil
+	}
+	permission, err := r.Permission(ctx, r.Client, m)
+	if err != nil || permission.Paused {
+		return ctrl.Result{}, err
+	}
+	in := orphanInput{now: r.Now()}
+	if in.infrastructure, err = r.Scope.Read(ctx, m.Spec.InfrastructureRef.Name, &v1beta1.NstanceMachine{}); err != nil {
+		return ctrl.Result{}, err
+	}
+	for _, s := range r.Shards.All() {
+		state := s.State()
+		instance, _ := s.Instance(m.Spec.InfrastructureRef.Name)
+		in.shards = append(in.shards, shardView{id: s.ID(), reachable: state.Reachable, synced: state.Synced,
+			instance: instance})
+	}
+	if at := r.since[m.Name]; !at.Before(m.CreationTimestamp.Time) { // else it was another Machine of this name
+		in.since = at
+	}
+	reap, again := decideOrphan(&in)
+	if in.since.IsZero() {
+		delete(r.since, m.Name)
+	} else {
+		r.since[m.Name] = in.since
+	}
+	if !reap {
+		return ctrl.Result{RequeueAfter: again}, nil
+	}
+	return ctrl.Result{}, r.reap(ctx, m)
+}
+
+// isOwnPoolMachine reports whether the Machine belongs to a pool of the managed Cluster, uses an NstanceMachine, and is
+// not being deleted.
+func (r *orphanReconciler) isOwnPoolMachine(m *clusterv1.Machine) bool {
+	ref := m.Spec.InfrastructureRef
+	return m.DeletionTimestamp.IsZero() && m.Spec.ClusterName == r.ClusterName() &&
+		m.Labels[clusterv1.MachinePoolNameLabel] != "" && ref.APIGroup == v1beta1.GroupVersion.Group &&
+		ref.Kind == "NstanceMachine"
+}
+
+// reap deletes the Machine. It first asks the API server whether the NstanceMachine exists, because the cache may be
+// out of date.
+func (r *orphanReconciler) reap(ctx context.Context, m *clusterv1.Machine) error {
+	err := r.Reader.Get(ctx, r.Key(m.Spec.InfrastructureRef.Name), &v1beta1.NstanceMachine{})
+	if !apierrors.IsNotFound(err) {
+		return client.IgnoreNotFound(err)
+	}
+	if err := r.skipDrain(ctx, m); err != nil {
+		return err
+	}
+	uid := m.UID
+	if err := r.Client.Delete(ctx, m, client.Preconditions{UID: &uid}); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	text := fmt.Sprintf("the Machine has had no NstanceMachine and no instance for %s", orphanGrace)
+	r.Log.Info("deleted Machine without instance", "machine", m.Name)
+	r.Recorder.Eventf(m, nil, corev1.EventTypeWarning, v1beta1.InstanceGoneReason, "Delete", "%s", text)
+	return nil
+}

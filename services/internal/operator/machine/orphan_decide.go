@@ -1,0 +1,43 @@
+package machine
+
+import "time"
+
+const (
+	// orphanGrace is how long a pool's Machine may be without NstanceMachine and instance.
+	orphanGrace = time.Minute
+	// orphanRecheck is the time until the shards are asked again, while one of them does not answer.
+	orphanRecheck = 10 * time.Second
+)
+
+// orphanInput is everything that the decision about a pool's Machine depends on.
+type orphanInput struct {
+	// infrastructure: the NstanceMachine exists.
+	infrastructure bool
+	// shards have the instance that the Machine is named after.
+	shards []shardView
+	// since is the time when the Machine was first seen without both. decideOrphan updates it.
+	since, now time.Time
+}
+
+// decideOrphan reports whether the Machine must be deleted, else when to decide again; zero means after a change. The
+// shard of the instance is unknown, so every shard must answer.
+func decideOrphan(in *orphanInput) (reap bool, again time.Duration) {
+	if in.infrastructure {
+		in.since = time.Time{}
+		return false, 0
+	}
+	for _, s := range in.shards {
+		exists := s.instance != nil && s.instance.GetState() != stateDeleted
+		if exists || !s.reachable || !s.synced {
+			in.since = time.Time{}
+			return false, orphanRecheck
+		}
+	}
+	if in.since.IsZero() {
+		in.since = in.now
+	}
+	if left := in.since.Add(orphanGrace).Sub(in.now); left > 0 {
+		return false, left
+	}
+	return true, 0
+}
