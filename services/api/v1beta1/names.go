@@ -104,6 +104,7 @@ const (
 	ShardRemovedReason          = "ShardRemoved"
 	ShardSkippedReason          = "ShardSkipped"
 	KubeconfigFailedReason      = "KubeconfigFailed"
+	SecretRestoredReason        = "SecretRestored"
 )
 
 // DeletionRecordName returns the name of the ConfigMap that records the deletion of a Cluster.

@@ -73,7 +73,7 @@ func Run(ctx context.Context, c Config) error {
 		CertSecret: c.Environment.CertSecret,
 		KeySecret:  c.Environment.KeySecret, NonceSecret: c.Environment.NonceSecret, Cluster: c.Settings.Cluster,
 		Tenant: c.Settings.Tenant,
-		Rand:   rand.Reader, Now: time.Now, Log: log,
+		Rand:   rand.Reader, Now: time.Now, Recorder: mgr.GetEventRecorder(name), Log: log,
 	})
 	set := shards.New(shards.Options{Credentials: keeper.Credentials, Now: time.Now, Log: log,
 		Dial: append([]grpc.DialOption{grpc.WithStatsHandler(keeper.RenewalRequests())}, c.Dial...)})

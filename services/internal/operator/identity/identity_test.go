@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +27,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -580,6 +583,57 @@ func TestRunRenewsInTime(t *testing.T) {
 		if err := k.Run(t.Context(), renew); err == nil || !strings.Contains(err.Error(),
 			"and no shard has renewed it") || now().Before(k.Current().Leaf.NotAfter) {
 			t.Errorf("in the end: %v", err)
+		}
+	})
+}
+
+// TestRestoresDeletedSecrets checks that Run writes the Secrets of the identity again, with the CA bundle that came with
+// the certificate, and records an event.
+func TestRestoresDeletedSecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster := fleettest.NewCluster(t, "demo")
+		began := time.Now()
+		_, private := identitytest.Key(t)
+		sent := []byte(identitytest.CA(cluster).Data[identity.CAKey])
+		kube := fake.NewClientBuilder().WithObjects(identitytest.CA(cluster),
+			&corev1.Secret{ObjectMeta: meta("nstance-operator-cert"), Data: map[string][]byte{
+				corev1.TLSCertKey:       identitytest.Certificate(t, cluster, "default", fleettest.Now, 30*time.Hour),
+				corev1.TLSPrivateKeyKey: private, identity.CAKey: sent}}).Build()
+		o := identitytest.Options(kube, "demo", "default", func() time.Time { return fleettest.Now.Add(time.Since(began)) })
+		recorder := events.NewFakeRecorder(10)
+		o.Recorder = recorder
+		k := identity.New(o)
+		if err := k.Ensure(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		read := func(name string) map[string][]byte {
+			secret := &corev1.Secret{}
+			if err := kube.Get(t.Context(), client.ObjectKey{Namespace: identitytest.Namespace, Name: name},
+				secret); err != nil {
+				t.Fatal(err)
+			}
+			return secret.Data
+		}
+		want := map[string]map[string][]byte{}
+		for _, name := range []string{"nstance-operator-key", "nstance-operator-cert"} {
+			want[name] = read(name)
+			if err := kube.Delete(t.Context(), &corev1.Secret{ObjectMeta: meta(name)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+		defer cancel()
+		if err := k.Run(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+		for name, data := range want {
+			if got := read(name); !maps.EqualFunc(got, data, bytes.Equal) {
+				t.Errorf("%s has the keys %v, want %v with the same values", name, slices.Sorted(maps.Keys(got)),
+					slices.Sorted(maps.Keys(data)))
+			}
+			if text := <-recorder.Events; !strings.Contains(text, "Warning SecretRestored") {
+				t.Errorf("event %q", text)
+			}
 		}
 	})
 }

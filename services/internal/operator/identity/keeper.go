@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
@@ -45,7 +46,9 @@ type Options struct {
 	// Rand is crypto/rand.Reader except in tests.
 	Rand io.Reader
 	Now  func() time.Time
-	Log  *slog.Logger
+	// Recorder records events about the Secrets.
+	Recorder events.EventRecorder
+	Log      *slog.Logger
 }
 
 // Keeper manages the operator's identity. [Keeper.Ensure] and [Keeper.Run] must not run at the same time. The other
@@ -56,6 +59,8 @@ type Keeper struct {
 	// renewEarly is set when a server asks for an early renewal, because the cluster's CA is being rotated.
 	renewEarly atomic.Bool
 	current    atomic.Pointer[Identity]
+	// sent is the CA bundle that came with the current certificate. Only Ensure, Run and Renew use it.
+	sent []byte
 
 	mu    sync.Mutex
 	conns map[net.Conn]*Identity // open connections and the identity that each was made with
@@ -122,7 +127,8 @@ func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	if certificate == nil {
 		return roots, nil
 	}
-	return roots.with(certificate.Data[CAKey]), nil
+	k.sent = certificate.Data[CAKey]
+	return roots.with(k.sent), nil
 }
 
 // loadKey returns the stored key, which it creates if there is none, and the Secret of the certificate, which may be
@@ -288,7 +294,7 @@ func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, i
 	data := map[string][]byte{corev1.TLSCertKey: authority.EncodeCertificate(identity.Leaf),
 		corev1.TLSPrivateKeyKey: private}
 	if len(bundle) > 0 {
-		data[CAKey] = bundle
+		data[CAKey], k.sent = bundle, bundle
 	}
 	secret, err := k.readSecret(ctx, k.CertSecret)
 	switch {

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
@@ -31,7 +32,7 @@ func Options(c client.Client, cluster, tenant string, now func() time.Time) iden
 		CertSecret: "nstance-operator-cert",
 		KeySecret:  "nstance-operator-key", NonceSecret: "nstance-operator-nonce", Cluster: cluster, Tenant: tenant,
 		Rand: fleettest.Rand(9),
-		Now:  now, Log: slog.New(slog.DiscardHandler)}
+		Now:  now, Recorder: &events.FakeRecorder{}, Log: slog.New(slog.DiscardHandler)}
 }
 
 // CA returns the ConfigMap with the cluster's CA.
