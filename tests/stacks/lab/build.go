@@ -12,7 +12,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
+	"github.com/nstance-kit/nstance/tests/cloud/machine"
 )
 
 // Programs are the programs and images of a stack. They are built once per test process.

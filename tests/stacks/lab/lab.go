@@ -39,7 +39,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
+	"github.com/nstance-kit/nstance/tests/cloud/machine"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/rate"
 	s3front "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )

@@ -1,6 +1,13 @@
 package ec2
 
-import "github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/imds"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
 
 // boot starts the machine of an instance. Without real machines, the instance is running after the boot time.
 func (s *Service) boot(i *instance) {
@@ -12,14 +19,17 @@ func (s *Service) boot(i *instance) {
 	start := i.start
 	primary, others := s.nics(i)
 	machine, err := s.cfg.Machines.Start(MachineSpec{
-		ID: i.id, Userdata: i.userdata, Image: i.image.id, Primary: primary,
-		TokensRequired: value(i.data.MetadataOptions.HTTPTokens) == "required",
-		HopLimit:       int(value(i.data.MetadataOptions.HTTPPutResponseHopLimit)),
-		Metadata: func(path string) (string, bool) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return s.metadata(i, path)
-		},
+		ID: i.id, Hostname: machineName(i.id, primary), Userdata: i.userdata, Image: i.image.id, Primary: primary,
+		DMI: machineDMI(i.id),
+		Metadata: imds.New(imds.Options{
+			ID: i.id, Image: i.image.id, Userdata: i.userdata,
+			TokensRequired: value(i.data.MetadataOptions.HTTPTokens) == "required",
+			Value: func(path string) (string, bool) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				return s.metadata(i, path)
+			},
+		}),
 		Exited: func() { s.exited(i, start) },
 	})
 	if err != nil {
@@ -34,6 +44,30 @@ func (s *Service) boot(i *instance) {
 		}
 	}
 	i.due = s.cfg.Now() // the machine has started: the next settle sets the state to running
+}
+
+// machineName returns the host name that EC2 derives from the IPv4 address, or from the instance ID if there is no IPv4
+// address. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/hostname-types.html
+func machineName(id string, primary NIC) string {
+	for _, a := range primary.Addresses {
+		if a.Addr().Is4() {
+			return "ip-" + strings.ReplaceAll(a.Addr().String(), ".", "-")
+		}
+	}
+	return id
+}
+
+// machineDMI returns the DMI entries of an instance. Its UUID begins with "ec2".
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
+func machineDMI(id string) map[string]string {
+	digest := sha256.Sum256([]byte(id))
+	text := hex.EncodeToString(digest[:16])
+	uuid := "ec2" + text[3:8] + "-" + text[8:12] + "-" + text[12:16] + "-" + text[16:20] + "-" + text[20:]
+	return map[string]string{
+		"sys_vendor": "Amazon EC2", "product_name": "t3.micro", "product_uuid": uuid, "product_serial": uuid,
+		"bios_vendor": "Amazon EC2", "bios_version": "1.0", "board_vendor": "Amazon EC2", "board_asset_tag": id,
+		"chassis_vendor": "Amazon EC2", "chassis_asset_tag": "Amazon EC2",
+	}
 }
 
 // unhook detaches the machine from an instance. Later events of the machine are ignored.

@@ -2,6 +2,8 @@ package ec2
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -264,13 +266,27 @@ func TestMachines(t *testing.T) {
 	m := real.started[0]
 	nic := *w.describe(id).NetworkInterfaces[0].MacAddress
 	if m.spec.ID != id || string(m.spec.Userdata) != "#!/bin/sh\necho hello\n" || m.spec.Image != w.amd ||
-		!m.spec.TokensRequired || m.spec.HopLimit != 3 || m.spec.Primary.MAC != nic {
+		m.spec.Primary.MAC != nic {
 		t.Errorf("the machine: %+v", m.spec)
 	}
 	if got := m.spec.Primary.Addresses[0].String(); got != "10.0.1.4/24" {
 		t.Errorf("its address %s has not the prefix length of the VPC", got)
 	}
-	if text, ok := m.spec.Metadata("instance-id"); !ok || text != id {
+	if m.spec.Hostname != "ip-10-0-1-4" || !strings.HasPrefix(m.spec.DMI["product_uuid"], "ec2") {
+		t.Errorf("the machine: %q, %v", m.spec.Hostname, m.spec.DMI)
+	}
+	ask := func(method, path, header, value string) (int, string) {
+		r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+		r.Header.Set(header, value)
+		answer := httptest.NewRecorder()
+		m.spec.Metadata.ServeHTTP(answer, r)
+		return answer.Code, answer.Body.String()
+	}
+	if code, _ := ask(http.MethodGet, "/latest/meta-data/instance-id", "X-None", ""); code != http.StatusUnauthorized {
+		t.Errorf("metadata without a token: %d", code)
+	}
+	_, token := ask(http.MethodPut, "/latest/api/token", "X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "60")
+	if _, text := ask(http.MethodGet, "/latest/meta-data/instance-id", "X-Aws-Ec2-Metadata-Token", token); text != id {
 		t.Errorf("its metadata: %q", text)
 	}
 	w.eventually(id, types.InstanceStateNameRunning)

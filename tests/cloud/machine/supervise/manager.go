@@ -1,0 +1,420 @@
+// Package supervise owns the processes of a machine with a complete file system. It runs the boot script like
+// cloud-init, and the services in the image's own unit files like systemd.
+//
+// Invariant: the package runs as the machine's PID 1 and is the parent of everything that it starts. It executes the
+// boot script unmodified and never interprets it.
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/machine/control"
+	"github.com/nstance-kit/nstance/tests/cloud/machine/networkd"
+	"github.com/nstance-kit/nstance/tests/cloud/machine/unit"
+)
+
+// Options configure [Run].
+type Options struct {
+	// InstanceID names the instance directory of cloud-init.
+	InstanceID string
+	Userdata   []byte
+	// If Build is set, Run does not boot. It executes Userdata and returns the exit code.
+	Build bool
+	// Environment is added to the environment of the boot script, the services and the commands of tests.
+	Environment map[string]string
+	Log         io.Writer
+	// Ready is closed when init listens.
+	Ready    io.Closer
+	Hostname string
+	// Links are the network interfaces with which the machine starts.
+	Links []networkd.Link
+}
+
+// Manager is the machine's init. mu guards the fields below it.
+type Manager struct {
+	Options
+	journal   *journal
+	processes *processes
+	null      *os.File
+	network   *network
+
+	mu       sync.Mutex
+	services map[string]*service
+	// state is the output of systemctl is-system-running. target is the unit that a shutdown starts.
+	state, target string
+	degraded      bool // The boot script failed.
+	down          chan string
+}
+
+// Run runs init as PID 1 until the machine ends. It returns the exit code of the machine.
+func Run(o Options) (int, error) {
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return 1, err
+	}
+	m := &Manager{Options: o, journal: &journal{out: o.Log}, processes: newProcesses(), null: null,
+		services: map[string]*service{}, state: "starting",
+		down: make(chan string, 1)}
+	go m.processes.reap()
+	m.network = &network{m: m}
+	if err := os.MkdirAll(filepath.Dir(control.Socket), 0o755); err != nil {
+		return 1, err
+	}
+	if err := m.serveJournal(); err != nil {
+		return 1, err
+	}
+	listener, err := net.Listen("unix", control.Socket) //nolint:noctx // it ends with the machine
+	if err != nil {
+		return 1, err
+	}
+	go func() { _ = control.Serve(listener, m.handle) }() // Ends with the machine.
+	m.listen()
+	if err := m.network.start(o.Links); err != nil {
+		m.journal.write("systemd-networkd", 0, err.Error())
+	}
+	if err := o.Ready.Close(); err != nil {
+		return 1, err
+	}
+	if o.Build {
+		return m.build()
+	}
+	m.journal.logf("Machine %s is up as %s.", o.InstanceID, o.Hostname)
+	first := true
+	for {
+		go m.boot(first)
+		action := <-m.down
+		m.shutdown(action)
+		if !strings.HasPrefix(action, "reboot") {
+			m.journal.logf("Powering off.")
+			return 0, nil
+		}
+		first = false
+		if err := m.renew(); err != nil {
+			return 1, err
+		}
+	}
+}
+
+// serveJournal answers journalctl for members of the group systemd-journal.
+func (m *Manager) serveJournal() error {
+	group, err := user.LookupGroup("systemd-journal")
+	if err != nil {
+		return fmt.Errorf("the machine's image: %w", err)
+	}
+	gid, err := strconv.Atoi(group.Gid)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("unix", control.JournalSocket) //nolint:noctx // it ends with the machine
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(os.Chown(control.JournalSocket, 0, gid), os.Chmod(control.JournalSocket, 0o660)); err != nil {
+		return err
+	}
+	go func() {
+		_ = control.Serve(listener, func(ctx context.Context, r control.Request) control.Response {
+			r.Program = "journalctl"
+			return m.handle(ctx, r)
+		})
+	}() // Ends with the machine.
+	return nil
+}
+
+// listen starts to log what programs write to the console and to syslog. A machine works without either, so that errors
+// are only logged.
+func (m *Manager) listen() {
+	console, err := os.OpenFile("/dev/console", os.O_RDWR, 0) // A named pipe.
+	if err != nil {
+		m.journal.logf("No console: %v", err)
+	} else {
+		go m.journal.logLines("console", func() int { return 0 }, console)
+	}
+	syslog, err := openMailbox("/dev/log")
+	if err != nil {
+		m.journal.logf("No syslog: %v", err)
+		return
+	}
+	go func() {
+		for d := range syslog.in {
+			m.journal.write("syslog", d.pid, strings.TrimRight(d.text, "\n\x00"))
+		}
+	}()
+}
+
+// environment returns a copy of the variables with which every service starts.
+func (m *Manager) environment() map[string]string {
+	environment := map[string]string{"PATH": searchPath, "LANG": "C.UTF-8"}
+	maps.Copy(environment, m.Environment)
+	return environment
+}
+
+// list returns an environment in the form NAME=value, sorted.
+func list(environment map[string]string) (assignments []string) {
+	for _, name := range slices.Sorted(maps.Keys(environment)) {
+		assignments = append(assignments, name+"="+environment[name])
+	}
+	return assignments
+}
+
+// launch starts a process. Its output goes to the journal and, unless also is nil, to also. ended is closed when all
+// output was read.
+func (m *Manager) launch(source string, s spec, also io.Writer) (p *process, ended <-chan struct{}, err error) {
+	known := make(chan struct{})
+	w, ended, err := m.journal.pipe(source, func() int {
+		if <-known; p == nil {
+			return 0
+		}
+		return p.pid
+	}, also)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err = m.processes.start(s, m.null, w, w)
+	close(known)
+	_ = w.Close() // The process holds its own copy.
+	return p, ended, err
+}
+
+// unitPath lists the directories of unit files. The first file found is used.
+var unitPath = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
+	"/usr/lib/systemd/system"}
+
+// find returns the path of a service's file.
+func find(name string) (string, error) {
+	if !unit.ValidName(name) {
+		return "", fmt.Errorf("%q is no name of a service", name)
+	}
+	for _, dir := range unitPath {
+		file := filepath.Join(dir, name)
+		if _, err := os.Stat(file); err == nil {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("there is no unit %s", name)
+}
+
+// load reads a unit and its drop-ins.
+func (m *Manager) load(name string) (*unit.Service, error) {
+	file, err := find(name)
+	if err != nil {
+		return nil, err
+	}
+	dropIns := map[string]string{}
+	for _, dir := range slices.Backward(unitPath) {
+		found, err := filepath.Glob(filepath.Join(dir, name+".d", "*.conf"))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			dropIns[filepath.Base(f)] = f
+		}
+	}
+	files := []string{file}
+	for _, base := range slices.Sorted(maps.Keys(dropIns)) {
+		files = append(files, dropIns[base])
+	}
+	var entries []unit.Entry
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return nil, err
+		}
+		more, err := unit.Parse(f, string(text))
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, more...)
+	}
+	s, err := unit.Load(name, entries)
+	if err != nil {
+		return nil, err
+	}
+	s.File = file
+	return s, nil
+}
+
+// definition returns the unit as last read. A changed file takes effect after daemon-reload.
+func (m *Manager) definition(s *service) (*unit.Service, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.definition == nil {
+		def, err := m.load(s.name)
+		if err != nil {
+			return nil, err
+		}
+		s.definition = def
+	}
+	return s.definition, nil
+}
+
+func (m *Manager) service(name string) *service {
+	s := m.services[name]
+	if s == nil {
+		s = &service{m: m, name: name, state: inactive, sub: "dead", result: success}
+		m.services[name] = s
+	}
+	return s
+}
+
+// start begins to start a service. The caller can wait on the returned run.
+func (m *Manager) start(ctx context.Context, name string) (*run, error) {
+	for {
+		m.mu.Lock()
+		s := m.service(name)
+		m.mu.Unlock()
+		if _, err := m.definition(s); err != nil {
+			m.journal.logf("%v", err)
+			return nil, err
+		}
+		m.mu.Lock()
+		if m.state == "stopping" {
+			m.mu.Unlock()
+			return nil, errors.New("the machine goes down")
+		}
+		r := s.run
+		if r == nil {
+			r = newRun()
+			s.run, s.state, s.sub, s.restarts = r, activating, "start", 0
+			m.mu.Unlock()
+			m.journal.logf("Starting %s...", name)
+			go s.loop(r)
+			return r, nil
+		}
+		m.mu.Unlock()
+		if !r.stopping() {
+			return r, nil
+		}
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// finish removes the run of a service, so that the service can start again.
+func (m *Manager) finish(s *service, r *run) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.run == r {
+		s.run = nil
+	}
+}
+
+// stop asks a service to stop. The returned channel is closed when the service has stopped.
+func (m *Manager) stop(name string) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r := m.service(name).run; r != nil {
+		r.stopOnce()
+		return r.done
+	}
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+// goDown begins to power off or to reboot. Further calls have no effect.
+func (m *Manager) goDown(action string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state == "stopping" {
+		return
+	}
+	kind, _, _ := strings.Cut(action, "-")
+	m.state, m.target = "stopping", kind+".target"
+	m.down <- action
+}
+
+// grace is how long processes that belong to no service may take to end after SIGTERM, when the machine goes down.
+const grace = 2 * time.Second
+
+// shutdown ends all services as their units define, and then all other processes.
+func (m *Manager) shutdown(action string) {
+	m.journal.logf("The system will %s now!", action)
+	if !strings.HasSuffix(action, "-force") {
+		m.mu.Lock()
+		names := slices.Collect(maps.Keys(m.services))
+		m.mu.Unlock()
+		for _, name := range names {
+			m.stop(name)
+		}
+		for _, name := range names {
+			<-m.stop(name)
+		}
+		_ = syscall.Kill(-1, syscall.SIGTERM) // There may be no process left.
+		end := time.Now().Add(grace)
+		for others() && time.Now().Before(end) {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	for others() {
+		_ = syscall.Kill(-1, syscall.SIGKILL) // There may be no process left.
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// others reports whether any process except init is alive.
+func others() bool { return len(alive(func(int, int) bool { return true })) > 0 }
+
+// renew restores the state in which a machine boots: empty /run and /tmp, and no services.
+func (m *Manager) renew() error {
+	for _, dir := range []string{"/run", "/tmp"} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if path := filepath.Join(dir, e.Name()); path != filepath.Dir(control.Socket) {
+				if err := os.RemoveAll(path); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if err := m.network.restart(); err != nil {
+		m.journal.write("systemd-networkd", 0, err.Error())
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.services, m.state, m.target, m.degraded = map[string]*service{}, "starting", "", false
+	return nil
+}
+
+// boot starts the enabled services and then, if first is set, the boot script.
+func (m *Manager) boot(first bool) {
+	links, err := filepath.Glob("/etc/systemd/system/multi-user.target.wants/*.service")
+	if err != nil {
+		m.journal.logf("%v", err)
+	}
+	for _, link := range links {
+		_, _ = m.start(context.Background(), filepath.Base(link)) // Errors are in the journal.
+	}
+	ok := true
+	if first {
+		if ok, err = m.cloudInit(); err != nil {
+			m.journal.write("cloud-init", 1, "ERROR: "+err.Error())
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.degraded = !ok
+	if m.state == "starting" {
+		m.state = "running"
+	}
+}
