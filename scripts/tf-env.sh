@@ -3,6 +3,7 @@
 #
 #   scripts/tf-env.sh [PROVIDER [FILE]]            needs no init and no registry
 #   scripts/tf-env.sh --mirror [PROVIDER [FILE]]   for configurations with other providers, which need init
+#   scripts/tf-env.sh --google [PROVIDER [FILE]]   the same, with hashicorp/google built by scripts/tool.sh
 #
 # PROVIDER is the binary (default bin/terraform-provider-nstance), FILE the configuration (default temp/terraform.rc). Standard output has the path of
 # FILE:
@@ -15,10 +16,14 @@ set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 mirror=
-if [ "${1:-}" = --mirror ]; then
+google=
+case ${1:-} in
+--mirror | --google)
 	mirror=yes
+	[ "$1" = --mirror ] || google=yes
 	shift
-fi
+	;;
+esac
 provider=${1:-$root/bin/terraform-provider-nstance}
 file=${2:-$root/temp/terraform.rc}
 
@@ -81,6 +86,17 @@ for place in "${NSTANCE_TF_MIRROR:-}" /opt "$HOME/.terraform.d/plugins" "$HOME/.
 	done
 	break
 done
+
+if [ -n "$google" ]; then
+	binary=$("$root/scripts/tool.sh" terraform-provider-google)
+	for host in $hosts; do
+		versions=$into/$host/hashicorp/google
+		rm -rf "$versions"
+		mkdir -p "$versions/5.39.0"
+		ln -s "$(dirname -- "$binary")" "$versions/5.39.0/$platform"
+		include="$include, \"$host/hashicorp/google\""
+	done
+fi
 
 cat >"$file.$$" <<-RC
 	disable_checkpoint = true
