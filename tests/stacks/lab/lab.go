@@ -39,9 +39,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
-	"github.com/nstance-kit/nstance/tests/cloud/machine"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/rate"
 	s3front "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
+	"github.com/nstance-kit/nstance/tests/cloud/machine"
 )
 
 // The images of the lab, for the architecture of this host. The server does not start on BadServerAMI.
