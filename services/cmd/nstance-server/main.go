@@ -16,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
+	"github.com/nstance-kit/nstance/services/internal/infra/gcp"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
@@ -112,4 +113,4 @@ func self() string {
 }
 
 // clouds returns the clouds that this server can make VMs in.
-func clouds() []infra.Cloud { return []infra.Cloud{aws.Cloud(), tmux.Cloud()} }
+func clouds() []infra.Cloud { return []infra.Cloud{aws.Cloud(), gcp.Cloud(), tmux.Cloud()} }

@@ -22,7 +22,6 @@ const OptionProject = "project"
 // they cannot be listed in server.attestation.
 var Block = cloud.Block{
 	Name:              Name,
-	Planned:           true,
 	NeedsZone:         true,
 	NeedsInstanceType: true,
 	HasImages:         true,

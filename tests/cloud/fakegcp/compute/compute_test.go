@@ -247,7 +247,8 @@ func TestListHasFiltersAndPages(t *testing.T) {
 	c.MaxPage = 1
 	var names []string
 	pages := 0
-	err := c.client.Instances.List(project, zone).Filter(`(labels.group = "workers") (status = RUNNING)`).Pages(t.Context(),
+	const filter = `(labels.group = "workers") (status = RUNNING)`
+	err := c.client.Instances.List(project, zone).Filter(filter).Pages(t.Context(),
 		func(page *api.InstanceList) error {
 			pages++
 			for _, vm := range page.Items {

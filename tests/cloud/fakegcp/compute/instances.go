@@ -33,8 +33,8 @@ type Machines interface {
 	Start(Instance) (Machine, error)
 }
 
-// Machine is the machine of a running instance. A machine that ends by itself is reported to [Compute.End]. Console runs
-// with the lock held, the other methods without it.
+// Machine is the machine of a running instance. A machine that ends by itself is reported to [Compute.End]. Console
+// runs with the lock held, the other methods without it.
 type Machine interface {
 	// Changed is called after the instance's metadata, labels or interfaces changed.
 	Changed(Instance)
@@ -197,7 +197,8 @@ func checkScheduling(body map[string]any) error {
 	case spot && scheduling["automaticRestart"] == true:
 		return Invalid("Scheduling must have automaticRestart be false when SPOT is specified.")
 	case scheduling["instanceTerminationAction"] != nil && !spot && scheduling["maxRunDuration"] == nil:
-		return Invalid("You can specify an instance termination action only for Spot VMs or VMs with a limited run time.")
+		return Invalid("You can specify an instance termination action only for Spot VMs or VMs with a limited run " +
+			"time.")
 	}
 	return nil
 }

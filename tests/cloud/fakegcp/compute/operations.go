@@ -125,10 +125,11 @@ func (op *Operation) name() string { return "operation-" + strconv.FormatUint(op
 
 func (op *Operation) describe() map[string]any {
 	scope := op.target.scope()
+	began := op.began.In(pacific).Format(time.RFC3339Nano)
 	out := map[string]any{"kind": "compute#operation", "id": strconv.FormatUint(op.id, 10), "name": op.name(),
 		"operationType": op.kind, "targetLink": op.target.Link(), "targetId": strconv.FormatUint(op.target.ID, 10),
-		"user": op.user, "status": "RUNNING", "progress": 0, "insertTime": op.began.In(pacific).Format(time.RFC3339Nano),
-		"startTime": op.began.In(pacific).Format(time.RFC3339Nano), "selfLink": base + scope + "/operations/" + op.name()}
+		"user": op.user, "status": "RUNNING", "progress": 0, "insertTime": began, "startTime": began,
+		"selfLink": base + scope + "/operations/" + op.name()}
 	for _, level := range []string{"zones", "regions"} {
 		if strings.Contains(scope, "/"+level+"/") {
 			out[strings.TrimSuffix(level, "s")] = base + scope

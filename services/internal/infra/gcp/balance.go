@@ -1,0 +1,81 @@
+package gcp
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Register implements infra.LoadBalancers. It adds the instance to the load balancer's unmanaged instance group.
+// Instance groups have members by name, so the name must be that of the VM with this ID.
+func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
+	what := fmt.Sprintf("register %s with load balancer %s", vm.ProviderID, lb)
+	group, ok := p.group(lb)
+	if !ok {
+		return refused(what, "the configuration has no such load balancer of provider gcp")
+	}
+	if vm.ProviderID == "" {
+		return infra.Errorf(infra.NotFound, what, "the VM is not known yet")
+	}
+	found, err := p.api.get(ctx, vm.ProviderID)
+	if googlecloud.StatusOf(err) == http.StatusNotFound {
+		return refused(what, "the instance is gone")
+	}
+	if err != nil {
+		return p.classify(what, "instances.get", err)
+	}
+	if !stateOf(found).Alive() {
+		return refused(what, "the instance is %s", stateOf(found))
+	}
+	err = p.api.addToGroup(ctx, group, found.SelfLink)
+	if code := codeOf(err); code == "memberAlreadyExists" || code == "MEMBER_ALREADY_EXISTS" {
+		return nil
+	}
+	return p.classify(what+" in "+group, "instanceGroups.addInstances", err)
+}
+
+// Deregister implements infra.LoadBalancers. A missing group or member is not an error. An instance that is deleted
+// leaves its groups.
+func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error {
+	what := fmt.Sprintf("deregister %s from load balancer %s", vm.ProviderID, lb)
+	group, ok := p.group(lb)
+	if !ok || vm.ProviderID == "" {
+		return nil
+	}
+	found, err := p.api.get(ctx, vm.ProviderID)
+	if googlecloud.StatusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return p.classify(what, "instances.get", err)
+	}
+	members, err := p.api.groupMembers(ctx, group)
+	if googlecloud.StatusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return p.classify(what, "instanceGroups.listInstances", err)
+	}
+	i := slices.IndexFunc(members, func(link string) bool { return strings.HasSuffix(link, "/instances/"+found.Name) })
+	if i < 0 {
+		return nil
+	}
+	err = p.api.removeFromGroup(ctx, group, members[i])
+	err = p.classify(what+" from "+group, "instanceGroups.removeInstances", err)
+	if infra.ClassOf(err) == infra.NotFound {
+		return nil
+	}
+	return err
+}
+
+func (p *Provider) group(lb string) (name string, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	name, ok = p.groups[lb]
+	return name, ok
+}

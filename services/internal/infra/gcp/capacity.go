@@ -1,0 +1,53 @@
+package gcp
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"google.golang.org/api/compute/v1"
+
+	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+)
+
+// fewAddresses is the number of free addresses up to which a subnet counts as full. Other users of the subnet need
+// addresses too.
+const fewAddresses = 10
+
+// HasRoom implements infra.SubnetCapacity with the utilization in subnetworks.get. A subnet without this information
+// has room.
+func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
+	room := make(map[string]bool, len(subnets))
+	for _, name := range subnets {
+		subnet, err := p.api.getSubnet(ctx, p.subnetPath(name))
+		if googlecloud.StatusOf(err) == http.StatusNotFound {
+			room[name] = false
+			continue
+		}
+		if err != nil {
+			return nil, p.classify("look for room in subnets", "subnetworks.get", err)
+		}
+		room[name] = hasRoom(subnet)
+	}
+	return room, nil
+}
+
+func hasRoom(subnet *compute.Subnetwork) bool {
+	if subnet.UtilizationDetails != nil {
+		for _, use := range subnet.UtilizationDetails.Ipv4Utilizations {
+			if use.RangeName == "" && use.TotalAllocatedIp+use.TotalFreeIp > 0 {
+				return use.TotalFreeIp > fewAddresses
+			}
+		}
+	}
+	return true
+}
+
+// createdAt returns the time of an image, or the zero time.
+func createdAt(image *compute.Image) time.Time {
+	at, err := time.Parse(time.RFC3339, image.CreationTimestamp)
+	if err != nil {
+		return time.Time{}
+	}
+	return at
+}

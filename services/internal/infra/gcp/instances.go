@@ -1,0 +1,282 @@
+package gcp
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/api/compute/v1"
+
+	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+const (
+	// young is the age of a request up to which its requestId alone keeps it from making a second VM. Google remembers
+	// a requestId for about an hour. The rest is for clocks that differ.
+	young = 30 * time.Minute
+	// old is the age of a request from which it makes no VM, because the log of operations may have lost an earlier
+	// insert. Google keeps operations for longer, but for a limited time.
+	old = 3 * 24 * time.Hour
+)
+
+// Create implements infra.Provider with instances.insert. It returns when the insert has ended.
+//
+// The instance's ID is the VM's name, and its UUID the requestId. Both are free again some time after the VM's end: the
+// name immediately, and the requestId after an hour. So before the insert of a request that is not young, Create looks
+// for the VM and for an earlier insert in the log of operations.
+func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
+	if req.Tags.Instance.IsZero() {
+		return infra.VM{}, refused("create", "no instance ID")
+	}
+	what := "create " + req.Tags.Instance.String()
+	if req.Tags.CreatedAt.IsZero() {
+		return infra.VM{}, refused(what, "the request has no time")
+	}
+	in, err := p.instance(req)
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
+	}
+	if age := p.cfg.Now().Sub(req.Tags.CreatedAt); age > young {
+		vm, made, err := p.findMade(ctx, what, in, age)
+		if made || err != nil {
+			return vm, err
+		}
+	}
+	op, doubtful, err := p.api.insert(ctx, in, requestID(req.Tags.Instance))
+	if err == nil {
+		if err = p.api.wait(ctx, op); err == nil {
+			return p.verify(ctx, what, in, strconv.FormatUint(op.TargetId, 10))
+		}
+		doubtful = false
+	}
+	err = p.classify(what, "instances.insert", err)
+	switch class := infra.ClassOf(err); {
+	case class == infra.Conflict:
+		return p.verify(ctx, what, in, in.Name)
+	case doubtful:
+		return infra.VM{}, reclass(err, infra.Indeterminate) // An earlier attempt may have made it.
+	case class == infra.NotFound:
+		return infra.VM{}, reclass(err, infra.Invalid) // Something that the request names does not exist.
+	}
+	return infra.VM{}, err
+}
+
+// requestID returns the UUID of an instance ID.
+func requestID(id ident.ID) string { return strings.TrimSuffix(id.Storage(), "-"+id.Prefix()) }
+
+// findMade looks for the result of an earlier insert of a request that is not young. made reports that there was one.
+func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instance, age time.Duration) (vm infra.VM,
+	made bool, err error) {
+	_, err = p.api.get(ctx, in.Name)
+	switch {
+	case err == nil:
+		vm, err = p.verify(ctx, what, in, in.Name)
+		return vm, true, err
+	case googlecloud.StatusOf(err) != http.StatusNotFound:
+		return infra.VM{}, false, p.classify(what, "instances.get", err)
+	case age > old:
+		return infra.VM{}, true, infra.Errorf(infra.Conflict, what, "the request is %s old, so an earlier VM of this "+
+			"ID may be forgotten", age.Round(time.Hour))
+	}
+	link := fmt.Sprintf(`targetLink eq ".*/zones/%s/instances/%s"`, p.cfg.Zone, in.Name)
+	ops, err := p.api.operations(ctx, link)
+	if err != nil {
+		return infra.VM{}, false, p.classify(what, "zoneOperations.list", err)
+	}
+	for _, op := range ops {
+		if op.OperationType != "insert" {
+			continue
+		}
+		if op.Status != "DONE" || failureOf(op) == nil {
+			return infra.VM{}, true, infra.Errorf(infra.Conflict, what, "an earlier insert made instance %d",
+				op.TargetId)
+		}
+	}
+	return infra.VM{}, false, nil
+}
+
+// verify describes the VM of a request, and fails as Conflict if it is gone, ending, or of another request.
+func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance, nameOrID string) (infra.VM, error) {
+	found, err := p.api.get(ctx, nameOrID)
+	switch {
+	case googlecloud.StatusOf(err) == http.StatusNotFound:
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request was deleted", nameOrID)
+	case err != nil:
+		// The insert took effect, so this is not a refusal.
+		return infra.VM{}, reclass(p.classify(what, "instances.get", err), infra.Indeterminate)
+	}
+	vm := p.describe(found)
+	switch {
+	case found.Labels[labelCluster] != in.Labels[labelCluster] || item(found, itemRequest) != item(in, itemRequest):
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s was made by another request", vm.ProviderID)
+	case !vm.State.Alive():
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request is %s",
+			vm.ProviderID, vm.State)
+	}
+	return vm, nil
+}
+
+// reclass replaces the class of an error that classify returned.
+func reclass(err error, class infra.Class) error {
+	if e, ok := err.(*infra.Error); ok { //nolint:errorlint // classify returns it as it is
+		return &infra.Error{Class: class, Op: e.Op, Quota: e.Quota, Err: e.Err}
+	}
+	return err
+}
+
+// Delete implements infra.Provider with instances.delete.
+func (p *Provider) Delete(ctx context.Context, providerID string) error {
+	what := "delete " + providerID
+	if !numericID.MatchString(providerID) {
+		return refused(what, "%q is not the ID of an instance", providerID)
+	}
+	err := p.classify(what, "instances.delete", p.api.delete(ctx, providerID))
+	if infra.ClassOf(err) == infra.NotFound {
+		return nil
+	}
+	return err
+}
+
+// Get implements infra.Provider with instances.get.
+func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error) {
+	found, err := p.api.get(ctx, providerID)
+	if err != nil {
+		return infra.VM{}, p.classify("get "+providerID, "instances.get", err)
+	}
+	return p.describe(found), nil
+}
+
+// List implements infra.Provider. It reads all pages of instances.list, filtered by labels.
+func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
+	found, err := p.api.list(ctx, fmt.Sprintf("(labels.%s = %q) (labels.%s = %q)", labelCluster, owner.Cluster,
+		labelShard, owner.Shard))
+	if err != nil {
+		return nil, p.classify("list", "instances.list", err)
+	}
+	byID := map[string]infra.VM{} // an instance can appear on two pages while others start or end
+	for _, in := range found {
+		vm := p.describe(in)
+		byID[vm.ProviderID] = vm
+	}
+	vms := make([]infra.VM, 0, len(byID))
+	for _, vm := range byID {
+		vms = append(vms, vm)
+	}
+	slices.SortFunc(vms, func(a, b infra.VM) int { return strings.Compare(a.ProviderID, b.ProviderID) })
+	return vms, nil
+}
+
+// FindByInstance implements infra.Provider with the VM's name.
+func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
+	what := "find " + id.String()
+	found, err := p.api.get(ctx, id.String())
+	if err != nil {
+		return infra.VM{}, p.classify(what, "instances.get", err)
+	}
+	vm := p.describe(found)
+	if vm.Tags.Owner != owner {
+		return infra.VM{}, infra.Errorf(infra.NotFound, what, "the instance of this name is not the shard's")
+	}
+	return vm, nil
+}
+
+// MachineState implements infra.MachineEvidence. The numeric ID is not reused, unlike the name, which a group gives to
+// the replacement of a server. An instance that is gone is Deleted only if the log of operations says so.
+func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
+	what := "look up machine " + machineID
+	if !numericID.MatchString(machineID) {
+		return "", refused(what, "%q is not the ID of an instance", machineID)
+	}
+	found, err := p.api.get(ctx, machineID)
+	if err == nil {
+		return stateOf(found), nil
+	}
+	err = p.classify(what, "instances.get", err)
+	if infra.ClassOf(err) != infra.NotFound {
+		return "", err
+	}
+	ops, opsErr := p.api.operations(ctx, fmt.Sprintf("targetId = %q", machineID))
+	if opsErr != nil {
+		return "", p.classify(what, "zoneOperations.list", opsErr)
+	}
+	for _, op := range ops {
+		if deletes(op.OperationType) && op.Status == "DONE" && failureOf(op) == nil {
+			return infra.Deleted, nil
+		}
+	}
+	return "", err
+}
+
+// deletes reports whether a type of operation deletes an instance. Groups that repair, and preemptions, have types of
+// their own. https://cloud.google.com/compute/docs/instances/viewing-compute-operations
+func deletes(operationType string) bool {
+	return operationType == "delete" || strings.HasSuffix(operationType, ".deleteInstance") ||
+		operationType == "compute.instances.preempted"
+}
+
+// stateOf translates an instance's status. An instance that is being deleted is Stopping until it is gone.
+// https://cloud.google.com/compute/docs/instances/instance-lifecycle
+func stateOf(in *compute.Instance) infra.State {
+	switch in.Status {
+	case "PROVISIONING", "STAGING", "PENDING":
+		return infra.Pending
+	case "RUNNING", "PENDING_STOP":
+		return infra.Running
+	case "STOPPING", "SUSPENDING":
+		return infra.Stopping
+	case "TERMINATED", "STOPPED", "SUSPENDED":
+		return infra.Stopped
+	case "DEPROVISIONING":
+		return infra.Deleting
+	default: // such as REPAIRING
+		return infra.Unknown
+	}
+}
+
+// describe translates an instance to an infra.VM.
+func (p *Provider) describe(in *compute.Instance) infra.VM {
+	vm := infra.VM{ProviderID: strconv.FormatUint(in.Id, 10), State: stateOf(in), Hostname: in.Name,
+		Account: p.cfg.Project}
+	if in.Hostname != "" {
+		vm.Hostname = in.Hostname
+	}
+	vm.Tags, vm.Warning = decodeTags(in)
+	launched, err := time.Parse(time.RFC3339, in.CreationTimestamp)
+	if err != nil {
+		vm.Warning = strings.TrimPrefix(vm.Warning+"; creation time: "+err.Error(), "; ")
+	}
+	vm.LaunchedAt = launched.UTC()
+	add := func(text string) string {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return ""
+		}
+		if !slices.Contains(vm.Addresses, addr.String()) {
+			vm.Addresses = append(vm.Addresses, addr.String())
+		}
+		return addr.String()
+	}
+	for i, nic := range in.NetworkInterfaces {
+		ipv4, ipv6 := add(nic.NetworkIP), add(nic.Ipv6Address)
+		if i == 0 {
+			vm.IPv4, vm.IPv6 = ipv4, ipv6
+		}
+		for _, access := range slices.Concat(nic.AccessConfigs, nic.Ipv6AccessConfigs) {
+			add(access.NatIP)
+			if external := add(access.ExternalIpv6); i == 0 && vm.IPv6 == "" {
+				vm.IPv6 = external
+			}
+		}
+	}
+	if !vm.State.Alive() {
+		vm.EndReason = oneLine(in.StatusMessage, maxMessage)
+	}
+	return vm
+}

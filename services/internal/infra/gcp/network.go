@@ -1,0 +1,188 @@
+package gcp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/api/compute/v1"
+
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
+	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// acquireTimeout bounds one attempt to acquire the address. Google moves an alias address within a minute. The caller
+// must retry.
+const acquireTimeout = 90 * time.Second
+
+// Acquire implements infra.LeaderNetwork. With kind load_balancer it does nothing, because the load balancer's health
+// check finds the leader. With kind alias it clears the address from the interface of its holder, adds it to this
+// machine's first interface, and returns when the address is on this machine. If it already is, Acquire makes only one
+// call.
+//
+// Only the leader may call Acquire. An address stays in use until the interface of its holder is cleared, even while
+// the holder is stopped, so the order of the two changes is fixed.
+func (p *Provider) Acquire(ctx context.Context, machineID string) error {
+	if p.cfg.Network.Kind == contract.LeaderLoadBalancer {
+		return nil
+	}
+	what := "take " + p.cfg.Network.Address.String()
+	if err := p.checkNetwork(machineID); err != nil {
+		return infra.Wrap(infra.Invalid, what, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, acquireTimeout)
+	defer cancel()
+	var last error // the latest error other than the end of ctx
+	for pause := soonest; ; pause = min(2*pause, latest) {
+		done, err := p.stepToAddress(ctx, what, machineID)
+		if done || err != nil && !passing(err) {
+			return err
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+		if sleepErr := p.cfg.Sleep(ctx, pause); sleepErr != nil {
+			return infra.Wrap(infra.Indeterminate, what, errors.Join(sleepErr, last))
+		}
+	}
+}
+
+// stepToAddress takes the next step to the address. After a passing error it is worth trying again.
+func (p *Provider) stepToAddress(ctx context.Context, what, machineID string) (done bool, err error) {
+	self, err := p.api.get(ctx, machineID)
+	if err != nil {
+		return false, p.classify(what, "instances.get", err)
+	}
+	if len(self.NetworkInterfaces) == 0 {
+		return false, refused(what, "instance %s has no network interface", self.Name)
+	}
+	if p.holds(self.NetworkInterfaces[0]) {
+		if err := p.cfg.Answers(ctx, p.cfg.Network.Address); err != nil {
+			return false, infra.Errorf(infra.Indeterminate, what, "it is an alias of this machine: %w", err)
+		}
+		return true, nil
+	}
+	if err := p.clearHolder(ctx, what, machineID); err != nil {
+		return false, err
+	}
+	nic := self.NetworkInterfaces[0]
+	alias := &compute.AliasIpRange{IpCidrRange: netip.PrefixFrom(p.cfg.Network.Address, 32).String(),
+		SubnetworkRangeName: p.cfg.Network.Range}
+	return false, p.setAliases(ctx, what, machineID, nic, append(slices.Clone(nic.AliasIpRanges), alias))
+}
+
+// clearHolder removes the address from every other machine of the zone.
+func (p *Provider) clearHolder(ctx context.Context, what, machineID string) error {
+	all, err := p.api.list(ctx, "")
+	if err != nil {
+		return p.classify(what, "instances.list", err)
+	}
+	for _, in := range all {
+		id := strconv.FormatUint(in.Id, 10)
+		for _, nic := range in.NetworkInterfaces {
+			if id == machineID || !p.holds(nic) {
+				continue
+			}
+			p.cfg.Log.Info("taking the leader's alias address from its holder", "address", p.cfg.Network.Address,
+				"holder", in.Name, "id", id, "status", in.Status)
+			err := p.setAliases(ctx, what, id, nic, p.without(nic))
+			if err != nil && infra.ClassOf(err) != infra.NotFound {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// holds reports whether an interface has the leader's address.
+func (p *Provider) holds(nic *compute.NetworkInterface) bool {
+	return len(p.without(nic)) < len(nic.AliasIpRanges)
+}
+
+// without returns the alias ranges of an interface except the leader's address.
+func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRange {
+	return slices.DeleteFunc(slices.Clone(nic.AliasIpRanges), func(a *compute.AliasIpRange) bool {
+		text, _, _ := strings.Cut(a.IpCidrRange, "/")
+		return text == p.cfg.Network.Address.String()
+	})
+}
+
+// setAliases replaces the alias ranges of an interface and waits for it. An empty list must be sent as such.
+func (p *Provider) setAliases(ctx context.Context, what, machineID string, nic *compute.NetworkInterface,
+	aliases []*compute.AliasIpRange) error {
+	err := p.api.updateInterface(ctx, machineID, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
+		AliasIpRanges: aliases, ForceSendFields: []string{"AliasIpRanges"}})
+	return p.classify(what, "instances.updateNetworkInterface", err)
+}
+
+// passing reports whether it is worth looking again after an error: another server was faster, or a change is still in
+// progress.
+func passing(err error) bool {
+	if code := codeOf(err); code == "IP_IN_USE_BY_ANOTHER_RESOURCE" || code == "resourceNotReady" ||
+		code == "RESOURCE_NOT_READY" || googlecloud.StatusOf(err) == http.StatusPreconditionFailed {
+		return true
+	}
+	class := infra.ClassOf(err)
+	return class == infra.Throttled || class == infra.Indeterminate
+}
+
+// Release implements infra.LeaderNetwork.
+func (p *Provider) Release(ctx context.Context, machineID string) error {
+	if p.cfg.Network.Kind == contract.LeaderLoadBalancer {
+		return nil
+	}
+	what := "give up " + p.cfg.Network.Address.String()
+	if err := p.checkNetwork(machineID); err != nil {
+		return infra.Wrap(infra.Invalid, what, err)
+	}
+	self, err := p.api.get(ctx, machineID)
+	if err != nil {
+		return p.classify(what, "instances.get", err)
+	}
+	for _, nic := range self.NetworkInterfaces {
+		if !p.holds(nic) {
+			continue
+		}
+		// After a stale fingerprint, another server has taken the address.
+		if err := p.setAliases(ctx, what, machineID, nic, p.without(nic)); err != nil && !passing(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Provider) checkNetwork(machineID string) error {
+	switch {
+	case !p.cfg.Network.Address.IsValid():
+		return errors.New("server.leader_network.ipv4 is not set")
+	case !numericID.MatchString(machineID):
+		return fmt.Errorf("this machine's ID is %s: the metadata server does not answer",
+			cmp.Or(machineID, "not known"))
+	}
+	return nil
+}
+
+// answers checks with the kernel that an address belongs to this machine. Google's guest agent gives an alias address a
+// local route, not an interface, so the check is to listen on it. Nothing leaves the machine.
+func answers(ctx context.Context, addr netip.Addr) error {
+	var cfg net.ListenConfig
+	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())
+	if err != nil {
+		return fmt.Errorf("%s cannot be used yet: %w", addr, err)
+	}
+	defer listener.Close()
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", listener.Addr().String())
+	if err != nil {
+		return fmt.Errorf("%s does not answer: %w", addr, err)
+	}
+	return conn.Close()
+}

@@ -1,0 +1,255 @@
+package gcp
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/infratest"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
+)
+
+func TestConformance(t *testing.T) {
+	infratest.Run(t, func(t *testing.T) infratest.Harness {
+		c := newTestCloud(t)
+		c.fake.MaxPage = 2
+		return infratest.Harness{
+			Provider: c.open(nil),
+			Kill: func(_ *testing.T, vm infra.VM) {
+				c.fake.End(instances+vm.Tags.Instance.String(), "terminated by the guest")
+			},
+			Settle:  func(*testing.T) { c.ahead.Add(int64(time.Second)) },
+			Reopen:  func(*testing.T) infra.Provider { return c.open(nil) },
+			Unknown: "9999999999999999999",
+			Adapt: func(req *infra.CreateRequest) {
+				req.InstanceType, req.Args = "e2-small", bootDisk()
+			},
+		}
+	})
+}
+
+func TestLateFailuresHaveTheirClasses(t *testing.T) {
+	for name, test := range map[string]struct {
+		failure *compute.Failure
+		want    infra.Class
+		quota   string
+	}{
+		"stockout": {compute.Stockout(), infra.Capacity, ""},
+		"quota":    {compute.QuotaExceeded("SSD_TOTAL_GB"), infra.Capacity, "SSD_TOTAL_GB"},
+		"rate": {&compute.Failure{Code: "RATE_LIMIT_EXCEEDED", Message: "slow down", Status: 429}, infra.Throttled,
+			""},
+		"denied":  {&compute.Failure{Code: "PERMISSIONS_ERROR", Message: "no", Status: 403}, infra.Denied, ""},
+		"crash":   {&compute.Failure{Code: "INTERNAL_ERROR", Message: "sorry", Status: 500}, infra.Capacity, ""},
+		"unknown": {&compute.Failure{Code: "CONDITION_NOT_MET", Message: "no"}, infra.Invalid, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newTestCloud(t)
+			p := c.open(nil)
+			c.fake.Fail(compute.Fault{Type: "insert", Failure: test.failure, Times: 1})
+			c.fake.SetDelay("insert", 10*time.Second)
+			req := c.request()
+			_, err := p.Create(t.Context(), req)
+			wantClass(t, "create", err, test.want, test.failure.Code)
+			if got := infra.QuotaOf(err); got != test.quota {
+				t.Errorf("quota %q, want %q", got, test.quota)
+			}
+			if c.count() != 0 {
+				t.Error("there is a VM")
+			}
+			// The same request gets the same answer for an hour. The next ID succeeds.
+			_, err = p.Create(t.Context(), req)
+			wantClass(t, "repeat", err, test.want)
+			c.create(p, c.request())
+		})
+	}
+}
+
+func TestRefusalsHaveTheirClasses(t *testing.T) {
+	for name, test := range map[string]struct {
+		with *rest.Error
+		want infra.Class
+	}{
+		"rate": {compute.RateLimited(), infra.Throttled},
+		"quota": {&rest.Error{Code: 403, Reason: "quotaExceeded", Message: "Quota 'CPUS' exceeded."},
+			infra.Capacity},
+		"forbidden": {&rest.Error{Code: 403, Reason: "forbidden", Message: "no permission"}, infra.Denied},
+		"token":     {&rest.Error{Code: http.StatusUnauthorized, Reason: "authError"}, infra.Denied},
+		"missing":   {&rest.Error{Code: 404, Reason: "notFound"}, infra.Invalid},
+		"malformed": {&rest.Error{Code: 400, Reason: "invalid"}, infra.Invalid},
+	} {
+		c := newTestCloud(t)
+		var throttled string
+		p := c.open(func(cfg *Config) { cfg.Throttled = func(call string) { throttled = call } })
+		c.server.Refuse("compute.instances.insert", test.with)
+		_, err := p.Create(t.Context(), c.request())
+		wantClass(t, name, err, test.want, test.with.Reason)
+		if (throttled != "") != (test.want == infra.Throttled) {
+			t.Errorf("%s: throttled call %q", name, throttled)
+		}
+	}
+}
+
+func TestLostAnswerOfAnInsertGivesOneVM(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	c.server.LoseAnswer("compute.instances.insert")
+	c.create(p, c.request())
+	if n := c.server.Count("compute.instances.insert"); n != 2 {
+		t.Errorf("%d inserts, want 2", n)
+	}
+	if c.count() != 1 {
+		t.Errorf("%d VMs, want 1", c.count())
+	}
+}
+
+// TestRefusalAfterALostAnswerIsIndeterminate also covers that a refusal of the second attempt says nothing about the
+// first one.
+func TestRefusalAfterALostAnswerIsIndeterminate(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	c.server.LoseAnswer("compute.instances.insert")
+	c.server.Refuse("compute.instances.insert", compute.RateLimited())
+	req := c.request()
+	_, err := p.Create(t.Context(), req)
+	wantClass(t, "create", err, infra.Indeterminate)
+	c.create(p, req)
+	if c.count() != 1 {
+		t.Errorf("%d VMs, want 1", c.count())
+	}
+}
+
+// TestARetryAfterDeletionDoesNotCreateTheNameAgain repeats a request while the requestId is known, when only the log of
+// operations knows it, and when the log may have lost it.
+func TestARetryAfterDeletionDoesNotCreateTheNameAgain(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	req := c.request()
+	if err := p.Delete(t.Context(), c.create(p, req).ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	for _, age := range []time.Duration{20 * time.Minute, 50 * time.Minute, 2 * time.Hour, 30 * 24 * time.Hour} {
+		c.ahead.Store(int64(age))
+		_, err := p.Create(t.Context(), req)
+		wantClass(t, "after "+age.String(), err, infra.Conflict)
+		if c.count() != 0 {
+			t.Fatalf("after %s there is a second VM of one ID", age)
+		}
+	}
+}
+
+func TestAnOldRequestWithoutAVMIsMade(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	req, failed := c.request(), c.request()
+	c.fake.Fail(compute.Fault{Type: "insert", Failure: compute.Stockout(), Times: 1})
+	_, err := p.Create(t.Context(), failed)
+	wantClass(t, "create", err, infra.Capacity)
+	c.ahead.Store(int64(2 * time.Hour))
+	first := c.create(p, req)
+	c.create(p, failed) // its requestId is forgotten, and no insert succeeded
+	if again := c.create(p, req); again.ProviderID != first.ProviderID || c.count() != 2 {
+		t.Errorf("%d VMs; %s, then %s", c.count(), first.ProviderID, again.ProviderID)
+	}
+}
+
+func TestAServerOfTheSameNameIsNotItsPredecessor(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	id := c.addServer("server-x1")
+	wantState := func(want infra.State) {
+		t.Helper()
+		state, err := p.MachineState(t.Context(), id)
+		if err != nil || state != want {
+			t.Errorf("state %q, %v, want %q", state, err, want)
+		}
+	}
+	wantState(infra.Running)
+	c.fake.End(instances+"server-x1", "")
+	wantState(infra.Stopped)
+	c.fake.Vanish(instances + "server-x1")
+	c.addServer("server-x1")
+	wantState(infra.Deleted)
+	if err := p.Delete(t.Context(), id); err != nil || c.count() != 1 {
+		t.Errorf("a delete of the predecessor: %v, and %d machines", err, c.count())
+	}
+	_, err := p.MachineState(t.Context(), "9999999999999999999")
+	wantClass(t, "a machine that never was", err, infra.NotFound)
+}
+
+func TestRequest(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	req := c.request()
+	req.Args["scheduling"] = map[string]any{"provisioningModel": "SPOT"}
+	req.Args["labels"] = map[string]any{"team": "x"}
+	req.Args["shieldedInstanceConfig"] = map[string]any{"enableVtpm": false}
+	c.create(p, req)
+	in, err := p.api.get(t.Context(), req.Tags.Instance.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if in.Scheduling.InstanceTerminationAction != "DELETE" || *in.Scheduling.AutomaticRestart {
+		t.Errorf("scheduling %+v", in.Scheduling)
+	}
+	if in.Labels["team"] != "x" || in.Labels[labelGroup] != "g" || !in.Disks[0].AutoDelete {
+		t.Errorf("labels %v, disk %+v", in.Labels, in.Disks[0])
+	}
+	if item(in, "startup-script") != "#!/bin/sh\n" {
+		t.Errorf("metadata %+v", in.Metadata)
+	}
+	made, err := p.instance(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body, err := made.ShieldedInstanceConfig.MarshalJSON(); err != nil || string(body) != `{"enableVtpm":false}` {
+		t.Errorf("a false of args is sent as %s, %v", body, err)
+	}
+	for what, change := range map[string]func(*infra.CreateRequest){
+		"no image":    func(r *infra.CreateRequest) { r.Args = nil },
+		"bad cluster": func(r *infra.CreateRequest) { r.Tags.Cluster = "C" },
+		"too long":    func(r *infra.CreateRequest) { r.Userdata = make([]byte, 300<<10) },
+		"no time":     func(r *infra.CreateRequest) { r.Tags.CreatedAt = time.Time{} },
+		"no subnet":   func(r *infra.CreateRequest) { r.Subnet = "" },
+	} {
+		req := c.request()
+		change(&req)
+		_, err := p.Create(t.Context(), req)
+		wantClass(t, what, err, infra.Invalid)
+	}
+}
+
+func TestUserdata(t *testing.T) {
+	for data, want := range map[string][3]string{
+		"#!/bin/sh\nx":    {"#!/bin/sh\nx", "", ""},
+		"#cloud-config\n": {"", "#cloud-config\n", ""},
+		"aGVsbG8=":        {"", "aGVsbG8=", "base64"},
+		"\x1f\x8b\x00":    {"", "H4sA", "base64"},
+		"":                {},
+	} {
+		items := map[string]string{}
+		if err := addUserdata(items, []byte(data)); err != nil {
+			t.Error(err)
+		}
+		if got := [3]string{items["startup-script"], items["user-data"], items["user-data-encoding"]}; got != want {
+			t.Errorf("userdata %q became %q", data, got)
+		}
+	}
+}
+
+func TestPreemptedSpotVMIsGone(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	req := c.request()
+	req.Args["scheduling"] = map[string]any{"provisioningModel": "SPOT"}
+	vm := c.create(p, req)
+	c.fake.Preempt(instances + req.Tags.Instance.String())
+	_, err := p.Get(t.Context(), vm.ProviderID)
+	wantClass(t, "get", err, infra.NotFound)
+	if state, err := p.MachineState(t.Context(), vm.ProviderID); err != nil || state != infra.Deleted {
+		t.Errorf("state %q, %v", state, err)
+	}
+	_, err = p.Create(t.Context(), req)
+	wantClass(t, "repeat", err, infra.Conflict)
+}
