@@ -3,7 +3,7 @@
 #
 #   scripts/modules.sh [MODULE...]    such as aws/network; default: all
 #
-# No cloud is needed: providers are mocked, and hashicorp/aws checks every argument. scripts/tf-env.sh says where that provider comes from.
+# No cloud is needed: providers are mocked, and hashicorp/aws and hashicorp/google check every argument. scripts/tf-env.sh says where they come from.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -19,13 +19,17 @@ terraform=$(command -v terraform) || {
 }
 
 go build -tags grpcnotrace -o "$work/bin/terraform-provider-nstance" ./terraform-provider-nstance
-TF_CLI_CONFIG_FILE=$(scripts/tf-env.sh --mirror "$work/bin/terraform-provider-nstance" "$work/terraform.rc")
+case "$#$*" in
+0* | *gcp/*) mirror=--google ;;
+*) mirror=--mirror ;;
+esac
+TF_CLI_CONFIG_FILE=$(scripts/tf-env.sh $mirror "$work/bin/terraform-provider-nstance" "$work/terraform.rc")
 export TF_CLI_CONFIG_FILE TF_IN_AUTOMATION=1
 
 # init writes files into a copy, not into the clone.
 mkdir -p "$work/examples"
 cp -R modules "$work/"
-cp -R examples/aws "$work/examples/"
+cp -R examples/aws examples/gcp "$work/examples/"
 find "$work/modules" "$work/examples" -name '.terraform*' -prune -exec rm -rf {} +
 
 prepare() { # CLI DIRECTORY
@@ -37,29 +41,31 @@ prepare() { # CLI DIRECTORY
 
 all=
 [ $# -gt 0 ] || all=yes
-[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard
+[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard gcp/account gcp/cluster gcp/network gcp/shard
 
 if [ -n "$all" ]; then
 	echo "-- format"
 	"$tofu" fmt -check -diff -recursive modules
 	"$tofu" fmt -check -diff -recursive examples
-	for dir in modules/*/* examples/aws/single-shard examples/aws/multi-az examples/aws/environments/*/; do
+	for dir in modules/*/* examples/aws/single-shard examples/aws/multi-az examples/aws/environments/*/ examples/gcp/*; do
 		echo "-- tflint $dir"
 		"$tflint" --config="$PWD/.tflint.hcl" --chdir="$dir"
 	done
-	for example in single-shard multi-az environments/staging environments/production; do
+	for example in aws/single-shard aws/multi-az aws/environments/staging aws/environments/production gcp/single-shard gcp/multi-zone; do
 		cli=$tofu
-		[ "$example" != multi-az ] || cli=$terraform
-		echo "-- $(basename "$cli") validate examples/aws/$example"
-		prepare "$cli" "$work/examples/aws/$example"
-		"$cli" -chdir="$work/examples/aws/$example" validate -no-color
+		case $example in
+		*/multi-*) cli=$terraform ;;
+		esac
+		echo "-- $(basename "$cli") validate examples/$example"
+		prepare "$cli" "$work/examples/$example"
+		"$cli" -chdir="$work/examples/$example" validate -no-color
 	done
 fi
 
 for module; do
 	# terraform cannot mock ephemeral resources, which these modules have.
 	case $module in
-	*/cluster | */account) cli=$tofu ;;
+	aws/cluster | aws/account) cli=$tofu ;;
 	*) cli=$terraform ;;
 	esac
 	echo "-- $(basename "$cli") test modules/$module"

@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write generated files instead of comparing them")
 
-// TestProviderRequirements checks that each module and each AWS example names its providers without a host and bounds
+// TestProviderRequirements checks that each module and each example of a cloud names its providers without a host and bounds
 // their versions. A source with a host is another provider for OpenTofu or for Terraform than the caller's source
 // without one.
 func TestProviderRequirements(t *testing.T) {
@@ -34,7 +34,7 @@ func TestProviderRequirements(t *testing.T) {
 // directories returns the directories of the modules and of the AWS examples that have variables.
 func directories(t *testing.T) (dirs []string) {
 	t.Helper()
-	for _, pattern := range []string{"modules/*/*", "examples/aws/*"} {
+	for _, pattern := range []string{"modules/*/*", "examples/aws/*", "examples/gcp/*"} {
 		found, err := filepath.Glob(filepath.Join("..", "..", pattern))
 		if err != nil {
 			t.Fatal(err)
@@ -51,7 +51,7 @@ func directories(t *testing.T) (dirs []string) {
 	return dirs
 }
 
-// TestGenerated checks that the README of each module and each AWS example documents the variables and outputs in its
+// TestGenerated checks that the README of each module and each example of a cloud documents the variables and outputs in its
 // HCL.
 func TestGenerated(t *testing.T) {
 	for _, dir := range directories(t) {

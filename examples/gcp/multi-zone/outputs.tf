@@ -1,0 +1,29 @@
+output "bucket" {
+  description = "Name of the bucket."
+  value       = module.cluster.cluster.bucket
+}
+
+output "encryption_key" {
+  description = "Where the encryption key is, for nstance-admin: --key-provider and --key-source. Null: secrets are in Secret Manager."
+  value       = module.cluster.encryption_key
+}
+
+output "shards" {
+  description = "The shards: their leaders' addresses, and what they are made of."
+  value       = { for name, shard in module.shard : name => shard.shard }
+}
+
+output "servers" {
+  description = "The leaders' addresses, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  value       = join(",", [for shard in module.shard : "${shard.shard.id}=${shard.shard.operator_addr}"])
+}
+
+output "address" {
+  description = "Address of the load balancer."
+  value       = module.network.network.load_balancers["web"].address
+}
+
+output "ca_certificate_pem" {
+  description = "The CA's certificate, for operators. Null: the servers make the CA."
+  value       = module.cluster.ca_certificate_pem
+}

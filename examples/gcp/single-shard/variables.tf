@@ -1,0 +1,169 @@
+variable "project" {
+  description = "The project. Left out, that of the environment: GOOGLE_PROJECT."
+  type        = string
+  default     = null
+}
+
+variable "region" {
+  description = "The region."
+  type        = string
+  default     = "us-central1"
+  nullable    = false
+}
+
+variable "zone" {
+  description = "The zone, which is also the shard's name."
+  type        = string
+  default     = "us-central1-a"
+  nullable    = false
+
+  validation {
+    condition     = startswith(var.zone, "${var.region}-")
+    error_message = "zone is one of the region's, such as ${var.region}-a."
+  }
+}
+
+variable "cluster" {
+  description = "Name of the cluster, and prefix of all other names."
+  type        = string
+  default     = "example"
+  nullable    = false
+}
+
+variable "bucket" {
+  description = "Name of the bucket. Left out, it is made of the cluster's name, the project and the region."
+  type        = string
+  default     = null
+}
+
+variable "encryption_key" {
+  description = "The whole name of a secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. Null: the cluster's secrets are in Secret Manager."
+  type        = string
+  default     = null
+}
+
+variable "nat" {
+  description = "Create a Cloud NAT gateway, the largest cost. Without it neither the servers nor the VMs reach the internet, only Google's APIs."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "image_project" {
+  description = "Project that owns the images, made by images/packer. Left out, that of the cluster."
+  type        = string
+  default     = null
+}
+
+variable "server_image" {
+  description = "The servers' image, `projects/…/global/images/…`. Left out, the newest of the family nstance-server-amd64."
+  type        = string
+  default     = null
+}
+
+variable "agent_image" {
+  description = "The VMs' image, `projects/…/global/images/…`. Left out, the newest called nstance-agent-amd64-*."
+  type        = string
+  default     = null
+}
+
+variable "server_ready_timeout" {
+  description = "Seconds that a new server may take to become healthy before its machine is replaced."
+  type        = number
+  default     = 600
+  nullable    = false
+}
+
+variable "server_count" {
+  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all."
+  type        = number
+  default     = 1
+  nullable    = false
+}
+
+variable "leader_kind" {
+  description = "How the address follows the leader: `alias` or `load_balancer`. Left out: `load_balancer` for two servers, else `alias`."
+  type        = string
+  default     = null
+}
+
+variable "server_instance_type" {
+  description = "Machine type of the servers."
+  type        = string
+  default     = "e2-micro"
+  nullable    = false
+}
+
+variable "worker_count" {
+  description = "Number of VMs in the group `workers`."
+  type        = number
+  default     = 2
+  nullable    = false
+
+  validation {
+    condition     = var.worker_count >= 0 && floor(var.worker_count) == var.worker_count
+    error_message = "worker_count is a whole number, 0 or more."
+  }
+}
+
+variable "worker_instance_types" {
+  description = "Machine types of the VMs: the first, then fallbacks for when Google Cloud has no capacity of it."
+  type        = list(string)
+  default     = ["e2-small", "e2-medium"]
+  nullable    = false
+
+  validation {
+    condition     = length(var.worker_instance_types) > 0
+    error_message = "worker_instance_types has to name at least one type."
+  }
+}
+
+variable "worker_args" {
+  description = "More of the body of instances.insert for the VMs, as JSON. Changing them replaces the VMs, one at a time."
+  type        = string
+  default     = null
+}
+
+variable "worker_vars" {
+  description = "Values for templates. `greeting` is written to app.env on the VMs; a change is pushed to those that run."
+  type        = map(string)
+  default     = { greeting = "hello" }
+  nullable    = false
+}
+
+variable "settings" {
+  description = "Settings of the servers, such as how often agents report."
+  type = object({
+    health_check_interval = optional(string)
+    default_drain_timeout = optional(string)
+    shutdown_grace        = optional(string)
+    garbage_collection = optional(object({
+      interval                 = optional(string)
+      registration_timeout     = optional(string)
+      deleted_record_retention = optional(string)
+    }))
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "wait_for_leader" {
+  description = "Let apply wait until a server leads and has applied the configuration."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "force_destroy" {
+  description = "Let destroy delete the bucket with everything in it."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "labels" {
+  description = "Labels of the bucket and the servers."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}

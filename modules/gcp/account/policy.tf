@@ -1,0 +1,97 @@
+# The permissions of the servers, as data. Conditions compare names, because those of Compute Engine cannot compare
+# labels. A server therefore may change any VM in its zone except those of the servers of other shards.
+# https://cloud.google.com/iam/docs/conditions-resource-attributes
+
+locals {
+  key_prefix = var.cluster.prefix == "" ? "" : "${var.cluster.prefix}/"
+  bucket     = "projects/_/buckets/${var.cluster.bucket}"
+  objects    = "${local.bucket}/objects/${local.key_prefix}"
+
+  # The secrets that every leader needs. The first leader of the cluster creates them where the modules do not.
+  well_known_secrets = ["ca.key", "registration-nonce.key", "workload-ca.key"]
+  in_bucket          = var.cluster.secrets.provider == "object-storage"
+
+  roles = merge({
+    reader = {
+      title = "servers read Compute Engine"
+      permissions = [
+        "compute.images.get", "compute.images.getFromFamily", "compute.images.list", "compute.images.useReadOnly", "compute.instanceGroups.get",
+        "compute.instanceGroups.list", "compute.instances.get", "compute.instances.list", "compute.machineTypes.get", "compute.subnetworks.get",
+        "compute.subnetworks.use", "compute.subnetworks.useExternalIp", "compute.zoneOperations.get", "compute.zoneOperations.list", "compute.zones.get",
+      ]
+    }
+    instances = {
+      title = "servers start and end VMs"
+      permissions = [
+        "compute.disks.create", "compute.disks.setLabels", "compute.instances.create", "compute.instances.delete", "compute.instances.getSerialPortOutput",
+        "compute.instances.setLabels", "compute.instances.setMetadata", "compute.instances.setServiceAccount", "compute.instances.setTags",
+        "compute.instances.use",
+      ]
+    }
+    leader        = { title = "servers move the leader's address", permissions = ["compute.instances.updateNetworkInterface"] }
+    balancer      = { title = "servers register VMs with load balancers", permissions = ["compute.instanceGroups.update"] }
+    object_reader = { title = "servers read the state", permissions = ["storage.objects.get"] }
+    object_lister = { title = "servers list the state", permissions = ["storage.objects.list"] }
+    object_writer = { title = "servers write the state", permissions = ["storage.objects.create", "storage.objects.delete"] }
+    }, local.in_bucket ? {} : {
+    secret_reader = { title = "servers read secrets", permissions = ["secretmanager.secrets.get", "secretmanager.versions.access"] }
+    secret_writer = { title = "servers make secrets", permissions = ["secretmanager.secrets.create", "secretmanager.versions.add"] }
+  })
+
+  # Names of servers' VMs, which the module shard makes, begin with this prefix.
+  server_prefix = { for shard, grant in var.shards : shard => "${var.cluster.id}-${shard}-server-" }
+  zone_path     = { for shard, grant in var.shards : shard => "projects/${local.project}/zones/${coalesce(grant.zone, shard)}/" }
+
+  project_bindings = merge(
+    { for shard, grant in var.shards : "${shard}/reader" => { shard = shard, role = "reader", condition = null } },
+    { for shard, grant in var.shards : "${shard}/instances" => { shard = shard, role = "instances", condition = join(" && ", concat(
+      ["resource.name.startsWith(\"${local.zone_path[shard]}\")"],
+      [for other in values(local.server_prefix) : "!resource.name.startsWith(\"${local.zone_path[shard]}instances/${other}\")"],
+    )) } },
+    { for shard, grant in var.shards : "${shard}/leader" => { shard = shard, role = "leader",
+      condition                                                     = "resource.name.startsWith(\"${local.zone_path[shard]}instances/${local.server_prefix[shard]}\")"
+    } },
+    # Instance groups have no names in conditions, so the binding is for the project.
+    { for shard, grant in var.shards : "${shard}/balancer" => { shard = shard, role = "balancer", condition = null } if var.load_balancers },
+    { for shard, grant in var.shards : "${shard}/secret_reader" => { shard = shard, role = "secret_reader",
+      condition                                                            = join(" || ", [for name in distinct(concat(local.well_known_secrets, grant.secrets)) : "resource.name.startsWith(\"${local.secret_path}${replace(replace(trimsuffix(name, "*"), "_", "_5f"), ".", "_2e")}\")"])
+    } if !local.in_bucket },
+    { for shard, grant in var.shards : "${shard}/secret_writer" => { shard = shard, role = "secret_writer",
+      # The creation of a secret is a call of the project.
+      condition = join(" || ", concat(
+        ["resource.type == \"cloudresourcemanager.googleapis.com/Project\""],
+        [for name in local.well_known_secrets : "resource.name.startsWith(\"${local.secret_path}${replace(name, ".", "_2e")}\")"],
+      ))
+    } if !local.in_bucket },
+  )
+  # Secret Manager names the project by its number.
+  secret_path = "projects/${data.google_project.this.number}/secrets/${var.cluster.secrets.prefix}"
+
+  # The bucket. The shards share the CA, the secrets, the records of operators, and the files. Servers never write below
+  # config/ or files/.
+  readable = { for shard, grant in var.shards : shard => concat(
+    ["cluster/ca.crt", "cluster/operator/", "config/${shard}.jsonc", "files/", "groups/${shard}.jsonc", "shard/${shard}/"],
+    [for secret in distinct(concat(local.well_known_secrets, grant.secrets)) : "cluster/secret/${trimsuffix(secret, "*")}" if local.in_bucket],
+  ) }
+  writable = { for shard, grant in var.shards : shard => concat(
+    ["cluster/ca.crt", "cluster/operator/", "groups/${shard}.jsonc", "shard/${shard}/"],
+    [for secret in local.well_known_secrets : "cluster/secret/${secret}" if local.in_bucket],
+  ) }
+  # A leader that finds no CA lists the operators and the instances of all shards before it makes one.
+  listable = { for shard, grant in var.shards : shard => ["cluster/operator/", "config/${shard}.jsonc", "shard/"] }
+
+  bucket_bindings = merge([for shard, grant in var.shards : {
+    "${shard}/reader" = { shard = shard, role = "object_reader", condition = join(" || ", [for name in local.readable[shard] : "resource.name.startsWith(\"${local.objects}${name}\")"]) }
+    # Replacing an object needs the permissions to create and to delete.
+    "${shard}/writer" = { shard = shard, role = "object_writer", condition = join(" || ", [for name in local.writable[shard] : "resource.name.startsWith(\"${local.objects}${name}\")"]) }
+    # A listing is a call of the bucket. Its prefix is an attribute of the call.
+    "${shard}/lister" = { shard = shard, role = "object_lister", condition = join(" || ", [for name in local.listable[shard] :
+      "api.getAttribute(\"storage.googleapis.com/objectListPrefix\", \"\").startsWith(\"${local.key_prefix}${name}\")"
+    ]) }
+  }]...)
+
+  account_uses = merge([for shard, grant in var.shards : merge(
+    { for i, account in google_service_account.agent : "${shard}/agent" => { shard = shard, account = account.name } },
+    { for email in grant.service_accounts : "${shard}/${email}" => { shard = shard, account = "projects/${local.project}/serviceAccounts/${email}" } },
+  )]...)
+}

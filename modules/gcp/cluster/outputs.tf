@@ -1,0 +1,48 @@
+output "storage" {
+  description = "The bucket, for `storage` in the configuration of the provider `nstance`. It is known when planning."
+  value = {
+    provider = "gcs"
+    bucket   = google_storage_bucket.this.name
+    prefix   = var.prefix
+  }
+}
+
+output "encryption_key" {
+  description = "Where the encryption key is, for `encryption_key` in the configuration of the provider `nstance`, which `nstance_secret` needs; null where secrets are not in the bucket."
+  value       = local.encryption_key
+}
+
+output "secrets" {
+  description = "Where the secrets are, for `secrets` in the configuration of the provider `nstance`, which `nstance_secret` and `nstance_operator` need where secrets are not in the bucket."
+  value       = local.secrets
+}
+
+output "cluster" {
+  description = "The cluster, for the variable `cluster` of the other modules."
+  # Shards are created after the CA and destroyed before it.
+  depends_on = [nstance_cluster.this]
+  value = {
+    id             = var.cluster_id
+    bucket         = google_storage_bucket.this.name
+    prefix         = var.prefix
+    project        = local.project
+    kms_key_name   = var.kms_key_name
+    secrets        = local.secrets
+    encryption_key = local.encryption_key
+  }
+}
+
+output "ca_certificate_pem" {
+  description = "The CA's certificate, in PEM; null where the servers make the CA."
+  value       = one(nstance_cluster.this[*].ca_certificate_pem)
+}
+
+output "ca_fingerprint" {
+  description = "SHA-256 of the CA's certificate, in hexadecimal; null where the servers make the CA."
+  value       = one(nstance_cluster.this[*].ca_fingerprint)
+}
+
+output "ca_not_after" {
+  description = "When the CA's certificate expires (RFC 3339); null where the servers make the CA."
+  value       = one(nstance_cluster.this[*].ca_not_after)
+}

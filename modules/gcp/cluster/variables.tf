@@ -1,0 +1,146 @@
+variable "cluster_id" {
+  description = "Name of the cluster: lower-case letters, digits and single dashes, at most 30 characters."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", var.cluster_id)) && length(var.cluster_id) <= 30 && !strcontains(var.cluster_id, "--")
+    error_message = "cluster_id has lower-case letters, digits and single dashes inside, at most 30 characters, such as \"example\"."
+  }
+}
+
+variable "bucket_name" {
+  description = "Name of the bucket, which is unique among all buckets of Google Cloud. Left out, it is made of the cluster's name, the project and the location."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.bucket_name == null ? true : can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.bucket_name))
+    error_message = "bucket_name has 3 to 63 lower-case letters, digits, dots and dashes, and begins and ends with a letter or digit."
+  }
+}
+
+variable "location" {
+  description = "Location of the bucket. Left out, the provider's region."
+  type        = string
+  default     = null
+}
+
+variable "prefix" {
+  description = "Prefix of all keys in the bucket, for a bucket that is shared with other uses. Without a slash at either end."
+  type        = string
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = var.prefix == "" || can(regex("^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*$", var.prefix))
+    error_message = "prefix has letters, digits, \"_\", \".\" and \"-\", with single slashes inside, such as \"clusters/example\"."
+  }
+}
+
+variable "versioning" {
+  description = "Keep earlier versions of objects in the bucket, so that deleted configuration, CA and secrets can be restored. Versions of the servers' documents, which change often, are kept for a day."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "noncurrent_version_days" {
+  description = "Number of days for which earlier versions are kept."
+  type        = number
+  default     = 90
+  nullable    = false
+
+  validation {
+    condition     = var.noncurrent_version_days >= 1 && floor(var.noncurrent_version_days) == var.noncurrent_version_days
+    error_message = "noncurrent_version_days is a whole number, 1 or more. To keep no earlier versions set versioning = false."
+  }
+}
+
+variable "kms_key_name" {
+  description = "Name of a Cloud KMS key that encrypts the bucket, `projects/…/locations/…/keyRings/…/cryptoKeys/…`. Default: Google's own keys."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.kms_key_name == null ? true : can(regex("^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$", var.kms_key_name))
+    error_message = "kms_key_name is the name of a key, such as projects/my-project/locations/us-central1/keyRings/nstance/cryptoKeys/state."
+  }
+}
+
+variable "encryption_key" {
+  description = <<-TEXT
+    The key that seals the cluster's secrets in the bucket.
+
+    * `source`: the whole name of a secret in Secret Manager that holds the key, `projects/…/secrets/…`. See "Encryption key" above.
+
+    Required unless `secrets.provider` is `google-secret-manager`.
+  TEXT
+  type = object({
+    source = string
+  })
+  default = null
+
+  validation {
+    condition     = var.encryption_key == null ? true : can(regex("^projects/[^/]+/secrets/[A-Za-z0-9_-]+(/versions/[^/]+)?$", var.encryption_key.source))
+    error_message = "encryption_key.source is the whole name of a secret, such as projects/my-project/secrets/example-encryption-key."
+  }
+
+  validation {
+    condition     = (var.encryption_key != null) == (var.secrets.provider == "object-storage")
+    error_message = "encryption_key names a secret that holds the key: openssl rand -base64 32 | tr -d '\\n' | gcloud secrets create NAME --data-file=-. It is for secrets in the bucket only."
+  }
+}
+
+variable "ca_early_renewal" {
+  description = "How long before its end the CA is replaced, such as \"90d\", by one apply after the other. Left out, the CA is not replaced. Only with secrets in the bucket."
+  type        = string
+  default     = null
+}
+
+variable "secrets" {
+  description = <<-TEXT
+    Where the cluster's secrets are: CA key, nonce key, your own.
+
+    * `provider`: `object-storage`, sealed in the bucket with the encryption key; or `google-secret-manager`, which needs no encryption key: the first
+      server that leads makes the CA there, and there is no `nstance_cluster`.
+    * `prefix`: what their names begin with in Secret Manager. Left out, `nstance-CLUSTER-`.
+  TEXT
+  type = object({
+    provider = optional(string, "object-storage")
+    prefix   = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = contains(["object-storage", "google-secret-manager"], var.secrets.provider)
+    error_message = "secrets.provider is \"object-storage\" or \"google-secret-manager\"."
+  }
+
+  validation {
+    condition     = var.secrets.prefix == null ? true : can(regex("^[A-Za-z0-9-]+-$", var.secrets.prefix)) && var.secrets.provider != "object-storage"
+    error_message = "secrets.prefix has letters, digits and dashes and ends with a dash, such as \"nstance-example-\". In the bucket, secrets have the bucket's prefix."
+  }
+}
+
+variable "deletion_protection" {
+  description = "Refuse every plan that destroys the cluster, until an apply has set this to `false`. It protects clusters with secrets in the bucket: others have no `nstance_cluster`."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "force_destroy" {
+  description = "Let destroy delete the bucket with all objects. If false, destroy fails while the bucket has objects or earlier versions."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "labels" {
+  description = "Labels of everything here that can have labels."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}

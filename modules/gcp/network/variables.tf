@@ -1,0 +1,154 @@
+variable "name" {
+  description = "Prefix of all names here, such as the cluster's name."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z]([a-z0-9-]*[a-z0-9])?$", var.name)) && length(var.name) <= 30
+    error_message = "name has lower-case letters, digits and dashes inside, at most 30 characters, and begins with a letter."
+  }
+}
+
+variable "vpc" {
+  description = "The VPC. `existing`: name of a VPC that is there already; what is below is then added to it. A VPC has no addresses of its own: its subnets have."
+  type = object({
+    existing = optional(string)
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "ip_family" {
+  description = "`ipv4`, or `dualstack`, where every subnet has both. Google chooses the subnet's `/64`."
+  type        = string
+  default     = "ipv4"
+  nullable    = false
+
+  validation {
+    condition     = contains(["ipv4", "dualstack"], var.ip_family)
+    error_message = "ip_family is \"ipv4\" or \"dualstack\"."
+  }
+}
+
+variable "subnets" {
+  description = <<-TEXT
+    The subnets, by role and then by region. A role is a name of yours, such as `servers` or `workers`; each becomes a subnet pool of the shards in
+    its regions. A region may have several subnets of a role: add later ones at the end of the list, since they are known by their place in it.
+
+    * `ipv4_cidr`: addresses of a subnet that is made here.
+    * `leader_ipv4_cidr`: the secondary range `leader`, for the leader addresses of shards that have their servers in this subnet.
+    * `existing`: name of a subnet that is there already. Its settings are left alone. With `leader_ipv4_cidr` it has a secondary range `leader`.
+    * `nat`: whether its VMs use the NAT gateway (where `nat_mode` is `provider`).
+    * `shards`: the shards that may use it; left out: all in its region.
+  TEXT
+  type = map(map(list(object({
+    ipv4_cidr        = optional(string)
+    leader_ipv4_cidr = optional(string)
+    existing         = optional(string)
+    nat              = optional(bool, true)
+    shards           = optional(list(string))
+  }))))
+  nullable = false
+
+  validation {
+    condition     = length(var.subnets) > 0
+    error_message = "subnets has to name at least one role with a subnet, such as { servers = { us-central1 = [{ ipv4_cidr = \"10.0.0.0/24\" }] } }."
+  }
+
+  validation {
+    condition     = alltrue([for role in keys(var.subnets) : can(regex("^[a-z]([a-z0-9-]*[a-z0-9])?$", role)) && length(role) <= 32 && !strcontains(role, "--")])
+    error_message = "Roles, the outer keys of subnets, become names of subnet pools: lower-case letters, digits and single dashes inside, at most 32 characters."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for regions in values(var.subnets) : [for region, list in regions : can(regex("^[a-z]+-[a-z]+[0-9]+$", region)) && length(list) > 0]]))
+    error_message = "The inner keys of subnets are regions, such as us-central1, each with a list of at least one subnet."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for regions in values(var.subnets) : [for list in values(regions) : [for s in list : (s.existing == null) != (s.ipv4_cidr == null)]]]))
+    error_message = "A subnet has either ipv4_cidr or existing."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for regions in values(var.subnets) : [for list in values(regions) : [for s in list : [for cidr in [s.ipv4_cidr, s.leader_ipv4_cidr] : cidr == null ? true : can(cidrnetmask(cidr))]]]]))
+    error_message = "ipv4_cidr and leader_ipv4_cidr of a subnet are IPv4 networks, such as 10.0.1.0/24."
+  }
+}
+
+variable "nat_mode" {
+  description = "`provider`: a Cloud NAT gateway in each region. `none`: no NAT gateways; VMs without external addresses then reach only Google's APIs."
+  type        = string
+  default     = "provider"
+  nullable    = false
+
+  validation {
+    condition     = contains(["provider", "none"], var.nat_mode)
+    error_message = "nat_mode is \"provider\" or \"none\"."
+  }
+}
+
+variable "iap_ssh" {
+  description = "Permit SSH to all VMs of the network through Identity-Aware Proxy."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "load_balancers" {
+  description = <<-TEXT
+    Passthrough network load balancers, by a name that groups can use. The servers add a group's healthy VMs to the instance group of their zone. A VM
+    can be in the instance group of one load balancer only.
+
+    * `zones`: the zones of its VMs, in one region.
+    * `internal`: reached from the VPC only; its address is in the first subnet of the role `subnets`.
+    * `allow_ipv4_cidrs`: who may connect. Left out: everybody, or private addresses if it is internal.
+    * `listeners`: by name. `protocol` is `TCP` or `UDP`. VMs get connections at the listener's own port. `health_check` with a `path` is HTTP, without
+      one it is a TCP connection.
+  TEXT
+  type = map(object({
+    zones            = list(string)
+    subnets          = optional(string, "workers")
+    internal         = optional(bool, false)
+    allow_ipv4_cidrs = optional(list(string))
+    listeners = map(object({
+      port                 = number
+      protocol             = optional(string, "TCP")
+      deregistration_delay = optional(number, 30)
+      health_check = optional(object({
+        port                = optional(number)
+        path                = optional(string)
+        interval            = optional(number, 10)
+        healthy_threshold   = optional(number, 2)
+        unhealthy_threshold = optional(number, 2)
+      }), {})
+    }))
+  }))
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = alltrue([for name in keys(var.load_balancers) : can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", name)) && length(name) <= 16])
+    error_message = "Names of load_balancers have lower-case letters, digits and dashes inside, at most 16 characters."
+  }
+
+  validation {
+    condition     = alltrue([for lb in values(var.load_balancers) : length(lb.zones) > 0 && length(distinct([for zone in lb.zones : try(regex("^([a-z]+-[a-z]+[0-9]+)-[a-z]$", zone)[0], "")])) == 1 && can(regex("^[a-z]+-[a-z]+[0-9]+-[a-z]$", lb.zones[0]))])
+    error_message = "zones of a load balancer are zones of one region, such as us-central1-a, at least one."
+  }
+
+  validation {
+    condition     = alltrue([for lb in values(var.load_balancers) : !lb.internal || contains(keys(var.subnets), lb.subnets)])
+    error_message = "subnets of an internal load balancer is one of the roles in subnets."
+  }
+
+  validation {
+    condition     = alltrue([for lb in values(var.load_balancers) : length(lb.listeners) > 0 && length(distinct([for l in values(lb.listeners) : "${l.protocol}/${l.port}"])) == length(lb.listeners)])
+    error_message = "A load balancer needs at least one listener, and two listeners cannot have the same protocol and port."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for lb in values(var.load_balancers) : [for l in values(lb.listeners) : contains(["TCP", "UDP"], l.protocol) && alltrue([for port in [l.port, coalesce(l.health_check.port, l.port)] : port >= 1 && port <= 65535 && floor(port) == port])]]))
+    error_message = "protocol of a listener is TCP or UDP, and its ports are whole numbers from 1 to 65535."
+  }
+}

@@ -1,0 +1,26 @@
+output "shard" {
+  description = "The shard: its addresses for operators and agents, and its resources."
+  value = {
+    id                  = nstance_shard.this.shard
+    zone                = var.zone
+    leader_ipv4         = local.leader_ipv4
+    leader_kind         = local.kind
+    registration_addr   = "${local.leader_host}:${local.ports.registration}"
+    operator_addr       = "${local.leader_host}:${local.ports.operator}"
+    agent_addr          = "${local.leader_host}:${local.ports.agent}"
+    instance_group_name = google_compute_instance_group_manager.server.name
+    server_tag          = local.server_tag
+    agent_tag           = local.agent_tag
+    subnet_pools        = local.pools
+  }
+}
+
+output "config_etag" {
+  description = "Version of the shard's configuration. The leader's lock names the one that is applied."
+  value       = nstance_shard.this.etag
+}
+
+output "group_hashes" {
+  description = "Hashes of the static groups, by `tenant/name`: `infra` changes when its VMs are replaced, `runtime` when files are pushed to them."
+  value       = nstance_shard.this.group_hashes
+}

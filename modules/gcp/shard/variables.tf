@@ -1,0 +1,295 @@
+# Variables of the shard's place in the cluster and of its servers. variables-config.tf has those of its VMs.
+
+variable "cluster" {
+  description = "The cluster: the output `cluster` of the module `cluster`."
+  type = object({
+    id     = string
+    bucket = string
+    prefix = optional(string, "")
+    encryption_key = optional(object({
+      provider = string
+      source   = string
+    }))
+    secrets = optional(object({
+      provider   = string
+      prefix     = string
+      project_id = optional(string)
+    }), { provider = "object-storage", prefix = "" })
+  })
+  nullable = false
+}
+
+variable "account" {
+  description = "The service accounts: the output `account` of the module `account`."
+  type = object({
+    servers               = map(object({ email = string }))
+    agent_service_account = optional(string)
+  })
+  nullable = false
+
+  validation {
+    condition     = contains(keys(var.account.servers), var.shard)
+    error_message = "account has no service account for the servers of this shard: add the shard to the variable `shards` of the module account."
+  }
+}
+
+variable "network" {
+  description = "The network: the output `network` of the module `network`."
+  type = object({
+    vpc       = string
+    ip_family = optional(string, "ipv4")
+    subnets = map(map(list(object({
+      link             = string
+      ipv4_cidr        = optional(string)
+      leader_ipv4_cidr = optional(string)
+      shards           = optional(list(string))
+    }))))
+    load_balancers = optional(map(object({
+      address         = string
+      sources         = list(string)
+      instance_groups = map(string)
+      ports           = list(object({ protocol = string, port = number }))
+    })), {})
+  })
+  nullable = false
+}
+
+variable "shard" {
+  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters. By convention the zone's name, if the zone has one shard."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", var.shard)) && length(var.shard) <= 32 && !strcontains(var.shard, "--")
+    error_message = "shard has lower-case letters, digits and single dashes inside, at most 32 characters, such as \"us-central1-a\"."
+  }
+
+  # Names of servers' VMs are this long: Compute Engine appends a dash and four characters.
+  validation {
+    condition     = length("${var.cluster.id}-${var.shard}-server-xxxx") <= 63
+    error_message = "The names of the cluster and of the shard have at most 50 characters together: they are part of the servers' names."
+  }
+}
+
+variable "zone" {
+  description = "The zone that the shard is in."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z]+-[a-z]+[0-9]+-[a-z]$", var.zone))
+    error_message = "zone is the name of a zone, such as us-central1-a."
+  }
+}
+
+variable "server_count" {
+  description = "Number of servers: 1; 2 for a hot standby, which takes over within seconds; or 0 to stop all: existing VMs run on, and none is replaced until a server is back."
+  type        = number
+  default     = 1
+  nullable    = false
+
+  validation {
+    condition     = contains([0, 1, 2], var.server_count)
+    error_message = "server_count is 0, 1 or 2: one server leads, one more can stand by, and others would do nothing."
+  }
+}
+
+variable "server_instance_type" {
+  description = "Machine type of the servers. The smallest type is enough for hundreds of VMs."
+  type        = string
+  default     = "e2-micro"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9]+(-[a-z0-9]+)+$", var.server_instance_type))
+    error_message = "server_instance_type is the name of a machine type, such as e2-micro."
+  }
+}
+
+variable "server_image" {
+  description = <<-TEXT
+    The servers' image, as `images/packer` makes it, of the architecture of `server_instance_type`.
+
+    * `id`: the image itself, `projects/…/global/images/…`; or
+    * `family`, `project`: the newest image of a family, of this project. A newer one rolls the servers with the next apply.
+  TEXT
+  type = object({
+    id      = optional(string)
+    family  = optional(string, "nstance-server-amd64")
+    project = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = var.server_image.id == null ? true : can(regex("projects/[^/]+/global/images/[^/]+$", var.server_image.id))
+    error_message = "server_image.id is the name of an image, such as projects/my-project/global/images/nstance-server-1."
+  }
+}
+
+variable "server_volume" {
+  description = "The servers' disk: `size` in GB (left out: that of the image), `type`, and `kms_key_name` (left out: Google's own key). It is always encrypted, and may be lost without harm."
+  type = object({
+    size         = optional(number)
+    type         = optional(string, "pd-balanced")
+    kms_key_name = optional(string)
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "server_subnets" {
+  description = "The role of the subnets that the servers and the leader's address are in."
+  type        = string
+  default     = "servers"
+  nullable    = false
+
+  validation {
+    condition     = length([for s in try(var.network.subnets[var.server_subnets][regex("^(.+)-[a-z]$", var.zone)[0]], []) : s if s.shards == null ? true : contains(s.shards, var.shard)]) > 0
+    error_message = "server_subnets is a role for which the network has a subnet in the shard's region, and which the shard may use (shards)."
+  }
+}
+
+variable "server_args" {
+  description = "More arguments of nstance-server, such as `--debug`."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "server_environment" {
+  description = "Variables of the servers' environment."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "server_commands" {
+  description = "Lines of `sh` that a server runs when it boots, before it starts nstance-server."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "server_binaries" {
+  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. The units are those of the images."
+  type        = map(object({ url = string, sha256 = string }))
+  default     = {}
+  nullable    = false
+}
+
+variable "server_tags" {
+  description = "More network tags of the servers."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "leader_network" {
+  description = <<-TEXT
+    The leader's fixed address.
+
+    * `kind`: `alias`, an alias address that the leader moves to its own VM, which costs nothing; or `load_balancer`, the address of an internal load balancer,
+      which costs by the hour and fails over without an API call. Left out: `load_balancer` for two servers, else `alias`.
+    * `ipv4`: the address. For an alias, out of the range for leader addresses of the first of the servers' subnets (left out: its second address; shards of
+      one region need different ones). For a load balancer, out of that subnet's primary range (left out: Google picks it once, and it stays).
+  TEXT
+  type = object({
+    kind = optional(string)
+    ipv4 = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = var.leader_network.kind == null ? true : contains(["alias", "load_balancer"], var.leader_network.kind)
+    error_message = "leader_network.kind is \"alias\" or \"load_balancer\"."
+  }
+
+  validation {
+    condition     = var.leader_network.ipv4 == null ? true : can(cidrnetmask("${var.leader_network.ipv4}/32"))
+    error_message = "leader_network.ipv4 is an IPv4 address, such as 10.0.2.1."
+  }
+}
+
+variable "server_ready_timeout" {
+  description = "Seconds that a new server may take to become healthy before its machine is replaced."
+  type        = number
+  default     = 600
+  nullable    = false
+
+  validation {
+    condition     = var.server_ready_timeout >= 0 && var.server_ready_timeout <= 3600 && floor(var.server_ready_timeout) == var.server_ready_timeout
+    error_message = "server_ready_timeout is a whole number of seconds from 0 to 3600."
+  }
+}
+
+variable "leader_dns" {
+  description = "A DNS name of the leader's address: `name`, in the Cloud DNS zone `managed_zone` (usually a private zone of the VPC), with `ttl` seconds. Agents and operators then find the leader after a change of its address."
+  type = object({
+    managed_zone = string
+    name         = string
+    ttl          = optional(number, 10)
+  })
+  default = null
+}
+
+variable "operator_access" {
+  description = "Sources that may reach the ports of operators, 8992 and 8993. Operators also need a certificate. `tags` are network tags of VMs."
+  type = object({
+    ipv4_cidrs = optional(list(string), [])
+    tags       = optional(list(string), [])
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "health_access" {
+  description = "Additional sources that may reach port 8990 of the servers, which also serves metrics."
+  type = object({
+    ipv4_cidrs = optional(list(string), [])
+    tags       = optional(list(string), [])
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "wait_for_leader" {
+  description = "Let apply wait until a server has applied the configuration."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "deletion_protection" {
+  description = "Refuse every plan that destroys the shard, until an apply has set this to `false`."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "force_destroy" {
+  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs; they run on."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "destroy_timeout" {
+  description = "How long destroy waits until the leader has emptied the shard."
+  type        = string
+  default     = "15m"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^([0-9]+(h|m|s))+$", var.destroy_timeout))
+    error_message = "destroy_timeout is a duration, such as \"15m\"."
+  }
+}
+
+variable "labels" {
+  description = "Labels of the servers' VMs. Those of the VMs of groups are in args."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}

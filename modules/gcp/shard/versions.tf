@@ -1,0 +1,8 @@
+terraform {
+  required_version = ">= 1.11"
+
+  required_providers {
+    google  = { source = "hashicorp/google", version = ">= 5.39, < 8.0" }
+    nstance = { source = "nstance-kit/nstance", version = ">= 0.0.1, < 1.0" }
+  }
+}
