@@ -1,5 +1,5 @@
 #!/bin/sh
-# Generate the files that install the operator, from config/ and the Helm chart: CRDs and role in the chart and in the kustomize bases, the
+# Generate the files that install the operator, from config/ and the Helm chart: CRDs, role and admission policy in the chart and in the kustomize bases, the
 # kustomize component for monitoring, and the components for clusterctl. Run after scripts/generate-crds.sh.
 set -eu
 cd "$(dirname -- "$0")/../services/operator"
@@ -27,6 +27,7 @@ put chart/files/crds.yaml <"$work/crds.yaml"
 put chart/files/rbac/role.yaml <../../config/rbac/role.yaml
 put kustomize/rbac/role.yaml <../../config/rbac/role.yaml
 put chart/files/rbac/workload-role.yaml <kustomize/rbac/workload-role.yaml
+put chart/files/admission.yaml <kustomize/base/admission.yaml
 
 # Remove the labels of Helm releases, and the namespace, which the user of the component chooses.
 "$helm" template nstance-operator chart --kube-version "$kube" --namespace nstance-system -f chart/ci/minimal.yaml --show-only templates/metrics.yaml \

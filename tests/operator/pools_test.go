@@ -5,16 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/tests/kube"
 )
 
 // TestPools makes the mistakes that users make with pools and the operator's Secrets.
@@ -33,6 +39,8 @@ func TestPools(t *testing.T) {
 	}{
 		{"orphan", l.testOrphan},
 		{"secrets", l.testSecrets},
+		{"shared", l.testShared},
+		{"static", l.testDeleteStatic},
 	} {
 		if !t.Run(part.name, part.run) {
 			return // Later parts would fail for the same reason.
@@ -48,8 +56,9 @@ func (l *lab) testOrphan(t *testing.T) {
 		t.Fatal(err)
 	}
 	machine := &clusterv1.Machine{ObjectMeta: objectMeta(orphan), Spec: clusterv1.MachineSpec{ClusterName: clusterName,
-		Bootstrap: clusterv1.Bootstrap{DataSecretName: &none}, InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-			APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceMachine", Name: orphan}}}
+		Bootstrap: clusterv1.Bootstrap{DataSecretName: &none},
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+			Kind: "NstanceMachine", Name: orphan}}}
 	machine.Labels = map[string]string{clusterv1.MachinePoolNameLabel: workers, clusterv1.ClusterNameLabel: clusterName}
 	machine.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pool,
 		clusterv1.GroupVersion.WithKind("MachinePool"))}
@@ -113,4 +122,124 @@ func (l *lab) hasEvent(ctx context.Context, reason, kind, name string) error {
 		}
 	}
 	return fmt.Errorf("no event %s about %s %s", reason, kind, name)
+}
+
+// testShared creates two MachinePools for one NstanceMachinePool, and deletes the second. Then the admission policy
+// refuses another one.
+func (l *lab) testShared(t *testing.T) {
+	ctx := t.Context()
+	const first, second = "first", "second"
+	l.dynamicPool(t, first)
+	await(t, "the group runs", patience, func(ctx context.Context) error { return l.spread(ctx, first, l.both(1, 1)) })
+	kept, created := l.ids(t, first, l.shards()...), l.countCreations()
+	l.create(ctx, t, referringPool(second, first, 0))
+	for _, name := range []string{first, second} {
+		await(t, name+" says that the pool is shared", patience, func(ctx context.Context) error {
+			return errors.Join(has(ctx, l, &clusterv1.MachinePool{}, name, func(p *clusterv1.MachinePool) error {
+				return condition(p.Status.Conditions, v1beta1.PoolSharedCondition, "True")
+			}), l.hasEvent(ctx, v1beta1.PoolSharedReason, "MachinePool", name))
+		})
+	}
+	before := &v1beta1.NstanceMachinePool{}
+	if err := l.Client.Get(ctx, in(first), before); err != nil {
+		t.Fatal(err)
+	}
+	l.remove(t, "machinepool", second)
+	await(t, "the second is gone, the pool is back", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.gone(ctx, &clusterv1.MachinePool{}, in(second)),
+			has(ctx, l, &v1beta1.NstanceMachinePool{}, first, func(p *v1beta1.NstanceMachinePool) error {
+				if p.UID == before.UID {
+					return errors.New("it is still the deleted one")
+				}
+				return nil
+			}),
+			has(ctx, l, &clusterv1.MachinePool{}, first, func(p *clusterv1.MachinePool) error {
+				if p.Annotations[v1beta1.StoredPoolAnnotation] != "" {
+					return errors.New("the annotation is left")
+				}
+				return condition(p.Status.Conditions, v1beta1.PoolSharedCondition, "False")
+			}), l.spread(ctx, first, l.both(1, 1)))
+	})
+	l.unchanged(t, first, kept, created)
+
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.kubectl(t, "apply", "-f", filepath.Join(root, "services", "operator", "kustomize", "base", "admission.yaml"))
+	// The API server needs some seconds until it enforces a new policy.
+	await(t, "the policy refuses a second one", patience, func(ctx context.Context) error {
+		err := l.Client.Create(ctx, referringPool(second, first, 0), client.DryRunAll)
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "belongs to MachinePool "+first) {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+	if err := l.Client.Create(ctx, referringPool(second, "other", 0), client.DryRunAll); err != nil {
+		t.Errorf("a MachinePool of another NstanceMachinePool: %v", err)
+	}
+	if err := l.scale(ctx, first, 4); err != nil {
+		t.Fatal(err)
+	}
+	l.restored(t, first, l.both(2, 2))
+	l.remove(t, "machinepool", first)
+	await(t, "the group is gone with its last MachinePool", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.withoutGroup(ctx, first, l.shards()...), l.gone(ctx, &clusterv1.MachinePool{}, in(first)),
+			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(first)))
+	})
+}
+
+// testDeleteStatic deletes the MachinePool of a static group while the Cluster lives. No instance and no Node is
+// replaced.
+func (l *lab) testDeleteStatic(t *testing.T) {
+	ctx := t.Context()
+	kept, created := l.ids(t, workers, l.shards()...), l.countCreations()
+	nodes, old := map[string]types.UID{}, &clusterv1.MachinePool{}
+	for _, id := range kept {
+		node := &corev1.Node{}
+		if err := l.Client.Get(ctx, client.ObjectKey{Name: id}, node); err != nil {
+			t.Fatal(err)
+		}
+		nodes[id] = node.UID
+	}
+	if err := l.Client.Get(ctx, in(workers), old); err != nil {
+		t.Fatal(err)
+	}
+	l.remove(t, "machinepool", workers)
+	await(t, "imported again", endsWithin, func(ctx context.Context) error {
+		return errors.Join(has(ctx, l, &clusterv1.MachinePool{}, workers, func(p *clusterv1.MachinePool) error {
+			if p.UID == old.UID {
+				return errors.New("it is still the deleted one")
+			}
+			return nil
+		}), l.spread(ctx, workers, l.both(2, 2)), l.poolRuns(ctx, workers, 4))
+	})
+	steady(t, "it stays so", func(ctx context.Context) error { return l.spread(ctx, workers, l.both(2, 2)) })
+	l.unchanged(t, workers, kept, created)
+	for id, uid := range nodes {
+		node := &corev1.Node{}
+		if err := l.Client.Get(ctx, client.ObjectKey{Name: id}, node); err != nil || node.UID != uid ||
+			node.Spec.Unschedulable {
+			t.Errorf("node %s: %v, UID %s before %s, cordoned %t", id, err, node.UID, uid, node.Spec.Unschedulable)
+		}
+	}
+	// The pool owns its machines again: deleting one replaces its instance, and scaling works.
+	l.remove(t, "machine.cluster.x-k8s.io", kept[0])
+	await(t, "a deleted Machine is replaced", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.noMachine(ctx, kept[0]), l.spread(ctx, workers, l.both(2, 2)))
+	})
+	if slices.Contains(l.ids(t, workers, l.shards()...), kept[0]) {
+		t.Errorf("instance %s was not replaced", kept[0])
+	}
+}
+
+// unchanged fails the test if a group has other instances than before, or if any instance was created.
+func (l *lab) unchanged(t *testing.T, group string, before []string, created int) {
+	t.Helper()
+	if after := l.ids(t, group, l.shards()...); !slices.Equal(before, after) {
+		t.Errorf("the instances of %s changed from %v to %v", group, before, after)
+	}
+	if n := l.countCreations() - created; n != 0 {
+		t.Errorf("%d instances were created, want none", n)
+	}
 }

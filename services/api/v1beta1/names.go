@@ -33,6 +33,9 @@ const (
 	// SkipShardsAnnotation lists the IDs of shards, separated by commas, that the deletion of an object does not wait
 	// for while they do not answer. On a Cluster it applies to all objects of the Cluster.
 	SkipShardsAnnotation = "nstance.dev/skip-shards"
+	// StoredPoolAnnotation on a MachinePool contains its NstanceMachinePool, which the deletion of another MachinePool
+	// has deleted, until the operator has created it again.
+	StoredPoolAnnotation = "nstance.dev/stored-pool"
 	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster lets the operator create the Cluster
 	// again.
 	RecreateAnnotation = "nstance.dev/recreate"
@@ -65,6 +68,8 @@ const (
 	ConfigValidCondition = "ConfigValid"
 	// ShardsReachableCondition: all shards of a pool are reachable.
 	ShardsReachableCondition = "ShardsReachable"
+	// PoolSharedCondition: other MachinePools reference the same NstanceMachinePool. MachinePools have it.
+	PoolSharedCondition = "PoolShared"
 	// InstanceCreatedCondition: the shard accepted the request for the instance. Machines have it.
 	InstanceCreatedCondition = "InstanceCreated"
 	// ServerDeletedCondition: the server reported that the instance is gone, so the operator does not delete it.
@@ -105,6 +110,8 @@ const (
 	ShardSkippedReason          = "ShardSkipped"
 	KubeconfigFailedReason      = "KubeconfigFailed"
 	SecretRestoredReason        = "SecretRestored"
+	PoolSharedReason            = "PoolShared"
+	PoolNotSharedReason         = "PoolNotShared"
 )
 
 // DeletionRecordName returns the name of the ConfigMap that records the deletion of a Cluster.

@@ -587,8 +587,8 @@ func TestRunRenewsInTime(t *testing.T) {
 	})
 }
 
-// TestRestoresDeletedSecrets checks that Run writes the Secrets of the identity again, with the CA bundle that came with
-// the certificate, and records an event.
+// TestRestoresDeletedSecrets checks that Run writes the Secrets of the identity again, with the CA bundle of the
+// certificate, and records an event.
 func TestRestoresDeletedSecrets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cluster := fleettest.NewCluster(t, "demo")
@@ -599,7 +599,9 @@ func TestRestoresDeletedSecrets(t *testing.T) {
 			&corev1.Secret{ObjectMeta: meta("nstance-operator-cert"), Data: map[string][]byte{
 				corev1.TLSCertKey:       identitytest.Certificate(t, cluster, "default", fleettest.Now, 30*time.Hour),
 				corev1.TLSPrivateKeyKey: private, identity.CAKey: sent}}).Build()
-		o := identitytest.Options(kube, "demo", "default", func() time.Time { return fleettest.Now.Add(time.Since(began)) })
+		o := identitytest.Options(kube, "demo", "default", func() time.Time {
+			return fleettest.Now.Add(time.Since(began))
+		})
 		recorder := events.NewFakeRecorder(10)
 		o.Recorder = recorder
 		k := identity.New(o)

@@ -63,12 +63,13 @@ func (r *orphanReconciler) Reconcile(ctx context.Context, request ctrl.Request) 
 		return ctrl.Result{}, err
 	}
 	in := orphanInput{now: r.Now()}
-	if in.infrastructure, err = r.Scope.Read(ctx, m.Spec.InfrastructureRef.Name, &v1beta1.NstanceMachine{}); err != nil {
+	name := m.Spec.InfrastructureRef.Name
+	if in.infrastructure, err = r.Scope.Read(ctx, name, &v1beta1.NstanceMachine{}); err != nil {
 		return ctrl.Result{}, err
 	}
 	for _, s := range r.Shards.All() {
 		state := s.State()
-		instance, _ := s.Instance(m.Spec.InfrastructureRef.Name)
+		instance, _ := s.Instance(name)
 		in.shards = append(in.shards, shardView{id: s.ID(), reachable: state.Reachable, synced: state.Synced,
 			instance: instance})
 	}

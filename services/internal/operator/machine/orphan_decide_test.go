@@ -23,13 +23,16 @@ func TestDecideOrphan(t *testing.T) {
 		// forgets: the minute starts again.
 		forgets bool
 	}{
-		"first seen":             {shards: []shardView{empty, had}, again: orphanGrace},
-		"before a minute":        {shards: []shardView{empty}, age: 20 * time.Second, again: 40 * time.Second},
-		"after a minute":         {shards: []shardView{empty, had}, age: time.Minute, reap: true},
-		"an NstanceMachine":      {infrastructure: true, shards: []shardView{empty}, age: time.Hour, forgets: true},
-		"an instance":            {shards: []shardView{empty, has}, age: time.Hour, again: orphanRecheck, forgets: true},
-		"a shard is silent":      {shards: []shardView{empty, silent}, age: time.Hour, again: orphanRecheck, forgets: true},
-		"a shard has not listed": {shards: []shardView{unlisted, empty}, age: time.Hour, again: orphanRecheck, forgets: true},
+		"first seen":        {shards: []shardView{empty, had}, again: orphanGrace},
+		"before a minute":   {shards: []shardView{empty}, age: 20 * time.Second, again: 40 * time.Second},
+		"after a minute":    {shards: []shardView{empty, had}, age: time.Minute, reap: true},
+		"an NstanceMachine": {infrastructure: true, shards: []shardView{empty}, age: time.Hour, forgets: true},
+		"an instance": {shards: []shardView{empty, has}, age: 2 * orphanGrace, again: orphanRecheck,
+			forgets: true},
+		"a shard is silent": {shards: []shardView{empty, silent}, age: 2 * orphanGrace, again: orphanRecheck,
+			forgets: true},
+		"a shard has not listed": {shards: []shardView{unlisted, empty}, age: 2 * orphanGrace, again: orphanRecheck,
+			forgets: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := orphanInput{infrastructure: c.infrastructure, shards: c.shards, now: now}

@@ -169,6 +169,8 @@ func (r *Reconciler) readReferenced(ctx context.Context, obj client.Object, key 
 	return nil, nil
 }
 
+// poolGone reports whether the pool of a pool machine is being deleted or does not exist. Kubernetes removes the
+// reference to a pool that does not exist.
 func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (bool, error) {
 	for _, ref := range m.OwnerReferences {
 		if ref.Kind == "NstanceMachinePool" && ref.APIVersion == v1beta1.GroupVersion.String() {
@@ -177,7 +179,7 @@ func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (b
 			return pool == nil || !pool.GetDeletionTimestamp().IsZero(), err
 		}
 	}
-	return false, nil
+	return true, nil
 }
 
 // storeChoice writes what must be stored before the next step. It fails on a conflict, so that two passes cannot choose

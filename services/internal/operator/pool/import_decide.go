@@ -62,6 +62,9 @@ func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 	referred, taken, ending := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for i := range in.machinePools {
 		taken[in.machinePools[i].Name] = true
+		if stored := readStoredPool(&in.machinePools[i]); stored != nil && pools[stored.Spec.Group] == nil {
+			pools[stored.Spec.Group] = stored // it is about to be created again
+		}
 		over := !in.machinePools[i].DeletionTimestamp.IsZero()
 		ending[in.machinePools[i].Name] = ending[in.machinePools[i].Name] || over
 		if name, ok := referencedPool(&in.machinePools[i]); ok {

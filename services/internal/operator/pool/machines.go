@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"hash/fnv"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -82,27 +83,46 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	if p, err := r.Permission(ctx, r.Client, group, pool); err != nil || p.Paused || p.Ending {
 		return reconcile.Result{}, err
 	}
-	there := map[string]bool{}
+	there, strays := map[string]bool{}, []*v1beta1.NstanceMachine(nil)
 	list := &v1beta1.NstanceMachineList{}
-	// The list is read only for names, so sharing it with the cache is safe.
+	// The list is only read, so sharing it with the cache is safe.
 	if err := r.Client.List(ctx, list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy,
 		client.MatchingLabels{v1beta1.GroupLabel: group.Spec.Group, v1beta1.ShardLabel: group.Spec.Shard}); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list machines: %w", err)
 	}
 	for i := range list.Items {
-		there[list.Items[i].Name] = true
+		infra := &list.Items[i]
+		there[infra.Name] = true
+		if infra.Labels[clusterv1.MachinePoolNameLabel] != "" && !ownedBy(infra, pool.UID) {
+			strays = append(strays, infra)
+		}
 	}
 	missing := missingMachines(shard.Instances(group.Spec.Group), there)
-	if len(missing) == 0 {
+	if len(missing)+len(strays) == 0 {
 		return reconcile.Result{}, nil
 	}
 	mp, err := r.findMachinePool(ctx, pool)
 	if err != nil || mp == nil {
 		return reconcile.Result{}, err
 	}
+	var again time.Duration
+	for _, infra := range strays {
+		if wait, err := r.adoptMachine(ctx, infra, pool, mp); err != nil {
+			return scope.RetryConflict(err)
+		} else if wait {
+			again = adoptionRetry
+		}
+	}
 	var writes errgroup.Group
 	writes.SetLimit(parallelWrites)
 	for _, instance := range missing {
+		// Cluster API deletes the NstanceMachine of a deleted Machine by its name, and the instance with it.
+		if old, err := r.machineOf(ctx, instance.GetInstanceId()); err != nil {
+			return reconcile.Result{}, err
+		} else if old != nil && !old.DeletionTimestamp.IsZero() {
+			again = adoptionRetry
+			continue
+		}
 		machine := poolMachine(r.ClusterName(), group, pool, mp.Name, instance)
 		writes.Go(func() error {
 			if err := r.Client.Create(ctx, machine); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -111,7 +131,7 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 			return nil
 		})
 	}
-	return reconcile.Result{}, writes.Wait()
+	return reconcile.Result{RequeueAfter: again}, writes.Wait()
 }
 
 // missingMachines returns the instances of a group that have no machine. On-demand instances are left out: their
@@ -137,9 +157,8 @@ func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1
 				clusterv1.MachinePoolNameLabel: labelValue(machinePool), clusterv1.ClusterNameLabel: cluster,
 				v1beta1.GroupLabel: group.Spec.Group, v1beta1.ShardLabel: group.Spec.Shard,
 			},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: v1beta1.GroupVersion.String(), Kind: machinePoolKind,
-				Name: pool.Name, UID: pool.UID}},
-			Finalizers: []string{v1beta1.MachineFinalizer},
+			OwnerReferences: []metav1.OwnerReference{poolReference(pool)},
+			Finalizers:      []string{v1beta1.MachineFinalizer},
 		},
 		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group.Spec.Group},
 			Shard: group.Spec.Shard, InstanceID: i.GetInstanceId(),

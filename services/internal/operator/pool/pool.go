@@ -14,13 +14,11 @@ package pool
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -34,8 +32,10 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceshardgroups,verbs=get;list;watch;create;update;patch;delete
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceshardgroups/status,verbs=get;update;patch
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceshardgroups/finalizers,verbs=update
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;create
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;create;patch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machinepools,verbs=get;list;watch;create;patch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machinepools/status,verbs=get;patch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machines,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
 
@@ -88,38 +88,10 @@ const (
 	machineKind     = "NstanceMachine"
 )
 
-// findMachinePool finds the MachinePool of a pool: its controller, else a MachinePool that references it. Cluster API's
-// core makes the latter the controller later; without the core it never does. machinePoolOf returns nil if there is no
-// MachinePool or it belongs to another Cluster.
+// findMachinePool finds the MachinePool of a pool, as [chooseUser] does. It returns nil if there is none in the managed
+// Cluster.
 func (p *pools) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*clusterv1.MachinePool,
 	error) {
-	// A MachinePool usually has the same name as its pool.
-	names := []string{pool.Name}
-	for _, owner := range pool.OwnerReferences {
-		if owner.Controller != nil && *owner.Controller && owner.Kind == "MachinePool" {
-			names = []string{owner.Name}
-		}
-	}
-	refers := func(mp *clusterv1.MachinePool) bool {
-		name, ok := referencedPool(mp)
-		return ok && name == pool.Name && mp.Spec.ClusterName == p.ClusterName()
-	}
-	for _, name := range names {
-		mp := &clusterv1.MachinePool{}
-		err := p.Client.Get(ctx, client.ObjectKey{Namespace: pool.Namespace, Name: name}, mp)
-		if err == nil && refers(mp) {
-			return mp, nil
-		}
-		if client.IgnoreNotFound(err) != nil {
-			return nil, fmt.Errorf("read machine pool: %w", err)
-		}
-	}
-	list := &clusterv1.MachinePoolList{}
-	if err := p.Client.List(ctx, list, client.InNamespace(pool.Namespace)); err != nil {
-		return nil, fmt.Errorf("list machine pools: %w", err)
-	}
-	if i := slices.IndexFunc(list.Items, func(mp clusterv1.MachinePool) bool { return refers(&mp) }); i >= 0 {
-		return &list.Items[i], nil
-	}
-	return nil, nil
+	users, err := p.listUsers(ctx, p.Client, pool.Name)
+	return chooseUser(pool, users), err
 }

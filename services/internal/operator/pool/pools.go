@@ -70,8 +70,10 @@ func (r *poolReconciler) requestsForCluster(ctx context.Context, cluster client.
 // Reconcile implements reconcile.Reconciler.
 func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	pool := &v1beta1.NstanceMachinePool{}
-	if found, err := r.Read(ctx, request.Name, pool); err != nil || !found {
+	if found, err := r.Read(ctx, request.Name, pool); err != nil {
 		return reconcile.Result{}, err
+	} else if !found {
+		return scope.RetryConflict(r.restorePool(ctx, request.Name))
 	}
 	in := poolInput{pool: pool, cluster: r.ClusterName(), configured: map[string]bool{}}
 	for _, shard := range r.Shards.All() {
@@ -98,7 +100,18 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 	if in.groups, err = r.listGroups(ctx, r.Client, pool); err != nil {
 		return reconcile.Result{}, err
 	}
-	return scope.RetryConflict(r.apply(ctx, in, decidePool(in)))
+	if heir, err := r.findHeir(ctx, in); err != nil {
+		return reconcile.Result{}, err
+	} else if heir != nil {
+		return scope.RetryConflict(r.handOver(ctx, pool, heir))
+	}
+	if err := r.keepMachines(ctx, in); err != nil {
+		return scope.RetryConflict(err)
+	}
+	if err := r.apply(ctx, in, decidePool(in)); err != nil {
+		return scope.RetryConflict(err)
+	}
+	return scope.RetryConflict(r.reportShared(ctx, pool))
 }
 
 // listGroups returns all shard groups of a pool's group.

@@ -63,9 +63,11 @@ func decidePool(in poolInput) poolPlan {
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		// A shard group without a controller in the managed Cluster has lost its owner and is adopted.
+		// A shard group without a controller in the managed Cluster has lost its owner and is adopted. So is one that
+		// the MachinePool owns since another MachinePool of the pool was deleted.
 		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
-		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && owner.UID == in.pool.UID {
+		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && (owner.UID == in.pool.UID ||
+			in.machinePool != nil && owner.UID == in.machinePool.UID) {
 			mine = append(mine, g)
 		}
 	}
@@ -195,6 +197,7 @@ func fillShardGroup(g *v1beta1.NstanceShardGroup, in poolInput, share shardShare
 	setLabel(g, clusterv1.ClusterNameLabel, in.cluster)
 	setLabel(g, v1beta1.GroupLabel, spec.Group)
 	setLabel(g, v1beta1.ShardLabel, share.Shard)
+	dropOwner(g, in.machinePool.UID)
 	if metav1.GetControllerOf(g) == nil {
 		g.OwnerReferences = append(g.OwnerReferences, *metav1.NewControllerRef(in.pool,
 			v1beta1.GroupVersion.WithKind(machinePoolKind)))
@@ -378,6 +381,7 @@ func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGr
 	}
 	plan.pool.Status.Capacity = offer
 	plan.machinePool = in.machinePool.DeepCopy()
+	delete(plan.machinePool.Annotations, v1beta1.StoredPoolAnnotation) // the pool exists
 	annotateCapacity(plan.machinePool, offer)
 }
 

@@ -1,0 +1,89 @@
+package pool
+
+import (
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+)
+
+// dropOwner removes the owner references with a UID.
+func dropOwner(object metav1.Object, uid types.UID) {
+	var kept []metav1.OwnerReference
+	for _, ref := range object.GetOwnerReferences() {
+		if ref.UID != uid {
+			kept = append(kept, ref)
+		}
+	}
+	object.SetOwnerReferences(kept)
+}
+
+func ownedBy(object metav1.Object, uid types.UID) bool {
+	return slices.ContainsFunc(object.GetOwnerReferences(), func(ref metav1.OwnerReference) bool {
+		return ref.UID == uid
+	})
+}
+
+// keptMachine returns the Machine of an instance that stays when its pool is deleted, nil if it is the wanted one
+// already. The Cluster owns the Machine in place of the MachinePool. So Kubernetes does not remove the Machine with the
+// MachinePool, and Cluster API removes it with the Cluster.
+func keptMachine(m *clusterv1.Machine, mp *clusterv1.MachinePool, cluster *clusterv1.Cluster) *clusterv1.Machine {
+	if owner := metav1.GetControllerOf(m); owner == nil || owner.UID != mp.UID || !m.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	want := m.DeepCopy()
+	dropOwner(want, mp.UID)
+	dropOwner(want, cluster.UID)
+	want.OwnerReferences = append(want.OwnerReferences, metav1.OwnerReference{
+		APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: cluster.Name, UID: cluster.UID})
+	return want
+}
+
+// adoption is a pool's claim on an NstanceMachine of an earlier pool for the same group, and on its Machine.
+type adoption struct {
+	// infra and machine are the wanted objects, nil if they must not change.
+	infra   *v1beta1.NstanceMachine
+	machine *clusterv1.Machine
+	// wait: it is too early to decide.
+	wait bool
+}
+
+// decideAdoption returns what makes a pool the owner of an existing NstanceMachine. machine is its Machine, nil if
+// there is none. An NstanceMachine is adopted only if its Machine stays: otherwise Cluster API deletes it with the Machine,
+// and the instance with it.
+func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, pool *v1beta1.NstanceMachinePool,
+	mp *clusterv1.MachinePool) (a adoption) {
+	label := labelValue(mp.Name)
+	if !infra.DeletionTimestamp.IsZero() || ownedBy(infra, pool.UID) {
+		return a
+	}
+	if machine != nil {
+		owner := metav1.GetControllerOf(machine)
+		if !machine.DeletionTimestamp.IsZero() || owner != nil && owner.UID != mp.UID {
+			return adoption{wait: true}
+		}
+		if machine.Labels[clusterv1.MachinePoolNameLabel] != label {
+			a.machine = machine.DeepCopy()
+			setLabel(a.machine, clusterv1.MachinePoolNameLabel, label)
+		}
+	}
+	a.infra = infra.DeepCopy()
+	a.infra.OwnerReferences = nil
+	for _, ref := range infra.OwnerReferences {
+		if ref.Kind != machinePoolKind {
+			a.infra.OwnerReferences = append(a.infra.OwnerReferences, ref)
+		}
+	}
+	a.infra.OwnerReferences = append(a.infra.OwnerReferences, poolReference(pool))
+	setLabel(a.infra, clusterv1.MachinePoolNameLabel, label)
+	return a
+}
+
+// poolReference returns the owner reference of a pool's machines. Cluster API makes the Machine their controller.
+func poolReference(pool *v1beta1.NstanceMachinePool) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: v1beta1.GroupVersion.String(), Kind: machinePoolKind, Name: pool.Name,
+		UID: pool.UID}
+}
