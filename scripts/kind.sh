@@ -76,16 +76,13 @@ step "The CRDs of Nstance"
 kubectl apply -k config/crd/
 kubectl wait --for=condition=Established --timeout=60s crd -l cluster.x-k8s.io/v1beta2=v1beta1
 
-step "The CA certificate, a nonce, and a service account for Cluster API"
+step "The CA certificate and a nonce"
 # After `make clean-dev` the Nstance cluster has a new CA, and the certificate of the operator is not valid any more.
 known=$(kubectl get configmap nstance-cluster-ca --ignore-not-found -o 'jsonpath={.data.ca\.crt}')
 if [ -n "$known" ] && [ "$known" != "$(cat "$bucket/cluster/ca.crt")" ]; then
 	kubectl delete secret --ignore-not-found nstance-operator-cert nstance-operator-key nstance-operator-nonce
 fi
 kubectl create configmap nstance-cluster-ca --from-file=ca.crt="$bucket/cluster/ca.crt" --dry-run=client -o yaml | kubectl apply -f -
-kubectl create serviceaccount nstance-capi-workload --dry-run=client -o yaml | kubectl apply -f -
-kubectl create clusterrolebinding nstance-capi-workload --clusterrole=cluster-admin --serviceaccount=default:nstance-capi-workload \
-	--dry-run=client -o yaml | kubectl apply -f -
 if kubectl get secret nstance-operator-cert >/dev/null 2>&1; then
 	echo "the operator is registered and needs no nonce"
 else

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,9 +14,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -25,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/yaml"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
@@ -40,6 +45,8 @@ type testReconciler struct {
 	shards   *shardstest.Set
 	recorder *events.FakeRecorder
 	tokens   int
+	// limited: the operator may not create ServiceAccounts and roles, as in a cluster.
+	limited bool
 }
 
 func newTestReconciler(t *testing.T, objects ...client.Object) *testReconciler {
@@ -54,7 +61,17 @@ func newTestReconciler(t *testing.T, objects ...client.Object) *testReconciler {
 	w := &testReconciler{shards: shardstest.New("west", "east"), recorder: events.NewFakeRecorder(100)}
 	kube := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(
 		&v1beta1.NstanceCluster{}, &clusterv1.Cluster{}).
-		WithInterceptorFuncs(interceptor.Funcs{SubResourceCreate: func(ctx context.Context, c client.Client, sub string,
+		WithInterceptorFuncs(interceptor.Funcs{Create: func(ctx context.Context, c client.WithWatch, o client.Object,
+			opts ...client.CreateOption) error {
+			switch o.(type) {
+			case *corev1.ServiceAccount, *rbacv1.ClusterRole, *rbacv1.ClusterRoleBinding:
+				if w.limited {
+					return apierrors.NewForbidden(schema.GroupResource{Resource: "objects"}, o.GetName(),
+						errors.New("not permitted"))
+				}
+			}
+			return c.Create(ctx, o, opts...)
+		}, SubResourceCreate: func(ctx context.Context, c client.Client, sub string,
 			o, body client.Object, opts ...client.SubResourceCreateOption) error {
 			if err := c.SubResource(sub).Create(ctx, o, body, opts...); err != nil {
 				return err
@@ -327,6 +344,7 @@ func (w *testReconciler) token(t *testing.T) string {
 func TestKubeconfig(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTestReconciler(t)
+		w.limited = true
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		notified := 0
@@ -341,16 +359,21 @@ func TestKubeconfig(t *testing.T) {
 		w.reconcile(t)
 		wait(time.Minute) // without the ServiceAccount
 		if notified == 0 ||
-			!strings.Contains(w.kubeconfig.problem(), "ServiceAccount nstance-system/nstance-capi-workload") {
+			!strings.Contains(w.kubeconfig.problem(), "ServiceAccount nstance-system/nstance-capi-workload") ||
+			!strings.Contains(w.kubeconfig.problem(), "kubectl create serviceaccount nstance-capi-workload -n "+
+				"nstance-system; kubectl create clusterrolebinding nstance-capi-workload-nstance-system "+
+				"--clusterrole=nstance-operator-workload --serviceaccount=nstance-system:nstance-capi-workload") {
 			t.Errorf("problem %q, told %d times", w.kubeconfig.problem(), notified)
 		}
 		if event := <-w.recorder.Events; !strings.HasPrefix(event, "Warning KubeconfigFailed ") ||
 			len(w.recorder.Events) != 0 {
 			t.Errorf("event %q, and %d more", event, len(w.recorder.Events))
 		}
+		w.limited = false
 		if err := w.Client.Create(t.Context(), serviceAccount()); err != nil {
 			t.Fatal(err)
 		}
+		w.limited = true
 		wait(2 * time.Minute)
 		secret := w.secret(t)
 		if w.kubeconfig.problem() != "" || w.token(t) != "token-1" || secret.Type != "cluster.x-k8s.io/secret" ||
@@ -378,6 +401,44 @@ func TestKubeconfig(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// An operator with the rights of an administrator, as in a development cluster, creates the account and its permissions.
+func TestKubeconfigCreatesTheAccount(t *testing.T) {
+	w := newTestReconciler(t)
+	w.reconcile(t)
+	if err := w.kubeconfig.ensureSecret(t.Context()); err != nil || w.token(t) != "token-1" {
+		t.Fatalf("token %q, %v", w.token(t), err)
+	}
+	account, role, binding := serviceAccount(), &rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}
+	for _, get := range []struct {
+		namespace, name string
+		object          client.Object
+	}{{namespace, account.Name, account}, {"", "nstance-operator-workload", role},
+		{"", "nstance-capi-workload-nstance-system", binding}} {
+		if err := w.Client.Get(t.Context(), client.ObjectKey{Namespace: get.namespace, Name: get.name},
+			get.object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if account.AutomountServiceAccountToken == nil || *account.AutomountServiceAccountToken {
+		t.Error("pods can use the account")
+	}
+	if diff := cmp.Diff([]rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: account.Name}},
+		binding.Subjects); diff != "" || binding.RoleRef.Name != role.Name {
+		t.Errorf("%+v: %s", binding.RoleRef, diff)
+	}
+	text, err := os.ReadFile("../../../operator/kustomize/rbac/workload-role.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	installed := &rbacv1.ClusterRole{}
+	if err := yaml.Unmarshal(text, installed); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(installed.Rules, role.Rules); diff != "" || installed.Name != role.Name {
+		t.Errorf("the role differs from the installed one: %s", diff)
+	}
 }
 
 func TestKubeconfigOfAnExternalCluster(t *testing.T) {

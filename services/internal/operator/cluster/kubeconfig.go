@@ -183,7 +183,14 @@ func (k *kubeconfigKeeper) newKubeconfigText(ctx context.Context) ([]byte, time.
 	seconds := int64(tokenLife / time.Second)
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: k.Namespace, Name: k.ServiceAccount}}
-	if err := k.Client.SubResource("token").Create(ctx, account, request); err != nil {
+	err := k.Client.SubResource("token").Create(ctx, account, request)
+	if apierrors.IsNotFound(err) {
+		if err := k.createAccount(ctx); err != nil {
+			return nil, time.Time{}, err
+		}
+		err = k.Client.SubResource("token").Create(ctx, account, request)
+	}
+	if err != nil {
 		return nil, time.Time{}, fmt.Errorf("request a token of ServiceAccount %s/%s: %w", k.Namespace,
 			k.ServiceAccount, err)
 	}
