@@ -24,6 +24,9 @@ const (
 	// OwnedFieldsAnnotation on a shard group lists the fields of a static group that Kubernetes has set at any time,
 	// separated by commas. When such a field is removed from the spec, its override is removed from the server.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
+	// RemoveAnnotation on a shard group lists the IDs of instances, separated by commas, of which the deletion has
+	// lowered the size. The operator writes it together with the size.
+	RemoveAnnotation = "nstance.dev/remove-instances"
 	// CapacityAnnotation on a MachinePool contains the values that the operator wrote into the cluster autoscaler's
 	// annotations. Other values there belong to a user and are not changed.
 	CapacityAnnotation = "nstance.dev/capacity"

@@ -449,7 +449,7 @@ func TestDecidePool(t *testing.T) {
 		"scaled": {basePool(5, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil),
 			[]string{"update g--a 3", "update g--b 2"}, "False Scaling", true, false, "True Reachable", 3},
 		"another order": {basePool(3, "b", "a").with("a", 2, "p", nil).with("b", 1, "p", nil),
-			[]string{"update g--a 1", "update g--b 2"}, "False Scaling", true, false, "True Reachable", 3},
+			[]string{"update g--a 2", "update g--b 1"}, "True Ready", true, false, "True Reachable", 3},
 		"one more shard": {basePool(2, "a", "b").with("a", 2, "p", nil), []string{"create g--b 1", "update g--a 1"},
 			"False Scaling", false, false, "", 2},
 		"one shard removed": {basePool(3, "a").with("a", 2, "p", nil).with("b", 1, "p", nil),

@@ -173,8 +173,7 @@ func (r *groupReconciler) performCall(ctx context.Context, group *v1beta1.Nstanc
 	}
 	switch {
 	case c.upsert != nil:
-		answer, err := shard.API().UpsertGroup(ctx, c.upsert)
-		did.group, did.err = answer.GetGroup(), err
+		did.group, did.err = r.push(ctx, shard, group, c)
 	case c.remove:
 		answer, err := shard.API().DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: group.Spec.Group})
 		did.restored, did.err = answer.GetRestoredStatic(), err
@@ -189,6 +188,35 @@ func (r *groupReconciler) performCall(ctx context.Context, group *v1beta1.Nstanc
 		log.Info("pushed group", "size", wantedSize(group.Spec))
 	}
 	return did
+}
+
+// push deletes the chosen instances until the size is reached, then pushes what still differs. An instance that the
+// shard refuses to delete is left to the shard's own choice.
+func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v1beta1.NstanceShardGroup,
+	c shardCall) (known *nstancev1.GroupStatus, err error) {
+	upsert := c.upsert
+	for _, id := range c.chosen {
+		answer, err := shard.API().DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: id,
+			Reason: "its Machine was chosen for a scale-down", Decrement: true})
+		if err != nil && !isRefusal(err) {
+			return nil, err
+		}
+		r.Log.Info("deleted chosen instance", "shard", group.Spec.Shard, "group", group.Spec.Group, "instance", id,
+			"error", err)
+		if answer.GetGroup() == nil {
+			continue
+		}
+		known = answer.GetGroup()
+		upsert = upsertRequest(group.Spec, ownedFields(group), known)
+		if known.GetSize() <= wantedSize(group.Spec) {
+			break
+		}
+	}
+	if upsert == nil {
+		return known, nil
+	}
+	answer, err := shard.API().UpsertGroup(ctx, upsert)
+	return answer.GetGroup(), err
 }
 
 // outcomeAfter returns what to remember after a call.

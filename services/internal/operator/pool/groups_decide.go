@@ -75,6 +75,8 @@ func (in *groupInput) connecting() bool {
 // shardCall is the next call to the shard. At most one of upsert and remove is set.
 type shardCall struct {
 	upsert *nstancev1.UpsertGroupRequest
+	// chosen are instances to delete with a decrement of the size before the upsert.
+	chosen []string
 	remove bool
 	// refused is the shard's reason for refusing the same request earlier. The request is repeated after again.
 	refused string
@@ -93,7 +95,7 @@ func decideCall(in groupInput) shardCall {
 				return shardCall{refused: in.last.refused, again: left}
 			}
 		}
-		return shardCall{upsert: upsert}
+		return shardCall{upsert: upsert, chosen: instancesToRemove(in, upsert)}
 	case in.wanted || !controllerutil.ContainsFinalizer(in.group, v1beta1.ShardGroupFinalizer):
 		return shardCall{}
 	case in.known != nil && in.known.GetDeleting():
@@ -104,6 +106,21 @@ func decideCall(in groupInput) shardCall {
 		}
 	}
 	return shardCall{remove: true}
+}
+
+// instancesToRemove returns the instances of [v1beta1.RemoveAnnotation] that the shard still has, if the size goes down.
+func instancesToRemove(in groupInput, upsert *nstancev1.UpsertGroupRequest) (ids []string) {
+	if upsert == nil || upsert.Size == nil || in.known == nil || upsert.GetSize() >= in.known.GetSize() {
+		return nil
+	}
+	for _, id := range chosenInstances(in.group) {
+		if slices.ContainsFunc(in.instances, func(i *nstancev1.InstanceStatus) bool {
+			return i.GetInstanceId() == id && i.GetState() != "deleted"
+		}) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // callResult is the result of a call.

@@ -1,11 +1,15 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -108,10 +112,60 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 	if err := r.keepMachines(ctx, in); err != nil {
 		return scope.RetryConflict(err)
 	}
+	if err := r.readVictims(ctx, &in); err != nil {
+		return reconcile.Result{}, err
+	}
 	if err := r.apply(ctx, in, decidePool(in)); err != nil {
 		return scope.RetryConflict(err)
 	}
 	return scope.RetryConflict(r.reportShared(ctx, pool))
+}
+
+// readVictims finds the instances that a smaller pool loses first: those whose Machines have Cluster API's
+// delete-machine annotation, or are being deleted. The cluster autoscaler drains a node, marks its Machine, and lowers
+// the replicas. The cache may show the replicas before the mark, so the Machines are read from the API server.
+func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
+	chosen, sum := map[string]bool{}, int64(0)
+	in.removed = map[string]bool{}
+	for _, g := range in.groups {
+		sum += int64(ptr.Deref(g.Spec.Size, 0))
+		for _, id := range chosenInstances(g) {
+			found, err := r.Read(ctx, id, &v1beta1.NstanceMachine{})
+			if err != nil {
+				return err
+			}
+			chosen[id], in.removed[id] = true, !found
+		}
+	}
+	if in.paused || in.ending || in.machinePool == nil || !in.pool.DeletionTimestamp.IsZero() ||
+		sum <= int64(ptr.Deref(in.machinePool.Spec.Replicas, 1)) {
+		return nil
+	}
+	list := &clusterv1.MachineList{}
+	if err := r.Reader.List(ctx, list, client.InNamespace(r.Namespace),
+		client.MatchingLabels{clusterv1.MachinePoolNameLabel: labelValue(in.machinePool.Name)}); err != nil {
+		return fmt.Errorf("list Machines: %w", err)
+	}
+	marked := slices.DeleteFunc(list.Items, func(m clusterv1.Machine) bool {
+		_, annotated := m.Annotations[clusterv1.DeleteMachineAnnotation]
+		return !annotated && m.DeletionTimestamp.IsZero()
+	})
+	slices.SortFunc(marked, func(a, b clusterv1.Machine) int {
+		// The autoscaler's mark is a time, and Machines without a mark are being deleted already.
+		return cmp.Or(strings.Compare(a.Annotations[clusterv1.DeleteMachineAnnotation],
+			b.Annotations[clusterv1.DeleteMachineAnnotation]), strings.Compare(a.Name, b.Name))
+	})
+	for i := range marked {
+		machine := &v1beta1.NstanceMachine{}
+		found, err := r.Read(ctx, marked[i].Spec.InfrastructureRef.Name, machine)
+		if err != nil {
+			return err
+		}
+		if id := machine.Spec.InstanceID; found && id != "" && machine.Status.State != "deleted" && !chosen[id] {
+			in.victims = append(in.victims, victim{machine.Spec.Shard, id})
+		}
+	}
+	return nil
 }
 
 // listGroups returns all shard groups of a pool's group.
@@ -186,7 +240,11 @@ func (r *poolReconciler) writeGroups(ctx context.Context, in poolInput, plan poo
 	writes.SetLimit(parallelWrites)
 	for _, g := range plan.update {
 		writes.Go(func() error {
-			if err := r.Patch(ctx, had[g.Name], g); err != nil {
+			write := r.Patch
+			if g.Annotations[v1beta1.RemoveAnnotation] != had[g.Name].Annotations[v1beta1.RemoveAnnotation] {
+				write = r.PatchLocked // an outdated choice would remove one instance more
+			}
+			if err := write(ctx, had[g.Name], g); err != nil {
 				return fmt.Errorf("write shard group %s: %w", g.Name, err)
 			}
 			return nil

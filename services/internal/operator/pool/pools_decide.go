@@ -33,6 +33,11 @@ type poolInput struct {
 	machinePool *clusterv1.MachinePool
 	// groups are all shard groups of the pool's group, including those of other pools, by name.
 	groups []*v1beta1.NstanceShardGroup
+	// victims are instances of the pool whose Machines are marked for deletion or are being deleted, in the order in
+	// which they are deleted. They are read only if the pool shrinks.
+	victims []victim
+	// removed are the instances in [v1beta1.RemoveAnnotation] that do not exist any more.
+	removed map[string]bool
 	// configured are the IDs of the shards in the operator's configuration.
 	configured map[string]bool
 	// cluster is the name of the managed Cluster. paused and ending are those of the [scope.Permission].
@@ -114,7 +119,11 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 	replicas := ptr.Deref(in.machinePool.Spec.Replicas, 1)
 	var problems, scaled []string
 	plan.shards, plan.unknown = usedShards(in, mine)
-	if shares := splitReplicas(replicas, plan.shards); len(shares) > 0 && shares[0].Size > maxInstances {
+	shares, chosen := splitReplicas(replicas, plan.shards), []victim(nil)
+	if have := currentShares(plan.shards, mine); have != nil {
+		shares, chosen = scaleShares(have, replicas, in.victims)
+	}
+	if slices.ContainsFunc(shares, func(s shardShare) bool { return s.Size > maxInstances }) {
 		problems = append(problems, fmt.Sprintf("%d replicas exceed the limit of %d for each shard", replicas,
 			maxInstances))
 	} else {
@@ -131,6 +140,7 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 			default:
 				want := have.DeepCopy()
 				fillShardGroup(want, in, share)
+				chooseInstances(want, in.removed, chosen)
 				if from := ptr.Deref(have.Spec.Size, 0); from != share.Size {
 					scaled = append(scaled, fmt.Sprintf("%s %d to %d", share.Shard, from, share.Size))
 				}
@@ -179,6 +189,56 @@ func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown 
 	}
 	slices.SortStableFunc(used, func(a, b string) int { return cmp.Compare(sizes[b], sizes[a]) })
 	return used, unknown
+}
+
+// currentShares returns the shares of a pool in the order of its shards. It returns nil if the pool's list of shards has
+// changed, or not all shard groups exist yet: then the replicas are divided equally.
+func currentShares(shards []string, mine []*v1beta1.NstanceShardGroup) []shardShare {
+	sizes := map[string]int32{}
+	for _, g := range mine {
+		if g.DeletionTimestamp.IsZero() && g.Spec.Size != nil {
+			sizes[g.Spec.Shard] = max(0, *g.Spec.Size)
+		}
+	}
+	var shares []shardShare
+	for _, shard := range shards {
+		size, exists := sizes[shard]
+		if !exists {
+			return nil
+		}
+		shares = append(shares, shardShare{shard, size})
+	}
+	if len(sizes) != len(shards) {
+		return nil
+	}
+	return shares
+}
+
+// chosenInstances returns the instances in a shard group's [v1beta1.RemoveAnnotation].
+func chosenInstances(g *v1beta1.NstanceShardGroup) []string {
+	text := g.Annotations[v1beta1.RemoveAnnotation]
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, ",")
+}
+
+// chooseInstances adds the victims of a shard group's shard to its [v1beta1.RemoveAnnotation], and drops the removed.
+func chooseInstances(g *v1beta1.NstanceShardGroup, removed map[string]bool, chosen []victim) {
+	ids := slices.DeleteFunc(chosenInstances(g), func(id string) bool { return removed[id] })
+	for _, v := range chosen {
+		if v.shard == g.Spec.Shard {
+			ids = append(ids, v.instance)
+		}
+	}
+	if len(ids) == 0 {
+		delete(g.Annotations, v1beta1.RemoveAnnotation)
+		return
+	}
+	if g.Annotations == nil {
+		g.Annotations = map[string]string{}
+	}
+	g.Annotations[v1beta1.RemoveAnnotation] = strings.Join(ids, ",")
 }
 
 // newShardGroup returns a new shard group. It has its finalizer from the start, so that every deletion is handled.

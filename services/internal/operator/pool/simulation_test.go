@@ -55,6 +55,7 @@ type simulatedOperator struct {
 	writes  []string
 	calls   []string
 	objects int
+	marks   int
 	// onWrite may make a write fail before it happens.
 	onWrite func(what string) error
 }
@@ -127,6 +128,8 @@ func newSimulatedOperator(t testing.TB, ids ...string) *simulatedOperator {
 	}
 	return op
 }
+
+func newRandom(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
 
 // addShard adds a shard and records its calls.
 func (op *simulatedOperator) addShard(id string) *shardstest.Shard {

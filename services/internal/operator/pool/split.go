@@ -1,5 +1,11 @@
 package pool
 
+import (
+	"math"
+	"slices"
+	"sort"
+)
+
 // shardShare is the number of instances that one shard keeps for a pool.
 type shardShare struct {
 	Shard string
@@ -27,4 +33,80 @@ func splitReplicas(replicas int32, shards []string) []shardShare {
 		shares[i] = shardShare{Shard: shard, Size: int32(size)}
 	}
 	return shares
+}
+
+// victim is an instance that is to be deleted when the pool shrinks: its node is drained already.
+type victim struct{ shard, instance string }
+
+// scaleShares changes the shares of a pool to a new sum. It returns the victims whose deletion lowers a share.
+//
+// Each victim lowers the share of its own shard. Otherwise the largest shares shrink, the last of them first, and the
+// smallest grow, the first of them first. From an equal split that gives the equal split of the new sum. A difference
+// that victims left stays until the pool grows or shrinks: evening it out would delete instances.
+func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []shardShare, chosen []victim) {
+	shares = slices.Clone(have)
+	target, sum := max(int64(replicas), 0), int64(0)
+	for _, share := range shares {
+		sum += int64(share.Size)
+	}
+	for _, v := range victims {
+		if sum <= target {
+			break
+		}
+		i := slices.IndexFunc(shares, func(s shardShare) bool { return s.Shard == v.shard })
+		if i >= 0 && shares[i].Size > 0 {
+			shares[i].Size--
+			sum--
+			chosen = append(chosen, v)
+		}
+	}
+	switch {
+	case sum > target:
+		lowerShares(shares, target)
+	case sum < target:
+		raiseShares(shares, target)
+	}
+	return shares, chosen
+}
+
+// lowerShares lowers the largest shares to a level, and the last of those one further, until the sum is the target.
+func lowerShares(shares []shardShare, target int64) {
+	sum := func(level int) (n int64) {
+		for _, s := range shares {
+			n += min(int64(s.Size), int64(level))
+		}
+		return n
+	}
+	level := sort.Search(math.MaxInt32, func(level int) bool { return sum(level) >= target })
+	surplus := sum(level) - target
+	for i := len(shares) - 1; i >= 0; i-- {
+		if int64(shares[i].Size) < int64(level) {
+			continue
+		}
+		if shares[i].Size = int32(level); surplus > 0 {
+			shares[i].Size--
+			surplus--
+		}
+	}
+}
+
+// raiseShares raises the smallest shares to a level, and the first of those one further, until the sum is the target.
+func raiseShares(shares []shardShare, target int64) {
+	sum := func(level int) (n int64) {
+		for _, s := range shares {
+			n += max(int64(s.Size), int64(level))
+		}
+		return n
+	}
+	level := sort.Search(math.MaxInt32, func(level int) bool { return sum(level+1) > target })
+	lacking := target - sum(level)
+	for i := range shares {
+		if int64(shares[i].Size) > int64(level) {
+			continue
+		}
+		if shares[i].Size = int32(level); lacking > 0 {
+			shares[i].Size++
+			lacking--
+		}
+	}
 }

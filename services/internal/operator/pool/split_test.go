@@ -79,3 +79,68 @@ func TestSplitProperties(t *testing.T) {
 		}
 	}
 }
+
+func TestScaleShares(t *testing.T) {
+	a, b, b2 := victim{"a", "a1"}, victim{"b", "b1"}, victim{"b", "b2"}
+	for name, test := range map[string]struct {
+		have     []shardShare
+		replicas int32
+		victims  []victim
+		want     []shardShare
+		chosen   []victim
+	}{
+		"unchanged":              {[]shardShare{{"a", 2}, {"b", 0}}, 2, []victim{a}, []shardShare{{"a", 2}, {"b", 0}}, nil},
+		"a victim elsewhere":     {[]shardShare{{"a", 2}, {"b", 1}}, 2, []victim{b}, []shardShare{{"a", 2}, {"b", 0}}, []victim{b}},
+		"a victim is enough":     {[]shardShare{{"a", 2}, {"b", 2}}, 3, []victim{b, a}, []shardShare{{"a", 2}, {"b", 1}}, []victim{b}},
+		"too few victims":        {[]shardShare{{"a", 4}, {"b", 4}}, 4, []victim{b}, []shardShare{{"a", 2}, {"b", 2}}, []victim{b}},
+		"more than the share":    {[]shardShare{{"a", 3}, {"b", 1}}, 2, []victim{b, b2}, []shardShare{{"a", 2}, {"b", 0}}, []victim{b}},
+		"an unknown shard":       {[]shardShare{{"a", 3}}, 2, []victim{b}, []shardShare{{"a", 2}}, nil},
+		"growing evens out":      {[]shardShare{{"a", 4}, {"b", 1}}, 7, nil, []shardShare{{"a", 4}, {"b", 3}}, nil},
+		"shrinking evens out":    {[]shardShare{{"a", 4}, {"b", 1}}, 3, nil, []shardShare{{"a", 2}, {"b", 1}}, nil},
+		"to zero":                {[]shardShare{{"a", 4}, {"b", 1}}, 0, []victim{b}, []shardShare{{"a", 0}, {"b", 0}}, []victim{b}},
+		"from zero to the limit": {[]shardShare{{"a", 0}}, math.MaxInt32, nil, []shardShare{{"a", math.MaxInt32}}, nil},
+	} {
+		shares, chosen := scaleShares(test.have, test.replicas, test.victims)
+		if diff := cmp.Diff(test.want, shares); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		if diff := cmp.Diff(test.chosen, chosen, cmp.AllowUnexported(victim{})); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// From an equal split, a pool without victims always gets the equal split of its replicas. After victims the sum is
+// right, and a share changes only in the direction of the pool.
+func TestScaleSharesProperties(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 3000 {
+		names := make([]string, 1+random.IntN(9))
+		for i := range names {
+			names[i] = fmt.Sprintf("s%d", i)
+		}
+		from, to := random.Int32N(60), random.Int32N(60)
+		have := splitReplicas(from, names)
+		if shares, _ := scaleShares(have, to, nil); !cmp.Equal(shares, splitReplicas(to, names)) {
+			t.Fatalf("%d to %d over %d: %v", from, to, len(names), shares)
+		}
+		var victims []victim
+		for i := range random.IntN(20) {
+			victims = append(victims, victim{names[random.IntN(len(names))], fmt.Sprint(i)})
+		}
+		for range 4 {
+			shares, chosen := scaleShares(have, to, victims)
+			sum := int32(0)
+			for i, share := range shares {
+				sum += share.Size
+				if grew := share.Size > have[i].Size; share.Size != have[i].Size && grew != (to > from) {
+					t.Fatalf("%v to %d: %v", have, to, shares)
+				}
+			}
+			if sum != to || len(chosen) > int(max(0, from-to)) {
+				t.Fatalf("%v to %d: sum %d of %v, chosen %v", have, to, sum, shares, chosen)
+			}
+			have, from, to = shares, to, random.Int32N(60)
+		}
+	}
+}

@@ -141,6 +141,11 @@ func (s *Scope) Patch(ctx context.Context, was, want client.Object) error {
 	return s.Client.Patch(ctx, want, base)
 }
 
+// PatchLocked is Patch for a change that must not be written if anything else has changed the object.
+func (s *Scope) PatchLocked(ctx context.Context, was, want client.Object) error {
+	return s.Client.Patch(ctx, want, client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{}))
+}
+
 // PatchStatus is Patch for the status alone.
 func (s *Scope) PatchStatus(ctx context.Context, was, want client.Object) error {
 	if equality.Semantic.DeepEqual(was, want) {

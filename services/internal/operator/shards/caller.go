@@ -72,7 +72,11 @@ func (c leaderClient) updateMirror(since uint64, args, reply any) []Change {
 	case *nstancev1.CreateInstanceResponse:
 		return c.setInstance(r.GetInstance(), since)
 	case *nstancev1.DeleteInstanceResponse:
-		return c.setInstance(r.GetInstance(), since)
+		changes := c.setInstance(r.GetInstance(), since)
+		if r.GetGroup() != nil {
+			changes = append(changes, c.setGroup(r.GetGroup(), since)...)
+		}
+		return changes
 	case *nstancev1.GetInstanceStatusResponse:
 		return c.setInstance(r.GetInstance(), since)
 	case *nstancev1.AcknowledgeDrainedResponse:

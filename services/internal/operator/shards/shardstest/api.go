@@ -74,10 +74,24 @@ func (s *Shard) call(method string, request any) (answer proto.Message, changes 
 	case *nstancev1.DeleteInstanceRequest:
 		changed(r.GetInstanceId())
 		i, err := s.knownInstance(r.GetInstanceId())
-		if err == nil && i.GetState() != "deleted" && i.GetState() != "deleting" {
+		if err != nil {
+			return nil, nil, err
+		}
+		if r.GetDecrement() && i.GetState() != "deleted" && !s.decremented[i.GetInstanceId()] {
+			s.decremented[i.GetInstanceId()] = true
+			own, size := s.own[i.GetGroup()], int(s.groups[i.GetGroup()].GetSize())-1
+			own.Size = &size
+			s.own[i.GetGroup()] = own
+			s.merge(i.GetGroup())
+		}
+		if i.GetState() != "deleted" && i.GetState() != "deleting" {
 			changes = append(s.deleteInstance(r.GetInstanceId(), r.GetReason()), s.reconcileOf(i)...)
 		}
-		return &nstancev1.DeleteInstanceResponse{Instance: s.instances[r.GetInstanceId()]}, changes, err
+		answer := &nstancev1.DeleteInstanceResponse{Instance: s.instances[r.GetInstanceId()]}
+		if r.GetDecrement() {
+			answer.Group = s.groups[i.GetGroup()]
+		}
+		return answer, changes, nil
 	case *nstancev1.AcknowledgeDrainedRequest:
 		changed(r.GetInstanceId())
 		return &nstancev1.AcknowledgeDrainedResponse{}, s.endDrain(r.GetInstanceId()), nil

@@ -35,6 +35,8 @@ type Shard struct {
 	calls      []string
 	created    int
 	holdDrains bool
+	// decremented are the instances that were deleted with a decrement of their group's size.
+	decremented map[string]bool
 }
 
 // Start is the creation time of the first instance. Each further instance is a second later.

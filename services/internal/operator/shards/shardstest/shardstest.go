@@ -40,7 +40,8 @@ func (s *Set) Add(id string) *Shard {
 	shard := &Shard{id: id, set: s, groups: map[string]*nstancev1.GroupStatus{},
 		static: map[string]*nstancev1.GroupStatus{}, own: map[string]config.GroupSpec{},
 		instances: map[string]*nstancev1.InstanceStatus{}, drains: map[string]shards.Drain{},
-		state: shards.State{Reachable: true, Synced: true, Zone: id, Region: "test"}}
+		decremented: map[string]bool{},
+		state:       shards.State{Reachable: true, Synced: true, Zone: id, Region: "test"}}
 	s.mu.Lock()
 	s.shards[id] = shard
 	s.mu.Unlock()

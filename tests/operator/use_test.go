@@ -1,0 +1,132 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// TestUse runs what else changes a MachinePool's replicas.
+func TestUse(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a whole Kubernetes and two shards")
+	}
+	t.Parallel()
+	l := newLab(t)
+	l.settleServers(t)
+	l.bootstrap(t)
+	l.imported(t)
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"autoscaler", l.testAutoscaler},
+	} {
+		if !t.Run(part.name, part.run) {
+			return // Later parts would fail for the same reason.
+		}
+	}
+}
+
+// testAutoscaler scales down as the cluster autoscaler does. Exactly the instances of the drained nodes go. The server
+// would choose the oldest, so that the newest are drained here.
+func (l *lab) testAutoscaler(t *testing.T) {
+	ctx := t.Context()
+	for _, group := range []struct {
+		name string
+		size int
+	}{{workers, 4}, {dynamic, 4}} {
+		if group.name == dynamic {
+			l.dynamicPool(t, dynamic)
+			if err := l.scale(ctx, dynamic, group.size); err != nil {
+				t.Fatal(err)
+			}
+		}
+		await(t, group.name+" runs", patience, func(ctx context.Context) error {
+			return errors.Join(l.poolRuns(ctx, group.name, group.size), l.joined(ctx, group.name, l.both(2, 2)))
+		})
+		east, west := l.ids(t, group.name, l.east), l.ids(t, group.name, l.west)
+		made := l.made(group.name)
+		drained := []string{east[1], west[1], west[0]}
+		sizes := l.both(1, 0)
+		for _, id := range drained {
+			l.autoscalerRemoves(t, group.name, id)
+		}
+		await(t, "one of four is left", patience, func(ctx context.Context) error {
+			return l.spread(ctx, group.name, sizes)
+		})
+		if left := l.ids(t, group.name, l.shards()...); !slices.Equal(left, east[:1]) {
+			t.Errorf("%s: %v were drained, %v are left of %v and %v", group.name, drained, left, east, west)
+		}
+		if now := l.made(group.name); now != made {
+			t.Errorf("%s: %d instances were created during the scale-down", group.name, now-made)
+		}
+		steady(t, "one of four", func(ctx context.Context) error { return l.spread(ctx, group.name, sizes) })
+		if err := l.scale(ctx, group.name, 4); err != nil {
+			t.Fatal(err)
+		}
+		l.restored(t, group.name, l.both(2, 2))
+	}
+	l.remove(t, "machinepool", dynamic)
+	await(t, "the dynamic group is gone", patience, func(ctx context.Context) error {
+		return l.withoutGroup(ctx, dynamic, l.shards()...)
+	})
+}
+
+// autoscalerRemoves makes the calls of the cluster autoscaler and its provider clusterapi for one node: it taints the
+// node, finds the Machine of the node's provider ID, marks the Machine, and lowers the replicas by one.
+func (l *lab) autoscalerRemoves(t *testing.T, pool, name string) {
+	t.Helper()
+	ctx := t.Context()
+	var node corev1.Node
+	if err := l.Client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
+		t.Fatal(err)
+	}
+	node.Spec.Unschedulable = true
+	node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler",
+		Value: fmt.Sprint(time.Now().Unix()), Effect: corev1.TaintEffectNoSchedule})
+	if err := l.Client.Update(ctx, &node); err != nil {
+		t.Fatal(err)
+	}
+	mp := &clusterv1.MachinePool{}
+	if err := l.Client.Get(ctx, in(pool), mp); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(mp.Spec.ProviderIDList, node.Spec.ProviderID) {
+		t.Fatalf("MachinePool %s lists %v, not %s", pool, mp.Spec.ProviderIDList, node.Spec.ProviderID)
+	}
+	var machines clusterv1.MachineList
+	if err := l.Client.List(ctx, &machines, client.InNamespace(namespace)); err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(machines.Items, func(m clusterv1.Machine) bool {
+		return m.Spec.ProviderID == node.Spec.ProviderID
+	})
+	if at < 0 {
+		t.Fatalf("no Machine has the provider ID %s", node.Spec.ProviderID)
+	}
+	machine := &machines.Items[at]
+	if machine.Annotations == nil {
+		machine.Annotations = map[string]string{}
+	}
+	machine.Annotations[clusterv1.DeleteMachineAnnotation] = time.Now().String()
+	if err := l.Client.Update(ctx, machine); err != nil {
+		t.Fatal(err)
+	}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"replicas": *mp.Spec.Replicas - 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Client.SubResource("scale").Patch(ctx, mp, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		t.Fatal(err)
+	}
+}
