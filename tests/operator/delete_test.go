@@ -255,13 +255,13 @@ func (l *lab) hang(t *testing.T, s *shard) (proceed func()) {
 	return proceed
 }
 
-// remove deletes an object with the real kubectl and does not wait for its end.
+// remove deletes an object, if it exists, with the real kubectl and does not wait for its end.
 func (l *lab) remove(t *testing.T, kind, name string) {
 	t.Helper()
 	if kind == "cluster" || kind == "machinepool" {
 		kind += ".cluster.x-k8s.io"
 	}
-	l.kubectl(t, "-n", namespace, "delete", kind, name, "--wait=false")
+	l.kubectl(t, "-n", namespace, "delete", kind, name, "--wait=false", "--ignore-not-found")
 }
 
 // withoutWest removes west from the operator's configuration file. It returns the file's content before.

@@ -76,7 +76,7 @@ func prepare() error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server",
-		"./services/cmd/nstance-agent", "./services/cmd/nstance-operator")
+		"./services/cmd/nstance-agent", "./services/cmd/nstance-operator", "./services/cmd/nstance-admin")
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)

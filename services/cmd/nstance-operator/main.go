@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
@@ -26,6 +28,9 @@ var version = "dev"
 func main() { os.Exit(run(os.Args[1:], os.Getenv, os.Stdout, os.Stderr)) }
 
 func run(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == operator.UninstallCommand {
+		return uninstall(args[1:], getenv, stdout, stderr)
+	}
 	options, err := operator.ParseOptions(args, stdout)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
@@ -65,4 +70,42 @@ func run(args []string, getenv func(string) string, stdout, stderr io.Writer) in
 	}
 	log.Info("nstance-operator stopped")
 	return 0
+}
+
+// uninstall runs "nstance-operator uninstall".
+func uninstall(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	options, err := operator.ParseUninstallOptions(args, stdout)
+	if errors.Is(err, pflag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "nstance-operator: %v\nTry nstance-operator uninstall --help.\n", err)
+		return 2
+	}
+	environment, envErr := settings.ParseEnvironment(getenv, settings.NamespaceFile)
+	file, fileErr := settings.Load(options.ConfigFile)
+	if err := errors.Join(envErr, fileErr); err != nil {
+		fmt.Fprintf(stderr, "nstance-operator: %v\n", err)
+		return 2
+	}
+	kubernetes, err := loadKubeconfig(options.Kubeconfig)
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
+		err = operator.Uninstall(ctx, kubernetes, options, environment.Namespace, file, stdout)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "nstance-operator: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// loadKubeconfig returns the client configuration of a kubeconfig file. Without one it returns that of KUBECONFIG, or
+// of the cluster that the process runs in.
+func loadKubeconfig(path string) (*rest.Config, error) {
+	if path != "" {
+		return clientcmd.BuildConfigFromFlags("", path)
+	}
+	return config.GetConfig()
 }

@@ -35,6 +35,10 @@ func TestRun(t *testing.T) {
 		{[]string{"--config", broken}, "ns", 2, "", "field x not found"},
 		{[]string{"--config", good, "--kubeconfig", filepath.Join(dir, "none")}, "ns", 1, "",
 			"no client configuration for the API server"},
+		{[]string{"uninstall", "--help"}, "", 0, "--skip-shards", ""},
+		{[]string{"uninstall", "now"}, "ns", 2, "", "takes no arguments"},
+		{[]string{"uninstall", "--config", broken}, "ns", 2, "", "field x not found"},
+		{[]string{"uninstall", "--config", good, "--kubeconfig", filepath.Join(dir, "none")}, "ns", 1, "", "none"},
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(test.args, func(name string) string {

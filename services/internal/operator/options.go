@@ -19,6 +19,8 @@ import (
 // disabledAddr is the address of a disabled endpoint.
 const disabledAddr = "0"
 
+const defaultConfigFile = "/etc/nstance/operator/config.yaml"
+
 // Options are the command line flags of nstance-operator.
 type Options struct {
 	ConfigFile string
@@ -40,6 +42,7 @@ creates machines for Pods that request one.
 
 Usage:
   nstance-operator [flags]
+  nstance-operator uninstall [flags]   delete the Cluster, before the operator or its namespace is removed
 
 The operator reads its configuration file (cluster_id, tenant, shards with registration_addr and operator_addr). If it
 has no certificate, it registers with the nonce in the Secret nstance-operator-nonce. Then it connects to the leader of
@@ -58,7 +61,7 @@ environment or configuration file.
 func newFlags(o *Options) *pflag.FlagSet {
 	flags := pflag.NewFlagSet("nstance-operator", pflag.ContinueOnError)
 	flags.SortFlags = false
-	flags.StringVar(&o.ConfigFile, "config", "/etc/nstance/operator/config.yaml",
+	flags.StringVar(&o.ConfigFile, "config", defaultConfigFile,
 		"path to the operator configuration `FILE`")
 	flags.StringVar(&o.HealthAddr, "health-probe-bind-address", ":8081",
 		"`ADDRESS` of the probes /healthz and /readyz; 0 disables them")

@@ -1,0 +1,164 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/tests/kube"
+)
+
+// TestNamespace deletes the operator's namespace, recovers with the steps of the documentation, and then deletes it in
+// the right order with nstance-operator uninstall.
+func TestNamespace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a whole Kubernetes and two shards")
+	}
+	t.Parallel()
+	l := newLab(t)
+	l.settleServers(t)
+	l.bootstrap(t)
+	l.imported(t)
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"recovery", l.testRecoverNamespace},
+		{"uninstall", l.testUninstall},
+	} {
+		if !t.Run(part.name, part.run) {
+			return // Later parts would fail for the same reason.
+		}
+	}
+}
+
+// testRecoverNamespace deletes the namespace while it has objects of all kinds. The operator ends with its Deployment.
+func (l *lab) testRecoverNamespace(t *testing.T) {
+	l.dynamicPool(t, dynamic)
+	l.machine(t, "single", "west")
+	await(t, "everything runs", patience, func(ctx context.Context) error {
+		return errors.Join(l.spread(ctx, dynamic, l.both(1, 1)), l.west.counts(ctx, machines, 1))
+	})
+	if err := l.scale(t.Context(), workers, 6); err != nil { // an override
+		t.Fatal(err)
+	}
+	l.restored(t, workers, l.both(3, 3))
+	created := l.countCreations()
+	l.operators[len(l.operators)-1].Kill()
+	l.kubectl(t, "delete", "namespace", namespace, "--wait=false")
+	await(t, "the namespace does not end", patience, func(ctx context.Context) error {
+		found := &corev1.Namespace{}
+		if err := l.Client.Get(ctx, client.ObjectKey{Name: namespace}, found); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range found.Status.Conditions {
+			if c.Type == corev1.NamespaceFinalizersRemaining && c.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", found.Status.Conditions)
+	})
+	if err := errors.Join(l.east.settled(t.Context(), dynamic, 1),
+		l.west.settled(t.Context(), dynamic, 1)); err != nil {
+		t.Fatal(err)
+	}
+
+	l.runSteps(t, "Recover a deleted namespace")
+	await(t, "only the static groups are left", patience, func(ctx context.Context) error {
+		return errors.Join(l.gone(ctx, &corev1.Namespace{}, client.ObjectKey{Name: namespace}), l.static(ctx),
+			l.withoutGroup(ctx, dynamic, l.shards()...))
+	})
+	if n := l.countCreations() - created; n != 0 {
+		t.Errorf("the deletion and recovery created %d instances, want none", n)
+	}
+
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, nonce, err := l.east.bucket.credentials(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.install(t.Context(), t, root, ca, nonce)
+	l.bootstrap(t)
+	l.imported(t)
+}
+
+// testUninstall runs nstance-operator uninstall with the operator's permissions, and then deletes the namespace.
+func (l *lab) testUninstall(t *testing.T) {
+	l.dynamicPool(t, dynamic)
+	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {
+		return l.spread(ctx, dynamic, l.both(1, 1))
+	})
+	kept, created := l.ids(t, workers, l.shards()...), l.countCreations()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(l.bin, "nstance-operator"), "uninstall",
+		"--config="+l.configFile(), "--timeout="+endsWithin.String())
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+l.operatorKubeconfig(), "NSTANCE_NAMESPACE="+namespace)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if !strings.Contains(string(out), "nothing of Cluster "+clusterName+" is left") {
+		t.Errorf("it wrote:\n%s", out)
+	}
+	if err := errors.Join(l.empty(t.Context()), l.static(t.Context()),
+		l.withoutGroup(t.Context(), dynamic, l.shards()...)); err != nil {
+		t.Error(err)
+	}
+	l.kubectl(t, "delete", "namespace", namespace, "--wait=false")
+	await(t, "the namespace is gone", time.Minute, func(ctx context.Context) error {
+		return l.gone(ctx, &corev1.Namespace{}, client.ObjectKey{Name: namespace})
+	})
+	l.unchanged(t, workers, kept, created)
+}
+
+// runSteps runs the shell commands in a section of the page about deletions, with the real kubectl and nstance-admin.
+func (l *lab) runSteps(t *testing.T, section string) {
+	t.Helper()
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "how-to", "delete-a-cluster.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(page), "\n## "+section+"\n")
+	if !found {
+		t.Fatalf("the page has no section %q", section)
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	var script strings.Builder
+	for i, block := range strings.Split(text, "```") {
+		if command, isShell := strings.CutPrefix(block, "sh\n"); i%2 == 1 && isShell {
+			script.WriteString(command)
+		}
+	}
+	identity := filepath.Join(l.dir, "admin")
+	env := append(os.Environ(), "HOME="+l.dir, "KUBECONFIG="+l.Kubeconfig, "NSTANCE_ENCRYPTION_KEY="+encryptionKey,
+		"PATH="+l.bin+string(os.PathListSeparator)+os.Getenv("PATH"), "NSTANCE_ADMIN_IDENTITY_DIR="+identity,
+		fmt.Sprintf("NSTANCE_ADMIN_SERVERS=east=%s,west=%s", address(l.east.ports[3]), address(l.west.ports[3])))
+	for _, command := range []string{
+		"nstance-admin cluster register-operator --cluster-id " + clusterID + " --storage-provider file " +
+			"--storage-bucket " + l.east.bucket.dir + " --output-dir " + identity,
+		script.String(),
+	} {
+		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", command)
+		cmd.Env = env
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s\n%s", command, out)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
