@@ -23,15 +23,15 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 	return spec, ok
 }
 
-// overridable lists the fields of a static group that an entry in groups/ may set, and serverField the one that only
-// the server sets there.
-var overridable = []string{"size", "instance_type", "vars"}
+// overridable lists the fields of a static group that an entry in groups/ may set. Of rollout, these are paused and
+// revision. serverField is the field that only the server sets there.
+var overridable = []string{"size", "instance_type", "vars", "rollout"}
 
 const serverField = "removed"
 
 // Override returns the fields of an entry in groups/ that apply to a static group.
 func (s GroupSpec) Override() GroupSpec {
-	return GroupSpec{Size: s.Size, InstanceType: s.InstanceType, Vars: s.Vars, Removed: s.Removed}
+	return GroupSpec{Size: s.Size, InstanceType: s.InstanceType, Vars: s.Vars, Rollout: s.Rollout, Removed: s.Removed}
 }
 
 // restricted returns the names of the fields that an entry sets although it must not.
@@ -42,6 +42,9 @@ func restricted(spec GroupSpec) []string {
 		if !isZero(f.in(v)) && f.name != serverField && !slices.Contains(overridable, f.name) {
 			out = append(out, f.name)
 		}
+	}
+	if r := spec.Rollout; r != nil && *r != (Rollout{Paused: r.Paused, Revision: r.Revision}) {
+		out = append(out, "rollout")
 	}
 	return out
 }

@@ -195,11 +195,11 @@ func TestCheckUpsert(t *testing.T) {
 		{"static, nothing", static, GroupSpec{}, ""},
 		{"static, restricted", static, GroupSpec{Template: "t", Size: &n, Args: map[string]any{"a": "b"},
 			SubnetPool: "p", LoadBalancers: []string{"www"}, Deleted: true},
-			`template: cannot be changed: group default/g is static, only size, instance_type, vars can be
-subnet_pool: cannot be changed: group default/g is static, only size, instance_type, vars can be
-args: cannot be changed: group default/g is static, only size, instance_type, vars can be
-load_balancers: cannot be changed: group default/g is static, only size, instance_type, vars can be
-deleted: cannot be changed: group default/g is static, only size, instance_type, vars can be`},
+			`template: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be
+subnet_pool: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be
+args: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be
+load_balancers: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be
+deleted: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be`},
 		{"static, negative", static, GroupSpec{Size: &negative}, "size: cannot be negative"},
 		{"dynamic", dynamic, GroupSpec{Template: "t", Size: &zero, LoadBalancers: []string{"www"},
 			Args: map[string]any{"x": []any{1.0, "{{ .Vars.v }}"}}}, ""},

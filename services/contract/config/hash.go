@@ -23,6 +23,7 @@ type (
 		Userdata     Userdata       `json:"userdata,omitzero"`
 		Kind         string         `json:"kind,omitempty"`
 		Arch         string         `json:"arch,omitempty"`
+		Revision     string         `json:"revision,omitempty"` // of the rollout
 	}
 )
 
@@ -37,7 +38,7 @@ func (s *Shard) runtimeHash(g Group) string {
 }
 
 func infraHash(g Group) string {
-	return hash(infraInput{g.Args, g.InstanceType, g.SubnetPool, g.Userdata, g.Kind, g.Arch})
+	return hash(infraInput{g.Args, g.InstanceType, g.SubnetPool, g.Userdata, g.Kind, g.Arch, g.Rollout.Revision})
 }
 
 // hash returns the first 16 bytes, in hex, of the SHA-256 of the value's JSON. Keys in that JSON are sorted.

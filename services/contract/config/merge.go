@@ -3,6 +3,7 @@ package config
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
@@ -74,7 +75,14 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 	fill(&spec) // of the group's fields, only max_surge and max_unhealthy have defaults
 	g.MaxSurge = *spec.MaxSurge
 	g.MaxUnhealthy, _ = ParseLimit(spec.MaxUnhealthy) // validated before
+	if spec.Rollout != nil {
+		g.Rollout = *spec.Rollout
+	}
 	if override != nil {
+		if r := override.Rollout; r != nil {
+			g.Rollout.Paused = r.Paused
+			g.Rollout.Revision = strings.Trim(g.Rollout.Revision+"+"+r.Revision, "+") // a change of either rolls
+		}
 		if override.Size != nil {
 			g.Size = *override.Size
 		}

@@ -237,6 +237,8 @@ func TestHashesCoverTheirFields(t *testing.T) {
 			s.Templates["renamed"] = s.Templates["worker"]
 			group(func(g *GroupSpec) { g.Template = "renamed" })(s)
 		}},
+		{"roll", false, true, group(func(g *GroupSpec) { g.Rollout = &Rollout{Revision: "2"} })},
+		{"rollout", false, false, group(func(g *GroupSpec) { g.Rollout = &Rollout{Paused: true, Canary: 1} })},
 		{"default written out", false, false, func(s *Shard) { s.Defaults.Userdata.Source = "" }},
 		{"another template", false, false, func(s *Shard) {
 			delete(s.Groups["default"], "controllers")
@@ -266,7 +268,7 @@ func TestHashesCoverTheirFields(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]string{"Vars": "runtime", "Files": "runtime", "Certificates": "runtime",
 		"Args": "infra", "InstanceType": "infra", "SubnetPool": "infra", "Userdata": "infra", "Kind": "infra",
-		"Arch": "infra"}, seen); diff != "" {
+		"Arch": "infra", "Revision": "infra"}, seen); diff != "" {
 		t.Errorf("the hashes cover other fields than the configuration page lists:\n%s", diff)
 	}
 }

@@ -435,12 +435,30 @@ type GroupSpec struct {
 	// How many running instances may be silent together before the server stops replacing them: a count ("3"), or a
 	// percentage ("40%"), which is never less than 2.
 	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
+	// How instances with an outdated configuration are replaced.
+	Rollout *Rollout `json:"rollout,omitempty"`
 	// Marks a dynamic group that is being deleted; it stays until its last instance is gone. Only in groups/, written
 	// by the server.
 	Deleted bool `json:"deleted,omitempty"`
 	// IDs of instances that an operator chose when it lowered the size; the server deletes them. Only in groups/,
 	// written by the server.
 	Removed []string `json:"removed,omitempty"`
+}
+
+// Rollout says how the instances of a group are replaced after a change of their configuration: in waves of up to
+// max_surge instances. A wave begins when the group is at its size and all instances of the former wave are healthy.
+type Rollout struct {
+	// Stops the rollout. Lost and unhealthy instances are still replaced, with the new configuration.
+	Paused bool `json:"paused,omitempty"`
+	// How many instances must have the new configuration before the first wave; 0: the first wave is not held back.
+	Canary int `json:"canary,omitempty" rule:"nonnegative"`
+	// How long these first instances must be registered before the first wave.
+	BakeTime Duration `json:"bake_time,omitempty"`
+	// Stops the rollout when this many instances with the new configuration failed to register or became unhealthy; 0:
+	// never. A new configuration, or `nstance-admin group resume`, starts it again.
+	HaltOnFailures int `json:"halt_on_failures,omitempty" rule:"nonnegative"`
+	// Any text. A change of it replaces all instances. `nstance-admin group roll` sets it.
+	Revision string `json:"revision,omitempty"`
 }
 
 // GroupKey identifies a group within a shard.
@@ -473,6 +491,7 @@ type Group struct {
 	DrainTimeout  Duration
 	MaxSurge      int
 	MaxUnhealthy  Limit
+	Rollout       Rollout
 	// Refused says what an operator chose although the shard config no longer permits it, or "". A refused group keeps
 	// its VMs. The server creates no VM for it.
 	Refused string

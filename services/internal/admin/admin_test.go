@@ -217,9 +217,14 @@ func TestTranscripts(t *testing.T) {
 		"group-scale-all": {args: "group scale workers 5 --all-shards", b: func(s *fleettest.Shard) {
 			s.Groups = s.Groups[1:]
 		}},
-		"group-scale-json":  {args: "group scale workers 5 --shard us-a -o json"},
-		"group-scale-bad":   {args: "group scale workers many --shard us-a"},
-		"group-scale-short": {args: "group scale workers"},
+		"group-scale-json":    {args: "group scale workers 5 --shard us-a -o json"},
+		"group-scale-bad":     {args: "group scale workers many --shard us-a"},
+		"group-scale-short":   {args: "group scale workers"},
+		"group-pause":         {args: "group pause workers --shard us-a"},
+		"group-pause-missing": {args: "group pause nobody --shard us-a"},
+		"group-pause-bad":     {args: "group pause No/body --shard us-a"},
+		"group-resume":        {args: "group resume workers --shard us-a"},
+		"group-roll":          {args: "group roll workers --shard us-a"},
 		"group-create": {
 			args: "group create web --template worker --size 2 --vars k=v,l=w --vars m=x --shard us-a"},
 		"group-create-there":       {args: "group create workers --template worker --shard us-a"},

@@ -28,7 +28,8 @@ configuration.
 
 All commands see the groups of the tenant that the identity was registered for.`}
 	cmd.AddCommand(a.groupListCommand(), a.groupStatusCommand(), a.groupScaleCommand(), a.groupCreateCommand(),
-		a.groupDeleteCommand())
+		a.groupDeleteCommand(), a.groupRolloutCommand(fleet.PauseRollout), a.groupRolloutCommand(fleet.ResumeRollout),
+		a.groupRolloutCommand(fleet.RollGroup))
 	return cmd
 }
 
@@ -96,7 +97,15 @@ func note(g fleet.Group) string {
 	if g.Deleting {
 		return strings.TrimSuffix("being deleted; "+g.BlockedReason, "; ")
 	}
-	return g.BlockedReason
+	return strings.Trim(g.BlockedReason+"; "+g.RolloutWaits, "; ")
+}
+
+// outdated counts the instances that a rollout replaces.
+func outdated(g fleet.Group) string {
+	if g.Outdated == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d instances", g.Outdated)
 }
 
 func num[N uint32 | uint64 | int](n N) string { return fmt.Sprint(n) }
@@ -148,7 +157,7 @@ func groupFacts(shard string, g fleet.Group) []fact {
 	return []fact{
 		{"Group", g.Name}, {"Shard", shard}, {"Origin", origin(g)}, {"Size",
 			fmt.Sprintf("%d desired, %d actual, %d healthy", g.Size, g.ActualSize, g.Healthy)},
-		{"Note", note(g)}, {"Template", g.Template}, {"Kind", g.Kind}, {"Arch", g.Arch},
+		{"Outdated", outdated(g)}, {"Note", note(g)}, {"Template", g.Template}, {"Kind", g.Kind}, {"Arch", g.Arch},
 		{"Instance type", g.InstanceType}, {"Fallback types", list(g.InstanceTypes)},
 		{"Subnet pool", g.SubnetPool}, {"Load balancers", list(g.LoadBalancers)}, {"Drain time-out", g.DrainTimeout},
 		{"Max surge", surge},
@@ -273,6 +282,48 @@ itself goes by removing it from the configuration.`,
 				return fmt.Sprintf("%s: group %s has the values of the configuration again", answer.Shard, name)
 			}
 			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, name)
+		}))
+	}
+	return cmd
+}
+
+// groupRolloutCommand makes the command that pauses, resumes or starts the rollout of a group.
+func (a *app) groupRolloutCommand(do fleet.RolloutAction) *cobra.Command {
+	cmd := &cobra.Command{Use: string(do) + " GROUP", Args: cobra.ExactArgs(1)}
+	switch do {
+	case fleet.PauseRollout:
+		cmd.Short = "Stop the rollout of a group"
+		cmd.Long = `Stops a rollout: instances with an outdated configuration, and aged ones, are no longer
+replaced. A replacement that is under way is finished. Lost and unhealthy instances
+are still replaced, with the new configuration. The pause outlasts a new leader.`
+		cmd.Example = "  nstance-admin group pause workers --shard us-west-2a"
+	case fleet.ResumeRollout:
+		cmd.Short = "Continue a rollout that is paused or halted"
+		cmd.Long = `Ends a pause. A rollout that halted because instances with the new configuration
+failed starts again, and counts failures from zero.`
+		cmd.Example = "  nstance-admin group resume workers --shard us-west-2a"
+	default:
+		cmd.Short = "Replace all instances of a group"
+		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge, as after a change of its
+configuration: with canaries, pauses and halts. Each call replaces them once more.`
+		cmd.Example = `  nstance-admin group roll workers --shard us-west-2a
+  nstance-admin group roll workers --all-shards`
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := ident.ValidateName(args[0]); err != nil {
+			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		}
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
+			return f.Rollout(ctx, shards, args[0], do)
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", call, groupLines(func(answer fleet.GroupAnswer) string {
+			state := "runs"
+			if answer.Group.Paused {
+				state = "is paused"
+			}
+			return fmt.Sprintf("%s: group %s: the rollout %s, %d of %d instances are outdated", answer.Shard,
+				answer.Group.Name, state, answer.Group.Outdated, answer.Group.ActualSize)
 		}))
 	}
 	return cmd

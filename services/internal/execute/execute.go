@@ -210,6 +210,9 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	if deletion.CountsAsFailedCreation() {
 		x.State.CreateFailed(group, action.Reason)
 	}
+	if g, ok := x.State.Group(group); ok && deletion.FailsRollout(rec.InfraHash, &g) {
+		x.State.RolloutFailed(group)
+	}
 	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
 	event.Cause = action.Cause
 	event.Deadline = rec.DeleteDeadline

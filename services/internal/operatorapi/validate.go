@@ -97,31 +97,35 @@ func checkVars(vars map[string]string) error {
 // parseArgs parses args_json like the document of the groups: with the same numbers, and without duplicate names. It
 // returns nil for {}, which means that the group has no arguments of its own.
 func parseArgs(text string) (map[string]any, error) {
-	const field = "args_json"
+	spec, err := parseObject("args_json", "args", text)
+	if err != nil || len(spec.Args) == 0 {
+		return nil, err
+	}
+	return spec.Args, nil
+}
+
+// parseObject parses a JSON object as a field of a group. request is the name of the text in the request.
+func parseObject(request, field, text string) (spec config.GroupSpec, err error) {
 	if len(text) > maxArgs {
-		return nil, invalid(field, "has %d bytes, at most %d are allowed", len(text), maxArgs)
+		return spec, invalid(request, "has %d bytes, at most %d are allowed", len(text), maxArgs)
 	}
 	src := []byte(text)
 	if deep(src) > maxArgsDeep {
-		return nil, invalid(field, "is nested deeper than %d", maxArgsDeep)
+		return spec, invalid(request, "is nested deeper than %d", maxArgsDeep)
 	}
 	if !json.Valid(src) {
-		return nil, invalid(field, "is not JSON")
+		return spec, invalid(request, "is not JSON")
 	}
 	if trimmed := bytes.TrimSpace(src); trimmed[0] != '{' {
-		return nil, invalid(field, "is not a JSON object")
+		return spec, invalid(request, "is not a JSON object")
 	}
-	const before, after = `{"t": {"g": {"args": `, `}}}`
+	before, after := `{"t": {"g": {"`+field+`": `, `}}}`
 	groups, problems := config.ParseGroups("", slices.Concat([]byte(before), src, []byte(after)))
 	if errs := problems.Errors(); len(errs) > 0 {
-		path := strings.TrimPrefix(strings.TrimPrefix(errs[0].Path, "t.g.args"), ".")
-		return nil, invalid(strings.TrimSuffix(field+": "+path, ": "), "%s", errs[0].Message)
+		path := strings.TrimPrefix(strings.TrimPrefix(errs[0].Path, "t.g."+field), ".")
+		return spec, invalid(strings.TrimSuffix(request+": "+path, ": "), "%s", errs[0].Message)
 	}
-	args := groups.Tenants["t"]["g"].Args
-	if len(args) == 0 {
-		return nil, nil
-	}
-	return args, nil
+	return groups.Tenants["t"]["g"], nil
 }
 
 // deep returns the nesting depth of objects and lists in a text that may be JSON.
@@ -150,6 +154,8 @@ type upsert struct {
 	req   *nstancev1.UpsertGroupRequest
 	args  map[string]any
 	drain *config.Duration
+	// rollout is the parsed rollout_json; nil if the request has none.
+	rollout *config.Rollout
 }
 
 // clearable holds the fields that a request can reset to the value of the template or the shard, with the functions
@@ -165,6 +171,7 @@ var clearable = map[string]func(*config.GroupSpec){
 	"drain_timeout":  func(s *config.GroupSpec) { s.DrainTimeout = nil },
 	"max_surge":      func(s *config.GroupSpec) { s.MaxSurge = nil },
 	"max_unhealthy":  func(s *config.GroupSpec) { s.MaxUnhealthy = "" },
+	"rollout_json":   func(s *config.GroupSpec) { s.Rollout = nil },
 }
 
 // parseUpsert checks a request as far as possible without the shard's configuration.
@@ -217,6 +224,13 @@ func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 		}
 		u.args = args
 	}
+	if req.GetRolloutJson() != "" {
+		spec, err := parseObject("rollout_json", "rollout", req.GetRolloutJson())
+		if err != nil {
+			return u, err
+		}
+		u.rollout = spec.Rollout
+	}
 	if d := req.GetDrainTimeout(); d != nil {
 		if err := d.CheckValid(); err != nil {
 			return u, invalid("drain_timeout", "is not a duration")
@@ -262,6 +276,7 @@ func (u upsert) set() map[string]bool {
 		"load_balancers": len(req.GetLoadBalancers()) > 0, "drain_timeout": u.drain != nil,
 		"max_surge":     req.MaxSurge != nil,
 		"max_unhealthy": req.GetMaxUnhealthy() != "",
+		"rollout_json":  req.GetRolloutJson() != "",
 	}
 }
 
@@ -279,6 +294,7 @@ func (u upsert) restricted() []string {
 		{"args_json", u.args != nil}, {"load_balancers", len(req.GetLoadBalancers()) > 0},
 		{"drain_timeout", u.drain != nil},
 		{"max_surge", req.MaxSurge != nil}, {"max_unhealthy", req.GetMaxUnhealthy() != ""},
+		{"rollout_json", u.rollout != nil},
 	} {
 		if field.set {
 			names = append(names, field.name)
@@ -322,6 +338,10 @@ func (u upsert) apply(spec *config.GroupSpec) {
 	}
 	if req.GetArgsJson() != "" {
 		spec.Args = u.args
+	}
+	if u.rollout != nil {
+		rollout := *u.rollout
+		spec.Rollout = &rollout
 	}
 	if u.drain != nil {
 		drain := *u.drain

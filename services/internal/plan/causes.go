@@ -26,6 +26,7 @@ type AlertKind string
 const (
 	AlertUnhealthyGuard AlertKind = "unhealthy_guard"
 	AlertBackoff        AlertKind = "backoff"
+	AlertRolloutHalted  AlertKind = "rollout_halted"
 	AlertOrphans        AlertKind = "orphans"
 	AlertProvider       AlertKind = "provider"
 	AlertProviderConfig AlertKind = "provider_config"

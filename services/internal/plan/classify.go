@@ -27,7 +27,7 @@ const (
 	// classUnreadyDrifted and classUnready count, but cannot take the place of another instance yet.
 	classUnreadyDrifted
 	classUnready
-	// classDrifted and classAged count, are healthy, and are replaced first, one at a time.
+	// classDrifted and classAged count, are healthy, and are replaced first, in waves.
 	classDrifted
 	classAged
 	classWell

@@ -34,8 +34,8 @@
 //	18 replace lost       A lost instance is deleted and replaced immediately, without using max_surge (replace.go).
 //	19 replace first      Expired and silent instances are deleted only when a replacement is healthy. At most
 //	                      max_surge replacements are under way (replace.go, size.go).
-//	20 rotate             One drifted or aged instance at a time is replaced first, while the group is steady
-//	                      (rollout.go).
+//	20 rotate             Up to max_surge drifted or aged instances, a wave, are replaced first while the group is
+//	                      steady (rollout.go).
 //	21 deadline           A deletion gets the group's drain time-out, or the deadline of a notice if that is earlier
 //	                      (replace.go).
 //	22 scale down         A surplus of available instances is deleted: silent ones first, then those that would be
@@ -82,4 +82,12 @@
 //
 //	44 chosen removal     An operator may lower the size and choose the instance in one durable step. The chosen
 //	                      instance is leaving (rule 1), so that rules 22 and 23 remove no other (classify.go).
+//
+//	45 pause              No wave starts while the rollout is paused (rollout.go).
+//	46 canary             Until as many instances as canary have the present configuration and are registered for
+//	                      bake_time, a wave has only the canaries (rollout.go).
+//	47 halt               After halt_on_failures instances with the present configuration that failed to register or
+//	                      became unhealthy, no wave of drifted instances starts. A change of the group's
+//	                      configuration, or a person, starts the rollout again. A new leader counts from zero
+//	                      (rollout.go).
 package plan

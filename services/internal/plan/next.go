@@ -30,7 +30,8 @@ func Next(s Snapshot) Decision {
 	out.merge(g.planInstances(removed.chosen))
 	out.merge(g.planAlerts())
 
-	d := Decision{Actions: out.actions, Blocked: out.blocked, Schedule: g.schedule.with(out.until)}
+	d := Decision{Actions: out.actions, Blocked: out.blocked, Rollout: out.rollout,
+		Schedule: g.schedule.with(out.until)}
 	if g.anyReportMatters || g.guarded {
 		d.NextIfReporting = d.NextPlan
 	}
@@ -42,6 +43,7 @@ type steps struct {
 	actions []Action
 	until   time.Time // when the phase may return something else by time alone; zero: never
 	blocked string    // the first reason why the group is not at its size
+	rollout string    // the first reason why a rollout waits
 }
 
 func (s *steps) add(a Action) { s.actions = append(s.actions, a) }
@@ -65,6 +67,12 @@ func (s *steps) block(reason string) {
 	}
 }
 
+func (s *steps) waitRollout(reason string) {
+	if s.rollout == "" {
+		s.rollout = reason
+	}
+}
+
 func (s *steps) merge(other steps) {
 	if s.actions == nil {
 		s.actions = other.actions
@@ -73,6 +81,7 @@ func (s *steps) merge(other steps) {
 	}
 	s.wait(other.until)
 	s.block(other.blocked)
+	s.waitRollout(other.rollout)
 }
 
 // step is at most one action for one instance, and when that may change by time alone. Most steps have no action.

@@ -459,9 +459,32 @@ func TestRules(t *testing.T) {
 			eligible(s)
 			s.GuardRaised = true
 		}},
-		{name: "drift, one at a time whatever the surge", snapshot: snapshot(3, drifted(), drifted(), drifted()),
-			want:   []string{"create for i1"},
-			change: func(s *plan.Snapshot) { s.Group.MaxSurge = 3 }},
+		{name: "rule 20: a wave has max_surge instances", snapshot: snapshot(3, drifted(), drifted(), drifted()),
+			want:   []string{"create for i1", "create for i2"},
+			change: func(s *plan.Snapshot) { s.Group.MaxSurge = 2 }},
+		{name: "rule 45: no wave while the rollout is paused", snapshot: snapshot(2, drifted(), drifted()),
+			change: func(s *plan.Snapshot) { s.Group.Rollout.Paused = true }},
+		{name: "rule 46: the canary comes first", snapshot: snapshot(3, drifted(), drifted(), drifted()),
+			want: []string{"create for i1"},
+			change: func(s *plan.Snapshot) {
+				s.Group.MaxSurge, s.Group.Rollout.Canary = 3, 1
+			}},
+		{name: "rule 47: no wave after a halt", snapshot: snapshot(2, drifted(), drifted()),
+			want: []string{"raise_error rollout_halted"},
+			change: func(s *plan.Snapshot) {
+				s.Group.Rollout.HaltOnFailures, s.RolloutFailures = 2, 2
+			}},
+		{name: "rule 47: one failure less", snapshot: snapshot(2, drifted(), drifted()),
+			want: []string{"create for i1"},
+			change: func(s *plan.Snapshot) {
+				s.Group.Rollout.HaltOnFailures, s.RolloutFailures = 2, 1
+			}},
+		{name: "rule 47: aged instances are replaced after a halt", snapshot: snapshot(2, older(time.Hour), well()),
+			want: []string{"create for i1"},
+			change: func(s *plan.Snapshot) {
+				eligible(s)
+				s.Group.Rollout.HaltOnFailures, s.RolloutFailures = 2, 2
+			}},
 		{name: "drift, its replacement boots", snapshot: snapshot(2, drifted(), drifted(), booting())},
 		{name: "drift, its replacement is well", snapshot: snapshot(2, drifted(), drifted(), well()),
 			want: []string{"mark_deleting i1 drift +1m0s"}},

@@ -61,8 +61,10 @@ func (g *group) planCreates(removed removals) (out steps) {
 	total := t.total() + t.failing
 	lacking := max(0, g.desired-total)
 	surge := min(g.surge, t.replaceFirst()-removed.replaceFirst)
+	wave, waits := g.wave()
+	out.merge(waits)
 	if surge == 0 && removed.planned == 0 {
-		surge = g.rotationSlot()
+		surge = wave
 	}
 	above := max(0, total-g.desired) // replacements that exist or are on their way
 	surge = max(0, surge-above)

@@ -10,6 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
 )
 
@@ -57,6 +60,37 @@ var rollouts = []struct {
 			f.Group.InfraHash, f.Mute = "v3", false
 			f.Run(15 * time.Minute)
 		}},
+	{name: "rotation-in-waves-of-2-after-a-canary", size: 5, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.MaxSurge = 2
+		f.Group.Rollout = config.Rollout{Canary: 1, BakeTime: config.Duration(10 * time.Minute)}
+		f.Group.InfraHash = "v2"
+		f.Run(30 * time.Minute)
+	}},
+	{name: "rotation-that-is-paused-and-resumed-by-the-next-leader", size: 3, setup: undrained,
+		play: func(f *plantest.Fleet) {
+			f.Group.InfraHash = "v2"
+			f.Run(10 * time.Second)
+			f.Note("paused while the first replacement boots")
+			f.Group.Rollout.Paused = true
+			f.Run(10 * time.Minute)
+			f.Note("the leader crashes")
+			f.Crash(func() bool { return false })
+			f.Run(10 * time.Minute)
+			f.Note("a VM is destroyed: it is replaced during the pause")
+			f.Destroy(f.Named("i2"))
+			f.Run(10 * time.Minute)
+			f.Note("resumed")
+			f.Group.Rollout.Paused = false
+			f.Run(10 * time.Minute)
+		}},
+	{name: "rotation-halted-by-its-canary", size: 3, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Rollout = config.Rollout{Canary: 1, HaltOnFailures: 2}
+		f.Group.InfraHash, f.Mute = "v2", true
+		f.Run(30 * time.Minute)
+		f.Note("a corrected configuration")
+		f.Group.InfraHash, f.Mute = "v3", false
+		f.Run(10 * time.Minute)
+	}},
 	{name: "push-files", size: 2, play: func(f *plantest.Fleet) {
 		f.Group.RuntimeHash = "r2"
 		f.Run(5 * time.Minute)
@@ -284,6 +318,118 @@ func TestThousandInstancesLostTogether(t *testing.T) {
 	}
 	if n := len(f.VMs); n != 1000 {
 		t.Errorf("%d instances afterwards, want 1000", n)
+	}
+}
+
+// started returns a quiet group of 500 instances without drain time-out, whose configuration is about to change.
+func started(t *testing.T, rollout config.Rollout) *plantest.Fleet {
+	t.Helper()
+	f := plantest.New(1)
+	undrained(f)
+	f.Group.Size, f.Group.MaxSurge, f.Group.Rollout = 500, 25, rollout
+	for range f.Group.Size {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	f.Begin()
+	f.Group.InfraHash = "v2"
+	return f
+}
+
+// former counts the instances that run with the former configuration.
+func former(f *plantest.Fleet) (n int) {
+	for _, vm := range f.VMs {
+		if vm.InfraHash == "v1" && vm.Truth == plan.ProviderRunning && vm.State == record.Registered {
+			n++
+		}
+	}
+	return n
+}
+
+// TestRule20FiveHundredInWaves checks that 500 instances with max_surge 25 are replaced in 20 waves, and with 5
+// canaries in 21.
+func TestRule20FiveHundredInWaves(t *testing.T) {
+	for canary, want := range map[int]int{0: 20, 5: 21} {
+		f := started(t, config.Rollout{Canary: canary, BakeTime: config.Duration(10 * time.Minute), HaltOnFailures: 1})
+		f.Run(2 * time.Hour)
+		if err := f.Err(); err != nil {
+			t.Fatal(err)
+		}
+		waves := map[string]bool{}
+		for line := range strings.Lines(f.Transcript()) {
+			if fields := strings.Fields(line); fields[1] == "create" {
+				waves[fields[0]] = true
+			}
+		}
+		if len(waves) != want || former(f) != 0 || len(f.VMs) != 500 || countCreates(f) != 500 {
+			t.Errorf("canary %d: %d waves with %d creates, want %d with 500; %d of %d instances are left", canary,
+				len(waves), countCreates(f), want, former(f), len(f.VMs))
+		}
+	}
+}
+
+// TestRule47BadVersionIsHaltedAfterTheCanary checks that a configuration whose instances never register replaces none
+// of 500 instances and is tried once.
+func TestRule47BadVersionIsHaltedAfterTheCanary(t *testing.T) {
+	f := started(t, config.Rollout{Canary: 1, HaltOnFailures: 1})
+	f.Mute = true
+	f.Run(24 * time.Hour)
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := countCreates(f); n != 1 || former(f) != 500 || len(f.VMs) != 500 {
+		t.Errorf("%d creates, %d of %d instances are left, want 1 and 500", n, former(f), len(f.VMs))
+	}
+	if d := plan.Next(f.Snapshot()); !strings.Contains(d.Rollout, "halted") {
+		t.Errorf("the rollout says %q", d.Rollout)
+	}
+	if !strings.Contains(f.Transcript(), string(plan.AlertRolloutHalted)) {
+		t.Errorf("no alert:\n%s", f.Transcript())
+	}
+}
+
+// TestRule47LateFailureIsHaltedWithinItsWave checks that a configuration that fails from the third instance on is
+// halted in the wave of its first failures.
+func TestRule47LateFailureIsHaltedWithinItsWave(t *testing.T) {
+	f := started(t, config.Rollout{Canary: 2, BakeTime: config.Duration(time.Minute), HaltOnFailures: 2})
+	for range 3600 {
+		f.Mute = countCreates(f) >= 2
+		f.Run(time.Second)
+	}
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := countCreates(f); n != 27 || former(f) != 498 {
+		t.Errorf("%d creates and %d instances are left, want 2 canaries with one wave of 25, and 498", n, former(f))
+	}
+}
+
+// TestRule47UnhealthyAfterTheFirstWaves checks that instances that become unhealthy after their wave halt the rollout,
+// and that lost instances are replaced meanwhile.
+func TestRule47UnhealthyAfterTheFirstWaves(t *testing.T) {
+	f := started(t, config.Rollout{HaltOnFailures: 3})
+	for former(f) > 400 {
+		f.Run(time.Second)
+	}
+	left, cut := former(f), 0
+	for _, vm := range f.VMs {
+		if vm.InfraHash == "v2" && !vm.RegisteredAt.IsZero() && cut < 3 {
+			f.CutOff(vm)
+			cut++
+		}
+	}
+	f.Run(time.Hour)
+	if n := former(f); n < left-2*25 {
+		t.Errorf("%d instances with the former configuration are left of %d", n, left)
+	}
+	before := former(f)
+	f.Destroy(f.VMs[0])
+	f.Run(time.Hour)
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := former(f); n < before-1 || len(f.VMs) != 500 {
+		t.Errorf("%d instances with the former configuration of %d, %d in all", n, before, len(f.VMs))
 	}
 }
 

@@ -34,7 +34,7 @@ func (g *group) planRemovals() (r removals) {
 	}
 	r.chosen = make([]bool, len(g.Instances))
 	available := max(0, t.available()-g.desired)
-	leaving := t.replaceFirst() + t.of[classHeld] + min(1, t.rotating()+t.of[classUnreadyDrifted])
+	leaving := t.replaceFirst() + t.of[classHeld] + min(g.surge, t.rotating()+t.of[classUnreadyDrifted])
 	// What rotation cannot have added is a scale-down.
 	down := max(0, surplus-min(g.surge, leaving))
 	if t.of[classWell] == 0 && t.replaceFirst() == 0 {
@@ -156,25 +156,23 @@ func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 	}
 }
 
-// replaceableLeft counts the instances that are not chosen and may have a replacement under way. Rotation counts once.
+// replaceableLeft counts the instances that are not chosen and may have a replacement under way.
 func (g *group) replaceableLeft(chosen []bool) int {
-	n, rotating := 0, 0
+	n := 0
 	for k := range g.rows {
 		if chosen[k] || g.Instances[k].OnDemand {
 			continue
 		}
 		switch g.class(k) {
-		case classExpired, classSilent, classHeld:
+		case classExpired, classSilent, classHeld, classDrifted, classAged:
 			n++
-		case classDrifted, classAged:
-			rotating = 1
 		case classUnreadyDrifted:
 			if g.Instances[k].Work != Creating {
-				rotating = 1
+				n++
 			}
 		}
 	}
-	return n + rotating
+	return n
 }
 
 // wellLeft counts the instances that are not chosen and well.

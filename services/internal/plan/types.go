@@ -152,8 +152,11 @@ type Snapshot struct {
 	CreateBudget   int
 	CreateBudgetAt time.Time
 	Waiting        WaitingCreates
-	// GuardRaised and BackoffRaised: the group's alerts [AlertUnhealthyGuard] and [AlertBackoff] stand now.
-	GuardRaised, BackoffRaised bool
+	// RolloutFailures counts the instances with the group's present configuration that failed (rule 47).
+	RolloutFailures int
+	// GuardRaised, BackoffRaised and HaltRaised: the group's alerts [AlertUnhealthyGuard], [AlertBackoff] and
+	// [AlertRolloutHalted] stand now.
+	GuardRaised, BackoffRaised, HaltRaised bool
 }
 
 // Kind of an action.
@@ -204,4 +207,7 @@ type Decision struct {
 	Schedule
 	// Blocked says why the group is not at its size. It is empty when the group is at its size or on the way.
 	Blocked string
+	// Rollout says why outdated instances are not replaced now. It is empty if there are none, or while a wave is under
+	// way.
+	Rollout string
 }

@@ -32,6 +32,7 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		LeaderSince:    w.since,
 		GuardRaised:    raised(plan.AlertUnhealthyGuard),
 		BackoffRaised:  raised(plan.AlertBackoff),
+		HaltRaised:     raised(plan.AlertRolloutHalted),
 		Term:           w.opts.Term,
 		Settings:       w.settings,
 		Group:          g.Group,
@@ -41,6 +42,8 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		Backoff:        g.backoff,
 		Notices:        g.notices,
 		CreateBudget:   -1,
+
+		RolloutFailures: g.rolloutFailures,
 	}, true
 }
 
@@ -128,13 +131,14 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 	return health
 }
 
-// Blocked records why a group does not reach its size, for display. why is empty if nothing blocks the group.
-func (w *State) Blocked(key config.GroupKey, why string) {
+// Blocked records for display why a group does not reach its size, and why its rollout waits. The reasons are empty if
+// nothing blocks the group.
+func (w *State) Blocked(key config.GroupKey, why, rollout string) {
 	w.mu.Lock()
 	g := w.groups[key]
-	changed := g != nil && g.blocked != why
+	changed := g != nil && (g.blocked != why || g.rollout != rollout)
 	if changed {
-		g.blocked = why
+		g.blocked, g.rollout = why, rollout
 	}
 	w.mu.Unlock()
 	if changed {

@@ -68,7 +68,9 @@ type group struct {
 	pending   int         // creates that have no ID yet
 	backoff   plan.Backoff
 	notices   plan.Notices
-	blocked   string
+	// rolloutFailures counts for rule 47 of package plan.
+	rolloutFailures  int
+	blocked, rollout string // why the group is not at its size, and why its rollout waits
 }
 
 // instance is one instance of a group: the last known record, the last information from the provider and the agent, and
@@ -176,8 +178,13 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 		case have == nil:
 			have = &group{}
 			w.groups[key] = have
-		case plan.EndsBackoff(&have.Group, &g):
-			have.backoff, have.notices = plan.Backoff{}, plan.Notices{}
+		default:
+			if plan.EndsBackoff(&have.Group, &g) {
+				have.backoff, have.notices = plan.Backoff{}, plan.Notices{}
+			}
+			if plan.EndsRollout(&have.Group, &g) {
+				have.rolloutFailures = 0
+			}
 		}
 		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) {
 			have.registerAgain()
@@ -303,6 +310,26 @@ func (w *State) dropGroup(key config.GroupKey) []ErrorEvent {
 	delete(w.groups, key)
 	delete(w.dirty, key)
 	return w.settle(func(about ErrorKey) bool { return about.Tenant == key.Tenant && about.Group == key.Group })
+}
+
+// RolloutFailed counts a failed instance with the group's present configuration (rule 47 of package plan).
+func (w *State) RolloutFailed(key config.GroupKey) {
+	w.setRolloutFailures(key, func(n int) int { return n + 1 })
+}
+
+// ResumeRollout starts a halted rollout again.
+func (w *State) ResumeRollout(key config.GroupKey) {
+	w.setRolloutFailures(key, func(int) int { return 0 })
+}
+
+func (w *State) setRolloutFailures(key config.GroupKey, change func(int) int) {
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil {
+		g.rolloutFailures = change(g.rolloutFailures)
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
 }
 
 // CreateFailed counts a failed create towards the group's backoff. Failures of creates that ran in parallel count once.

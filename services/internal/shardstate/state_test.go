@@ -191,9 +191,9 @@ func TestErrorsEndWithTheirObject(t *testing.T) {
 
 func TestBlockedIsReportedOnce(t *testing.T) {
 	p := newPicture(t)
-	p.Blocked(workers, "no room")
-	p.Blocked(workers, "no room")
-	p.Blocked(config.GroupKey{Tenant: "x"}, "no group")
+	p.Blocked(workers, "no room", "")
+	p.Blocked(workers, "no room", "")
+	p.Blocked(config.GroupKey{Tenant: "x"}, "no group", "")
 	if len(p.groups) != 1 || p.groups[0] != workers {
 		t.Errorf("events of %v", p.groups)
 	}

@@ -28,9 +28,11 @@ type InstanceView struct {
 type GroupView struct {
 	config.Group
 	Actual, Healthy int
+	Outdated        int // instances of Actual that do not have the group's infra configuration
 	ProviderIDs     []string
 	Instances       []ident.ID
 	Blocked         string
+	RolloutWaits    string // why outdated instances are not replaced now
 	Backoff         plan.Backoff
 }
 
@@ -99,7 +101,7 @@ func (w *State) GroupViews(tenant string) []GroupView {
 }
 
 func (w *State) groupView(g *group) GroupView {
-	v := GroupView{Group: g.Group, Blocked: g.blocked, Backoff: g.backoff}
+	v := GroupView{Group: g.Group, Blocked: g.blocked, RolloutWaits: g.rollout, Backoff: g.backoff}
 	now := w.opts.Now()
 	for _, inst := range g.instances {
 		p := &inst.plan
@@ -108,6 +110,9 @@ func (w *State) groupView(g *group) GroupView {
 			continue
 		}
 		v.Actual++
+		if plan.Drifted(&g.Group, inst.record.InfraHash, inst.record.SubnetID) {
+			v.Outdated++
+		}
 		if p.ProviderID != "" {
 			v.ProviderIDs = append(v.ProviderIDs, p.ProviderID)
 		}

@@ -107,6 +107,14 @@ func request(name string, want, have config.GroupSpec) *nstancev1.UpsertGroupReq
 		req.MaxSurge = &surge
 	}
 	unset("max_surge", want.MaxSurge != nil, have.MaxSurge != nil)
+	if want.Rollout != nil {
+		text, err := json.Marshal(want.Rollout)
+		if err != nil {
+			panic("group: " + err.Error()) // not reached: a rollout has no value that JSON cannot hold
+		}
+		req.RolloutJson = string(text)
+	}
+	unset("rollout_json", want.Rollout != nil, have.Rollout != nil)
 	unset("max_unhealthy", want.MaxUnhealthy != "", have.MaxUnhealthy != "")
 	return req
 }

@@ -19,7 +19,7 @@ func full() config.GroupSpec {
 		Template: "worker", Size: &size, InstanceType: "large", InstanceTypes: []string{"huge"}, SubnetPool: "p",
 		Vars: map[string]string{"a": "b"},
 		Args: map[string]any{"A": map[string]any{"B": 1.5}}, LoadBalancers: []string{"lb"}, DrainTimeout: &drain,
-		MaxSurge: &surge, MaxUnhealthy: "30%",
+		MaxSurge: &surge, MaxUnhealthy: "30%", Rollout: &config.Rollout{Canary: 1},
 	}
 }
 
@@ -33,8 +33,8 @@ func TestRequestHasEveryField(t *testing.T) {
 	typ := reflect.TypeFor[config.GroupSpec]()
 	for i := range typ.NumField() {
 		name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
-		if name == "template" || name == "deleted" {
-			continue // template is required, and deleted is set by the server only
+		if name == "template" || name == "deleted" || name == "removed" {
+			continue // template is required, and only the server sets the others
 		}
 		want := full()
 		if reflect.ValueOf(want).Field(i).IsZero() {
@@ -42,8 +42,8 @@ func TestRequestHasEveryField(t *testing.T) {
 		}
 		reflect.ValueOf(&want).Elem().Field(i).SetZero()
 		without := request("fleet", want, full())
-		if name == "args" {
-			name = "args_json"
+		if name == "args" || name == "rollout" {
+			name += "_json"
 		}
 		if !slices.Equal(without.GetClearFields(), []string{name}) {
 			t.Errorf("without %s, %v is cleared", name, without.GetClearFields())

@@ -40,13 +40,20 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	if rolls(canonical(before.Spec), canonical(after.Spec)) && len(resp.RequiresReplace) == 0 {
 		k := keyOf(attributes)
 		resp.Diagnostics.AddWarning("Instances will be replaced in group "+k.name+" of shard "+k.shard,
-			"What instances are made from changes: they are replaced, one at a time.")
+			"What instances are made from changes: they are replaced, in waves of up to max_surge.")
 	}
 }
 
 // rolls reports whether a change of the group's own fields changes the infrastructure configuration of its instances.
 func rolls(before, after config.GroupSpec) bool {
 	return before.Template != after.Template || before.InstanceType != after.InstanceType ||
-		before.SubnetPool != after.SubnetPool ||
+		before.SubnetPool != after.SubnetPool || revision(before) != revision(after) ||
 		!reflect.DeepEqual(before.Args, after.Args)
+}
+
+func revision(spec config.GroupSpec) string {
+	if spec.Rollout == nil {
+		return ""
+	}
+	return spec.Rollout.Revision
 }

@@ -75,8 +75,9 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		MarkdownDescription: "Version of the group, with what it takes from its template.", Computed: true,
 	}
 	attributes["infra_hash"] = schema.StringAttribute{
-		MarkdownDescription: "Hash of what instances are made from: a change replaces them, one at a time.",
-		Computed:            true,
+		MarkdownDescription: "Hash of what instances are made from: a change replaces them, in waves of up to " +
+			"max_surge.",
+		Computed: true,
 	}
 	attributes["runtime_hash"] = schema.StringAttribute{
 		MarkdownDescription: "Hash of what instances receive while they run: a change is pushed to them.",

@@ -31,7 +31,8 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 	resp.Definition = function.Definition{
 		Summary: "Computes the hashes of a group",
 		MarkdownDescription: "Computes the hashes of a static group in a shard configuration, as the servers do. " +
-			"Returns an object with `infra`, of which a change replaces the group's instances one at a time, " +
+			"Returns an object with `infra`, of which a change replaces the group's instances, in waves " +
+			"of up to max_surge, " +
 			"and `runtime`, of which a change is pushed to them as they run.",
 		Parameters: []function.Parameter{
 			function.StringParameter{Name: "document",

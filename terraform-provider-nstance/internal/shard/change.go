@@ -99,9 +99,9 @@ func (c change) warning() (summary, detail string) {
 			lines = append(lines, fmt.Sprintf(rest, strings.Join(templates, ", ")))
 		}
 	}
-	say("Instances are replaced, one at a time, in the groups: %s.",
+	say("Instances are replaced, in waves of up to max_surge, in the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
-	say("Instances in subnets that leave their pool are replaced, one at a time, in the groups: %s.",
+	say("Instances in subnets that leave their pool are replaced, in waves of up to max_surge, in the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.leave, c.leaveTemplates)
 	say("Files are pushed to running instances of the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)

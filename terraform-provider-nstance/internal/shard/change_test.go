@@ -34,7 +34,8 @@ func TestChange(t *testing.T) {
 	}{
 		{"nothing", `"p": ["a"]`, `"p": ["a", "b"]`, "", nil},
 		{"subnet that leaves its pool", `"p": ["a"]`, `"p": ["b"]`, "Instances will be replaced or deleted", []string{
-			"Instances in subnets that leave their pool are replaced, one at a time, in the groups: default/v, " +
+			"Instances in subnets that leave their pool are replaced, in waves of up to max_surge, " +
+				"in the groups: default/v, " +
 				"default/w.",
 			"Likewise in dynamic groups with the templates: one, two.",
 		}},
@@ -45,7 +46,7 @@ func TestChange(t *testing.T) {
 		}},
 		{"roll", `"kind": "aaa", "arch": "amd64"`, `"kind": "aaa", "arch": "arm64"`,
 			"Instances will be replaced or deleted", []string{
-				"Instances are replaced, one at a time, in the groups: default/w.",
+				"Instances are replaced, in waves of up to max_surge, in the groups: default/w.",
 				"Likewise in dynamic groups with the templates: one.",
 			}},
 		{"template that its group overrides", `"args": {"a": 1}`, `"args": {"a": 3}`,

@@ -75,7 +75,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed:            true,
 	}
 	attributes["rolling_groups"] = schema.ListAttribute{
-		MarkdownDescription: "Static groups whose instances are replaced, one at a time, because their " +
+		MarkdownDescription: "Static groups whose instances are replaced, in waves of up to max_surge, because their " +
 			"infrastructure configuration changes or their pool loses a subnet, as `tenant/name`: in a plan, the " +
 			"groups that the change will replace; afterwards, those that the last change replaced. Dynamic " +
 			"groups follow their templates; the plan's warning names those.",
@@ -86,7 +86,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed:            true,
 		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 			"infra": schema.StringAttribute{
-				MarkdownDescription: "A change replaces the group's instances, one at a time.",
+				MarkdownDescription: "A change replaces the group's instances, in waves of up to max_surge.",
 				Computed:            true,
 			},
 			"runtime": schema.StringAttribute{

@@ -423,8 +423,8 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	if got := rolling(t, cli); !slices.Equal(got, []string{"default/workers", "prod/others"}) {
 		t.Errorf("the plan announces a roll of %v", got)
 	}
-	if want := "Instances are replaced, one at a time, in the groups: default/workers, prod/others."; !strings.Contains(
-		out, want) {
+	want := "Instances are replaced, in waves of up to max_surge, in the groups: default/workers, prod/others."
+	if !strings.Contains(out, want) {
 		t.Errorf("the output lacks %q:\n%s", want, out)
 	}
 	cli.Write(t, "main.tf", typed(b, options{size: 7}))
@@ -604,7 +604,7 @@ func TestAccRemovedSubnet(t *testing.T) {
 
 	cli.Write(t, "main.tf", pool.Replace(typed(b, options{size: 2, extra: extra})))
 	if out := squeeze(cli.Run(t, "plan", "-no-color")); !strings.Contains(out, "Instances in subnets that leave their "+
-		"pool are replaced, one at a time, in the groups: default/workers") {
+		"pool are replaced, in waves of up to max_surge, in the groups: default/workers") {
 		t.Errorf("the plan does not warn of the replacements:\n%s", out)
 	}
 	if got := rolling(t, cli); !slices.Equal(got, []string{"default/workers", "prod/others"}) {

@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35, 0}
 }
 
 type InstanceEvent_Type int32
@@ -201,7 +201,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -646,7 +646,13 @@ type GroupStatus struct {
 	ArgsJson string `protobuf:"bytes,25,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
 	// The group's own settings (JSON), without those of its template, in the form of its entry in groups/{shard}.jsonc. For a
 	// static group, its override. Empty when the group has none.
-	SpecJson      string `protobuf:"bytes,26,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"`
+	SpecJson string `protobuf:"bytes,26,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"`
+	// True while the group's rollout is paused.
+	Paused bool `protobuf:"varint,27,opt,name=paused,proto3" json:"paused,omitempty"`
+	// Why outdated instances are not replaced now, in words; empty when there are none or a wave is under way.
+	RolloutWaits string `protobuf:"bytes,28,opt,name=rollout_waits,json=rolloutWaits,proto3" json:"rollout_waits,omitempty"`
+	// Instances that do not have the group's infra configuration.
+	Outdated      uint32 `protobuf:"varint,29,opt,name=outdated,proto3" json:"outdated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -863,6 +869,27 @@ func (x *GroupStatus) GetSpecJson() string {
 	return ""
 }
 
+func (x *GroupStatus) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+func (x *GroupStatus) GetRolloutWaits() string {
+	if x != nil {
+		return x.RolloutWaits
+	}
+	return ""
+}
+
+func (x *GroupStatus) GetOutdated() uint32 {
+	if x != nil {
+		return x.Outdated
+	}
+	return 0
+}
+
 type UpsertGroupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -887,8 +914,11 @@ type UpsertGroupRequest struct {
 	// Refuse to change what exists (ALREADY_EXISTS); only create.
 	MustCreate bool `protobuf:"varint,16,opt,name=must_create,json=mustCreate,proto3" json:"must_create,omitempty"`
 	// Names of fields to reset to the values of the template or the shard: size, instance_type, instance_types, subnet_pool,
-	// vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy. A field cannot be cleared and set.
-	ClearFields   []string `protobuf:"bytes,17,rep,name=clear_fields,json=clearFields,proto3" json:"clear_fields,omitempty"`
+	// vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy, rollout_json. A field cannot be cleared and
+	// set.
+	ClearFields []string `protobuf:"bytes,17,rep,name=clear_fields,json=clearFields,proto3" json:"clear_fields,omitempty"`
+	// The group's rollout as in the shard's configuration, a JSON object. Empty: no change.
+	RolloutJson   string `protobuf:"bytes,18,opt,name=rollout_json,json=rolloutJson,proto3" json:"rollout_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1042,6 +1072,13 @@ func (x *UpsertGroupRequest) GetClearFields() []string {
 	return nil
 }
 
+func (x *UpsertGroupRequest) GetRolloutJson() string {
+	if x != nil {
+		return x.RolloutJson
+	}
+	return ""
+}
+
 type UpsertGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         *GroupStatus           `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -1183,6 +1220,270 @@ func (x *DeleteGroupResponse) GetRestoredStatic() bool {
 	return false
 }
 
+type PauseGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseGroupRequest) Reset() {
+	*x = PauseGroupRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseGroupRequest) ProtoMessage() {}
+
+func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
+func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PauseGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type PauseGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *GroupStatus           `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseGroupResponse) Reset() {
+	*x = PauseGroupResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseGroupResponse) ProtoMessage() {}
+
+func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
+func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *PauseGroupResponse) GetGroup() *GroupStatus {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+type ResumeGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeGroupRequest) Reset() {
+	*x = ResumeGroupRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeGroupRequest) ProtoMessage() {}
+
+func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
+func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ResumeGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type ResumeGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *GroupStatus           `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeGroupResponse) Reset() {
+	*x = ResumeGroupResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeGroupResponse) ProtoMessage() {}
+
+func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
+func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ResumeGroupResponse) GetGroup() *GroupStatus {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+type RollGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollGroupRequest) Reset() {
+	*x = RollGroupRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollGroupRequest) ProtoMessage() {}
+
+func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollGroupRequest.ProtoReflect.Descriptor instead.
+func (*RollGroupRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RollGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type RollGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *GroupStatus           `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollGroupResponse) Reset() {
+	*x = RollGroupResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollGroupResponse) ProtoMessage() {}
+
+func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollGroupResponse.ProtoReflect.Descriptor instead.
+func (*RollGroupResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RollGroupResponse) GetGroup() *GroupStatus {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
 type ExplainGroupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -1192,7 +1493,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1505,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1518,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainGroupRequest) GetGroup() string {
@@ -1251,7 +1552,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1564,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1577,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainGroupResponse) GetPlannedAt() *timestamppb.Timestamp {
@@ -1359,7 +1660,7 @@ type PlannedAction struct {
 
 func (x *PlannedAction) Reset() {
 	*x = PlannedAction{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1672,7 @@ func (x *PlannedAction) String() string {
 func (*PlannedAction) ProtoMessage() {}
 
 func (x *PlannedAction) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1685,7 @@ func (x *PlannedAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedAction.ProtoReflect.Descriptor instead.
 func (*PlannedAction) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PlannedAction) GetKind() string {
@@ -1449,7 +1750,7 @@ type InstanceVerdict struct {
 
 func (x *InstanceVerdict) Reset() {
 	*x = InstanceVerdict{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1762,7 @@ func (x *InstanceVerdict) String() string {
 func (*InstanceVerdict) ProtoMessage() {}
 
 func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1775,7 @@ func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceVerdict.ProtoReflect.Descriptor instead.
 func (*InstanceVerdict) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InstanceVerdict) GetInstanceId() string {
@@ -1539,7 +1840,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1852,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1865,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -1604,7 +1905,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1917,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1930,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -1653,7 +1954,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1966,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1979,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -1713,7 +2014,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1725,7 +2026,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1738,7 +2039,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -1764,7 +2065,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +2077,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +2090,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -1808,7 +2109,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +2121,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +2134,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -1853,7 +2154,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +2166,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +2179,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -1897,7 +2198,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2210,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2223,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -1975,7 +2276,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2288,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2301,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -2229,7 +2530,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2241,7 +2542,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2254,7 +2555,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -2272,7 +2573,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2284,7 +2585,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2297,7 +2598,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 type WatchGroupsRequest struct {
@@ -2308,7 +2609,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2621,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2634,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 type WatchGroupsResponse struct {
@@ -2345,7 +2646,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2658,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2671,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -2393,7 +2694,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2706,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2719,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -2450,7 +2751,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2763,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2776,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 type WatchInstancesResponse struct {
@@ -2487,7 +2788,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2800,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2813,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -2540,7 +2841,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2853,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2866,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -2625,7 +2926,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2938,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2951,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 type WatchErrorsResponse struct {
@@ -2662,7 +2963,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2975,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2988,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -2713,7 +3014,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +3026,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +3039,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -2797,7 +3098,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +3110,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +3123,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -2874,7 +3175,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +3187,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +3200,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -2941,7 +3242,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3254,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3267,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -2994,7 +3295,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3307,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3320,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -3045,7 +3346,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3358,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3371,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -3102,7 +3403,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3114,7 +3415,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3127,7 +3428,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -3211,7 +3512,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3223,7 +3524,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3236,7 +3537,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -3257,7 +3558,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3570,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3583,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -3343,7 +3644,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"restarting\"\x13\n" +
 	"\x11ListGroupsRequest\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\x92\a\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xeb\a\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -3376,10 +3677,13 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04arch\x18\x17 \x01(\tR\x04arch\x12!\n" +
 	"\finstance_ids\x18\x18 \x03(\tR\vinstanceIds\x12\x1b\n" +
 	"\targs_json\x18\x19 \x01(\tR\bargsJson\x12\x1b\n" +
-	"\tspec_json\x18\x1a \x01(\tR\bspecJson\x1a7\n" +
+	"\tspec_json\x18\x1a \x01(\tR\bspecJson\x12\x16\n" +
+	"\x06paused\x18\x1b \x01(\bR\x06paused\x12#\n" +
+	"\rrollout_waits\x18\x1c \x01(\tR\frolloutWaits\x12\x1a\n" +
+	"\boutdated\x18\x1d \x01(\rR\boutdated\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc8\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xeb\x05\n" +
 	"\x12UpsertGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
 	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01\x12\x1a\n" +
@@ -3401,7 +3705,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"must_exist\x18\x0f \x01(\bR\tmustExist\x12\x1f\n" +
 	"\vmust_create\x18\x10 \x01(\bR\n" +
 	"mustCreate\x12!\n" +
-	"\fclear_fields\x18\x11 \x03(\tR\vclearFields\x1a7\n" +
+	"\fclear_fields\x18\x11 \x03(\tR\vclearFields\x12!\n" +
+	"\frollout_json\x18\x12 \x01(\tR\vrolloutJson\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
@@ -3414,7 +3719,19 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rexpected_etag\x18\x02 \x01(\tR\fexpectedEtag\">\n" +
 	"\x13DeleteGroupResponse\x12'\n" +
-	"\x0frestored_static\x18\x01 \x01(\bR\x0erestoredStatic\"+\n" +
+	"\x0frestored_static\x18\x01 \x01(\bR\x0erestoredStatic\")\n" +
+	"\x11PauseGroupRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\"C\n" +
+	"\x12PauseGroupResponse\x12-\n" +
+	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"*\n" +
+	"\x12ResumeGroupRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\"D\n" +
+	"\x13ResumeGroupResponse\x12-\n" +
+	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"(\n" +
+	"\x10RollGroupRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\"B\n" +
+	"\x11RollGroupResponse\x12-\n" +
+	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"+\n" +
 	"\x13ExplainGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\"\xad\x03\n" +
 	"\x14ExplainGroupResponse\x129\n" +
@@ -3612,14 +3929,18 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xf0\v\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xd7\r\n" +
 	"\x0fOperatorService\x12Z\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\x12T\n" +
 	"\rRefreshConfig\x12 .nstance.v1.RefreshConfigRequest\x1a!.nstance.v1.RefreshConfigResponse\x12K\n" +
 	"\n" +
 	"ListGroups\x12\x1d.nstance.v1.ListGroupsRequest\x1a\x1e.nstance.v1.ListGroupsResponse\x12N\n" +
 	"\vUpsertGroup\x12\x1e.nstance.v1.UpsertGroupRequest\x1a\x1f.nstance.v1.UpsertGroupResponse\x12N\n" +
-	"\vDeleteGroup\x12\x1e.nstance.v1.DeleteGroupRequest\x1a\x1f.nstance.v1.DeleteGroupResponse\x12Q\n" +
+	"\vDeleteGroup\x12\x1e.nstance.v1.DeleteGroupRequest\x1a\x1f.nstance.v1.DeleteGroupResponse\x12K\n" +
+	"\n" +
+	"PauseGroup\x12\x1d.nstance.v1.PauseGroupRequest\x1a\x1e.nstance.v1.PauseGroupResponse\x12N\n" +
+	"\vResumeGroup\x12\x1e.nstance.v1.ResumeGroupRequest\x1a\x1f.nstance.v1.ResumeGroupResponse\x12H\n" +
+	"\tRollGroup\x12\x1c.nstance.v1.RollGroupRequest\x1a\x1d.nstance.v1.RollGroupResponse\x12Q\n" +
 	"\fExplainGroup\x12\x1f.nstance.v1.ExplainGroupRequest\x1a .nstance.v1.ExplainGroupResponse\x12W\n" +
 	"\x0eCreateInstance\x12!.nstance.v1.CreateInstanceRequest\x1a\".nstance.v1.CreateInstanceResponse\x12W\n" +
 	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\x12`\n" +
@@ -3647,7 +3968,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -3664,135 +3985,150 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*UpsertGroupResponse)(nil),                     // 12: nstance.v1.UpsertGroupResponse
 	(*DeleteGroupRequest)(nil),                      // 13: nstance.v1.DeleteGroupRequest
 	(*DeleteGroupResponse)(nil),                     // 14: nstance.v1.DeleteGroupResponse
-	(*ExplainGroupRequest)(nil),                     // 15: nstance.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),                    // 16: nstance.v1.ExplainGroupResponse
-	(*PlannedAction)(nil),                           // 17: nstance.v1.PlannedAction
-	(*InstanceVerdict)(nil),                         // 18: nstance.v1.InstanceVerdict
-	(*CreateInstanceRequest)(nil),                   // 19: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 20: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 21: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 22: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil),                // 23: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 24: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 25: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 26: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 27: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 28: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 29: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 30: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 31: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 32: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 33: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 34: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 35: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 36: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 37: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 38: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 39: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 40: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 41: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 42: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 43: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 44: nstance.v1.JournalEvent
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 45: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 46: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 47: nstance.v1.GroupStatus.VarsEntry
-	nil,                           // 48: nstance.v1.UpsertGroupRequest.VarsEntry
-	nil,                           // 49: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 51: google.protobuf.Duration
-	(*Metrics)(nil),               // 52: nstance.v1.Metrics
+	(*PauseGroupRequest)(nil),                       // 15: nstance.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),                      // 16: nstance.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),                      // 17: nstance.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),                     // 18: nstance.v1.ResumeGroupResponse
+	(*RollGroupRequest)(nil),                        // 19: nstance.v1.RollGroupRequest
+	(*RollGroupResponse)(nil),                       // 20: nstance.v1.RollGroupResponse
+	(*ExplainGroupRequest)(nil),                     // 21: nstance.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),                    // 22: nstance.v1.ExplainGroupResponse
+	(*PlannedAction)(nil),                           // 23: nstance.v1.PlannedAction
+	(*InstanceVerdict)(nil),                         // 24: nstance.v1.InstanceVerdict
+	(*CreateInstanceRequest)(nil),                   // 25: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 26: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 27: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 28: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil),                // 29: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 30: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 31: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 32: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 33: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 34: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 35: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 36: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 37: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 38: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 39: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 40: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 41: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 42: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 43: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 44: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 45: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 46: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 47: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 48: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 49: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 50: nstance.v1.JournalEvent
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 51: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 52: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 53: nstance.v1.GroupStatus.VarsEntry
+	nil,                           // 54: nstance.v1.UpsertGroupRequest.VarsEntry
+	nil,                           // 55: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 56: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 57: google.protobuf.Duration
+	(*Metrics)(nil),               // 58: nstance.v1.Metrics
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	50, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	56, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	5,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
 	0,  // 2: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	5,  // 3: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	10, // 4: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	47, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	51, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	48, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	51, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
+	53, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	57, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
+	54, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
+	57, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
 	10, // 9: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	50, // 10: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	17, // 11: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	50, // 12: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	18, // 13: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	38, // 14: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	50, // 15: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	50, // 16: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	50, // 17: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	49, // 18: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	27, // 19: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	27, // 20: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	10, // 21: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	27, // 22: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	27, // 23: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	50, // 24: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	50, // 25: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	50, // 26: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	50, // 27: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	50, // 28: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	50, // 29: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	52, // 30: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	50, // 31: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	32, // 32: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 33: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	10, // 34: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	35, // 35: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 36: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	27, // 37: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	50, // 38: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	50, // 39: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	38, // 40: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	50, // 41: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	50, // 42: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	39, // 43: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	50, // 44: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	44, // 45: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	39, // 46: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	44, // 47: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	50, // 48: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	50, // 49: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 50: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	6,  // 51: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	8,  // 52: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	11, // 53: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	13, // 54: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	15, // 55: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	19, // 56: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	21, // 57: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	23, // 58: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	25, // 59: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	28, // 60: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	30, // 61: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	33, // 62: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	36, // 63: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	40, // 64: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	42, // 65: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	45, // 66: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 67: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	7,  // 68: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	9,  // 69: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 70: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	14, // 71: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	16, // 72: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	20, // 73: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	22, // 74: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	24, // 75: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	26, // 76: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	29, // 77: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	31, // 78: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	34, // 79: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	37, // 80: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	41, // 81: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	43, // 82: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	46, // 83: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	67, // [67:84] is the sub-list for method output_type
-	50, // [50:67] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	10, // 10: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	10, // 11: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	10, // 12: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	56, // 13: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	23, // 14: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	56, // 15: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	24, // 16: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	44, // 17: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	56, // 18: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	56, // 19: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	56, // 20: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	55, // 21: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	33, // 22: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	33, // 23: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	10, // 24: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	33, // 25: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	33, // 26: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	56, // 27: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	56, // 28: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	56, // 29: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	56, // 30: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	56, // 31: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	56, // 32: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	58, // 33: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	56, // 34: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	38, // 35: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 36: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	10, // 37: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	41, // 38: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 39: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	33, // 40: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	56, // 41: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	56, // 42: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	44, // 43: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	56, // 44: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	56, // 45: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	45, // 46: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	56, // 47: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	50, // 48: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	45, // 49: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	50, // 50: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	56, // 51: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	56, // 52: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 53: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	6,  // 54: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	8,  // 55: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	11, // 56: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	13, // 57: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	15, // 58: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	17, // 59: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	19, // 60: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	21, // 61: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	25, // 62: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	27, // 63: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	29, // 64: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	31, // 65: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	34, // 66: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	36, // 67: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	39, // 68: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	42, // 69: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	46, // 70: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	48, // 71: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	51, // 72: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 73: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	7,  // 74: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	9,  // 75: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	12, // 76: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	14, // 77: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	16, // 78: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	18, // 79: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	20, // 80: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	22, // 81: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	26, // 82: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	28, // 83: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	30, // 84: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	32, // 85: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	35, // 86: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	37, // 87: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	40, // 88: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	43, // 89: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	47, // 90: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	49, // 91: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	52, // 92: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	73, // [73:93] is the sub-list for method output_type
+	53, // [53:73] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -3808,7 +4144,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   47,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

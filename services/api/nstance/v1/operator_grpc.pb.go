@@ -24,6 +24,9 @@ const (
 	OperatorService_ListGroups_FullMethodName         = "/nstance.v1.OperatorService/ListGroups"
 	OperatorService_UpsertGroup_FullMethodName        = "/nstance.v1.OperatorService/UpsertGroup"
 	OperatorService_DeleteGroup_FullMethodName        = "/nstance.v1.OperatorService/DeleteGroup"
+	OperatorService_PauseGroup_FullMethodName         = "/nstance.v1.OperatorService/PauseGroup"
+	OperatorService_ResumeGroup_FullMethodName        = "/nstance.v1.OperatorService/ResumeGroup"
+	OperatorService_RollGroup_FullMethodName          = "/nstance.v1.OperatorService/RollGroup"
 	OperatorService_ExplainGroup_FullMethodName       = "/nstance.v1.OperatorService/ExplainGroup"
 	OperatorService_CreateInstance_FullMethodName     = "/nstance.v1.OperatorService/CreateInstance"
 	OperatorService_DeleteInstance_FullMethodName     = "/nstance.v1.OperatorService/DeleteInstance"
@@ -53,6 +56,12 @@ type OperatorServiceClient interface {
 	UpsertGroup(ctx context.Context, in *UpsertGroupRequest, opts ...grpc.CallOption) (*UpsertGroupResponse, error)
 	// DeleteGroup removes a dynamic group, or the override of a static one.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*DeleteGroupResponse, error)
+	// PauseGroup stops the group's rollout: drifted and aged instances are not replaced. Lost ones still are.
+	PauseGroup(ctx context.Context, in *PauseGroupRequest, opts ...grpc.CallOption) (*PauseGroupResponse, error)
+	// ResumeGroup ends a pause, and starts a halted rollout again.
+	ResumeGroup(ctx context.Context, in *ResumeGroupRequest, opts ...grpc.CallOption) (*ResumeGroupResponse, error)
+	// RollGroup replaces all instances of the group as after a change of its configuration. Each call rolls once more.
+	RollGroup(ctx context.Context, in *RollGroupRequest, opts ...grpc.CallOption) (*RollGroupResponse, error)
 	// ExplainGroup plans a group on the current state, without effect, and says how each instance is classified.
 	ExplainGroup(ctx context.Context, in *ExplainGroupRequest, opts ...grpc.CallOption) (*ExplainGroupResponse, error)
 	// CreateInstance makes an on-demand instance; idempotent by instance_id.
@@ -130,6 +139,36 @@ func (c *operatorServiceClient) DeleteGroup(ctx context.Context, in *DeleteGroup
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteGroupResponse)
 	err := c.cc.Invoke(ctx, OperatorService_DeleteGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) PauseGroup(ctx context.Context, in *PauseGroupRequest, opts ...grpc.CallOption) (*PauseGroupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PauseGroupResponse)
+	err := c.cc.Invoke(ctx, OperatorService_PauseGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ResumeGroup(ctx context.Context, in *ResumeGroupRequest, opts ...grpc.CallOption) (*ResumeGroupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeGroupResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ResumeGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) RollGroup(ctx context.Context, in *RollGroupRequest, opts ...grpc.CallOption) (*RollGroupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RollGroupResponse)
+	err := c.cc.Invoke(ctx, OperatorService_RollGroup_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -307,6 +346,12 @@ type OperatorServiceServer interface {
 	UpsertGroup(context.Context, *UpsertGroupRequest) (*UpsertGroupResponse, error)
 	// DeleteGroup removes a dynamic group, or the override of a static one.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error)
+	// PauseGroup stops the group's rollout: drifted and aged instances are not replaced. Lost ones still are.
+	PauseGroup(context.Context, *PauseGroupRequest) (*PauseGroupResponse, error)
+	// ResumeGroup ends a pause, and starts a halted rollout again.
+	ResumeGroup(context.Context, *ResumeGroupRequest) (*ResumeGroupResponse, error)
+	// RollGroup replaces all instances of the group as after a change of its configuration. Each call rolls once more.
+	RollGroup(context.Context, *RollGroupRequest) (*RollGroupResponse, error)
 	// ExplainGroup plans a group on the current state, without effect, and says how each instance is classified.
 	ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error)
 	// CreateInstance makes an on-demand instance; idempotent by instance_id.
@@ -354,6 +399,15 @@ func (UnimplementedOperatorServiceServer) UpsertGroup(context.Context, *UpsertGr
 }
 func (UnimplementedOperatorServiceServer) DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteGroup not implemented")
+}
+func (UnimplementedOperatorServiceServer) PauseGroup(context.Context, *PauseGroupRequest) (*PauseGroupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PauseGroup not implemented")
+}
+func (UnimplementedOperatorServiceServer) ResumeGroup(context.Context, *ResumeGroupRequest) (*ResumeGroupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResumeGroup not implemented")
+}
+func (UnimplementedOperatorServiceServer) RollGroup(context.Context, *RollGroupRequest) (*RollGroupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RollGroup not implemented")
 }
 func (UnimplementedOperatorServiceServer) ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExplainGroup not implemented")
@@ -498,6 +552,60 @@ func _OperatorService_DeleteGroup_Handler(srv interface{}, ctx context.Context, 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OperatorServiceServer).DeleteGroup(ctx, req.(*DeleteGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_PauseGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PauseGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).PauseGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_PauseGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).PauseGroup(ctx, req.(*PauseGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ResumeGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ResumeGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ResumeGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ResumeGroup(ctx, req.(*ResumeGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_RollGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RollGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).RollGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_RollGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).RollGroup(ctx, req.(*RollGroupRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -716,6 +824,18 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteGroup",
 			Handler:    _OperatorService_DeleteGroup_Handler,
+		},
+		{
+			MethodName: "PauseGroup",
+			Handler:    _OperatorService_PauseGroup_Handler,
+		},
+		{
+			MethodName: "ResumeGroup",
+			Handler:    _OperatorService_ResumeGroup_Handler,
+		},
+		{
+			MethodName: "RollGroup",
+			Handler:    _OperatorService_RollGroup_Handler,
 		},
 		{
 			MethodName: "ExplainGroup",

@@ -239,6 +239,39 @@ func (f *Fleet) upsert(ctx context.Context, shard string, r *nstancev1.UpsertGro
 	return group, err
 }
 
+// RolloutAction is what a person does to a group's rollout.
+type RolloutAction string
+
+// The actions of [Fleet.Rollout].
+const (
+	PauseRollout  RolloutAction = "pause"
+	ResumeRollout RolloutAction = "resume"
+	RollGroup     RolloutAction = "roll"
+)
+
+// Rollout pauses, resumes or starts the rollout of a group.
+func (f *Fleet) Rollout(ctx context.Context, shards []string, name string, do RolloutAction) []GroupAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
+		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			var answer interface{ GetGroup() *nstancev1.GroupStatus }
+			var err error
+			switch do {
+			case PauseRollout:
+				answer, err = c.PauseGroup(ctx, &nstancev1.PauseGroupRequest{Group: name})
+			case ResumeRollout:
+				answer, err = c.ResumeGroup(ctx, &nstancev1.ResumeGroupRequest{Group: name})
+			default:
+				answer, err = c.RollGroup(ctx, &nstancev1.RollGroupRequest{Group: name})
+			}
+			if err == nil {
+				view := viewGroup(answer.GetGroup())
+				into.Group = &view
+			}
+			return err
+		})
+	})
+}
+
 // DeleteGroup deletes a dynamic group, or the override of a static one.
 func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) []GroupAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {

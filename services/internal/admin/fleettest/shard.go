@@ -139,6 +139,34 @@ func (s *Shard) group(name string) *nstancev1.GroupStatus {
 	return nil
 }
 
+// PauseGroup implements nstancev1.OperatorServiceServer.
+func (s *Shard) PauseGroup(_ context.Context, r *nstancev1.PauseGroupRequest) (*nstancev1.PauseGroupResponse, error) {
+	g, err := s.changeRollout(r.GetGroup(), func(g *nstancev1.GroupStatus) { g.Paused = true })
+	return &nstancev1.PauseGroupResponse{Group: g}, err
+}
+
+// ResumeGroup implements nstancev1.OperatorServiceServer.
+func (s *Shard) ResumeGroup(_ context.Context, r *nstancev1.ResumeGroupRequest) (*nstancev1.ResumeGroupResponse,
+	error) {
+	g, err := s.changeRollout(r.GetGroup(), func(g *nstancev1.GroupStatus) { g.Paused, g.RolloutWaits = false, "" })
+	return &nstancev1.ResumeGroupResponse{Group: g}, err
+}
+
+// RollGroup implements nstancev1.OperatorServiceServer. It makes every instance outdated.
+func (s *Shard) RollGroup(_ context.Context, r *nstancev1.RollGroupRequest) (*nstancev1.RollGroupResponse, error) {
+	g, err := s.changeRollout(r.GetGroup(), func(g *nstancev1.GroupStatus) { g.Outdated = g.GetActualSize() })
+	return &nstancev1.RollGroupResponse{Group: g}, err
+}
+
+func (s *Shard) changeRollout(name string, change func(*nstancev1.GroupStatus)) (*nstancev1.GroupStatus, error) {
+	g := s.group(name)
+	if g == nil {
+		return nil, status.Errorf(codes.NotFound, "group: there is no group %s", name)
+	}
+	change(g)
+	return g, nil
+}
+
 // UpsertGroup implements nstancev1.OperatorServiceServer. It applies size, vars, and template, and checks every
 // condition that nstance-admin depends on.
 func (s *Shard) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,

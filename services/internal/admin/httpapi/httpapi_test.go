@@ -137,6 +137,12 @@ func TestAnswers(t *testing.T) {
 		}, 400, []string{`"line": 4`, `"invalid"`}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, nil, 200,
 			[]string{`"size": 5`, `"previous_size": 2`}},
+		{"POST", "/group/rollout?shard=a", `{"group": "workers", "action": "pause"}`, nil, 200,
+			[]string{`"paused": true`}},
+		{"POST", "/group/rollout?shard=a", `{"group": "nobody", "action": "roll"}`, nil, 404, []string{`"not_found"`}},
+		{"POST", "/group/rollout?shard=a", `{"group": "workers", "action": "stop"}`, nil, 400,
+			[]string{"pause, resume or roll"}},
+		{"POST", "/group/rollout?shard=a", `{"group": "Workers", "action": "roll"}`, nil, 400, []string{"group"}},
 		{"POST", "/group/scale?shard=a", `{"group": "nobody", "size": 5}`, nil, 404, []string{`"not_found"`}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, func(x *api) {
 			x.a.Groups[0].Deleting = true
@@ -332,6 +338,9 @@ func TestOpenAPI(t *testing.T) {
 			for _, r := range requests {
 				if operation.RequestBody.Content != nil {
 					r.body = `{"group": "workers", "size": 3}`
+					if path == "/group/rollout" {
+						r.body = `{"group": "workers", "action": "roll"}`
+					}
 					check(t, operation.RequestBody.Content["application/json"].Schema, r.body)
 				}
 				for _, header := range []map[string]string{auth, nil} {
@@ -357,7 +366,7 @@ func TestOpenAPI(t *testing.T) {
 	slices.Sort(described)
 	want := []string{"GET /config/status", "GET /events", "GET /group/explain", "GET /groups", "GET /health",
 		"GET /instances", "GET /openapi.json",
-		"POST /config/refresh", "POST /group/scale"}
+		"POST /config/refresh", "POST /group/rollout", "POST /group/scale"}
 	if diff := cmp.Diff(want, described); diff != "" || document.OpenAPI != "3.1.0" {
 		t.Error(document.OpenAPI, diff)
 	}

@@ -49,6 +49,12 @@ type ScaleRequest struct {
 	Size  *uint32 `json:"size" jsonschema:"maximum=2147483647"`
 }
 
+// RolloutRequest is the body of POST /group/rollout.
+type RolloutRequest struct {
+	Group  string              `json:"group"`
+	Action fleet.RolloutAction `json:"action" jsonschema:"enum=pause,enum=resume,enum=roll"`
+}
+
 func (a *api) routes() []route {
 	return []route{
 		{
@@ -110,6 +116,11 @@ func (a *api) routes() []route {
 			answer: fleet.Answers[fleet.GroupAnswer]{},
 			do:     a.scale,
 		}, {
+			method: http.MethodPost, path: "/group/rollout", name: "groupRollout",
+			summary: "Pause or resume the rollout of a group, or replace all its instances.", shards: true,
+			body: RolloutRequest{}, answer: fleet.Answers[fleet.GroupAnswer]{},
+			do: a.rollout,
+		}, {
 			method: http.MethodGet, path: "/instances", name: "instances", summary: "The tenant's instances.",
 			shards: true,
 			query:  []parameter{{"group", "string", "Only instances of this group."}},
@@ -154,6 +165,23 @@ func (a *api) scale(c *call) (int, any, error) {
 	}
 	c.detail = fmt.Sprintf("group %s to size %d", body.Group, *body.Size)
 	return answer(a.Fleet.Scale(c.Context(), c.shards, body.Group, *body.Size))
+}
+
+func (a *api) rollout(c *call) (int, any, error) {
+	var body RolloutRequest
+	if err := c.read(&body); err != nil {
+		return 0, nil, err
+	}
+	if err := ident.ValidateName(body.Group); err != nil {
+		return 0, nil, badRequest("body: group: %v", err)
+	}
+	switch body.Action {
+	case fleet.PauseRollout, fleet.ResumeRollout, fleet.RollGroup:
+	default:
+		return 0, nil, badRequest("body: action: want pause, resume or roll")
+	}
+	c.detail = fmt.Sprintf("%s group %s", body.Action, body.Group)
+	return answer(a.Fleet.Rollout(c.Context(), c.shards, body.Group, body.Action))
 }
 
 // answer returns what a route answers for its shards.

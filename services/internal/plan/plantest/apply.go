@@ -28,6 +28,9 @@ func (f *Fleet) start(a plan.Action) {
 			if a.Cause == plan.CauseUnregistered {
 				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
 			}
+			if (plan.Deletion{Cause: a.Cause}).FailsRollout(vm.InfraHash, &f.Group) {
+				f.rolloutFailures++
+			}
 		})
 	case plan.Drain:
 		f.work(vm, plan.Draining, f.Write, func() {
@@ -68,9 +71,12 @@ func (f *Fleet) start(a plan.Action) {
 		f.Forgotten = true
 	case plan.RaiseError, plan.ResolveError:
 		raised := a.Kind == plan.RaiseError
-		if a.Alert == plan.AlertBackoff {
+		switch a.Alert {
+		case plan.AlertBackoff:
 			f.backoffRaised = raised
-		} else {
+		case plan.AlertRolloutHalted:
+			f.haltRaised = raised
+		default:
 			f.guardRaised = raised
 		}
 	default:
@@ -223,6 +229,7 @@ func (f *Fleet) Crash(landed func() bool) {
 	}
 	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
 	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
+	f.rolloutFailures, f.haltRaised = 0, false
 	for _, vm := range f.VMs {
 		if vm.State != record.Reserved {
 			vm.Work = plan.Idle // a real new leader would settle the call; here the answer of the call does

@@ -38,7 +38,15 @@ func Random(rng *rand.Rand) *Fleet {
 	if rng.Intn(3) == 0 {
 		f.Add().OnDemand = true
 	}
+	if rng.Intn(2) == 0 {
+		f.Group.Rollout = randomRollout(rng)
+	}
 	return f
+}
+
+func randomRollout(rng *rand.Rand) config.Rollout {
+	return config.Rollout{Paused: rng.Intn(4) == 0, Canary: rng.Intn(4), HaltOnFailures: rng.Intn(4),
+		BakeTime: config.Duration(rng.Intn(3)) * config.Duration(time.Minute)}
 }
 
 // RandomSnapshot returns a random snapshot. Its combination of states need not be reachable.
@@ -62,8 +70,9 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	if maybe(4) {
 		s.SilenceFrom = time.Time{}
 	}
+	s.RolloutFailures = rng.Intn(4)
 	s.PendingCreates, s.CreateBudget = rng.Intn(3)*rng.Intn(2), rng.Intn(4)-1
-	s.GuardRaised, s.BackoffRaised = maybe(2), maybe(2)
+	s.GuardRaised, s.BackoffRaised, s.HaltRaised = maybe(2), maybe(2), maybe(2)
 	if maybe(3) {
 		s.Backoff = plan.Backoff{Failures: rng.Intn(12), Last: when(1), Reason: "refused"}
 	}
@@ -140,7 +149,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 		}
 	}
 	minutes := func(n int) time.Duration { return time.Duration(rng.Intn(n*60)+1) * time.Second }
-	switch rng.Intn(16) {
+	switch rng.Intn(17) {
 	case 0:
 		some("destroy", f.Destroy)
 	case 1:
@@ -185,6 +194,9 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 	case 15:
 		f.Note("the leader crashes")
 		f.Crash(func() bool { return rng.Intn(2) == 0 })
+	case 16:
+		f.Group.Rollout = randomRollout(rng)
+		f.Note("rollout %+v", f.Group.Rollout)
 	}
 }
 
@@ -192,6 +204,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 func (f *Fleet) Calm() {
 	f.Note("calm")
 	f.Refuse, f.Mute, f.Broken, f.Deaf = "", false, false, false
+	f.Group.Rollout = config.Rollout{}
 	for _, vm := range f.VMs {
 		if vm.Cut {
 			f.Mend(vm)

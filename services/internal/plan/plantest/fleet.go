@@ -51,7 +51,10 @@ type Fleet struct {
 	notices                  plan.Notices
 	guardRaised              bool
 	backoffRaised            bool
-	Forgotten                bool // the group was forgotten
+	haltRaised               bool
+	rolloutFailures          int
+	planned                  config.Group // as of the last snapshot
+	Forgotten                bool         // the group was forgotten
 	effects                  []effect
 	sequence, term, named    int
 	rand                     *rand.Rand
@@ -132,10 +135,15 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	for _, vm := range f.VMs {
 		f.refresh(vm)
 	}
+	if plan.EndsRollout(&f.planned, &f.Group) {
+		f.rolloutFailures = 0
+	}
+	f.planned = f.Group
 	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: f.Group,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
 		PendingCreates: f.pending, Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
-		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, Shard: f.Shard}
+		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
+		RolloutFailures: f.rolloutFailures, Shard: f.Shard}
 	for _, vm := range f.VMs {
 		s.Instances = append(s.Instances, vm.Instance)
 		running, silent := plan.CountSilence(&vm.Instance, f.Settings, f.silenceFrom, f.Now)

@@ -1,0 +1,90 @@
+package operatorapi_test
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// TestRolloutOfAGroup pauses, rolls and resumes a static group, whose configuration is not written, and a dynamic one.
+func TestRolloutOfAGroup(t *testing.T) {
+	w := newTestShard(t)
+	ctx := t.Context()
+	if _, err := w.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
+		Size: ptr(uint32(0)), RolloutJson: `{"canary": 2, "bake_time": "5m"}`}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"static", "fleet"} {
+		before := w.group(t, name)
+		paused, err := w.PauseGroup(ctx, &nstancev1.PauseGroupRequest{Group: name})
+		if g := paused.GetGroup(); err != nil || !g.GetPaused() || g.GetInfraHash() != before.GetInfraHash() {
+			t.Errorf("%s: paused: %v, %v", name, g, err)
+		}
+		rolled, err := w.RollGroup(ctx, &nstancev1.RollGroupRequest{Group: name})
+		if g := rolled.GetGroup(); err != nil || !g.GetPaused() || g.GetInfraHash() == before.GetInfraHash() {
+			t.Errorf("%s: rolled: %v, %v", name, g, err)
+		}
+		resumed, err := w.ResumeGroup(ctx, &nstancev1.ResumeGroupRequest{Group: name})
+		if g := resumed.GetGroup(); err != nil || g.GetPaused() ||
+			g.GetInfraHash() != rolled.GetGroup().GetInfraHash() {
+			t.Errorf("%s: resumed: %v, %v", name, g, err)
+		}
+	}
+	if spec := w.group(t, "fleet").GetSpecJson(); !strings.Contains(spec, `"canary":2`) ||
+		!strings.Contains(spec, `"bake_time":"5m"`) {
+		t.Errorf("the other settings of the rollout are lost: %s", spec)
+	}
+	for what, call := range map[string]func(group string) error{
+		"pause": func(group string) error {
+			_, err := w.PauseGroup(ctx, &nstancev1.PauseGroupRequest{Group: group})
+			return err
+		},
+		"resume": func(group string) error {
+			_, err := w.ResumeGroup(ctx, &nstancev1.ResumeGroupRequest{Group: group})
+			return err
+		},
+		"roll": func(group string) error {
+			_, err := w.RollGroup(ctx, &nstancev1.RollGroupRequest{Group: group})
+			return err
+		},
+	} {
+		wants(t, what, call("nobody"), codes.NotFound, "nobody")
+		wants(t, what, call("theirs"), codes.NotFound, "theirs")
+		wants(t, what, call("No/body"), codes.InvalidArgument, "group")
+	}
+}
+
+// TestResumeStartsAHaltedRollout checks that a resumption counts failures from zero, also for a group that is not
+// paused, and keeps no override.
+func TestResumeStartsAHaltedRollout(t *testing.T) {
+	w := newTestShard(t)
+	key := config.GroupKey{Tenant: "prod", Group: "static"}
+	w.leader.State.RolloutFailed(key)
+	if s, _ := w.leader.State.Snapshot(key, nil); s.RolloutFailures != 1 {
+		t.Fatalf("%d failures", s.RolloutFailures)
+	}
+	answer, err := w.ResumeGroup(t.Context(), &nstancev1.ResumeGroupRequest{Group: "static"})
+	if err != nil || answer.GetGroup().GetSpecJson() != "{}" && answer.GetGroup().GetOverridden() {
+		t.Errorf("%v, %v", answer, err)
+	}
+	if s, _ := w.leader.State.Snapshot(key, nil); s.RolloutFailures != 0 {
+		t.Errorf("%d failures", s.RolloutFailures)
+	}
+}
+
+// TestRolloutJSON checks that rollout_json is parsed as strictly as the configuration, and refused for static groups.
+func TestRolloutJSON(t *testing.T) {
+	w := newTestShard(t)
+	for text, want := range map[string]string{`[]`: "not a JSON object", `{"canary": -1}`: "canary",
+		`{"canaries": 1}`: "canaries", `{"bake_time": "soon"}`: "bake_time"} {
+		_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
+			RolloutJson: text})
+		wants(t, text, err, codes.InvalidArgument, want)
+	}
+	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", RolloutJson: `{"canary": 1}`})
+	wants(t, "static", err, codes.FailedPrecondition, "rollout_json")
+}
