@@ -15,15 +15,15 @@ locals {
     reader = {
       title = "servers read Compute Engine"
       permissions = [
-        "compute.images.get", "compute.images.getFromFamily", "compute.images.list", "compute.images.useReadOnly", "compute.instanceGroups.get",
-        "compute.instanceGroups.list", "compute.instances.get", "compute.instances.list", "compute.machineTypes.get", "compute.subnetworks.get",
-        "compute.subnetworks.use", "compute.subnetworks.useExternalIp", "compute.zoneOperations.get", "compute.zoneOperations.list", "compute.zones.get",
+        "compute.images.list", "compute.images.useReadOnly",
+        "compute.instanceGroups.list", "compute.instances.get", "compute.instances.list", "compute.subnetworks.get",
+        "compute.subnetworks.use", "compute.subnetworks.useExternalIp", "compute.zoneOperations.get", "compute.zoneOperations.list",
       ]
     }
     instances = {
       title = "servers start and end VMs"
       permissions = [
-        "compute.disks.create", "compute.disks.setLabels", "compute.instances.create", "compute.instances.delete", "compute.instances.getSerialPortOutput",
+        "compute.disks.create", "compute.disks.setLabels", "compute.instances.create", "compute.instances.delete",
         "compute.instances.setLabels", "compute.instances.setMetadata", "compute.instances.setServiceAccount", "compute.instances.setTags",
         "compute.instances.use",
       ]

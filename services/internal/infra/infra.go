@@ -126,6 +126,13 @@ type LoadBalancers interface {
 	Deregister(ctx context.Context, lb string, vm VM) error
 }
 
+// UserdataRemover is an optional capability: it removes the userdata, which holds a nonce, from a VM whose agent has
+// registered. Providers lack it if a VM's userdata cannot be changed.
+type UserdataRemover interface {
+	// RemoveUserdata removes the userdata of an instance's VM. It is idempotent.
+	RemoveUserdata(ctx context.Context, owner Owner, id ident.ID) error
+}
+
 // Images is an optional capability: it looks up a machine image by a query.
 type Images interface {
 	Resolve(ctx context.Context, q ImageQuery) (string, error)

@@ -124,7 +124,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		Provider: s.machine.Provider, Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
 		Log:     s.log,
 		Entered: func(after time.Duration) { s.metrics.CreateLatency.Observe(after.Seconds()) },
-	}, s.state, eventFanout{events, s.metrics, journal, s.forget(ctx, env)}, func() {
+	}, s.state, eventFanout{events, s.metrics, journal, s.forget(ctx, env),
+		s.userdataRemover(ctx, env)}, func() {
 		select {
 		case wake <- struct{}{}:
 		default:
@@ -206,6 +207,44 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 // forget deletes the server's data about an instance's agent in the background.
 func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
 	return func(id ident.ID) { env.Go("forget an agent", func() { s.agents.Deleted(ctx, id) }) }
+}
+
+const (
+	// removeUserdataTries is the number of calls to remove the userdata of a VM. After that it stays: its nonce is
+	// consumed.
+	removeUserdataTries = 5
+	removeUserdataPause = 10 * time.Second
+)
+
+// userdataRemover returns a function that removes the userdata of a VM in the background, if the provider can.
+func (s *server) userdataRemover(ctx context.Context, env tasks.Env) func(ident.ID) {
+	remover, ok := infra.Capability[infra.UserdataRemover](s.machine.Provider)
+	if !ok {
+		return func(ident.ID) {}
+	}
+	owner := infra.Owner{Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard}
+	return func(id ident.ID) {
+		env.Go("remove the userdata of a VM", func() {
+			if err := removeUserdata(ctx, env, remover, owner, id); err != nil {
+				s.log.Warn("the userdata of a VM stays, with its consumed nonce", "instance", id.String(), "error", err)
+			}
+		})
+	}
+}
+
+// removeUserdata removes the userdata of a VM. It succeeds if the VM is gone.
+func removeUserdata(ctx context.Context, env tasks.Env, remover infra.UserdataRemover, owner infra.Owner,
+	id ident.ID) (err error) {
+	for range removeUserdataTries {
+		err = remover.RemoveUserdata(ctx, owner, id)
+		if err == nil || errors.Is(err, infra.NotFound) {
+			return nil
+		}
+		if env.Sleep(ctx, removeUserdataPause) != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // holdAddress holds the shard's fixed address on this machine if the shard has one. It returns when ctx ends.

@@ -22,6 +22,7 @@ type measuredProvider struct {
 	capacity  infra.SubnetCapacity
 	balancers infra.LoadBalancers
 	images    infra.Images
+	userdata  infra.UserdataRemover
 	verifier  infra.Verifier
 }
 
@@ -34,6 +35,7 @@ func measure(provider infra.Provider, timeout func() time.Duration,
 	m.capacity, _ = infra.Capability[infra.SubnetCapacity](provider)
 	m.balancers, _ = infra.Capability[infra.LoadBalancers](provider)
 	m.images, _ = infra.Capability[infra.Images](provider)
+	m.userdata, _ = infra.Capability[infra.UserdataRemover](provider)
 	m.verifier, _ = infra.Capability[infra.Verifier](provider)
 	return m
 }
@@ -129,6 +131,12 @@ func (m *measuredProvider) Deregister(ctx context.Context, lb string, vm infra.V
 func (m *measuredProvider) Resolve(ctx context.Context, query infra.ImageQuery) (string, error) {
 	return measureCall(ctx, m, "resolve_image", func(ctx context.Context) (string, error) {
 		return m.images.Resolve(ctx, query)
+	})
+}
+
+func (m *measuredProvider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ident.ID) error {
+	return measureError(ctx, m, "remove_userdata", func(ctx context.Context) error {
+		return m.userdata.RemoveUserdata(ctx, owner, id)
 	})
 }
 

@@ -27,6 +27,7 @@ var (
 	_ infra.SubnetCapacity  = (*fullProvider)(nil)
 	_ infra.LoadBalancers   = (*fullProvider)(nil)
 	_ infra.Images          = (*fullProvider)(nil)
+	_ infra.UserdataRemover = (*fullProvider)(nil)
 	_ infra.Verifier        = (*fullProvider)(nil)
 )
 
@@ -77,6 +78,10 @@ func (p *fullProvider) Deregister(ctx context.Context, _ string, _ infra.VM) err
 func (p *fullProvider) Resolve(ctx context.Context, _ infra.ImageQuery) (string, error) {
 	p.last = ctx
 	return "", infra.Throttled
+}
+func (p *fullProvider) RemoveUserdata(ctx context.Context, _ infra.Owner, _ ident.ID) error {
+	p.last = ctx
+	return infra.Throttled
 }
 func (p *fullProvider) Verify(ctx context.Context, _ *config.Shard) error {
 	p.last = ctx

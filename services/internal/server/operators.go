@@ -44,11 +44,16 @@ type eventFanout struct {
 	metrics *metrics.Server
 	journal *journal.Journal
 	forget  func(ident.ID)
+	// removeUserdata is called for each instance whose agent registered.
+	removeUserdata func(ident.ID)
 }
 
 func (t eventFanout) Instance(e shardstate.InstanceEvent) {
-	if e.Type == shardstate.EventDeleted {
+	switch e.Type {
+	case shardstate.EventDeleted:
 		t.forget(e.Instance)
+	case shardstate.EventRegistered:
+		t.removeUserdata(e.Instance)
 	}
 	t.Events.Instance(e)
 	journalInstance(t.journal, e)

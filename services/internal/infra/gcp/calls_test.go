@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -65,5 +66,28 @@ func TestCallsAreDocumented(t *testing.T) {
 		}
 	} else if diff := cmp.Diff(table.String(), have); diff != "" {
 		t.Errorf("run go test with -update (-want +documented):\n%s", diff)
+	}
+}
+
+// TestTheRoleHasThePermissionsOfTheCalls compares Calls with the roles of the module account. A role that may act as a
+// service account is Google's own.
+func TestTheRoleHasThePermissionsOfTheCalls(t *testing.T) {
+	policy, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "modules", "gcp", "account", "policy.tf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	needed, granted := map[string]bool{}, map[string]bool{}
+	for _, call := range Calls {
+		for _, permission := range call.Permissions {
+			if strings.HasPrefix(permission, "compute.") {
+				needed[permission] = true
+			}
+		}
+	}
+	for _, permission := range regexp.MustCompile(`"(compute\.[\w.]+)"`).FindAllStringSubmatch(string(policy), -1) {
+		granted[permission[1]] = true
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(needed)), slices.Sorted(maps.Keys(granted))); diff != "" {
+		t.Errorf("permissions (-needed +granted):\n%s", diff)
 	}
 }

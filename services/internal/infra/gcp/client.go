@@ -26,14 +26,15 @@ var Calls = []Call{
 		"compute.disks.create", "compute.disks.setLabels", "compute.images.useReadOnly", "compute.subnetworks.use",
 		"compute.subnetworks.useExternalIp", "iam.serviceAccounts.actAs"},
 		"an instance is made (iam.serviceAccounts.actAs on the service account that args name)"},
-	{"compute.instances.delete", []string{"compute.instances.delete", "compute.disks.delete"},
-		"an instance is deleted"},
+	{"compute.instances.delete", []string{"compute.instances.delete"}, "an instance is deleted"},
 	{"compute.instances.get", []string{"compute.instances.get"},
 		"instances are looked up; the leader's address is taken or checked; a lock holder's state"},
 	{"compute.instances.list", []string{"compute.instances.list"},
 		"instances are listed; the holder of the leader's alias address is looked up"},
-	{"compute.instances.updateNetworkInterface", []string{"compute.instances.update",
-		"compute.instances.updateNetworkInterface", "compute.subnetworks.use"},
+	{"compute.instances.setMetadata", []string{"compute.instances.setMetadata", "iam.serviceAccounts.actAs"},
+		"an agent has registered: the userdata is removed"},
+	{"compute.instances.updateNetworkInterface", []string{"compute.instances.updateNetworkInterface",
+		"compute.subnetworks.use"},
 		"the leader's alias address is taken from its holder, taken, or given up"},
 	{"compute.zoneOperations.wait", []string{"compute.zoneOperations.get"}, "a change is awaited"},
 	{"compute.zoneOperations.list", []string{"compute.zoneOperations.list"},
@@ -146,6 +147,14 @@ func (c client) wait(ctx context.Context, op *compute.Operation) error {
 		}
 	}
 	return failureOf(op)
+}
+
+func (c client) setMetadata(ctx context.Context, instance string, metadata *compute.Metadata) error {
+	op, err := c.service.Instances.SetMetadata(c.project, c.zone, instance, metadata).Context(ctx).Do()
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx, op)
 }
 
 func (c client) updateInterface(ctx context.Context, instance string, nic *compute.NetworkInterface) error {

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/api/compute/v1"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 	"github.com/nstance-kit/nstance/services/contract/googlecloud"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -185,6 +186,30 @@ func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ide
 		return infra.VM{}, infra.Errorf(infra.NotFound, what, "the instance of this name is not the shard's")
 	}
 	return vm, nil
+}
+
+// RemoveUserdata implements infra.UserdataRemover. Other metadata stay. If they were changed meanwhile, it
+// fails as Conflict.
+func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ident.ID) error {
+	what := "remove the userdata of " + id.String()
+	found, err := p.api.get(ctx, id.String())
+	if err != nil {
+		return p.classify(what, "instances.get", err)
+	}
+	if tags, _ := decodeTags(found); tags.Owner != owner {
+		return infra.Errorf(infra.NotFound, what, "the instance of this name is not the shard's")
+	}
+	if found.Metadata == nil {
+		return nil
+	}
+	kept := slices.DeleteFunc(slices.Clone(found.Metadata.Items), func(i *compute.MetadataItems) bool {
+		return i.Key == contract.StartupScript || i.Key == contract.UserData || i.Key == userdataEncoding
+	})
+	if len(kept) == len(found.Metadata.Items) {
+		return nil
+	}
+	return p.classify(what, "instances.setMetadata", p.api.setMetadata(ctx, found.Name, &compute.Metadata{
+		Fingerprint: found.Metadata.Fingerprint, Items: kept, ForceSendFields: []string{"Items"}}))
 }
 
 // MachineState implements infra.MachineEvidence. The numeric ID is not reused, unlike the name, which a group gives to

@@ -77,7 +77,7 @@ func (p *Provider) stepToAddress(ctx context.Context, what, machineID string) (d
 	nic := self.NetworkInterfaces[0]
 	alias := &compute.AliasIpRange{IpCidrRange: netip.PrefixFrom(p.cfg.Network.Address, 32).String(),
 		SubnetworkRangeName: p.cfg.Network.Range}
-	return false, p.setAliases(ctx, what, machineID, nic, append(slices.Clone(nic.AliasIpRanges), alias))
+	return false, p.setAliases(ctx, what, self.Name, nic, append(slices.Clone(nic.AliasIpRanges), alias))
 }
 
 // clearHolder removes the address from every other machine of the zone.
@@ -94,7 +94,7 @@ func (p *Provider) clearHolder(ctx context.Context, what, machineID string) erro
 			}
 			p.cfg.Log.Info("taking the leader's alias address from its holder", "address", p.cfg.Network.Address,
 				"holder", in.Name, "id", id, "status", in.Status)
-			err := p.setAliases(ctx, what, id, nic, p.without(nic))
+			err := p.setAliases(ctx, what, in.Name, nic, p.without(nic))
 			if err != nil && infra.ClassOf(err) != infra.NotFound {
 				return err
 			}
@@ -116,10 +116,11 @@ func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRang
 	})
 }
 
-// setAliases replaces the alias ranges of an interface and waits for it. An empty list must be sent as such.
-func (p *Provider) setAliases(ctx context.Context, what, machineID string, nic *compute.NetworkInterface,
+// setAliases replaces the alias ranges of an interface and waits for it. An empty list must be sent as such. It names
+// the machine, because conditions of IAM compare names. The fingerprint keeps it from another machine of this name.
+func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compute.NetworkInterface,
 	aliases []*compute.AliasIpRange) error {
-	err := p.api.updateInterface(ctx, machineID, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
+	err := p.api.updateInterface(ctx, name, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
 		AliasIpRanges: aliases, ForceSendFields: []string{"AliasIpRanges"}})
 	return p.classify(what, "instances.updateNetworkInterface", err)
 }
@@ -153,7 +154,7 @@ func (p *Provider) Release(ctx context.Context, machineID string) error {
 			continue
 		}
 		// After a stale fingerprint, another server has taken the address.
-		if err := p.setAliases(ctx, what, machineID, nic, p.without(nic)); err != nil && !passing(err) {
+		if err := p.setAliases(ctx, what, self.Name, nic, p.without(nic)); err != nil && !passing(err) {
 			return err
 		}
 	}

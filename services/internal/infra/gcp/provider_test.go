@@ -238,6 +238,32 @@ func TestUserdata(t *testing.T) {
 	}
 }
 
+func TestUserdataIsRemoved(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	req := c.request()
+	req.Tags.Group = "Upper" // not a label, so it is in the metadata
+	req.Args["metadata"] = map[string]any{"items": []any{map[string]any{"key": "mine", "value": "x"}}}
+	vm := c.create(p, req)
+	wantClass(t, "another shard's VM", p.RemoveUserdata(t.Context(), infra.Owner{Cluster: "c1", Shard: "s2"},
+		req.Tags.Instance), infra.NotFound)
+	for range 2 {
+		if err := p.RemoveUserdata(t.Context(), req.Tags.Owner, req.Tags.Instance); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := c.server.Count("compute.instances.setMetadata"); n != 1 {
+		t.Errorf("%d changes, want 1", n)
+	}
+	in, err := p.api.get(t.Context(), vm.ProviderID)
+	if err != nil || item(in, "startup-script") != "" || item(in, "mine") != "x" {
+		t.Errorf("metadata %+v, %v", in.Metadata, err)
+	}
+	if again := c.create(p, req); again.ProviderID != vm.ProviderID || again.Tags != req.Tags {
+		t.Errorf("the VM became %+v", again)
+	}
+}
+
 func TestPreemptedSpotVMIsGone(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

@@ -106,6 +106,9 @@ func setDisks(in *compute.Instance, labels map[string]string) error {
 	return nil
 }
 
+// userdataEncoding is the metadata key with the encoding of the userdata for cloud-init.
+const userdataEncoding = "user-data-encoding"
+
 // addUserdata adds userdata to the metadata. A script is for the guest environment of Google's images, which have no
 // cloud-init, and runs at every boot. Anything else is for cloud-init. Userdata that is not text, or that the
 // configuration has encoded already (encoding base64, gzip+base64), is marked as base64.
@@ -119,12 +122,12 @@ func addUserdata(items map[string]string, userdata []byte) error {
 	case strings.HasPrefix(text, "#!") && utf8.ValidString(text):
 		items[contract.StartupScript] = text
 	case err == nil:
-		items[contract.UserData], items["user-data-encoding"] = text, "base64"
+		items[contract.UserData], items[userdataEncoding] = text, "base64"
 	case utf8.ValidString(text) && !strings.ContainsRune(text, 0):
 		items[contract.UserData] = text
 	default:
 		text = base64.StdEncoding.EncodeToString(userdata)
-		items[contract.UserData], items["user-data-encoding"] = text, "base64"
+		items[contract.UserData], items[userdataEncoding] = text, "base64"
 	}
 	if len(text) > maxUserdata {
 		return fmt.Errorf("userdata: %d bytes, Compute Engine takes at most %d", len(text), maxUserdata)
