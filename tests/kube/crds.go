@@ -15,6 +15,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -145,4 +146,28 @@ func (c *Cluster) discovered(crd *apiextensionsv1.CustomResourceDefinition) bool
 		}
 	}
 	return true
+}
+
+// Create creates the objects in YAML files.
+func (c *Cluster) Create(ctx context.Context, files ...string) error {
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		documents, err := split(raw)
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		for _, document := range documents {
+			object := &unstructured.Unstructured{}
+			if err := yaml.Unmarshal(document, &object.Object); err != nil {
+				return fmt.Errorf("%s: %w", file, err)
+			}
+			if err := c.Client.Create(ctx, object); err != nil {
+				return fmt.Errorf("create %s %s: %w", object.GetKind(), object.GetName(), err)
+			}
+		}
+	}
+	return nil
 }

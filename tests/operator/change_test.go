@@ -5,16 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/tests/kube"
 )
 
 // testDrift checks that the operator undoes a change that another client makes to a group on a shard. Kubernetes
@@ -166,4 +171,63 @@ func (l *lab) forgetNonce(t *testing.T) {
 		"nstance-operator-nonce")}); client.IgnoreNotFound(err) != nil {
 		t.Fatal(err)
 	}
+}
+
+// testTypingError names a shard that does not exist in a pool. No shard may lose an instance. Then the admission policy
+// refuses such names.
+func (l *lab) testTypingError(t *testing.T) {
+	before := l.ids(t, workers, l.shards()...)
+	change := func(ctx context.Context, shards string) error {
+		pool := &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(workers)}
+		return l.Client.Patch(ctx, pool, client.RawPatch("application/merge-patch+json",
+			fmt.Appendf(nil, `{"spec":{"shards":[%s]}}`, shards)))
+	}
+	for _, shards := range []string{`"east","wset"`, `"east","west","north"`, `"esat"`} {
+		if err := change(t.Context(), shards); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the condition names the shard in "+shards, patience, func(ctx context.Context) error {
+			return has(ctx, l, &v1beta1.NstanceMachinePool{}, workers, func(p *v1beta1.NstanceMachinePool) error {
+				ready := meta.FindStatusCondition(p.Status.Conditions, v1beta1.ReadyCondition)
+				if ready == nil || ready.Reason != v1beta1.UnknownShardReason ||
+					ready.ObservedGeneration != p.Generation {
+					return fmt.Errorf("condition %+v, generation %d", ready, p.Generation)
+				}
+				return nil
+			})
+		})
+		steady(t, "all instances stay", func(ctx context.Context) error {
+			if after := l.ids(t, workers, l.shards()...); !slices.Equal(before, after) {
+				return fmt.Errorf("instances %v, before %v", after, before)
+			}
+			return l.spread(ctx, workers, l.both(2, 2))
+		})
+	}
+	if err := change(t.Context(), `"east","west"`); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the pool is ready", patience, func(ctx context.Context) error {
+		return has(ctx, l, &v1beta1.NstanceMachinePool{}, workers, func(p *v1beta1.NstanceMachinePool) error {
+			return condition(p.Status.Conditions, v1beta1.ReadyCondition, "True")
+		})
+	})
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Cluster.Create(t.Context(), filepath.Join(root, "services", "operator", "kustomize", "base",
+		"admission.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a typing error is refused", patience, func(ctx context.Context) error {
+		err := change(ctx, `"east","wset"`)
+		if err == nil {
+			return errors.Join(errors.New("it was accepted"), change(ctx, `"east","west"`))
+		}
+		if !strings.Contains(err.Error(), "not in the operator's configuration: wset; it has east, west") {
+			return err
+		}
+		return nil
+	})
+	l.restored(t, workers, l.both(2, 2))
 }

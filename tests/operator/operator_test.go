@@ -55,6 +55,7 @@ func TestOperator(t *testing.T) {
 		{"spot", l.testSpot},
 		{"unreachable", l.testUnreachable},
 		{"shards", l.testShards},
+		{"typing error", l.testTypingError},
 		{"hand-over", l.testHandOver},
 		{"latency", l.testLatency},
 	} {

@@ -290,6 +290,7 @@ func TestAPIServer(t *testing.T) {
 		return nil
 	})
 	stop()
+	op.checkUnknownShards(server)
 }
 
 // checkImport checks the imported objects against the Cluster API contract, and the event.
@@ -434,4 +435,57 @@ func (op *liveOperator) checkIndependence() {
 	op.awaitReady("web", 8)
 	op.scale("web", 5)
 	op.awaitReady("web", 5)
+}
+
+// checkUnknownShards installs the admission policy of pools. It refuses shards that the operator does not know.
+func (op *liveOperator) checkUnknownShards(server *kube.Cluster) {
+	op.t.Helper()
+	must := func(err error) {
+		op.t.Helper()
+		if err != nil {
+			op.t.Fatal(err)
+		}
+	}
+	ctx := op.t.Context()
+	newPool := func(name string, shards ...string) error {
+		return op.client.Create(ctx, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace,
+			Name: name}, Spec: v1beta1.NstanceMachinePoolSpec{Group: name, Shards: shards, Template: "worker"}})
+	}
+	must(newPool("early", "a", "x"))
+	must(server.Create(ctx, filepath.Join("..", "..", "..", "operator", "kustomize", "base",
+		"admission.yaml")))
+	must(newPool("without-cluster", "a", "x"))
+	cluster := &v1beta1.NstanceCluster{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testCluster},
+		Spec: v1beta1.NstanceClusterSpec{ControlPlaneEndpoint: clusterv1.APIEndpoint{Host: "api", Port: 443}}}
+	must(op.client.Create(ctx, cluster))
+	must(newPool("shards-unknown", "a", "x"))
+	cluster.Status.FailureDomains = []clusterv1.FailureDomain{{Name: "a"}, {Name: "b"}}
+	must(op.client.Status().Update(ctx, cluster))
+	n := 0
+	op.await("the policy is in force", func() error {
+		n++
+		err := newPool(fmt.Sprint("late-", n), "a", "x", "y")
+		if err == nil || !strings.Contains(err.Error(),
+			"spec.shards: not in the operator's configuration: x, y; it has a, b") {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+	must(newPool("right", "a", "b"))
+	change := func(name string, shards ...string) error {
+		pool := &v1beta1.NstanceMachinePool{}
+		must(op.client.Get(ctx, client.ObjectKey{Namespace: testNamespace, Name: name}, pool))
+		before := pool.DeepCopy()
+		pool.Spec.Shards = shards
+		return op.client.Patch(ctx, pool, client.MergeFrom(before))
+	}
+	if err := change("right", "a", "bb"); err == nil {
+		op.t.Error("a typing error was accepted")
+	}
+	// A shard that the pool names already may have been removed from the configuration.
+	must(change("early", "x", "b"))
+	other := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "other",
+		Labels: map[string]string{clusterv1.ClusterNameLabel: "other"}},
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "other", Shards: []string{"x"}, Template: "worker"}}
+	must(op.client.Create(ctx, other))
 }
