@@ -358,7 +358,7 @@ var (
 		{"patch", infra, "nstancemachines/status", "", ""},
 		{"patch", infra, "nstancemachinetemplates/status", "", ""},
 		{"get list watch patch delete", "", "nodes", "", "all"},
-		{"get list watch", "", "pods", "", "all"},
+		{"get list watch patch", "", "pods", "", "all"},
 		{"create", "", "pods/eviction", "", "all"},
 		{"get", "apps", "daemonsets", "", "all"},
 		{"create patch", "events.k8s.io", "events", "", ""},

@@ -10,10 +10,10 @@ const (
 	ImportedLabel = "nstance.dev/imported"
 	// PodUIDLabel contains the UID of the pod for which an on-demand machine was created.
 	PodUIDLabel = "nstance.dev/pod-uid"
-	// OnDemandGroupNodeLabel contains the group of an on-demand Machine. Cluster API copies labels of this domain from
-	// a Machine to its Node.
+	// OnDemandGroupNodeLabel on a Node contains the group of an on-demand machine. Pods select it.
 	OnDemandGroupNodeLabel = "node.cluster.x-k8s.io/on-demand-group"
-	// OnDemandPodNodeLabel contains the UID of the pod of an on-demand Machine. Cluster API copies it to the Node.
+	// OnDemandPodNodeLabel on a Node contains the UID of the pod that the on-demand machine belongs to. It is also the
+	// key of a taint (NoSchedule) with the same value, which only that pod tolerates.
 	OnDemandPodNodeLabel = "node.cluster.x-k8s.io/on-demand-pod"
 )
 

@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -22,13 +23,14 @@ type snapshot struct {
 	cluster, namespace string
 	// ending: the Cluster is being deleted or does not exist, so that no machine is created.
 	ending bool
-	// pods are the pods with the annotation. alive contains the UID of each pod that has a machine or the annotation:
-	// true if the pod exists and has not finished.
+	// pods are the pods with the annotation. alive are the pods with a machine or the annotation that exist and have
+	// not finished, by UID.
 	pods  []*corev1.Pod
-	alive map[types.UID]bool
+	alive map[types.UID]*corev1.Pod
 	// machines and infra are the objects created for pods, by name.
 	machines map[string]*clusterv1.Machine
 	infra    map[string]*v1beta1.NstanceMachine
+	nodes    map[string]*corev1.Node                // the Nodes of these machines, by provider ID
 	pools    map[string]*v1beta1.NstanceMachinePool // by the name of the group
 	shards   []shardView
 }
@@ -47,7 +49,19 @@ type machineCreation struct {
 	machine *clusterv1.Machine
 }
 
-// podWarning is an event for a pod that gets no machine.
+// machineRemoval is the machine of a pod that no longer needs it. infra is nil if there is no NstanceMachine.
+type machineRemoval struct {
+	machine *clusterv1.Machine
+	infra   *v1beta1.NstanceMachine
+}
+
+// nodeReservation is a Node to reserve for the pod of its machine.
+type nodeReservation struct {
+	node    *corev1.Node
+	machine *clusterv1.Machine
+}
+
+// podWarning is an event for a pod that waits.
 type podWarning struct {
 	pod          *corev1.Pod
 	reason, text string
@@ -55,9 +69,12 @@ type podWarning struct {
 
 // decision is the result of a sweep.
 type decision struct {
-	create []machineCreation
-	remove []*clusterv1.Machine
-	warn   []podWarning
+	create  []machineCreation
+	remove  []machineRemoval
+	reserve []nodeReservation
+	// tolerate are pods that do not tolerate the taint of their machine's Node yet.
+	tolerate []*corev1.Pod
+	warn     []podWarning
 	// waiting: a pod waits for a change on a shard or for a pool.
 	waiting bool
 }
@@ -70,7 +87,7 @@ func machineName(group string, uid types.UID) string {
 	return group + "-" + strings.ToLower(encoding.EncodeToString(sum[:]))[:10]
 }
 
-// decideSweep returns the machines to create and delete.
+// decideSweep returns the machines to create and delete, and the Nodes to reserve for their pods.
 func decideSweep(w snapshot) (d decision) {
 	asking := map[types.UID]*corev1.Pod{}
 	for _, pod := range w.pods {
@@ -80,15 +97,23 @@ func decideSweep(w snapshot) (d decision) {
 		if !m.DeletionTimestamp.IsZero() {
 			continue
 		}
-		uid := types.UID(m.Labels[v1beta1.PodUIDLabel])
+		uid, infra, node := types.UID(m.Labels[v1beta1.PodUIDLabel]), w.infra[m.Name], w.nodeOf(m.Name)
+		if pod := w.alive[uid]; pod == nil || !needsMachine(pod, m, infra, node) {
+			if !w.hasGuest(m, node) {
+				d.remove = append(d.remove, machineRemoval{m, infra})
+			}
+			continue
+		}
 		pod, pool := asking[uid], w.pools[m.Labels[v1beta1.GroupLabel]]
 		switch {
-		case !w.alive[uid]:
-			d.remove = append(d.remove, m)
-		case w.infra[m.Name] != nil:
-		case pod == nil:
-			// The machine is incomplete, and the pod's annotations that complete it were removed.
-			d.remove = append(d.remove, m)
+		case infra != nil:
+			if node != nil && node.DeletionTimestamp.IsZero() && !isReserved(node, m) {
+				d.reserve = append(d.reserve, nodeReservation{node, m})
+			}
+			if pod != nil && pod.Spec.NodeName == "" {
+				d.explainWait(pod, infra)
+				d.addToleration(pod)
+			}
 		case pool == nil:
 			d.waiting = true
 		default:
@@ -100,16 +125,94 @@ func decideSweep(w snapshot) (d decision) {
 		d.create, d.waiting, waiting = nil, false, nil
 	}
 	for _, pod := range waiting {
-		// A running pod needs no other Node, and a pod that is being deleted will not use one.
-		if !w.alive[pod.UID] || !pod.DeletionTimestamp.IsZero() || pod.Status.Phase != corev1.PodPending &&
-			pod.Status.Phase != "" {
+		// A pod on a Node needs no other, and a pod that is being deleted will not use one.
+		if w.alive[pod.UID] == nil || !pod.DeletionTimestamp.IsZero() || pod.Spec.NodeName != "" ||
+			pod.Status.Phase != corev1.PodPending && pod.Status.Phase != "" {
 			continue
 		}
 		w.decideMachine(&d, pod)
 	}
 	slices.SortFunc(d.create, func(a, b machineCreation) int { return cmp.Compare(a.name, b.name) })
-	slices.SortFunc(d.remove, func(a, b *clusterv1.Machine) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(d.remove, func(a, b machineRemoval) int { return cmp.Compare(a.machine.Name, b.machine.Name) })
 	return d
+}
+
+// nodeOf returns the Node of a machine, nil if there is none.
+func (w *snapshot) nodeOf(machine string) *corev1.Node {
+	if infra := w.infra[machine]; infra != nil && infra.Spec.ProviderID != "" {
+		return w.nodes[infra.Spec.ProviderID]
+	}
+	return nil
+}
+
+// needsMachine reports whether a pod that has not finished needs its machine. A pod on another Node does not, and
+// neither does a pod on no Node that no longer requests an instance of the machine's group.
+func needsMachine(pod *corev1.Pod, m *clusterv1.Machine, infra *v1beta1.NstanceMachine, node *corev1.Node) bool {
+	switch {
+	case pod.Spec.NodeName == "":
+		group, ok := pod.Annotations[v1beta1.OnDemandGroupAnnotation]
+		return ok && group == m.Labels[v1beta1.GroupLabel]
+	case infra == nil || infra.Spec.ProviderID == "":
+		// As long as its provider ID is unknown, the instance may be the pod's Node.
+		return infra != nil && infra.Status.InstanceID != ""
+	}
+	return node != nil && node.Name == pod.Spec.NodeName
+}
+
+// hasGuest reports whether another pod that requests an instance of the group runs on the machine's Node. The Node
+// belongs to one pod, but a guest may tolerate every taint. It would be evicted with the machine.
+func (w *snapshot) hasGuest(m *clusterv1.Machine, node *corev1.Node) bool {
+	return node != nil && slices.ContainsFunc(w.pods, func(pod *corev1.Pod) bool {
+		return pod.Spec.NodeName == node.Name && w.alive[pod.UID] != nil &&
+			string(pod.UID) != m.Labels[v1beta1.PodUIDLabel] &&
+			pod.Annotations[v1beta1.OnDemandGroupAnnotation] == m.Labels[v1beta1.GroupLabel]
+	})
+}
+
+// reservation returns the labels and the taint of a machine's Node.
+func reservation(m *clusterv1.Machine) (labels map[string]string, taint corev1.Taint) {
+	group, uid := m.Labels[v1beta1.GroupLabel], m.Labels[v1beta1.PodUIDLabel]
+	return map[string]string{v1beta1.OnDemandGroupNodeLabel: group, v1beta1.OnDemandPodNodeLabel: uid},
+		corev1.Taint{Key: v1beta1.OnDemandPodNodeLabel, Value: uid, Effect: corev1.TaintEffectNoSchedule}
+}
+
+// isReserved reports whether a Node has the labels and the taint of its machine.
+func isReserved(node *corev1.Node, m *clusterv1.Machine) bool {
+	labels, taint := reservation(m)
+	for name, value := range labels {
+		if node.Labels[name] != value {
+			return false
+		}
+	}
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == taint.Key && t.Value == taint.Value && t.Effect == taint.Effect
+	})
+}
+
+// toleration returns what a pod needs to run on its machine's Node.
+func toleration(uid types.UID) corev1.Toleration {
+	return corev1.Toleration{Key: v1beta1.OnDemandPodNodeLabel, Operator: corev1.TolerationOpEqual,
+		Value: string(uid), Effect: corev1.TaintEffectNoSchedule}
+}
+
+// addToleration plans the toleration of a pod that lacks it.
+func (d *decision) addToleration(pod *corev1.Pod) {
+	if !slices.Contains(pod.Spec.Tolerations, toleration(pod.UID)) && pod.DeletionTimestamp.IsZero() {
+		d.tolerate = append(d.tolerate, pod)
+	}
+}
+
+// explainWait plans a warning for a pod if its machine cannot be created at present.
+func (d *decision) explainWait(pod *corev1.Pod, infra *v1beta1.NstanceMachine) {
+	created := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.InstanceCreatedCondition)
+	if created == nil || created.Status != metav1.ConditionFalse {
+		return
+	}
+	switch created.Reason {
+	case v1beta1.CreateFailedReason, v1beta1.RefusedReason, v1beta1.UnknownShardReason, v1beta1.WaitingForShardReason:
+		d.warn = append(d.warn, podWarning{pod, created.Reason, "waiting for machine " + infra.Name + ": " +
+			created.Message})
+	}
 }
 
 // decideMachine decides whether a pod gets a machine.
@@ -119,7 +222,7 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		a[v1beta1.OnDemandInstanceTypeAnnotation]
 	refuse := func(reason, text string) {
 		d.waiting = true
-		d.warn = append(d.warn, podWarning{pod, reason, text})
+		d.warn = append(d.warn, podWarning{pod, reason, "no machine created for this pod: " + text})
 	}
 	switch {
 	case ident.ValidateName(group) != nil:
@@ -166,12 +269,16 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		// The group's pool is imported once all shards answer.
 		d.waiting = true
 	default:
+		d.addToleration(pod)
 		d.create = append(d.create, machineCreation{name: name, pod: pod, pool: pool})
 	}
 }
 
 // newObjects returns the Machine and its NstanceMachine. The caller adds the owner reference to the Machine, because
-// its UID is not known before its creation.
+// its UID is not known before its creation. The Machine must be the only owner: a Machine that is deleted before
+// Cluster API has added its finalizer is gone immediately, and then the garbage collector must delete the
+// NstanceMachine. The Machine does not have the labels of its Node: Cluster API would copy them to the Node before it
+// has its taint.
 func (w *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.NstanceMachine) {
 	group, uid := c.pod.Annotations[v1beta1.OnDemandGroupAnnotation], string(c.pod.UID)
 	if c.machine != nil {
@@ -196,10 +303,8 @@ func (w *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.N
 				Kind: "NstanceMachine", Name: c.name},
 		},
 	}
-	m.Labels[v1beta1.OnDemandGroupNodeLabel], m.Labels[v1beta1.OnDemandPodNodeLabel] = group, uid
 	infra := &v1beta1.NstanceMachine{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: c.name, Labels: labels(), Annotations: pod,
-			OwnerReferences: []metav1.OwnerReference{owner}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: c.name, Labels: labels(), Annotations: pod},
 		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group},
 			Shard:        c.pod.Annotations[v1beta1.OnDemandShardAnnotation],
 			InstanceType: c.pod.Annotations[v1beta1.OnDemandInstanceTypeAnnotation]},

@@ -41,14 +41,17 @@ func goes(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: time.Uni
 
 // snapshotOf returns a snapshot with the given pods, the group "gpu" on shard a, and the group's pool.
 func snapshotOf(pods ...*corev1.Pod) snapshot {
-	w := snapshot{cluster: clusterName, namespace: "nstance-system", pods: pods, alive: map[types.UID]bool{},
+	w := snapshot{cluster: clusterName, namespace: "nstance-system", pods: pods,
+		alive: map[types.UID]*corev1.Pod{}, nodes: map[string]*corev1.Node{},
 		machines: map[string]*clusterv1.Machine{},
 		infra:    map[string]*v1beta1.NstanceMachine{},
 		pools: map[string]*v1beta1.NstanceMachinePool{"gpu": {ObjectMeta: metav1.ObjectMeta{Name: "pool",
 			UID: "pool-uid"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}},
 		shards: []shardView{{"a", true, map[string]bool{"gpu": true}}, {"b", true, map[string]bool{"gone": false}}}}
 	for _, pod := range pods {
-		w.alive[pod.UID] = !podFinished(pod)
+		if !podFinished(pod) {
+			w.alive[pod.UID] = pod
+		}
 	}
 	return w
 }
@@ -64,6 +67,32 @@ func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	return w
 }
 
+// onNode completes the machine of a pod: it has an instance with a Node, which is reserved for the pod.
+func (w snapshot) onNode(uid types.UID, node string) snapshot {
+	w = w.with(uid, true)
+	name := machineName("gpu", uid)
+	w.infra[name].Status.InstanceID, w.infra[name].Spec.ProviderID = "i", "test:///"+node
+	labels, taint := reservation(w.machines[name])
+	w.nodes["test:///"+node] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: labels},
+		Spec: corev1.NodeSpec{Taints: []corev1.Taint{taint}}}
+	return w
+}
+
+func boundTo(node string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) { pod.Spec.NodeName = node }
+}
+
+func tolerant(pod *corev1.Pod) { pod.Spec.Tolerations = []corev1.Toleration{toleration(pod.UID)} }
+
+// changedMind removes the annotation.
+func changedMind(pod *corev1.Pod) { pod.Annotations = nil }
+
+// besides adds a pod that has a machine and no annotation.
+func (w snapshot) besides(pod *corev1.Pod) snapshot {
+	w.alive[pod.UID] = pod
+	return w
+}
+
 func (w snapshot) change(fn func(*snapshot)) snapshot { fn(&w); return w }
 
 func clusterEnds(w *snapshot) { w.ending = true }
@@ -72,19 +101,22 @@ func TestDecide(t *testing.T) {
 	name := machineName("gpu", "1")
 	for title, c := range map[string]struct {
 		state snapshot
-		want  string // "+name" to create, "~name" to complete, "-name" to delete, "!reason" to warn, "?" when it waits
+		// "+name" to create, "~name" to complete, "-name" to delete, "=node" to reserve, "%pod" to tolerate, "!reason"
+		// to warn, "?" when it waits
+		want string
 	}{
 		"nothing":                   {snapshotOf(), ""},
 		"Cluster ends":              {snapshotOf(podOf("1")).change(clusterEnds), ""},
 		"Cluster ends, incomplete":  {snapshotOf(podOf("1")).with("1", false).change(clusterEnds), ""},
 		"Cluster ends, pod deleted": {snapshotOf().with("1", true).change(clusterEnds), "-" + name},
-		"a pod":                     {snapshotOf(podOf("1")), "+" + name},
-		"without a phase yet":       {snapshotOf(podOf("1", inPhase(""))), "+" + name},
+		"a pod":                     {snapshotOf(podOf("1")), "+" + name + " %pod-1"},
+		"without a phase yet":       {snapshotOf(podOf("1", inPhase(""))), "+" + name + " %pod-1"},
 		"running without a machine": {snapshotOf(podOf("1", inPhase(corev1.PodRunning))), ""},
 		"finished":                  {snapshotOf(podOf("1", inPhase(corev1.PodSucceeded))), ""},
 		"on its way out":            {snapshotOf(podOf("1", goes)), ""},
-		"has its machine":           {snapshotOf(podOf("1", inPhase(corev1.PodRunning))).with("1", true), ""},
-		"pending, has its machine":  {snapshotOf(podOf("1")).with("1", true), ""},
+		"has its machine":           {snapshotOf(podOf("1", inPhase(corev1.PodRunning), tolerant)).with("1", true), ""},
+		"pending, has its machine":  {snapshotOf(podOf("1", tolerant)).with("1", true), ""},
+		"pending, intolerant":       {snapshotOf(podOf("1")).with("1", true), "%pod-1"},
 		"half made":                 {snapshotOf(podOf("1")).with("1", false), "~" + name},
 		"half made, pod runs":       {snapshotOf(podOf("1", inPhase(corev1.PodRunning))).with("1", false), "~" + name},
 		"half made, pool gone": {snapshotOf(podOf("1")).with("1", false).change(func(w *snapshot) {
@@ -100,20 +132,54 @@ func TestDecide(t *testing.T) {
 		}),
 			""},
 		"re-created under another UID": {snapshotOf(podOf("2")).with("1", true), "+" + machineName("gpu", "2") + " -" +
-			name},
-		"annotation taken off": {snapshotOf().with("1", true).change(func(w *snapshot) {
-			w.alive["1"] = true
-		}), ""},
-		"annotation taken off, half made": {snapshotOf().with("1", false).change(func(w *snapshot) {
-			w.alive["1"] = true
+			name + " %pod-2"},
+		"annotation taken off":            {snapshotOf().with("1", true).besides(podOf("1", changedMind)), "-" + name},
+		"annotation taken off, half made": {snapshotOf().with("1", false).besides(podOf("1", changedMind)), "-" + name},
+		"annotation taken off, runs": {snapshotOf().onNode("1", "n").besides(podOf("1", changedMind, boundTo("n"))),
+			""},
+		"another group": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "none"))).with("1", true),
+			"-" + name + " !Refused ?"},
+		"another group, runs": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "none"),
+			boundTo("n"))).onNode("1", "n"), ""},
+		"bound, not started":     {snapshotOf(podOf("1", boundTo("other"))), ""},
+		"runs on its machine":    {snapshotOf(podOf("1", boundTo("n"))).onNode("1", "n"), ""},
+		"elsewhere, no instance": {snapshotOf(podOf("1", boundTo("other"))).with("1", true), "-" + name},
+		"elsewhere, half made":   {snapshotOf(podOf("1", boundTo("other"))).with("1", false), "-" + name},
+		"elsewhere, provider ID unknown": {snapshotOf(podOf("1", boundTo("other"))).with("1", true).change(
+			func(w *snapshot) { w.infra[name].Status.InstanceID = "i" }), ""},
+		"elsewhere, has a Node": {snapshotOf(podOf("1", boundTo("other"))).onNode("1", "n"), "-" + name},
+		"elsewhere, no Node yet": {snapshotOf(podOf("1", boundTo("other"))).onNode("1", "n").change(func(w *snapshot) {
+			clear(w.nodes)
 		}), "-" + name},
+		"pod gone, guest runs": {snapshotOf(podOf("2", boundTo("n"))).onNode("1", "n"), ""},
+		"pod gone, guest of another group": {snapshotOf(podOf("2", boundTo("n"),
+			annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))).onNode("1", "n"), "-" + name},
+		"pod gone, guest finished": {snapshotOf(podOf("2", boundTo("n"), inPhase(corev1.PodFailed))).onNode("1", "n"),
+			"-" + name},
+		"Node not reserved": {snapshotOf(podOf("1", tolerant)).onNode("1", "n").change(func(w *snapshot) {
+			w.nodes["test:///n"].Labels = nil
+		}), "=n"},
+		"Node without its taint": {snapshotOf(podOf("1", tolerant)).onNode("1", "n").change(func(w *snapshot) {
+			w.nodes["test:///n"].Spec.Taints = nil
+		}), "=n"},
+		"Node reserved for another": {snapshotOf(podOf("1", tolerant)).onNode("1", "n").change(func(w *snapshot) {
+			w.nodes["test:///n"].Spec.Taints[0].Value = "2"
+		}), "=n"},
+		"not created": {snapshotOf(podOf("1", tolerant)).with("1", true).change(func(w *snapshot) {
+			w.infra[name].Status.Conditions = []metav1.Condition{{Type: v1beta1.InstanceCreatedCondition,
+				Status: metav1.ConditionFalse, Reason: v1beta1.CreateFailedReason}}
+		}), "!CreateFailed"},
+		"being created": {snapshotOf(podOf("1", tolerant)).with("1", true).change(func(w *snapshot) {
+			w.infra[name].Status.Conditions = []metav1.Condition{{Type: v1beta1.InstanceCreatedCondition,
+				Status: metav1.ConditionFalse, Reason: v1beta1.WaitingForMachineReason}}
+		}), ""},
 		"rest of the one before": {snapshotOf(podOf("1")).with("1", true).change(func(w *snapshot) {
 			delete(w.machines, name)
 		}),
 			""},
 		"name is taken": {snapshotOf(podOf("1")).with("1", true).change(func(w *snapshot) {
 			w.machines[name].Labels[v1beta1.PodUIDLabel] = "9"
-			w.alive["9"] = true
+			w.alive["9"] = podOf("9")
 		}),
 			"!Refused ?"},
 		"group unknown": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))),
@@ -125,7 +191,7 @@ func TestDecide(t *testing.T) {
 		"group is empty": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, ""))),
 			"!Refused ?"},
 		"shard": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "a"))), "+" +
-			name},
+			name + " %pod-1"},
 		"shard unknown": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "x"))),
 			"!UnknownShard ?"},
 		"shard is no name": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "X"))),
@@ -135,11 +201,11 @@ func TestDecide(t *testing.T) {
 		"shard silent": {snapshotOf(
 			podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *snapshot) {
 			w.shards[1].usable = false
-		}), "+" + name},
+		}), "+" + name + " %pod-1"},
 		"group may be on a silent": {snapshotOf(podOf("1")).change(func(w *snapshot) {
 			w.shards = w.shards[1:]
 			w.shards[0].usable = false
-		}), "+" + name},
+		}), "+" + name + " %pod-1"},
 		"unknown, one shard silent": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))).change(
 			func(w *snapshot) {
 				w.shards[1].usable = false
@@ -153,7 +219,7 @@ func TestDecide(t *testing.T) {
 		"instance type is too long": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
 			strings.Repeat("m", 129)))), "!Refused ?"},
 		"one bad pod among good ones": {snapshotOf(podOf("1"), podOf("2",
-			annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))), "+" + name + " !Refused ?"},
+			annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))), "+" + name + " %pod-1 !Refused ?"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			d := decideSweep(c.state)
@@ -161,8 +227,14 @@ func TestDecide(t *testing.T) {
 			for _, one := range d.create {
 				got = append(got, map[bool]string{true: "~", false: "+"}[one.machine != nil]+one.name)
 			}
-			for _, m := range d.remove {
-				got = append(got, "-"+m.Name)
+			for _, one := range d.remove {
+				got = append(got, "-"+one.machine.Name)
+			}
+			for _, one := range d.reserve {
+				got = append(got, "="+one.node.Name)
+			}
+			for _, pod := range d.tolerate {
+				got = append(got, "%"+pod.Name)
 			}
 			for _, one := range d.warn {
 				got = append(got, "!"+one.reason)
@@ -187,12 +259,17 @@ func TestObjects(t *testing.T) {
 		*m.Spec.Bootstrap.DataSecretName != "" {
 		t.Errorf("%+v", m)
 	}
+	// The caller adds the Machine as the only owner. With another owner, the garbage collector would not delete it.
+	if len(infra.OwnerReferences) != 0 {
+		t.Errorf("%+v", infra.OwnerReferences)
+	}
 	if infra.Spec.GroupRef.Name != "gpu" || infra.Spec.Shard != "a" || infra.Spec.InstanceType != "p5.48xlarge" ||
 		infra.Spec.InstanceID != "" {
 		t.Errorf("%+v", infra.Spec)
 	}
-	for key, want := range map[string]string{v1beta1.OnDemandGroupNodeLabel: "gpu",
-		v1beta1.OnDemandPodNodeLabel: string(pod.UID), v1beta1.PodUIDLabel: string(pod.UID),
+	// Cluster API would copy the labels of the Node before the Node has its taint.
+	for key, want := range map[string]string{v1beta1.OnDemandGroupNodeLabel: "",
+		v1beta1.OnDemandPodNodeLabel: "", v1beta1.PodUIDLabel: string(pod.UID),
 		v1beta1.GroupLabel: "gpu", clusterv1.ClusterNameLabel: clusterName} {
 		if m.Labels[key] != want {
 			t.Errorf("label %s is %q", key, m.Labels[key])

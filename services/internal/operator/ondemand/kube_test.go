@@ -3,7 +3,9 @@ package ondemand
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -168,6 +171,7 @@ func TestControllerOnARealAPIServer(t *testing.T) {
 	l.start()
 	l.eventually("what happened meanwhile", l.has(again, two))
 
+	l.must(l.client.Get(ctx, client.ObjectKeyFromObject(two), two)) // it has a toleration now
 	two.Status.Phase = corev1.PodSucceeded
 	l.must(l.client.Status().Update(ctx, two))
 	l.eventually("a pod that has finished", l.has(again))
@@ -183,5 +187,69 @@ func TestControllerOnARealAPIServer(t *testing.T) {
 	})
 	if !l.has(again)() {
 		t.Errorf("machines of pods %v", l.pods())
+	}
+	l.checkReservation(again)
+	l.checkAdmission()
+}
+
+// checkReservation gives the machine of a pod a Node.
+func (l *lab) checkReservation(pod *corev1.Pod) {
+	l.Helper()
+	l.must(l.client.Get(l.Context(), client.ObjectKeyFromObject(pod), pod))
+	if !slices.Contains(pod.Spec.Tolerations, toleration(pod.UID)) {
+		l.Errorf("tolerations %+v", pod.Spec.Tolerations)
+	}
+	infra := &v1beta1.NstanceMachine{}
+	l.must(l.client.Get(l.Context(), client.ObjectKey{Namespace: namespace, Name: machineName("gpu", pod.UID)}, infra))
+	infra.Spec.ProviderID = "test:///1"
+	l.must(l.client.Update(l.Context(), infra))
+	l.must(l.client.Create(l.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+		Spec: corev1.NodeSpec{ProviderID: infra.Spec.ProviderID}}))
+	reserved := func() bool {
+		node := &corev1.Node{}
+		l.must(l.client.Get(l.Context(), client.ObjectKey{Name: "n"}, node))
+		return node.Labels[v1beta1.OnDemandGroupNodeLabel] == "gpu" &&
+			node.Labels[v1beta1.OnDemandPodNodeLabel] == string(pod.UID) &&
+			slices.Contains(node.Spec.Taints, corev1.Taint{Key: v1beta1.OnDemandPodNodeLabel, Value: string(pod.UID),
+				Effect: corev1.TaintEffectNoSchedule})
+	}
+	l.eventually("the Node is reserved", reserved)
+	l.must(l.client.Patch(l.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}},
+		client.RawPatch(types.MergePatchType, []byte(`{"spec":{"taints":null}}`))))
+	l.eventually("the Node is reserved again", reserved)
+}
+
+// checkAdmission installs the admission policy of pods.
+func (l *lab) checkAdmission() {
+	l.Helper()
+	l.must(l.kube.Create(l.Context(),
+		"../../../operator/kustomize/components/on-demand-admission/on-demand.yaml"))
+	group := map[string]string{v1beta1.OnDemandGroupAnnotation: "gpu"}
+	n := 0
+	created := func(annotations, selector map[string]string, node string) map[string]string {
+		n++
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: fmt.Sprint("admitted-", n),
+			Annotations: annotations}, Spec: corev1.PodSpec{NodeSelector: selector, NodeName: node,
+			Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
+		l.must(l.client.Create(l.Context(), pod))
+		return pod.Spec.NodeSelector
+	}
+	gpu := map[string]string{v1beta1.OnDemandGroupNodeLabel: "gpu"}
+	l.eventually("the policy is in force", func() bool { return maps.Equal(created(group, nil, ""), gpu) })
+	for _, test := range []struct {
+		annotations, selector map[string]string
+		node                  string
+		want                  map[string]string
+	}{
+		{group, map[string]string{"a": "b"}, "", map[string]string{"a": "b", v1beta1.OnDemandGroupNodeLabel: "gpu"}},
+		{group, map[string]string{v1beta1.OnDemandGroupNodeLabel: "own"}, "",
+			map[string]string{v1beta1.OnDemandGroupNodeLabel: "own"}},
+		{group, nil, "n", nil},
+		{nil, map[string]string{"a": "b"}, "", map[string]string{"a": "b"}},
+		{map[string]string{v1beta1.OnDemandGroupAnnotation: "No group"}, nil, "", nil},
+	} {
+		if got := created(test.annotations, test.selector, test.node); !maps.Equal(got, test.want) {
+			l.Errorf("annotations %v, selector %v: got %v", test.annotations, test.selector, got)
+		}
 	}
 }

@@ -1,17 +1,24 @@
 // Package ondemand manages the machines of pods that request one by annotation. Each such pod gets one Machine with an
-// NstanceMachine, for the lifetime of the pod.
+// NstanceMachine, for the lifetime of the pod, unless it runs on another Node.
 //
-// Invariant: a pod never has two machines, because the machine's name is derived from the pod's UID. The machine of a
-// deleted pod is deleted, also after restarts.
+// Invariants:
+//
+//   - A pod never has two machines of a group, because the machine's name is derived from the group and the pod's UID.
+//     The machine of a deleted pod is deleted, also after restarts.
+//   - A machine belongs to its pod. Its Node gets the labels that pods select and a taint in one write. Only its pod
+//     gets the toleration.
+//   - A machine is not deleted while another pod that requests an instance of its group runs on it.
 package ondemand
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -29,7 +36,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machines,verbs=get;list;watch;create;delete
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;create
@@ -37,10 +45,11 @@ import (
 
 // Names of the cache indexes.
 const (
-	requestingPods  = "nstance.dev/pod.on-demand"
-	podsByUID       = "nstance.dev/pod.uid"
-	onDemandObjects = "nstance.dev/on-demand"
-	indexed         = "yes"
+	requestingPods    = "nstance.dev/pod.on-demand"
+	podsByUID         = "nstance.dev/pod.uid"
+	onDemandObjects   = "nstance.dev/on-demand"
+	nodesByProviderID = "nstance.dev/node.provider-id"
+	indexed           = "yes"
 )
 
 func indexRequestingPod(o client.Object) []string {
@@ -51,6 +60,13 @@ func indexRequestingPod(o client.Object) []string {
 }
 
 func indexPodUID(o client.Object) []string { return []string{string(o.GetUID())} }
+
+func indexProviderID(o client.Object) []string {
+	if id := o.(*corev1.Node).Spec.ProviderID; id != "" {
+		return []string{id}
+	}
+	return nil
+}
 
 func indexOnDemand(o client.Object) []string {
 	if _, ok := o.GetLabels()[v1beta1.PodUIDLabel]; ok {
@@ -67,18 +83,22 @@ type reconciler struct {
 	recorder  events.EventRecorder
 	// warned maps each pod to the last warning recorded for it. Only the single worker uses it.
 	warned map[types.UID]string
+	// tolerant are the UIDs of the pods that got a toleration. The cache may not show it yet.
+	tolerant sync.Map
 	// waiting reports whether a change on a shard may allow a pod's machine.
 	waiting atomic.Bool
 }
 
 // Setup registers the controller and its indexes. workload is the cluster with the Pods, which is the manager itself if
-// both clusters are the same. Its cache must hold the Pods of all namespaces with metadata and status.phase.
+// both clusters are the same. Its cache must hold the Nodes, and the Pods of all namespaces with metadata,
+// spec.nodeName, spec.tolerations and status.phase.
 func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
 	s = s.From(mgr, "nstance-ondemand")
 	ctx, own, pods := context.Background(), mgr.GetFieldIndexer(), workload.GetFieldIndexer()
 	if err := errors.Join(
 		pods.IndexField(ctx, &corev1.Pod{}, requestingPods, indexRequestingPod),
 		pods.IndexField(ctx, &corev1.Pod{}, podsByUID, indexPodUID),
+		pods.IndexField(ctx, &corev1.Node{}, nodesByProviderID, indexProviderID),
 		own.IndexField(ctx, &clusterv1.Machine{}, onDemandObjects, indexOnDemand),
 		own.IndexField(ctx, &v1beta1.NstanceMachine{}, onDemandObjects, indexOnDemand),
 	); err != nil {
@@ -89,6 +109,7 @@ func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
 		warned:   map[types.UID]string{}}
 	err := ctrl.NewControllerManagedBy(mgr).Named("ondemand").
 		WatchesRawSource(source.Kind(workload.GetCache(), &corev1.Pod{}, sweepOn[*corev1.Pod](), requestsMachine)).
+		WatchesRawSource(source.Kind(workload.GetCache(), &corev1.Node{}, sweepOn[*corev1.Node](), newNode)).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Machine{}, sweepOn[*clusterv1.Machine](),
 			createdForPod[*clusterv1.Machine]())).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachine{}, sweepOn[*v1beta1.NstanceMachine](),
@@ -121,6 +142,15 @@ var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
 		return indexRequestingPod(e.ObjectOld) != nil || indexRequestingPod(e.ObjectNew) != nil ||
 			podFinished(e.ObjectOld) != podFinished(e.ObjectNew)
+	},
+}
+
+// newNode passes Nodes that appear or get a provider ID, and changes of the reservation.
+var newNode = predicate.TypedFuncs[*corev1.Node]{
+	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
+		return e.ObjectOld.Spec.ProviderID != e.ObjectNew.Spec.ProviderID ||
+			e.ObjectNew.Labels[v1beta1.OnDemandPodNodeLabel] != "" &&
+				!equality.Semantic.DeepEqual(e.ObjectOld.Spec.Taints, e.ObjectNew.Spec.Taints)
 	},
 }
 

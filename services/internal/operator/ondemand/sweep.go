@@ -2,16 +2,23 @@ package ondemand
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/util/retry"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,8 +26,14 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// cacheRetry is the delay before the next sweep after the cache was found to be out of date.
-const cacheRetry = 5 * time.Second
+const (
+	// cacheRetry is the delay before the next sweep after the cache was found to be out of date.
+	cacheRetry = 5 * time.Second
+	// restRetry is the delay before the next sweep if machines are left to create.
+	restRetry = 100 * time.Millisecond
+	// parallelWrites is the number of objects that a sweep writes at a time, and of machines that it creates.
+	parallelWrites = 16
+)
 
 // Reconcile implements reconcile.Reconciler.
 func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
@@ -31,30 +44,75 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	d := decideSweep(w)
 	r.waiting.Store(d.waiting)
 	r.recordWarnings(w, d.warn)
-	var problems []error
-	again := false
-	for _, m := range d.remove {
-		behind, err := r.deleteMachine(ctx, m)
-		again = again || behind
-		problems = append(problems, err)
+	var again atomic.Bool
+	d.tolerate = slices.DeleteFunc(d.tolerate, func(pod *corev1.Pod) bool {
+		_, done := r.tolerant.Load(pod.UID)
+		return done
+	})
+	var intolerant sync.Map // by the pod's UID
+	problems := []error{
+		inParallel(d.reserve, func(one nodeReservation) error { return r.reserveNode(ctx, one) }),
+		inParallel(d.remove, func(one machineRemoval) error {
+			behind, err := r.deleteMachine(ctx, one)
+			if behind {
+				again.Store(true)
+			}
+			return err
+		}),
+		inParallel(d.tolerate, func(pod *corev1.Pod) error {
+			err := r.addToleration(ctx, pod)
+			if err != nil {
+				intolerant.Store(pod.UID, true)
+			} else {
+				r.tolerant.Store(pod.UID, true)
+			}
+			return err
+		}),
 	}
-	for _, c := range d.create {
-		problems = append(problems, r.createMachine(ctx, &w, c))
+	// A pod without the toleration could not use its machine.
+	d.create = slices.DeleteFunc(d.create, func(c machineCreation) bool {
+		_, ok := intolerant.Load(c.pod.UID)
+		return ok
+	})
+	// The next sweep comes soon, so that Nodes that have appeared meanwhile do not wait for all machines.
+	rest := len(d.create) - parallelWrites
+	if rest > 0 {
+		d.create = d.create[:parallelWrites]
 	}
-	if err := errors.Join(problems...); err != nil {
+	problems = append(problems, inParallel(d.create, func(c machineCreation) error {
+		return r.createMachine(ctx, &w, c)
+	}))
+	switch err := errors.Join(problems...); {
+	case err != nil:
 		return ctrl.Result{}, err
-	}
-	if again {
+	case rest > 0:
+		return ctrl.Result{RequeueAfter: restRetry}, nil
+	case again.Load():
 		return ctrl.Result{RequeueAfter: cacheRetry}, nil
 	}
 	return ctrl.Result{}, nil
 }
 
+// inParallel calls do for each item, up to parallelWrites at a time. It returns all errors.
+func inParallel[T any](items []T, do func(T) error) error {
+	var group errgroup.Group
+	group.SetLimit(parallelWrites)
+	failed := make([]error, len(items))
+	for i, item := range items {
+		group.Go(func() error {
+			failed[i] = do(item)
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are in failed
+	return errors.Join(failed...)
+}
+
 // readSnapshot reads everything that a sweep depends on from the caches.
 func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool, err error) {
-	w = snapshot{cluster: r.ClusterName(), namespace: r.Namespace, alive: map[types.UID]bool{},
-		machines: map[string]*clusterv1.Machine{},
-		infra:    map[string]*v1beta1.NstanceMachine{}, pools: map[string]*v1beta1.NstanceMachinePool{}}
+	w = snapshot{cluster: r.ClusterName(), namespace: r.Namespace, alive: map[types.UID]*corev1.Pod{},
+		machines: map[string]*clusterv1.Machine{}, nodes: map[string]*corev1.Node{},
+		infra: map[string]*v1beta1.NstanceMachine{}, pools: map[string]*v1beta1.NstanceMachinePool{}}
 	permission, err := r.Permission(ctx, r.Client)
 	if err != nil || permission.Paused {
 		return w, permission.Paused, err
@@ -76,7 +134,9 @@ func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool,
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		w.pods = append(w.pods, pod)
-		w.alive[pod.UID] = !podFinished(pod)
+		if !podFinished(pod) {
+			w.alive[pod.UID] = pod
+		}
 	}
 	for i := range machines.Items {
 		m := &machines.Items[i]
@@ -92,10 +152,23 @@ func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool,
 		if err := r.pods.List(ctx, &one, client.MatchingFields{podsByUID: string(uid)}); err != nil {
 			return w, false, fmt.Errorf("find the pod of a machine: %w", err)
 		}
-		w.alive[uid] = len(one.Items) > 0 && !podFinished(&one.Items[0])
+		if len(one.Items) > 0 && !podFinished(&one.Items[0]) {
+			w.alive[uid] = &one.Items[0]
+		}
 	}
 	for i := range infra.Items {
 		w.infra[infra.Items[i].Name] = &infra.Items[i]
+		id := infra.Items[i].Spec.ProviderID
+		if id == "" {
+			continue
+		}
+		var nodes corev1.NodeList
+		if err := r.pods.List(ctx, &nodes, client.MatchingFields{nodesByProviderID: id}); err != nil {
+			return w, false, fmt.Errorf("find the Node of a machine: %w", err)
+		}
+		if len(nodes.Items) > 0 {
+			w.nodes[id] = &nodes.Items[0]
+		}
 	}
 	for i := range pools.Items {
 		pool := &pools.Items[i]
@@ -124,21 +197,26 @@ func podFinished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// recordWarnings records why pods get no machine, each reason once.
+// recordWarnings records what pods wait for, each reason once. It forgets pods that have ended.
 func (r *reconciler) recordWarnings(w snapshot, warnings []podWarning) {
 	for uid := range r.warned {
-		if !w.alive[uid] {
+		if w.alive[uid] == nil {
 			delete(r.warned, uid)
 		}
 	}
+	r.tolerant.Range(func(uid, _ any) bool {
+		if w.alive[uid.(types.UID)] == nil {
+			r.tolerant.Delete(uid)
+		}
+		return true
+	})
 	for _, one := range warnings {
 		if r.warned[one.pod.UID] == one.text {
 			continue
 		}
 		r.warned[one.pod.UID] = one.text
-		r.Log.Warn("no machine created for a pod", "pod", one.pod.Namespace+"/"+one.pod.Name, "reason", one.text)
-		r.recorder.Eventf(one.pod, nil, corev1.EventTypeWarning, one.reason, "CreateMachine",
-			"no machine created for this pod: %s", one.text)
+		r.Log.Warn("a pod waits", "pod", one.pod.Namespace+"/"+one.pod.Name, "reason", one.text)
+		r.recorder.Eventf(one.pod, nil, corev1.EventTypeWarning, one.reason, "CreateMachine", "%s", one.text)
 	}
 }
 
@@ -170,16 +248,71 @@ func (r *reconciler) createMachine(ctx context.Context, w *snapshot, c machineCr
 	return nil
 }
 
-// deleteMachine deletes the machine of a deleted pod. It asks the API server for the pod first, because the cache may
-// be out of date; it returns true if the pod exists.
-func (r *reconciler) deleteMachine(ctx context.Context, m *clusterv1.Machine) (behind bool, err error) {
+// addToleration lets a pod run on the Node of its machine. A pod that no longer exists is ignored.
+func (r *reconciler) addToleration(ctx context.Context, pod *corev1.Pod) error {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value"`
+	}
+	// The API server accepts additional tolerations of existing pods, and nothing else that affects the scheduler.
+	add := operation{"add", "/spec/tolerations/-", toleration(pod.UID)}
+	if len(pod.Spec.Tolerations) == 0 {
+		add = operation{"add", "/spec/tolerations", []corev1.Toleration{toleration(pod.UID)}}
+	}
+	patch, err := json.Marshal([]operation{{"test", "/metadata/uid", pod.UID}, add})
+	if err != nil {
+		return fmt.Errorf("encode the toleration of a pod: %w", err)
+	}
+	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
+	if err := r.pods.Patch(ctx, object, client.RawPatch(types.JSONPatchType, patch)); client.IgnoreNotFound(
+		err) != nil {
+		return fmt.Errorf("add a toleration to pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return nil
+}
+
+// reserveNode gives a Node the labels and the taint of its machine in one write, so that no pod that selects the group
+// is scheduled to the Node before it has the taint.
+func (r *reconciler) reserveNode(ctx context.Context, one nodeReservation) error {
+	labels, taint := reservation(one.machine)
+	name := one.node.Name
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		node := &corev1.Node{}
+		if err := r.apiReader.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+			return err
+		}
+		if node.UID != one.node.UID || isReserved(node, one.machine) {
+			return nil
+		}
+		before := node.DeepCopy()
+		if node.Labels == nil {
+			node.Labels = map[string]string{}
+		}
+		maps.Copy(node.Labels, labels)
+		node.Spec.Taints = append(slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+			return t.Key == taint.Key && t.Effect == taint.Effect
+		}), taint)
+		return r.pods.Patch(ctx, node, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	})
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("reserve Node %s for the pod of machine %s: %w", name, one.machine.Name, err)
+	}
+	return nil
+}
+
+// deleteMachine deletes a machine that its pod does not need. It asks the API server for the pod first, because the
+// cache may be out of date; it returns true if the pod may need the machine after all.
+func (r *reconciler) deleteMachine(ctx context.Context, one machineRemoval) (behind bool, err error) {
+	m := one.machine
 	if at, ok := podOfMachine(m); ok {
 		var pod corev1.Pod
 		err := r.apiReader.Get(ctx, at, &pod)
 		switch {
-		case err == nil && string(pod.UID) == m.Labels[v1beta1.PodUIDLabel] && !podFinished(&pod) &&
-			indexRequestingPod(&pod) != nil:
-			return true, nil
+		case err == nil && string(pod.UID) == m.Labels[v1beta1.PodUIDLabel] && !podFinished(&pod):
+			if behind, err := r.stillNeeds(ctx, &pod, one); behind || err != nil {
+				return behind, err
+			}
 		case client.IgnoreNotFound(err) != nil:
 			return false, fmt.Errorf("read the pod of machine %s: %w", m.Name, err)
 		}
@@ -188,9 +321,22 @@ func (r *reconciler) deleteMachine(ctx context.Context, m *clusterv1.Machine) (b
 	if err := r.Client.Delete(ctx, m, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("delete Machine %s: %w", m.Name, err)
 	}
-	r.Log.Info("deleted the machine of a deleted pod", "machine", m.Name, "pod",
+	r.Log.Info("deleted the machine of a pod that does not need it", "machine", m.Name, "pod",
 		m.Annotations[v1beta1.PodAnnotation])
 	return false, nil
+}
+
+// stillNeeds is needsMachine for a pod and its Node as the API server knows them. A Node without a provider ID may
+// belong to the machine.
+func (r *reconciler) stillNeeds(ctx context.Context, pod *corev1.Pod, one machineRemoval) (bool, error) {
+	if pod.Spec.NodeName == "" || one.infra == nil || one.infra.Spec.ProviderID == "" {
+		return needsMachine(pod, one.machine, one.infra, nil), nil
+	}
+	node := &corev1.Node{}
+	if err := r.apiReader.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, node); err != nil {
+		return true, client.IgnoreNotFound(err)
+	}
+	return node.Spec.ProviderID == "" || node.Spec.ProviderID == one.infra.Spec.ProviderID, nil
 }
 
 // podOfMachine returns the pod that a machine was created for. It returns false if the annotation was changed and is

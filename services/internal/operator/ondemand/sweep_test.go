@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,9 +30,14 @@ import (
 
 const namespace = "nstance-system"
 
-type recorder struct{ events []string }
+type recorder struct {
+	mu     sync.Mutex
+	events []string
+}
 
 func (r *recorder) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.events = append(r.events, fmt.Sprintf("%s: %s %s %s", regarding.(client.Object).GetName(), kind, reason,
 		fmt.Sprintf(note, args...)))
 }
@@ -51,6 +57,7 @@ type clusterOf struct {
 	shards  *shardstest.Set
 	rec     *reconciler
 	events  recorder
+	mu      sync.Mutex // guards the fields below
 	writes  int
 	crashIn int
 }
@@ -64,6 +71,7 @@ func newCluster(t *testing.T) *clusterOf {
 	}
 	c.client = fake.NewClientBuilder().WithScheme(scheme).
 		WithIndex(&corev1.Pod{}, requestingPods, indexRequestingPod).WithIndex(&corev1.Pod{}, podsByUID, indexPodUID).
+		WithIndex(&corev1.Node{}, nodesByProviderID, indexProviderID).
 		WithIndex(&clusterv1.Machine{}, onDemandObjects, indexOnDemand).WithIndex(&v1beta1.NstanceMachine{},
 		onDemandObjects,
 		indexOnDemand).
@@ -72,11 +80,17 @@ func newCluster(t *testing.T) *clusterOf {
 			UID: "pool"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Create: func(ctx context.Context, k client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-				o.SetUID(types.UID(fmt.Sprintf("uid-%s-%d", o.GetName(), c.writes)))
-				return c.write(func() error { return k.Create(ctx, o, opts...) })
+				return c.write(func() error {
+					o.SetUID(types.UID(fmt.Sprintf("uid-%s-%d", o.GetName(), c.writes)))
+					return k.Create(ctx, o, opts...)
+				})
 			},
 			Delete: func(ctx context.Context, k client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
 				return c.write(func() error { return k.Delete(ctx, o, opts...) })
+			},
+			Patch: func(ctx context.Context, k client.WithWatch, o client.Object, p client.Patch,
+				opts ...client.PatchOption) error {
+				return c.write(func() error { return k.Patch(ctx, o, p, opts...) })
 			},
 		}).Build()
 	c.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "gpu"})
@@ -84,7 +98,10 @@ func newCluster(t *testing.T) *clusterOf {
 	return c
 }
 
+// write makes a write, which may be the one after which the operator crashes. Writes come from several goroutines.
 func (c *clusterOf) write(do func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.crashIn < 0 {
 		return errCrash
 	}
@@ -224,6 +241,9 @@ func TestFinishedPod(t *testing.T) {
 	c := newCluster(t)
 	pod := c.pod("one", "1", "gpu")
 	c.sweep()
+	if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
+		t.Fatal(err)
+	}
 	for phase, keeps := range map[corev1.PodPhase]bool{corev1.PodRunning: true, corev1.PodUnknown: true} {
 		pod.Status.Phase = phase
 		if err := c.client.Status().Update(t.Context(), pod); err != nil {
@@ -241,6 +261,65 @@ func TestFinishedPod(t *testing.T) {
 	c.sweep()
 	if m, _ := c.state(); m["1"] {
 		t.Error("the machine of a finished pod stays")
+	}
+}
+
+// TestMachineBelongsToItsPod checks the labels and the taint of a machine's Node, and the toleration of its pod. Then
+// the pod is scheduled to the Node, or to another.
+func TestMachineBelongsToItsPod(t *testing.T) {
+	for _, boundTo := range []string{"own", "other", "unnamed"} {
+		c := newCluster(t)
+		pod := c.pod("one", "1", "gpu")
+		c.sweep()
+		key := client.ObjectKey{Namespace: namespace, Name: machineName("gpu", "1")}
+		infra := &v1beta1.NstanceMachine{}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		must(c.client.Get(t.Context(), key, infra))
+		infra.Spec.ProviderID = "test:///own"
+		must(c.client.Update(t.Context(), infra))
+		c.rec.apiReader = c.client
+		for _, node := range []string{"own", "other", "unnamed"} {
+			id := "test:///" + node
+			if node == "unnamed" {
+				id = ""
+			}
+			must(c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node,
+				Labels: map[string]string{"a": "b"}},
+				Spec: corev1.NodeSpec{ProviderID: id, Taints: []corev1.Taint{{Key: "k", Effect: "NoSchedule"}}}}))
+		}
+		c.sweep()
+		writes := c.writes
+		c.sweep()
+		if c.writes != writes {
+			t.Errorf("%d writes in a converged cluster", c.writes-writes)
+		}
+		own, other := &corev1.Node{}, &corev1.Node{}
+		must(c.client.Get(t.Context(), client.ObjectKey{Name: "own"}, own))
+		must(c.client.Get(t.Context(), client.ObjectKey{Name: "other"}, other))
+		if own.Labels[v1beta1.OnDemandGroupNodeLabel] != "gpu" || own.Labels[v1beta1.OnDemandPodNodeLabel] != "1" ||
+			own.Labels["a"] != "b" || len(own.Spec.Taints) != 2 || own.Spec.Taints[0].Key != "k" ||
+			own.Spec.Taints[1] != (corev1.Taint{Key: v1beta1.OnDemandPodNodeLabel, Value: "1", Effect: "NoSchedule"}) {
+			t.Errorf("the machine's Node: labels %v, taints %v", own.Labels, own.Spec.Taints)
+		}
+		if len(other.Labels) != 1 || len(other.Spec.Taints) != 1 {
+			t.Errorf("another Node: labels %v, taints %v", other.Labels, other.Spec.Taints)
+		}
+		must(c.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod))
+		if len(pod.Spec.Tolerations) != 1 || pod.Spec.Tolerations[0] != toleration("1") {
+			t.Errorf("tolerations %v", pod.Spec.Tolerations)
+		}
+		pod.Spec.NodeName = boundTo
+		must(c.client.Update(t.Context(), pod))
+		c.sweep()
+		// A Node without a provider ID may be the machine's.
+		if m, _ := c.state(); m["1"] != (boundTo != "other") {
+			t.Errorf("the pod runs on %s, its machine exists: %t", boundTo, m["1"])
+		}
 	}
 }
 
