@@ -1,6 +1,6 @@
 # The commands for users and developers of this repository. Each target runs a script or go. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench fuzz chaos generate lint test test-all test-aws test-k8s test-short vulnerabilities
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench fuzz chaos generate lint test test-all test-aws test-gcp test-k8s test-short vulnerabilities
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -88,6 +88,9 @@ test-all: ## Run every test, as CI does
 
 test-aws: ## Run the tests for AWS: fake cloud, provider, modules, images, whole stacks
 	@scripts/test.sh tools alltools cloud aws modules images stacks
+
+test-gcp: ## Run the tests for Google Cloud: fake cloud, provider, modules, stack
+	@scripts/test.sh tools gcp gcpstack
 
 test-k8s: ## Run the tests for Kubernetes: operator, dev-k8s, installation, whole clusters
 	@scripts/test.sh tools alltools operator kube

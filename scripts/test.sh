@@ -97,7 +97,7 @@ step_demo() {
 
 # Building the tools of the rest is not part of the time of any other step.
 step_alltools() {
-	for name in buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd fake-gcs-server kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
+	for name in terraform-provider-google buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd fake-gcs-server kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
 		clusterctl air overmind; do
 		scripts/tool.sh "$name"
 	done
@@ -139,6 +139,14 @@ step_aws() {
 		-timeout 10m
 }
 
+# Tests of Google Cloud. All but the modules are part of unit and cloud: `make test-gcp` runs them too.
+step_gcp() {
+	go test ./services/internal/infra/gcp/... ./services/contract/cloud/gcp/... ./services/contract/objstore/gcs/... \
+		./services/contract/secretstore/googlesecretmanager/... ./services/contract/keyring/gcp/... ./tests/cloud/fakegcp/... ./tests/modules/... \
+		-timeout 10m
+	scripts/modules.sh gcp/account gcp/cluster gcp/network gcp/shard
+}
+
 # The Terraform modules, with mocked providers.
 step_modules() {
 	scripts/modules.sh
@@ -156,6 +164,11 @@ step_stacks() {
 		echo "-- tofu only: terraform is NOT TESTED, because it is not on PATH"
 	fi
 	go test ./tests/stacks -count=1 -timeout 30m -terraform="$terraform"
+}
+
+# The example for Google Cloud, applied to the fake cloud and destroyed.
+step_gcpstack() {
+	go test ./tests/stacks/gcp -count=1 -timeout 20m -terraform="$(command -v terraform)"
 }
 
 # The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator.
@@ -227,7 +240,7 @@ run() {
 }
 
 basic='tools unit race sim acceptance demo'
-rest='alltools generated lint long terraform mutants cloud modules images stacks kube dev kill9 failover paused refused chaos bench'
+rest='alltools generated lint long terraform mutants cloud modules images stacks gcpstack kube dev kill9 failover paused refused chaos bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;

@@ -1,7 +1,11 @@
 # Service accounts of the cluster's servers, one for each shard, with the permissions of that shard alone.
 
 data "google_client_config" "this" {}
-data "google_project" "this" {}
+
+# Only Secret Manager names the project by its number.
+data "google_project" "this" {
+  count = local.in_bucket ? 0 : 1
+}
 
 locals {
   project = data.google_client_config.this.project

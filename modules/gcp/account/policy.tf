@@ -64,8 +64,7 @@ locals {
       ))
     } if !local.in_bucket },
   )
-  # Secret Manager names the project by its number.
-  secret_path = "projects/${data.google_project.this.number}/secrets/${var.cluster.secrets.prefix}"
+  secret_path = "projects/${local.in_bucket ? "" : data.google_project.this[0].number}/secrets/${var.cluster.secrets.prefix}"
 
   # The bucket. The shards share the CA, the secrets, the records of operators, and the files. Servers never write below
   # config/ or files/.

@@ -225,8 +225,8 @@ func (i *Instance) Stop() {
 // plugTime limits how long a running machine takes to configure an interface.
 const plugTime = 30 * time.Second
 
-// Plug implements [contract.Machine]. It returns when the machine has configured the interface, or found that no file is for
-// it.
+// Plug implements [contract.Machine]. It returns when the machine has configured the interface, or found that no file
+// is for it.
 func (i *Instance) Plug(nic contract.NIC) error {
 	ctx, cancel := context.WithTimeout(context.Background(), plugTime)
 	defer cancel()

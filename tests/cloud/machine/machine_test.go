@@ -79,7 +79,8 @@ func newTestRunner(t *testing.T, files map[string]string) *testRunner {
 		}
 	}
 	r, err := machine.New(machine.Config{Dir: t.TempDir(), Images: map[string]string{"ami-1": tree}, Guest: guest,
-		Environment: map[string]string{"FLAVOUR": "plain vanilla", "CLOUD": "http://169.254.170.1"}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Environment: map[string]string{"FLAVOUR": "plain vanilla", "CLOUD": "http://169.254.170.1"},
+		Log:         slog.New(slog.NewTextHandler(t.Output(), nil)),
 		API: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, "api "+r.URL.Path)
 		})})
@@ -131,8 +132,8 @@ func (w *testRunner) start(vpc string, n int, userdata string, change ...func(*c
 }
 
 func nic(vpc string, n, index int) contract.NIC {
-	return contract.NIC{MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", index, n), VPC: vpc, Index: index, SourceDestCheck: true,
-		Addresses: []netip.Prefix{
+	return contract.NIC{MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", index, n), VPC: vpc, Index: index,
+		SourceDestCheck: true, Addresses: []netip.Prefix{
 			netip.MustParsePrefix(fmt.Sprintf("10.0.%d.%d/24", index, n)),
 			netip.MustParsePrefix(fmt.Sprintf("fd00:1:0:%x::%x/64", index, n)),
 		}}

@@ -44,8 +44,8 @@ type Config struct {
 	// Dir holds logs, built images and, while the runner exists, its working files. If it is empty, New creates a
 	// temporary directory, which Close removes.
 	Dir string
-	// Images maps the cloud's IDs of images to directories that are mounted over the host's root. They contain units, programs and users.
-	// The key "" applies to all other images. A tree must not change while machines run on it.
+	// Images maps the cloud's IDs of images to directories that are mounted over the host's root. They contain units,
+	// programs and users. The key "" applies to all other images. A tree must not change while machines run on it.
 	Images map[string]string
 	// API serves http://169.254.170.1 inside the machines. If it is nil, nothing listens at that address.
 	API http.Handler
@@ -181,8 +181,8 @@ func (r *Runner) Close() error {
 	return errors.Join(append(errs, r.clean())...)
 }
 
-// Start implements [contract.Machines]. An error that occurs after Start has returned ends the machine and is written to the
-// machine's log.
+// Start implements [contract.Machines]. An error that occurs after Start has returned ends the machine and is written
+// to the machine's log.
 func (r *Runner) Start(spec contract.Spec) (contract.Machine, error) {
 	i, err := r.start(spec)
 	if err != nil {

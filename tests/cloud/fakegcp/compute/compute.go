@@ -45,6 +45,9 @@ type Compute struct {
 	MaxPage int
 	// Machines boots the machines of instances. Nil: instances run without machines.
 	Machines Machines
+	// Healthy answers the health checks of managed groups. It runs with the lock held. Nil: running instances are
+	// healthy.
+	Healthy func(Instance) bool
 
 	mu        sync.Mutex
 	kinds     map[string]Kind
@@ -54,18 +57,23 @@ type Compute struct {
 	requests  map[string]*Operation
 	faults    []*Fault
 	lastID    uint64
-	lastIP    map[string]uint32 // by subnet
+	lastIP    map[string]uint32            // by subnet
+	managed   map[string][]managedInstance // by path of the managed group
 }
 
 // New makes a fake with the instances API, zones, machine types and images, but without networks.
 func New() *Compute {
 	c := &Compute{Now: time.Now, Delay: map[string]time.Duration{}, MaxPage: 500, kinds: map[string]Kind{},
 		handlers: map[string]rest.Handler{}, resources: map[string]*Resource{}, requests: map[string]*Operation{},
-		lastID: 4_611_686_018_427_387_903, lastIP: map[string]uint32{}}
+		lastID: 4_611_686_018_427_387_903, lastIP: map[string]uint32{},
+		managed: map[string][]managedInstance{}}
 	c.addOperations()
 	c.addInstances()
 	c.addCatalogue()
 	c.addGroups()
+	c.addNetworks()
+	c.addBalancers()
+	c.addManagedGroups()
 	return c
 }
 
@@ -128,6 +136,8 @@ type Kind struct {
 	Collection string
 	// Type is the name in the field kind, such as "instance". It is also the name of the path parameter.
 	Type string
+	// API is the name in methods, if it is not the collection, such as "regionHealthChecks".
+	API string
 	// Methods lists the standard methods to serve: insert, get, list, delete, setLabels, patch, update.
 	Methods []string
 	// Check checks a new resource, or a changed one with the old body, and fills in defaults. Optional.
@@ -196,7 +206,7 @@ func (c *Compute) Add(k Kind) {
 		"update":    func(call *rest.Call) (any, error) { return c.change(k, call, false) },
 	}
 	for _, name := range k.Methods {
-		c.Handle("compute."+k.Collection+"."+name, methods[name])
+		c.Handle("compute."+cmp.Or(k.API, k.Collection)+"."+name, methods[name])
 	}
 }
 

@@ -115,6 +115,7 @@ func (c *Compute) advance() {
 		}
 		op.finish = nil
 	}
+	c.reconcileGroups()
 	c.ops = slices.DeleteFunc(c.ops, func(op *Operation) bool {
 		return !op.ended.IsZero() && now.Sub(op.ended) > operationMemory
 	})

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/policy"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
@@ -34,6 +35,7 @@ type secret struct {
 	body     map[string]any
 	versions []version
 	lag      int
+	policy   policy.Policy
 }
 
 type version struct {
@@ -52,6 +54,8 @@ func (s *SecretManager) Handlers() map[string]rest.Handler {
 	for id, handler := range map[string]rest.Handler{
 		"secretmanager.projects.secrets.create": s.create, "secretmanager.projects.secrets.get": s.get,
 		"secretmanager.projects.secrets.delete": s.remove, "secretmanager.projects.secrets.list": s.list,
+		"secretmanager.projects.secrets.getIamPolicy":     s.getPolicy,
+		"secretmanager.projects.secrets.setIamPolicy":     s.setPolicy,
 		"secretmanager.projects.secrets.addVersion":       s.addVersion,
 		"secretmanager.projects.secrets.versions.access":  s.access,
 		"secretmanager.projects.secrets.versions.disable": s.setState("DISABLED"),
@@ -202,4 +206,21 @@ func (s *SecretManager) setState(state string) rest.Handler {
 		found.state = state
 		return map[string]any{"name": fmt.Sprintf("%s/versions/%d", name, number), "state": state}, nil
 	}
+}
+
+func (s *SecretManager) getPolicy(c *rest.Call) (any, error) {
+	found, err := s.find(c, c.Params["resource"])
+	if err != nil {
+		return nil, err
+	}
+	version, _ := strconv.Atoi(c.Query.Get("options.requestedPolicyVersion"))
+	return found.policy.Get(version), nil
+}
+
+func (s *SecretManager) setPolicy(c *rest.Call) (any, error) {
+	found, err := s.find(c, c.Params["resource"])
+	if err != nil {
+		return nil, err
+	}
+	return found.policy.Set(c.Body["policy"])
 }

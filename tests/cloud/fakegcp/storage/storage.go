@@ -1,4 +1,5 @@
-// Package storage fakes the objects of Google Cloud Storage. Every verb checks the conditions on generations.
+// Package storage fakes the buckets and objects of Google Cloud Storage. Every verb checks the conditions on
+// generations.
 package storage
 
 import (
@@ -24,6 +25,7 @@ type Storage struct {
 
 	mu         sync.Mutex
 	buckets    map[string]map[string]object
+	settings   map[string]*settings // by bucket
 	written    map[string]time.Time // by bucket and name
 	generation int64
 }
@@ -39,16 +41,16 @@ type object struct {
 // New makes a service with the named empty buckets.
 func New(buckets ...string) *Storage {
 	s := &Storage{buckets: map[string]map[string]object{}, written: map[string]time.Time{},
-		generation: time.Now().UnixMicro()}
+		settings: map[string]*settings{}, generation: time.Now().UnixMicro()}
 	for _, name := range buckets {
-		s.buckets[name] = map[string]object{}
+		s.buckets[name], s.settings[name] = map[string]object{}, newSettings()
 	}
 	return s
 }
 
 // Handlers returns the methods that the fake has.
 func (s *Storage) Handlers() map[string]rest.Handler {
-	out := map[string]rest.Handler{}
+	out := s.bucketHandlers()
 	for id, handler := range map[string]func(*rest.Call, map[string]object) (any, error){
 		"storage.objects.get": s.get, "storage.objects.insert": s.insert, "storage.objects.delete": s.remove,
 		"storage.objects.list": s.list,

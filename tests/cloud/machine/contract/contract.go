@@ -34,7 +34,8 @@ type Spec struct {
 	Primary  NIC
 	// DMI has the files of /sys/class/dmi/id that tell programs which cloud they run on.
 	DMI map[string]string
-	// Metadata serves http://169.254.169.254 inside the machine. It takes the cloud's lock itself. Nil: nothing listens.
+	// Metadata serves http://169.254.169.254 inside the machine. It takes the cloud's lock itself. Nil: nothing
+	// listens.
 	Metadata http.Handler
 	Exited   func()
 }

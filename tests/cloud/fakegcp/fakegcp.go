@@ -1,0 +1,108 @@
+// Package fakegcp is a fake of Google Cloud with one project, for Google's SDK and Terraform provider. It composes the
+// services behind one server.
+//
+// Invariant: a call without a valid token is refused, and every call is in the ledger.
+package fakegcp
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/iam"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/secretmanager"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/storage"
+)
+
+// The project that owns all resources.
+const (
+	Project = "my-project"
+	Number  = "123456789012"
+)
+
+// Cloud is the fake cloud.
+type Cloud struct {
+	Compute *compute.Compute
+	Storage *storage.Storage
+	Secrets *secretmanager.SecretManager
+	IAM     *iam.IAM
+
+	services map[string]*rest.Server // by the first part of the path
+}
+
+// New makes a cloud with the given zones, such as us-central1-a, and without other resources.
+func New(zones ...string) (*Cloud, error) {
+	c := &Cloud{Compute: compute.New(), Storage: storage.New(), Secrets: secretmanager.New(),
+		IAM: iam.New(Project, Number), services: map[string]*rest.Server{}}
+	for _, zone := range zones {
+		c.Compute.AddZone(Project, zone)
+	}
+	for _, s := range []struct {
+		name, api string
+		handlers  map[string]rest.Handler
+	}{
+		{"compute", "compute", c.Compute.Handlers()}, {"storage", "storage", c.Storage.Handlers()},
+		{"secretmanager", "secretmanager", c.Secrets.Handlers()}, {"iam", "iam", c.IAM.Handlers()},
+		{"cloudresourcemanager", "cloudresourcemanager", c.IAM.ProjectHandlers()},
+	} {
+		server, err := rest.New(s.api, "v1", s.handlers, credentials.Identify)
+		if err != nil {
+			return nil, fmt.Errorf("make %s: %w", s.name, err)
+		}
+		c.services[s.name] = server
+	}
+	return c, nil
+}
+
+// Environment returns the variables with which Google's Terraform provider and the SDK clients of this repository find
+// the services at a URL. The Terraform provider needs https.
+func Environment(url string) map[string]string {
+	return map[string]string{
+		"GOOGLE_COMPUTE_CUSTOM_ENDPOINT":          url + "/compute/v1/",
+		"GOOGLE_STORAGE_CUSTOM_ENDPOINT":          url + "/storage/v1/",
+		"GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT":   url + "/secretmanager/v1/",
+		"GOOGLE_IAM_CUSTOM_ENDPOINT":              url + "/iam/v1/",
+		"GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": url + "/cloudresourcemanager/v1/",
+		"GOOGLE_CLOUD_PROJECT":                    Project,
+		"GOOGLE_PROJECT":                          Project,
+	}
+}
+
+// ServeHTTP implements http.Handler. The first part of a path names the service. For compute and storage, which have
+// their names in their paths, it is part of the service's own path.
+func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	switch name {
+	case "upload":
+		name = "storage"
+	case "compute", "storage":
+	default:
+		r.URL.Path = strings.TrimPrefix(r.URL.Path, "/"+name)
+		r.URL.RawPath = strings.TrimPrefix(r.URL.RawPath, "/"+name)
+	}
+	service := c.services[name]
+	if service == nil {
+		http.NotFound(w, r)
+		return
+	}
+	service.ServeHTTP(w, r)
+}
+
+// Calls returns the ledger of all services.
+func (c *Cloud) Calls() (all []rest.Record) {
+	for _, service := range c.services {
+		all = append(all, service.Calls()...)
+	}
+	return all
+}
+
+// Inventory returns all resources that a user has made, sorted.
+func (c *Cloud) Inventory() []string {
+	found := slices.Concat(c.IAM.Inventory(), c.Storage.Inventory(), c.Compute.Inventory())
+	slices.Sort(found)
+	return found
+}

@@ -1,0 +1,245 @@
+// Package iam fakes the service accounts, custom roles and projects of Google Cloud, with their policies.
+package iam
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
+)
+
+// IAM holds the accounts, roles and policies of one project in memory.
+type IAM struct {
+	project, number string
+
+	mu       sync.Mutex
+	accounts map[string]*account // by resource name
+	roles    map[string]*role    // by resource name
+	policy   policy.Policy       // of the project
+	lastID   int
+}
+
+type account struct {
+	body   map[string]any
+	policy policy.Policy
+}
+
+// role is a custom role. A deleted role keeps its ID.
+type role struct {
+	body    map[string]any
+	deleted bool
+	changes int
+}
+
+// New makes a project without accounts and roles.
+func New(project, number string) *IAM {
+	return &IAM{project: project, number: number, accounts: map[string]*account{}, roles: map[string]*role{},
+		lastID: 100000000000000000}
+}
+
+// Handlers returns the methods of the IAM API that the fake has.
+func (i *IAM) Handlers() map[string]rest.Handler {
+	return i.locked(map[string]rest.Handler{
+		"iam.projects.serviceAccounts.create": i.createAccount,
+		"iam.projects.serviceAccounts.get": i.onAccount(func(_ *rest.Call, _ string, a *account) (any, error) {
+			return maps.Clone(a.body), nil
+		}),
+		"iam.projects.serviceAccounts.delete": i.onAccount(func(_ *rest.Call, name string, _ *account) (any, error) {
+			delete(i.accounts, name)
+			return map[string]any{}, nil
+		}),
+		"iam.projects.serviceAccounts.getIamPolicy": i.onAccount(func(c *rest.Call, _ string, a *account) (any, error) {
+			version, _ := strconv.Atoi(c.Query.Get("options.requestedPolicyVersion"))
+			return a.policy.Get(version), nil
+		}),
+		"iam.projects.serviceAccounts.setIamPolicy": i.onAccount(func(c *rest.Call, _ string, a *account) (any, error) {
+			return a.policy.Set(c.Body["policy"])
+		}),
+		"iam.projects.roles.create": i.createRole,
+		"iam.projects.roles.get": i.onRole(func(_ *rest.Call, r *role) (any, error) {
+			return r.describe(), nil
+		}),
+		"iam.projects.roles.patch": i.onRole(func(c *rest.Call, r *role) (any, error) {
+			for field, value := range c.Body {
+				r.body[field] = value
+			}
+			r.changes++
+			return r.describe(), nil
+		}),
+		"iam.projects.roles.delete": i.onRole(func(_ *rest.Call, r *role) (any, error) { return r.setDeleted(true) }),
+		"iam.projects.roles.undelete": i.onRole(func(_ *rest.Call, r *role) (any, error) {
+			return r.setDeleted(false)
+		}),
+	})
+}
+
+// ProjectHandlers returns the methods of the Resource Manager API that the fake has.
+func (i *IAM) ProjectHandlers() map[string]rest.Handler {
+	return i.locked(map[string]rest.Handler{
+		"cloudresourcemanager.projects.get": func(c *rest.Call) (any, error) {
+			if err := i.checkProject(c.Params["projectId"]); err != nil {
+				return nil, err
+			}
+			return map[string]any{"projectId": i.project, "projectNumber": i.number, "name": i.project,
+				"lifecycleState": "ACTIVE"}, nil
+		},
+		"cloudresourcemanager.projects.getIamPolicy": func(c *rest.Call) (any, error) {
+			if err := i.checkProject(c.Params["resource"]); err != nil {
+				return nil, err
+			}
+			options, _ := c.Body["options"].(map[string]any)
+			version, _ := strconv.Atoi(fmt.Sprint(options["requestedPolicyVersion"]))
+			return i.policy.Get(version), nil
+		},
+		"cloudresourcemanager.projects.setIamPolicy": func(c *rest.Call) (any, error) {
+			if err := i.checkProject(c.Params["resource"]); err != nil {
+				return nil, err
+			}
+			return i.policy.Set(c.Body["policy"])
+		},
+	})
+}
+
+func (i *IAM) locked(handlers map[string]rest.Handler) map[string]rest.Handler {
+	for id, handler := range handlers {
+		handlers[id] = func(c *rest.Call) (any, error) {
+			i.mu.Lock()
+			defer i.mu.Unlock()
+			return handler(c)
+		}
+	}
+	return handlers
+}
+
+func (i *IAM) checkProject(name string) error {
+	if name != i.project && name != i.number {
+		return &rest.Error{Code: http.StatusForbidden, Reason: "forbidden", Status: "PERMISSION_DENIED",
+			Message: "The caller does not have permission on project " + name}
+	}
+	return nil
+}
+
+var accountID = regexp.MustCompile(`^[a-z]([-a-z0-9]{4,28}[a-z0-9])$`)
+
+func (i *IAM) createAccount(c *rest.Call) (any, error) {
+	id := rest.Text(c.Body, "accountId")
+	if !accountID.MatchString(id) {
+		return nil, &rest.Error{Code: http.StatusBadRequest, Reason: "badRequest", Status: "INVALID_ARGUMENT",
+			Message: "The account ID \"" + id + "\" does not have a length between 6 and 30."}
+	}
+	email := id + "@" + i.project + ".iam.gserviceaccount.com"
+	name := "projects/" + i.project + "/serviceAccounts/" + email
+	if i.accounts[name] != nil {
+		return nil, &rest.Error{Code: http.StatusConflict, Reason: "alreadyExists", Status: "ALREADY_EXISTS",
+			Message: "Service account " + id + " already exists within project projects/" + i.project + "."}
+	}
+	i.lastID++
+	body := map[string]any{"name": name, "projectId": i.project, "email": email, "uniqueId": strconv.Itoa(i.lastID),
+		"oauth2ClientId": strconv.Itoa(i.lastID), "etag": "MDEwMjE5MjA="}
+	given, _ := c.Body["serviceAccount"].(map[string]any)
+	for _, field := range []string{"displayName", "description"} {
+		if text := rest.Text(given, field); text != "" {
+			body[field] = text
+		}
+	}
+	i.accounts[name] = &account{body: body}
+	return maps.Clone(body), nil
+}
+
+// onAccount returns the handler of a method of an account. The project may be a dash.
+func (i *IAM) onAccount(f func(*rest.Call, string, *account) (any, error)) rest.Handler {
+	return func(c *rest.Call) (any, error) {
+		name := c.Params["name"] + c.Params["resource"]
+		name = strings.Replace(name, "projects/-/", "projects/"+i.project+"/", 1)
+		a := i.accounts[name]
+		if a == nil {
+			return nil, rest.NotFound("Unknown service account: %s", name)
+		}
+		return f(c, name, a)
+	}
+}
+
+var (
+	roleID     = regexp.MustCompile(`^[a-zA-Z0-9_.]{3,64}$`)
+	permission = regexp.MustCompile(`^[a-z]+(\.[a-zA-Z]+){2}$`)
+)
+
+func (i *IAM) createRole(c *rest.Call) (any, error) {
+	id := rest.Text(c.Body, "roleId")
+	name := c.Params["parent"] + "/roles/" + id
+	body, _ := c.Body["role"].(map[string]any)
+	switch {
+	case !roleID.MatchString(id):
+		return nil, &rest.Error{Code: http.StatusBadRequest, Reason: "badRequest", Status: "INVALID_ARGUMENT",
+			Message: "The role_id " + id + " is invalid."}
+	case i.roles[name] != nil:
+		return nil, &rest.Error{Code: http.StatusConflict, Reason: "alreadyExists", Status: "ALREADY_EXISTS",
+			Message: "A role named " + id + " in projects/" + i.project + " already exists."}
+	}
+	permissions, _ := body["includedPermissions"].([]any)
+	for _, p := range permissions {
+		if text, _ := p.(string); !permission.MatchString(text) {
+			return nil, &rest.Error{Code: http.StatusBadRequest, Reason: "badRequest", Status: "INVALID_ARGUMENT",
+				Message: "Permission " + text + " is not valid."}
+		}
+	}
+	r := &role{body: maps.Clone(body)}
+	r.body["name"] = name
+	i.roles[name] = r
+	return r.describe(), nil
+}
+
+func (i *IAM) onRole(f func(*rest.Call, *role) (any, error)) rest.Handler {
+	return func(c *rest.Call) (any, error) {
+		r := i.roles[c.Params["name"]]
+		if r == nil {
+			return nil, rest.NotFound("The role named %s was not found.", c.Params["name"])
+		}
+		return f(c, r)
+	}
+}
+
+func (r *role) describe() map[string]any {
+	out := maps.Clone(r.body)
+	out["etag"] = fmt.Sprintf("BwY%05d", r.changes)
+	if r.deleted {
+		out["deleted"] = true
+	}
+	return out
+}
+
+func (r *role) setDeleted(deleted bool) (any, error) {
+	if r.deleted == deleted {
+		return nil, &rest.Error{Code: http.StatusBadRequest, Reason: "failedPrecondition",
+			Status: "FAILED_PRECONDITION", Message: "The role is already in this state."}
+	}
+	r.deleted = deleted
+	r.changes++
+	return r.describe(), nil
+}
+
+// Inventory returns the accounts, the roles that are not deleted, and the bindings of the project.
+func (i *IAM) Inventory() (found []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for name := range i.accounts {
+		found = append(found, "service account "+name)
+	}
+	for name, r := range i.roles {
+		if !r.deleted {
+			found = append(found, "role "+name)
+		}
+	}
+	for _, b := range i.policy.Bindings() {
+		found = append(found, fmt.Sprintf("binding %s of %v", b.Role, b.Members))
+	}
+	slices.Sort(found)
+	return found
+}
