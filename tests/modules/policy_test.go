@@ -373,6 +373,7 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 
 		{"looks", "ec2:DescribeInstances", "*", nil, true},
 		{"looks", "ec2:DescribeImages", "*", nil, true},
+		{"looks", "ec2:DescribeInstanceTypes", "*", nil, true},
 		{"looks", "ec2:DescribeSubnets", "*", nil, true},
 		{"looks", "ec2:DescribeNetworkInterfaces", "*", nil, true},
 		{"looks elsewhere", "ec2:DescribeVpcs", "*", nil, false},
@@ -684,7 +685,7 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	slices.Sort(actions)
 	want := []string{
 		"autoscaling:CompleteLifecycleAction", "autoscaling:SetInstanceHealth",
-		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances",
+		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstanceTypes", "ec2:DescribeInstances",
 		"ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
 		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",

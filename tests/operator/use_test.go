@@ -5,7 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,9 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// TestUse runs what else changes a MachinePool's replicas.
+// applied is a group that exists only in Kubernetes and is applied from a manifest.
+const applied = "applied"
+
+// TestUse runs what else changes a MachinePool's replicas: the cluster autoscaler and manifests.
 func TestUse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -30,6 +39,7 @@ func TestUse(t *testing.T) {
 		run  func(*testing.T)
 	}{
 		{"autoscaler", l.testAutoscaler},
+		{"apply", l.testApply},
 	} {
 		if !t.Run(part.name, part.run) {
 			return // Later parts would fail for the same reason.
@@ -129,4 +139,103 @@ func (l *lab) autoscalerRemoves(t *testing.T, pool, name string) {
 	if err := l.Client.SubResource("scale").Patch(ctx, mp, client.RawPatch(types.MergePatchType, patch)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// manifest is the MachinePool of the group applied as users keep it in Git. The lines of replicas and of the
+// autoscaler's annotations are added.
+const manifest = `
+apiVersion: cluster.x-k8s.io/v1beta2
+kind: MachinePool
+metadata:
+  name: applied
+  %s
+spec:
+  clusterName: ` + clusterName + `
+  %s
+  template:
+    spec:
+      clusterName: ` + clusterName + `
+      bootstrap: {dataSecretName: ""}
+      infrastructureRef: {apiGroup: infrastructure.cluster.x-k8s.io, kind: NstanceMachinePool, name: applied}
+`
+
+const limits = `annotations:
+    cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size: "0"
+    cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size: "10"`
+
+// testApply checks who owns a MachinePool's replicas, as the reference tells.
+func (l *lab) testApply(t *testing.T) {
+	ctx := t.Context()
+	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(applied),
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: applied, Shards: []string{"east", "west"}, Template: "worker"}})
+	apply := func(replicas, annotations string, flags ...string) error {
+		file := filepath.Join(l.dir, "pool.yaml")
+		if err := os.WriteFile(file, fmt.Appendf(nil, manifest, annotations, replicas), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(ctx, "kubectl", append([]string{"--kubeconfig", l.Kubeconfig, "-n", namespace, "apply",
+			"--server-side", "--field-manager=fleet", "-f", file}, flags...)...)
+		cmd.Env = append(os.Environ(), "HOME="+l.dir)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}
+	// The owner is not checked if it is empty: a number that Cluster API set has none.
+	replicas := func(want int32, owner string) {
+		t.Helper()
+		mp := &clusterv1.MachinePool{}
+		if err := l.Client.Get(ctx, in(applied), mp); err != nil {
+			t.Fatal(err)
+		}
+		var owners []string
+		for _, f := range mp.ManagedFields {
+			if strings.Contains(string(f.FieldsV1.Raw), `"f:replicas":{}`) && f.Subresource != "status" {
+				owners = append(owners, f.Manager+" "+string(f.Operation))
+			}
+		}
+		if *mp.Spec.Replicas != want || owner != "" && !slices.Equal(owners, []string{owner}) {
+			t.Errorf("%d replicas, owned by %q; want %d, owned by %q", *mp.Spec.Replicas, owners, want, owner)
+		}
+	}
+	autoscaler := func(n int) {
+		t.Helper()
+		mp := &clusterv1.MachinePool{ObjectMeta: objectMeta(applied)}
+		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n))
+		if err := l.Client.SubResource("scale").Patch(ctx, mp, patch, client.FieldOwner("cluster-autoscaler")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A manifest with replicas owns them. After the autoscaler, applying it is a conflict, and force scales back.
+	if err := apply("replicas: 2", ""); err != nil {
+		t.Fatal(err)
+	}
+	replicas(2, "fleet Apply")
+	autoscaler(3)
+	replicas(3, "cluster-autoscaler Update")
+	if err := apply("replicas: 2", ""); err == nil || !strings.Contains(err.Error(), "conflict") {
+		t.Errorf("an old manifest: %v", err)
+	}
+	if err := apply("replicas: 2", "", "--force-conflicts"); err != nil {
+		t.Error(err)
+	}
+	replicas(2, "fleet Apply")
+	// A manifest without replicas, applied after one with replicas, drops them. The annotations keep the number.
+	if err := apply("", limits); err != nil {
+		t.Fatal(err)
+	}
+	replicas(2, "")
+	autoscaler(3)
+	if err := apply("", limits, "--force-conflicts"); err != nil {
+		t.Fatal(err)
+	}
+	replicas(3, "")
+	l.restored(t, applied, l.both(2, 1))
+	// Without the annotations as well, Cluster API sets a dropped number to 1.
+	if err := errors.Join(apply("replicas: 3", "", "--force-conflicts"), apply("", "")); err != nil {
+		t.Fatal(err)
+	}
+	replicas(1, "")
+	l.remove(t, "machinepool", applied)
 }

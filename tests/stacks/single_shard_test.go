@@ -66,7 +66,7 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 }
 
 // refresh asks the leader every second to look for a new configuration, until the test ends. Without it, the leader
-// looks within three minutes.
+// looks within three minutes. It also asks for the size of a type, as nstance-operator does.
 func (f *fleet) refresh(t *testing.T) {
 	t.Helper()
 	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
@@ -81,6 +81,10 @@ func (f *fleet) refresh(t *testing.T) {
 				return
 			case <-ticker.C:
 				_, _ = operator.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{}) // There may be no leader.
+				size, err := operator.GetInstanceType(ctx, &nstancev1.GetInstanceTypeRequest{InstanceType: "t3.small"})
+				if err == nil && (size.GetCpus() != 2 || size.GetMemoryMib() != 2048) {
+					t.Errorf("t3.small is %v", size)
+				}
 			}
 		}
 	}()

@@ -195,9 +195,11 @@ locals {
     },
     {
       # These actions do not support resource-level permissions.
-      Sid      = "Describe"
-      Effect   = "Allow"
-      Action   = ["ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets"]
+      Sid    = "Describe"
+      Effect = "Allow"
+      Action = [
+        "ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
+      ]
       Resource = "*"
     },
   ] }

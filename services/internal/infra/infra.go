@@ -118,6 +118,19 @@ type SubnetCapacity interface {
 	HasRoom(ctx context.Context, subnets []string) (map[string]bool, error)
 }
 
+// InstanceTypes is an optional capability: it describes types of VMs.
+type InstanceTypes interface {
+	// DescribeType returns the size of a type. An error of class [NotFound] or [Invalid] means that there is no such
+	// type.
+	DescribeType(ctx context.Context, name string) (InstanceType, error)
+}
+
+// InstanceType is the size of a type of VMs.
+type InstanceType struct {
+	CPUs      int
+	MemoryMiB int64 // the whole memory, including what firmware and kernel reserve
+}
+
 // LoadBalancers is an optional capability. Both methods are idempotent. Both refuse a VM that is gone or being deleted
 // as Invalid, as Elastic Load Balancing does ("targets are not in a running state"; RegisterTargets, InvalidTarget). A
 // late call of a former leader therefore adds no member that would never be removed.

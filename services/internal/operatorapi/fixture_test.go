@@ -154,15 +154,16 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 	if _, err := w.state.StoreCA(t.Context(), w.CA); err != nil {
 		t.Fatal(err)
 	}
-	w.provider = mock.New(mock.Config{Now: w.Clock.Now, Script: func(ctx context.Context, call mock.Call) mock.Outcome {
-		w.mu.Lock()
-		script := w.script
-		w.mu.Unlock()
-		if script == nil {
-			return mock.Outcome{}
-		}
-		return script(ctx, call)
-	}})
+	w.provider = mock.New(mock.Config{Now: w.Clock.Now,
+		Types: map[string]infra.InstanceType{"small": {CPUs: 2, MemoryMiB: 4096}}, Script: func(ctx context.Context, call mock.Call) mock.Outcome {
+			w.mu.Lock()
+			script := w.script
+			w.mu.Unlock()
+			if script == nil {
+				return mock.Outcome{}
+			}
+			return script(ctx, call)
+		}})
 	w.configure(t, text)
 
 	ctx, authority, lose := lease.Unlimited(context.Background(), 3)

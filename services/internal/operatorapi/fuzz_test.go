@@ -36,7 +36,7 @@ func FuzzRequests(f *testing.F) {
 	all := []func(ctx context.Context, raw []byte) error{
 		reading(w.ListGroups), reading(w.DeleteGroup), reading(w.ListInstances), reading(w.GetInstanceStatus),
 		reading(w.CreateInstance), reading(w.DeleteInstance),
-		reading(w.AcknowledgeDrained), reading(w.RenewCertificate),
+		reading(w.AcknowledgeDrained), reading(w.RenewCertificate), reading(w.GetInstanceType),
 	}
 	for kind, seed := range []proto.Message{
 		&nstancev1.ListGroupsRequest{}, &nstancev1.DeleteGroupRequest{Group: "fleet"},
@@ -46,6 +46,7 @@ func FuzzRequests(f *testing.F) {
 		&nstancev1.DeleteInstanceRequest{InstanceId: "knd", Reason: "because"},
 		&nstancev1.AcknowledgeDrainedRequest{InstanceId: w.id.String()},
 		&nstancev1.OperatorServiceRenewCertificateRequest{},
+		&nstancev1.GetInstanceTypeRequest{InstanceType: "small"},
 	} {
 		raw, err := proto.Marshal(seed)
 		if err != nil {

@@ -61,6 +61,7 @@ type Leader struct {
 	mu        sync.Mutex
 	operators map[admission]checked
 	creating  map[ident.ID]*creation
+	types     map[string]*nstancev1.GetInstanceTypeResponse // nil: the provider does not know the type
 }
 
 func (l *Leader) state() *shardstate.State { return l.Leader.State }

@@ -20,6 +20,7 @@ type measuredProvider struct {
 	network   infra.LeaderNetwork
 	evidence  infra.MachineEvidence
 	capacity  infra.SubnetCapacity
+	types     infra.InstanceTypes
 	balancers infra.LoadBalancers
 	images    infra.Images
 	userdata  infra.UserdataRemover
@@ -33,6 +34,7 @@ func measure(provider infra.Provider, timeout func() time.Duration,
 	m.network, _ = infra.Capability[infra.LeaderNetwork](provider)
 	m.evidence, _ = infra.Capability[infra.MachineEvidence](provider)
 	m.capacity, _ = infra.Capability[infra.SubnetCapacity](provider)
+	m.types, _ = infra.Capability[infra.InstanceTypes](provider)
 	m.balancers, _ = infra.Capability[infra.LoadBalancers](provider)
 	m.images, _ = infra.Capability[infra.Images](provider)
 	m.userdata, _ = infra.Capability[infra.UserdataRemover](provider)
@@ -113,6 +115,12 @@ func (m *measuredProvider) MachineState(ctx context.Context, machineID string) (
 func (m *measuredProvider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
 	return measureCall(ctx, m, "subnet_capacity", func(ctx context.Context) (map[string]bool, error) {
 		return m.capacity.HasRoom(ctx, subnets)
+	})
+}
+
+func (m *measuredProvider) DescribeType(ctx context.Context, name string) (infra.InstanceType, error) {
+	return measureCall(ctx, m, "describe_type", func(ctx context.Context) (infra.InstanceType, error) {
+		return m.types.DescribeType(ctx, name)
 	})
 }
 

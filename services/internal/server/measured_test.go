@@ -25,6 +25,7 @@ var (
 	_ infra.LeaderNetwork   = (*fullProvider)(nil)
 	_ infra.MachineEvidence = (*fullProvider)(nil)
 	_ infra.SubnetCapacity  = (*fullProvider)(nil)
+	_ infra.InstanceTypes   = (*fullProvider)(nil)
 	_ infra.LoadBalancers   = (*fullProvider)(nil)
 	_ infra.Images          = (*fullProvider)(nil)
 	_ infra.UserdataRemover = (*fullProvider)(nil)
@@ -66,6 +67,10 @@ func (p *fullProvider) MachineState(ctx context.Context, _ string) (infra.State,
 func (p *fullProvider) HasRoom(ctx context.Context, _ []string) (map[string]bool, error) {
 	p.last = ctx
 	return nil, infra.Throttled
+}
+func (p *fullProvider) DescribeType(ctx context.Context, _ string) (infra.InstanceType, error) {
+	p.last = ctx
+	return infra.InstanceType{}, infra.Throttled
 }
 func (p *fullProvider) Register(ctx context.Context, _ string, _ infra.VM) error {
 	p.last = ctx
@@ -163,6 +168,7 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	capacity, _ := infra.Capability[infra.SubnetCapacity](provider)
 	balancers, _ := infra.Capability[infra.LoadBalancers](provider)
 	images, _ := infra.Capability[infra.Images](provider)
+	types, _ := infra.Capability[infra.InstanceTypes](provider)
 	ctx := context.Background()
 	_ = network.Acquire(ctx, "")
 	_ = network.Release(ctx, "")
@@ -171,8 +177,9 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	_ = balancers.Register(ctx, "", infra.VM{})
 	_ = balancers.Deregister(ctx, "", infra.VM{})
 	_, _ = images.Resolve(ctx, infra.ImageQuery{})
+	_, _ = types.DescribeType(ctx, "")
 	want := map[string]int{"acquire_address": 1, "release_address": 1, "machine_state": 1, "subnet_capacity": 1,
-		"register": 1, "deregister": 1, "resolve_image": 1}
+		"register": 1, "deregister": 1, "resolve_image": 1, "describe_type": 1}
 	if !reflect.DeepEqual(calls, want) {
 		t.Errorf("counted %v, want %v", calls, want)
 	}

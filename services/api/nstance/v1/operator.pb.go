@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37, 0}
 }
 
 type InstanceEvent_Type int32
@@ -201,7 +201,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -2056,6 +2056,103 @@ func (x *DeleteInstanceResponse) GetGroup() *GroupStatus {
 	return nil
 }
 
+type GetInstanceTypeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	InstanceType  string                 `protobuf:"bytes,1,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetInstanceTypeRequest) Reset() {
+	*x = GetInstanceTypeRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetInstanceTypeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetInstanceTypeRequest) ProtoMessage() {}
+
+func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
+func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *GetInstanceTypeRequest) GetInstanceType() string {
+	if x != nil {
+		return x.InstanceType
+	}
+	return ""
+}
+
+type GetInstanceTypeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Cpus  uint32                 `protobuf:"varint,1,opt,name=cpus,proto3" json:"cpus,omitempty"`
+	// The whole memory of the machine, including what firmware and kernel reserve.
+	MemoryMib     uint64 `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetInstanceTypeResponse) Reset() {
+	*x = GetInstanceTypeResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetInstanceTypeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetInstanceTypeResponse) ProtoMessage() {}
+
+func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
+func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *GetInstanceTypeResponse) GetCpus() uint32 {
+	if x != nil {
+		return x.Cpus
+	}
+	return 0
+}
+
+func (x *GetInstanceTypeResponse) GetMemoryMib() uint64 {
+	if x != nil {
+		return x.MemoryMib
+	}
+	return 0
+}
+
 type GetInstanceStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
@@ -2065,7 +2162,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2174,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2187,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -2109,7 +2206,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2218,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2231,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -2154,7 +2251,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2263,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2276,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -2198,7 +2295,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2307,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2223,7 +2320,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -2276,7 +2373,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2385,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2398,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -2530,7 +2627,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2639,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2652,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -2573,7 +2670,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2682,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2695,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 type WatchGroupsRequest struct {
@@ -2609,7 +2706,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2621,7 +2718,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2634,7 +2731,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 type WatchGroupsResponse struct {
@@ -2646,7 +2743,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2658,7 +2755,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2671,7 +2768,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -2694,7 +2791,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2706,7 +2803,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2719,7 +2816,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -2751,7 +2848,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +2860,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +2873,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 type WatchInstancesResponse struct {
@@ -2788,7 +2885,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +2897,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +2910,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -2841,7 +2938,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +2950,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +2963,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -2926,7 +3023,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3035,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3048,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 type WatchErrorsResponse struct {
@@ -2963,7 +3060,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2975,7 +3072,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2988,7 +3085,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -3014,7 +3111,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3026,7 +3123,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3039,7 +3136,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -3098,7 +3195,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3207,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3220,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -3175,7 +3272,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3284,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3297,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -3242,7 +3339,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3351,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3364,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -3295,7 +3392,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3307,7 +3404,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3320,7 +3417,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -3346,7 +3443,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3455,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3468,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -3403,7 +3500,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3415,7 +3512,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3428,7 +3525,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -3512,7 +3609,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3524,7 +3621,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3537,7 +3634,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -3558,7 +3655,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3570,7 +3667,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3583,7 +3680,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -3781,7 +3878,13 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tdecrement\x18\x03 \x01(\bR\tdecrement\"\x7f\n" +
 	"\x16DeleteInstanceResponse\x126\n" +
 	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12-\n" +
-	"\x05group\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\";\n" +
+	"\x05group\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"=\n" +
+	"\x16GetInstanceTypeRequest\x12#\n" +
+	"\rinstance_type\x18\x01 \x01(\tR\finstanceType\"L\n" +
+	"\x17GetInstanceTypeResponse\x12\x12\n" +
+	"\x04cpus\x18\x01 \x01(\rR\x04cpus\x12\x1d\n" +
+	"\n" +
+	"memory_mib\x18\x02 \x01(\x04R\tmemoryMib\";\n" +
 	"\x18GetInstanceStatusRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"S\n" +
@@ -3929,7 +4032,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xd7\r\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xb3\x0e\n" +
 	"\x0fOperatorService\x12Z\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\x12T\n" +
 	"\rRefreshConfig\x12 .nstance.v1.RefreshConfigRequest\x1a!.nstance.v1.RefreshConfigResponse\x12K\n" +
@@ -3943,7 +4046,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tRollGroup\x12\x1c.nstance.v1.RollGroupRequest\x1a\x1d.nstance.v1.RollGroupResponse\x12Q\n" +
 	"\fExplainGroup\x12\x1f.nstance.v1.ExplainGroupRequest\x1a .nstance.v1.ExplainGroupResponse\x12W\n" +
 	"\x0eCreateInstance\x12!.nstance.v1.CreateInstanceRequest\x1a\".nstance.v1.CreateInstanceResponse\x12W\n" +
-	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\x12`\n" +
+	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\x12Z\n" +
+	"\x0fGetInstanceType\x12\".nstance.v1.GetInstanceTypeRequest\x1a#.nstance.v1.GetInstanceTypeResponse\x12`\n" +
 	"\x11GetInstanceStatus\x12$.nstance.v1.GetInstanceStatusRequest\x1a%.nstance.v1.GetInstanceStatusResponse\x12T\n" +
 	"\rListInstances\x12 .nstance.v1.ListInstancesRequest\x1a!.nstance.v1.ListInstancesResponse\x12c\n" +
 	"\x12AcknowledgeDrained\x12%.nstance.v1.AcknowledgeDrainedRequest\x1a&.nstance.v1.AcknowledgeDrainedResponse\x12P\n" +
@@ -3968,7 +4072,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -3999,91 +4103,93 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*CreateInstanceResponse)(nil),                  // 26: nstance.v1.CreateInstanceResponse
 	(*DeleteInstanceRequest)(nil),                   // 27: nstance.v1.DeleteInstanceRequest
 	(*DeleteInstanceResponse)(nil),                  // 28: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil),                // 29: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 30: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 31: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 32: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 33: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 34: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 35: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 36: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 37: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 38: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 39: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 40: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 41: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 42: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 43: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 44: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 45: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 46: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 47: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 48: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 49: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 50: nstance.v1.JournalEvent
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 51: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 52: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 53: nstance.v1.GroupStatus.VarsEntry
-	nil,                           // 54: nstance.v1.UpsertGroupRequest.VarsEntry
-	nil,                           // 55: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 56: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 57: google.protobuf.Duration
-	(*Metrics)(nil),               // 58: nstance.v1.Metrics
+	(*GetInstanceTypeRequest)(nil),                  // 29: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 30: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceStatusRequest)(nil),                // 31: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 32: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 33: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 34: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 35: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 36: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 37: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 38: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 39: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 40: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 41: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 42: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 43: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 44: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 45: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 46: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 47: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 48: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 49: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 50: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 51: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 52: nstance.v1.JournalEvent
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 53: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 54: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 55: nstance.v1.GroupStatus.VarsEntry
+	nil,                           // 56: nstance.v1.UpsertGroupRequest.VarsEntry
+	nil,                           // 57: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 58: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 59: google.protobuf.Duration
+	(*Metrics)(nil),               // 60: nstance.v1.Metrics
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	56, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	58, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	5,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
 	0,  // 2: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	5,  // 3: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	10, // 4: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	53, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	57, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	54, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	57, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
+	55, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	59, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
+	56, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
+	59, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
 	10, // 9: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	10, // 10: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	10, // 11: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	10, // 12: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	56, // 13: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	58, // 13: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
 	23, // 14: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	56, // 15: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	58, // 15: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
 	24, // 16: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	44, // 17: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	56, // 18: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	56, // 19: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	56, // 20: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	55, // 21: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	33, // 22: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	33, // 23: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 17: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	58, // 18: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	58, // 19: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	58, // 20: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	57, // 21: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	35, // 22: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	35, // 23: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	10, // 24: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	33, // 25: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	33, // 26: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	56, // 27: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	56, // 28: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	56, // 29: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	56, // 30: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	56, // 31: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	56, // 32: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	58, // 33: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	56, // 34: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	38, // 35: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	35, // 25: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	35, // 26: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	58, // 27: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	58, // 28: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	58, // 29: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	58, // 30: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	58, // 31: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	58, // 32: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	60, // 33: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	58, // 34: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	40, // 35: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
 	1,  // 36: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
 	10, // 37: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	41, // 38: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	43, // 38: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
 	2,  // 39: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	33, // 40: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	56, // 41: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	56, // 42: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	44, // 43: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	56, // 44: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	56, // 45: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	45, // 46: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	56, // 47: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	50, // 48: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	45, // 49: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	50, // 50: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	56, // 51: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	56, // 52: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	35, // 40: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	58, // 41: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	58, // 42: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	46, // 43: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	58, // 44: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	58, // 45: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	47, // 46: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	58, // 47: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	52, // 48: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	47, // 49: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	52, // 50: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	58, // 51: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	58, // 52: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
 	3,  // 53: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
 	6,  // 54: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
 	8,  // 55: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
@@ -4095,37 +4201,39 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	21, // 61: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
 	25, // 62: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
 	27, // 63: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	29, // 64: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	31, // 65: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	34, // 66: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	36, // 67: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	39, // 68: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	42, // 69: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	46, // 70: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	48, // 71: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	51, // 72: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 73: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	7,  // 74: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	9,  // 75: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 76: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	14, // 77: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	16, // 78: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	18, // 79: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	20, // 80: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	22, // 81: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	26, // 82: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	28, // 83: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	30, // 84: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	32, // 85: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	35, // 86: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	37, // 87: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	40, // 88: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	43, // 89: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	47, // 90: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	49, // 91: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	52, // 92: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	73, // [73:93] is the sub-list for method output_type
-	53, // [53:73] is the sub-list for method input_type
+	29, // 64: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	31, // 65: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	33, // 66: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	36, // 67: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	38, // 68: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	41, // 69: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	44, // 70: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	48, // 71: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	50, // 72: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	53, // 73: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 74: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	7,  // 75: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	9,  // 76: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	12, // 77: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	14, // 78: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	16, // 79: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	18, // 80: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	20, // 81: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	22, // 82: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	26, // 83: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	28, // 84: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	30, // 85: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	32, // 86: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	34, // 87: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	37, // 88: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	39, // 89: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	42, // 90: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	45, // 91: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	49, // 92: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	51, // 93: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	54, // 94: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	74, // [74:95] is the sub-list for method output_type
+	53, // [53:74] is the sub-list for method input_type
 	53, // [53:53] is the sub-list for extension type_name
 	53, // [53:53] is the sub-list for extension extendee
 	0,  // [0:53] is the sub-list for field type_name
@@ -4144,7 +4252,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   53,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

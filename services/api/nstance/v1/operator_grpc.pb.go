@@ -30,6 +30,7 @@ const (
 	OperatorService_ExplainGroup_FullMethodName       = "/nstance.v1.OperatorService/ExplainGroup"
 	OperatorService_CreateInstance_FullMethodName     = "/nstance.v1.OperatorService/CreateInstance"
 	OperatorService_DeleteInstance_FullMethodName     = "/nstance.v1.OperatorService/DeleteInstance"
+	OperatorService_GetInstanceType_FullMethodName    = "/nstance.v1.OperatorService/GetInstanceType"
 	OperatorService_GetInstanceStatus_FullMethodName  = "/nstance.v1.OperatorService/GetInstanceStatus"
 	OperatorService_ListInstances_FullMethodName      = "/nstance.v1.OperatorService/ListInstances"
 	OperatorService_AcknowledgeDrained_FullMethodName = "/nstance.v1.OperatorService/AcknowledgeDrained"
@@ -69,6 +70,9 @@ type OperatorServiceClient interface {
 	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
 	// drain, to the group's drain time-out from now.
 	DeleteInstance(ctx context.Context, in *DeleteInstanceRequest, opts ...grpc.CallOption) (*DeleteInstanceResponse, error)
+	// GetInstanceType tells the size of a type of instances, as the provider describes it. NOT_FOUND: the provider does not
+	// know the type. UNIMPLEMENTED: the shard's provider does not describe types.
+	GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error)
 	GetInstanceStatus(ctx context.Context, in *GetInstanceStatusRequest, opts ...grpc.CallOption) (*GetInstanceStatusResponse, error)
 	ListInstances(ctx context.Context, in *ListInstancesRequest, opts ...grpc.CallOption) (*ListInstancesResponse, error)
 	// AcknowledgeDrained reports that the node is drained, so the server may delete the VM.
@@ -199,6 +203,16 @@ func (c *operatorServiceClient) DeleteInstance(ctx context.Context, in *DeleteIn
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteInstanceResponse)
 	err := c.cc.Invoke(ctx, OperatorService_DeleteInstance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetInstanceTypeResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetInstanceType_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -359,6 +373,9 @@ type OperatorServiceServer interface {
 	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
 	// drain, to the group's drain time-out from now.
 	DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error)
+	// GetInstanceType tells the size of a type of instances, as the provider describes it. NOT_FOUND: the provider does not
+	// know the type. UNIMPLEMENTED: the shard's provider does not describe types.
+	GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error)
 	GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*GetInstanceStatusResponse, error)
 	ListInstances(context.Context, *ListInstancesRequest) (*ListInstancesResponse, error)
 	// AcknowledgeDrained reports that the node is drained, so the server may delete the VM.
@@ -417,6 +434,9 @@ func (UnimplementedOperatorServiceServer) CreateInstance(context.Context, *Creat
 }
 func (UnimplementedOperatorServiceServer) DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteInstance not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetInstanceType not implemented")
 }
 func (UnimplementedOperatorServiceServer) GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*GetInstanceStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetInstanceStatus not implemented")
@@ -664,6 +684,24 @@ func _OperatorService_DeleteInstance_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetInstanceType_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetInstanceTypeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetInstanceType(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetInstanceType_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetInstanceType(ctx, req.(*GetInstanceTypeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_GetInstanceStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetInstanceStatusRequest)
 	if err := dec(in); err != nil {
@@ -848,6 +886,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteInstance",
 			Handler:    _OperatorService_DeleteInstance_Handler,
+		},
+		{
+			MethodName: "GetInstanceType",
+			Handler:    _OperatorService_GetInstanceType_Handler,
 		},
 		{
 			MethodName: "GetInstanceStatus",

@@ -39,6 +39,8 @@ type EC2 interface {
 	DescribeSubnets(context.Context, *ec2.DescribeSubnetsInput, ...func(*ec2.Options)) (*ec2.DescribeSubnetsOutput,
 		error)
 	DescribeImages(context.Context, *ec2.DescribeImagesInput, ...func(*ec2.Options)) (*ec2.DescribeImagesOutput, error)
+	DescribeInstanceTypes(context.Context, *ec2.DescribeInstanceTypesInput, ...func(*ec2.Options)) (
+		*ec2.DescribeInstanceTypesOutput, error)
 }
 
 // ELB lists the methods of Elastic Load Balancing that the provider uses.
@@ -78,6 +80,8 @@ var Calls = []Call{
 	{"ec2", "DescribeSubnets", []string{"ec2:DescribeSubnets"},
 		"subnets are checked at start and on change; their room, every collection interval"},
 	{"ec2", "DescribeImages", []string{"ec2:DescribeImages"}, "images are looked up"},
+	{"ec2", "DescribeInstanceTypes", []string{"ec2:DescribeInstanceTypes"},
+		"an operator asks for the size of an instance type"},
 	{"ec2", "DescribeNetworkInterfaces", []string{"ec2:DescribeNetworkInterfaces"},
 		"the leader's address is taken, checked and given up"},
 	{"ec2", "AttachNetworkInterface", []string{"ec2:AttachNetworkInterface"}, "the leader's address is taken"},

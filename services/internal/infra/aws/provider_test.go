@@ -299,6 +299,19 @@ func TestDeleteOfAGoneInstanceWithTagPolicy(t *testing.T) {
 	wantClass(t, "there", p.Delete(t.Context(), there.ProviderID), infra.Denied, "UnauthorizedOperation")
 }
 
+func TestDescribeType(t *testing.T) {
+	r := newTestCloud(t)
+	p := r.open(nil)
+	for name, want := range map[string]infra.InstanceType{"t3.small": {CPUs: 2, MemoryMiB: 2048},
+		"m7g.4xlarge": {CPUs: 16, MemoryMiB: 65536}} {
+		if size, err := p.DescribeType(t.Context(), name); err != nil || size != want {
+			t.Errorf("%s: %+v, %v", name, size, err)
+		}
+	}
+	_, err := p.DescribeType(t.Context(), "z9.none")
+	wantClass(t, "unknown type", err, infra.Invalid, "z9.none")
+}
+
 func TestSubnets(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)

@@ -37,6 +37,7 @@ const (
 	Register       Kind = "register"
 	Deregister     Kind = "deregister"
 	Resolve        Kind = "resolve"
+	DescribeType   Kind = "describe_type"
 )
 
 // Call describes one call for the hooks. Fields that do not apply to the kind are zero.
@@ -84,6 +85,8 @@ type Config struct {
 	Boot, Shutdown time.Duration
 	// Remember is the time for which deleted VMs are listed. Zero means one hour.
 	Remember time.Duration
+	// Types are the instance types that DescribeType knows.
+	Types map[string]infra.InstanceType
 	// Images answers Resolve. If it is nil, there are no images.
 	Images func(infra.ImageQuery) (string, error)
 }

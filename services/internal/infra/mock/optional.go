@@ -90,3 +90,16 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (image strin
 	})
 	return image, err
 }
+
+// DescribeType implements infra.InstanceTypes with Config.Types.
+func (p *Provider) DescribeType(ctx context.Context, name string) (size infra.InstanceType, err error) {
+	call := Call{Kind: DescribeType, Name: name}
+	err = p.read(ctx, call, func(_, _ time.Time) error {
+		var ok bool
+		if size, ok = p.cfg.Types[name]; !ok {
+			return infra.Errorf(infra.NotFound, op(call), "no such type")
+		}
+		return nil
+	})
+	return size, err
+}

@@ -1,4 +1,5 @@
-// Package capacity knows the machine types of providers: their number of CPUs and their memory.
+// Package capacity knows the machine types of providers: their number of CPUs and their memory. A shard's provider
+// describes them ([Source]). Tables in this package are the fallback ([Of]).
 //
 // Invariant: it returns only values that are certain. The cluster autoscaler trusts them when it decides whether a pod
 // fits on a machine that does not exist yet. Without a value, only scaling from zero is unavailable.
@@ -23,13 +24,17 @@ type machine struct {
 func Of(instanceType string) corev1.ResourceList {
 	for _, sizeOf := range clouds {
 		if m, ok := sizeOf(instanceType); ok {
-			return corev1.ResourceList{
-				corev1.ResourceCPU:    *resource.NewQuantity(m.cpus, resource.DecimalSI),
-				corev1.ResourceMemory: *resource.NewQuantity(m.mib<<20, resource.BinarySI),
-			}
+			return m.resources()
 		}
 	}
 	return nil
+}
+
+func (m machine) resources() corev1.ResourceList {
+	return corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewQuantity(m.cpus, resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(m.mib<<20, resource.BinarySI),
+	}
 }
 
 // digits matches a number in a type name. Its length limit prevents an integer overflow.

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
@@ -65,7 +66,7 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 	if err := (&orphanReconciler{Reconciler: r, since: map[string]time.Time{}}).setup(mgr); err != nil {
 		return err
 	}
-	t := &templateReconciler{s}
+	t := &templateReconciler{Scope: s, types: capacity.Source{Now: s.Now}}
 	err = ctrl.NewControllerManagedBy(mgr).Named("nstancemachinetemplate").
 		For(&v1beta1.NstanceMachineTemplate{}).
 		WatchesRawSource(shards.Source(s.Shards, t.requestsForChange)).

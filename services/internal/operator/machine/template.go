@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -16,7 +17,10 @@ import (
 
 // templateReconciler reconciles NstanceMachineTemplates. It sets the capacity of a machine, from which the cluster
 // autoscaler scales from zero.
-type templateReconciler struct{ scope.Scope }
+type templateReconciler struct {
+	scope.Scope
+	types capacity.Source
+}
 
 // Reconcile implements reconcile.Reconciler.
 func (r *templateReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
@@ -33,11 +37,11 @@ func (r *templateReconciler) Reconcile(ctx context.Context, request ctrl.Request
 		return ctrl.Result{}, err
 	}
 	next := t.DeepCopy()
-	r.updateStatus(next, permission.Paused)
+	r.updateStatus(ctx, next, permission.Paused)
 	return ctrl.Result{}, client.IgnoreNotFound(r.PatchStatus(ctx, t, next))
 }
 
-func (r *templateReconciler) updateStatus(t *v1beta1.NstanceMachineTemplate, paused bool) {
+func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.NstanceMachineTemplate, paused bool) {
 	set := func(condition string, is bool, reason, message string) {
 		scope.SetCondition(&t.Status.Conditions, t.Generation, r.Now(), condition, is, reason, message)
 	}
@@ -48,7 +52,7 @@ func (r *templateReconciler) updateStatus(t *v1beta1.NstanceMachineTemplate, pau
 	}
 	set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
 	t.Status.ObservedGeneration = t.Generation
-	instanceType := r.instanceType(t.Spec.Template.Spec)
+	instanceType, shard := r.instanceType(t.Spec.Template.Spec)
 	switch {
 	case instanceType == "":
 		// Keep the known capacity while the shards are unreachable.
@@ -57,24 +61,24 @@ func (r *templateReconciler) updateStatus(t *v1beta1.NstanceMachineTemplate, pau
 				"no shard has reported the instance type of group "+t.Spec.Template.Spec.GroupRef.Name)
 		}
 		return
-	default:
+	case shard == nil:
 		t.Status.Capacity = capacity.Of(instanceType)
+	default:
+		t.Status.Capacity = r.types.Of(ctx, shard, instanceType)
 	}
 	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 }
 
-// instanceType returns the template's instance type, else the group's.
-func (r *templateReconciler) instanceType(spec v1beta1.NstanceMachineSpec) string {
-	if spec.InstanceType != "" {
-		return spec.InstanceType
-	}
+// instanceType returns the template's instance type, else the group's, and a shard that has the group, nil if none is
+// known.
+func (r *templateReconciler) instanceType(spec v1beta1.NstanceMachineSpec) (string, shards.Shard) {
 	for _, s := range r.Shards.All() {
 		if g, ok := s.Group(spec.GroupRef.Name); ok && (spec.Shard == "" || spec.Shard == s.ID()) &&
-			g.GetInstanceType() != "" {
-			return g.GetInstanceType()
+			cmp.Or(spec.InstanceType, g.GetInstanceType()) != "" {
+			return cmp.Or(spec.InstanceType, g.GetInstanceType()), s
 		}
 	}
-	return ""
+	return spec.InstanceType, nil
 }
 
 func (r *templateReconciler) requestsForChange(c shards.Change) (requests []reconcile.Request) {

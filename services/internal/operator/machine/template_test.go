@@ -10,12 +10,16 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
 func TestTemplateCapacity(t *testing.T) {
 	op := newSimulatedOperator(t, 1)
-	r := &templateReconciler{op.rec.Scope}
+	for _, id := range []string{"a", "b"} {
+		op.shards.Of(id).SetType("x9.huge", 448, 1<<20)
+	}
+	r := &templateReconciler{Scope: op.rec.Scope, types: capacity.Source{Now: op.rec.Now}}
 	for name, c := range map[string]struct {
 		spec      v1beta1.NstanceMachineSpec
 		cpus      string
@@ -25,6 +29,8 @@ func TestTemplateCapacity(t *testing.T) {
 			InstanceType: "c5.xlarge"}, "4", "Ready=Ready"},
 		"group-type": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}}, "2",
 			"Ready=Ready"},
+		"type-of-the-provider": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"},
+			InstanceType: "x9.huge"}, "448", "Ready=Ready"},
 		"no-such-group": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "others"}}, "",
 			"Ready=WaitingForShard"},
 		"no-such-type": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"},
@@ -72,10 +78,10 @@ func TestTemplateCapacity(t *testing.T) {
 	// The known capacity stays while the shards are unreachable.
 	o := &v1beta1.NstanceMachineTemplate{}
 	o.Spec.Template.Spec.GroupRef.Name = "workers"
-	r.updateStatus(o, false)
+	r.updateStatus(t.Context(), o, false)
 	op.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "workers"})
 	op.shards.Of("b").SetGroup(&nstancev1.GroupStatus{Group: "workers"})
-	r.updateStatus(o, false)
+	r.updateStatus(t.Context(), o, false)
 	if len(o.Status.Capacity) == 0 {
 		t.Error("the capacity was lost")
 	}

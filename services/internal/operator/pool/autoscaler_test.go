@@ -119,3 +119,23 @@ func TestMarkedMachineStaysWithoutScaleDown(t *testing.T) {
 		t.Errorf("%v, %v", calls, op.ids("web"))
 	}
 }
+
+// The autoscaler's annotations come from the shard's provider. The table is the fallback.
+func TestCapacityComesFromTheProvider(t *testing.T) {
+	op := newSimulatedOperator(t, "a", "b")
+	for _, id := range []string{"a", "b"} {
+		op.shards.Of(id).SetType("x9.huge", 448, 1<<20)
+	}
+	op.newPool("web", 0, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"},
+		InstanceType: "x9.huge"})
+	for _, step := range []struct{ instanceType, cpu, memory string }{{"x9.huge", "448", "1Ti"},
+		{"m5.large", "2", "8Gi"}, {"toaster", "", ""}} {
+		pool := op.pool("web")
+		op.change(pool, func() { pool.Spec.InstanceType = step.instanceType })
+		op.settle()
+		at := op.machinePool("web").Annotations
+		if at[cpuAnnotation] != step.cpu || at[memoryAnnotation] != step.memory {
+			t.Errorf("%s: %v", step.instanceType, at)
+		}
+	}
+}

@@ -127,7 +127,7 @@ func FuzzPush(f *testing.F) {
 			slices.Contains(r.GetClearFields(), "template")) {
 			t.Errorf("%v", r)
 		}
-		if config := mergedConfig(group); config == nil || !json.Valid(config.Raw) || !equalJSON(config, config) {
+		if config := mergedConfig(group, nil); config == nil || !json.Valid(config.Raw) || !equalJSON(config, config) {
 			t.Errorf("%v", config)
 		}
 	})
@@ -561,7 +561,7 @@ func TestStaticStays(t *testing.T) {
 
 func TestCapacity(t *testing.T) {
 	config := func(text string) func(*v1beta1.NstanceShardGroup) {
-		return func(g *v1beta1.NstanceShardGroup) { g.Status.Config = mergedConfig(&statusT{InstanceType: text}) }
+		return func(g *v1beta1.NstanceShardGroup) { g.Status.Config = mergedConfig(&statusT{InstanceType: text}, nil) }
 	}
 	own := basePool(1, "a").with("a", 1, "p", config("m5.large"))
 	own.pool.Spec.InstanceType = "c5.xlarge"

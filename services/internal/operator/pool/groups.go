@@ -19,6 +19,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
@@ -27,14 +28,15 @@ import (
 // concurrent calls for one group.
 type groupReconciler struct {
 	pools
-	gate callGate
+	gate  callGate
+	types capacity.Source
 
 	mu       sync.Mutex
 	outcomes map[string]outcome // by the name of the shard group
 }
 
 func newGroupReconciler(p pools) *groupReconciler {
-	return &groupReconciler{pools: p, outcomes: map[string]outcome{}}
+	return &groupReconciler{pools: p, types: capacity.Source{Now: p.Now}, outcomes: map[string]outcome{}}
 }
 
 func (r *groupReconciler) setup(b *ctrl.Builder, o controller.Options) error {
@@ -138,6 +140,7 @@ func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.Nstanc
 	if in.last.after != nil && in.last.before == mirror && in.now.Sub(in.last.at) < answerHolds {
 		in.known = in.last.after
 	}
+	in.capacity = r.types.Of(ctx, shard, in.known.GetInstanceType())
 	return in, mirror, nil
 }
 

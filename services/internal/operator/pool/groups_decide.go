@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -48,8 +49,10 @@ type groupInput struct {
 	// valid only if the state is synced.
 	known     *nstancev1.GroupStatus
 	instances []*nstancev1.InstanceStatus
-	last      outcome
-	now       time.Time
+	// capacity is that of the group's instance type, nil if unknown.
+	capacity corev1.ResourceList
+	last     outcome
+	now      time.Time
 }
 
 // outcome is what is remembered of the last call for a group.
@@ -175,7 +178,7 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 		known = did.group
 	}
 	if in.configured && in.state.Synced && known != nil {
-		plan.copyStatus(known, in.instances)
+		plan.copyStatus(known, in.instances, in.capacity)
 	} else if in.configured && in.state.Synced {
 		plan.group.Status.ActualSize, plan.group.Status.Healthy, plan.group.Status.ProviderIDs = ptr.To(int32(0)),
 			ptr.To(int32(0)), nil
@@ -298,11 +301,12 @@ func (plan *groupPlan) setReachable(in groupInput) {
 }
 
 // copyStatus copies the shard's view of the group into the status.
-func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nstancev1.InstanceStatus) {
+func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nstancev1.InstanceStatus,
+	capacity corev1.ResourceList) {
 	s := &plan.group.Status
 	s.IsStatic = known.GetIsStatic()
 	s.ActualSize, s.Healthy = ptr.To(toInt32(known.GetActualSize())), ptr.To(toInt32(known.GetHealthy()))
-	if config := mergedConfig(known); !equalJSON(s.Config, config) {
+	if config := mergedConfig(known, capacity); !equalJSON(s.Config, config) {
 		s.Config = config
 	}
 	// Provider IDs of instances that are being deleted are included: Cluster API deletes the Node of an ID that is no
@@ -335,14 +339,16 @@ type groupConfig struct {
 	DrainTimeout  string            `json:"drainTimeout,omitempty"`
 	MaxSurge      uint32            `json:"maxSurge,omitempty"`
 	MaxUnhealthy  string            `json:"maxUnhealthy,omitempty"`
+	// Capacity is the size of InstanceType.
+	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 }
 
 // mergedConfig returns the group's merged configuration as JSON.
-func mergedConfig(g *nstancev1.GroupStatus) *apiextensionsv1.JSON {
+func mergedConfig(g *nstancev1.GroupStatus, capacity corev1.ResourceList) *apiextensionsv1.JSON {
 	d := groupConfig{Template: g.GetTemplate(), Kind: g.GetKind(), Arch: g.GetArch(), InstanceType: g.GetInstanceType(),
 		InstanceTypes: g.GetInstanceTypes(),
 		SubnetPool:    g.GetSubnetPool(), Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(),
-		MaxSurge: g.GetMaxSurge(), MaxUnhealthy: g.GetMaxUnhealthy()}
+		MaxSurge: g.GetMaxSurge(), MaxUnhealthy: g.GetMaxUnhealthy(), Capacity: capacity}
 	if g.GetDrainTimeout() != nil {
 		d.DrainTimeout = g.GetDrainTimeout().AsDuration().String()
 	}

@@ -417,22 +417,23 @@ const (
 
 // setCapacity sets the capacity of one instance, if it is known and the same on all shards.
 func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGroup) {
-	types := []string{plan.pool.Spec.InstanceType}
-	if types[0] == "" {
-		types = nil
-		for _, g := range groups {
-			if g.Status.Config == nil {
-				continue
-			}
-			var d groupConfig
-			if json.Unmarshal(g.Status.Config.Raw, &d) == nil && d.InstanceType != "" {
-				types = append(types, d.InstanceType)
-			}
+	var offers []corev1.ResourceList
+	for _, g := range groups {
+		var d groupConfig
+		if g.Status.Config == nil || json.Unmarshal(g.Status.Config.Raw, &d) != nil || d.InstanceType == "" {
+			continue
 		}
+		// A type that was just changed in the pool is not in the shard's status yet.
+		if want := plan.pool.Spec.InstanceType; want != "" && want != d.InstanceType || d.Capacity == nil {
+			d.Capacity = capacity.Of(cmp.Or(want, d.InstanceType))
+		}
+		offers = append(offers, d.Capacity)
+	}
+	if len(offers) == 0 && plan.pool.Spec.InstanceType != "" {
+		offers = append(offers, capacity.Of(plan.pool.Spec.InstanceType))
 	}
 	var offer corev1.ResourceList
-	for i, instanceType := range types {
-		one := capacity.Of(instanceType)
+	for i, one := range offers {
 		if one == nil || i > 0 && (!one.Cpu().Equal(*offer.Cpu()) || !one.Memory().Equal(*offer.Memory())) {
 			offer = nil
 			break

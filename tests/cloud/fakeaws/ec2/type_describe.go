@@ -89,7 +89,7 @@ func (s *Service) describeTypeOfferings(c *wire.Call) (any, error) {
 	}{found}, nil
 }
 
-// describeTypes lists types by name and architecture.
+// describeTypes lists types by name and architecture, with their sizes.
 func (s *Service) describeTypes(c *wire.Call) (any, error) {
 	var in struct {
 		InstanceType []string
@@ -111,6 +111,10 @@ func (s *Service) describeTypes(c *wire.Call) (any, error) {
 	type typeXML struct {
 		Name          string   `xml:"instanceType"`
 		Architectures []string `xml:"processorInfo>supportedArchitectures>item"`
+		VCPUs         int      `xml:"vCpuInfo>defaultVCpus"`
+		Cores         int      `xml:"vCpuInfo>defaultCores"`
+		Threads       int      `xml:"vCpuInfo>defaultThreadsPerCore"`
+		Memory        int      `xml:"memoryInfo>sizeInMiB"`
 	}
 	var found []typeXML
 	for _, name := range slices.Sorted(maps.Keys(s.types)) {
@@ -124,7 +128,8 @@ func (s *Service) describeTypes(c *wire.Call) (any, error) {
 			return nil, err
 		}
 		if fits && (len(in.InstanceType) == 0 || slices.Contains(in.InstanceType, name)) {
-			found = append(found, typeXML{name, []string{s.types[name].arch}})
+			t := s.types[name]
+			found = append(found, typeXML{name, []string{t.arch}, t.vcpus, t.cores(), t.threads, t.memory})
 		}
 	}
 	return struct {

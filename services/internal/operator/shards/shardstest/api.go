@@ -48,6 +48,12 @@ func (s *Shard) call(method string, request any) (answer proto.Message, changes 
 	if !s.state.Reachable {
 		return nil, nil, status.Error(codes.Unavailable, "shard is unreachable")
 	}
+	if r, ok := request.(*nstancev1.GetInstanceTypeRequest); ok {
+		if size, ok := s.types[r.GetInstanceType()]; ok {
+			return size, nil, nil
+		}
+		return nil, nil, status.Error(codes.NotFound, "instance_type: there is no such type")
+	}
 	if s.fail != nil {
 		if err := s.fail(method); err != nil {
 			return nil, nil, err

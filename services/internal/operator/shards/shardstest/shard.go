@@ -37,6 +37,7 @@ type Shard struct {
 	holdDrains bool
 	// decremented are the instances that were deleted with a decrement of their group's size.
 	decremented map[string]bool
+	types       map[string]*nstancev1.GetInstanceTypeResponse
 }
 
 // Start is the creation time of the first instance. Each further instance is a second later.
@@ -62,6 +63,16 @@ func (s *Shard) HoldDrains() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.holdDrains = true
+}
+
+// SetType makes the shard's provider know an instance type.
+func (s *Shard) SetType(name string, cpus uint32, memoryMiB uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.types == nil {
+		s.types = map[string]*nstancev1.GetInstanceTypeResponse{}
+	}
+	s.types[name] = &nstancev1.GetInstanceTypeResponse{Cpus: cpus, MemoryMib: memoryMiB}
 }
 
 // Calls returns the modifying calls since the last call of Calls, as "{method} {group or instance} {size}".
