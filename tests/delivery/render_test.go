@@ -286,6 +286,31 @@ func TestPodsAreRestricted(t *testing.T) {
 	}
 }
 
+// TestUninstallHook checks that the chart deletes the Cluster before a release only if a value asks for it, with the
+// operator's account, command and configuration.
+func TestUninstallHook(t *testing.T) {
+	minimal := filepath.Join(chart, "ci", "minimal.yaml")
+	for _, object := range template(t, "-f", minimal) {
+		if object.GetKind() == "Job" {
+			t.Errorf("by default the chart has Job %s", object.GetName())
+		}
+	}
+	all := template(t, "-f", minimal, "--set", "uninstall.deleteCluster=true")
+	job, operator := find(t, all, "Job", "nstance-operator-uninstall"), find(t, all, "Deployment", "nstance-operator")
+	if hook := job.GetAnnotations()["helm.sh/hook"]; hook != "pre-delete" {
+		t.Errorf("hook %q", hook)
+	}
+	account := []string{"spec", "template", "spec", "serviceAccountName"}
+	if got, want := field(job, account...), field(operator, account...); got != want {
+		t.Errorf("account %v, want %v", got, want)
+	}
+	container, ok := field(job, "spec", "template", "spec", "containers").([]any)[0].(map[string]any)
+	if !ok || len(container["args"].([]any)) < 2 || container["args"].([]any)[0] != "uninstall" ||
+		container["args"].([]any)[1] != "--config=/etc/nstance/operator/config.yaml" {
+		t.Errorf("container %v", container)
+	}
+}
+
 // TestShardsDoNotRestart checks that a new list of shards does not restart the operator's pod. Another cluster ID or
 // tenant does.
 func TestShardsDoNotRestart(t *testing.T) {
