@@ -177,7 +177,7 @@ step_kube() {
 	export PATH
 	scripts/k8s-check.sh
 	go test ./services/internal/dev/k8s/... -run '^TestKubectl$' -timeout 10m
-	go test ./tests/kube ./tests/delivery ./tests/operator/... -count=1 -p 1 -timeout 20m
+	go test ./tests/kube ./tests/delivery ./tests/operator/... -count=1 -p 1 -timeout 30m
 }
 
 # Further tests of the operator, which are part of unit: `make test-k8s` runs them too.

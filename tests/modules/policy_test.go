@@ -685,7 +685,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	slices.Sort(actions)
 	want := []string{
 		"autoscaling:CompleteLifecycleAction", "autoscaling:SetInstanceHealth",
-		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstanceTypes", "ec2:DescribeInstances",
+		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstanceTypes",
+		"ec2:DescribeInstances",
 		"ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
 		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",

@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -23,8 +24,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// crowd is the number of pods that request machines at the same time.
-const crowd = 100
+// crowdSize is the number of pods that request machines at the same time.
+var crowdSize = flag.Int("crowd", 20, "number of pods of TestOnDemandPods/many_pods")
 
 // TestOnDemandPods checks that a machine belongs to the pod that it was created for, without and with the admission
 // policy.
@@ -46,7 +47,7 @@ func TestOnDemandPods(t *testing.T) {
 		{"changed minds", l.testChangedMinds},
 		{"admission", l.testOnDemandAdmission},
 		{"limit", l.testOnDemandLimit},
-		{"one hundred pods", l.testCrowd},
+		{"many pods", l.testCrowd},
 	} {
 		if !t.Run(part.name, part.run) {
 			return // Later parts would fail for the same reason, or because of leftovers.
@@ -350,6 +351,7 @@ func (l *lab) limit(t *testing.T, s *shard, instances *int) {
 // testCrowd creates many pods at the same time and deletes them again.
 func (l *lab) testCrowd(t *testing.T) {
 	const within = 10 * time.Minute
+	crowd := *crowdSize
 	created, removed := l.countEvents(nstancev1.InstanceEvent_TYPE_CREATING),
 		l.countEvents(nstancev1.InstanceEvent_TYPE_DELETED)
 	var pods []*corev1.Pod

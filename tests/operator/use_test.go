@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -98,13 +99,16 @@ func (l *lab) autoscalerRemoves(t *testing.T, pool, name string) {
 	t.Helper()
 	ctx := t.Context()
 	var node corev1.Node
-	if err := l.Client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
-		t.Fatal(err)
-	}
-	node.Spec.Unschedulable = true
-	node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler",
-		Value: fmt.Sprint(time.Now().Unix()), Effect: corev1.TaintEffectNoSchedule})
-	if err := l.Client.Update(ctx, &node); err != nil {
+	// Others write Nodes and Machines too. The autoscaler tries again after a conflict.
+	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := l.Client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
+			return err
+		}
+		node.Spec.Unschedulable = true
+		node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler",
+			Value: fmt.Sprint(time.Now().Unix()), Effect: corev1.TaintEffectNoSchedule})
+		return l.Client.Update(ctx, &node)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	mp := &clusterv1.MachinePool{}
@@ -125,11 +129,16 @@ func (l *lab) autoscalerRemoves(t *testing.T, pool, name string) {
 		t.Fatalf("no Machine has the provider ID %s", node.Spec.ProviderID)
 	}
 	machine := &machines.Items[at]
-	if machine.Annotations == nil {
-		machine.Annotations = map[string]string{}
-	}
-	machine.Annotations[clusterv1.DeleteMachineAnnotation] = time.Now().String()
-	if err := l.Client.Update(ctx, machine); err != nil {
+	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := l.Client.Get(ctx, client.ObjectKeyFromObject(machine), machine); err != nil {
+			return err
+		}
+		if machine.Annotations == nil {
+			machine.Annotations = map[string]string{}
+		}
+		machine.Annotations[clusterv1.DeleteMachineAnnotation] = time.Now().String()
+		return l.Client.Update(ctx, machine)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"replicas": *mp.Spec.Replicas - 1}})
@@ -173,8 +182,8 @@ func (l *lab) testApply(t *testing.T) {
 		if err := os.WriteFile(file, fmt.Appendf(nil, manifest, annotations, replicas), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.CommandContext(ctx, "kubectl", append([]string{"--kubeconfig", l.Kubeconfig, "-n", namespace, "apply",
-			"--server-side", "--field-manager=fleet", "-f", file}, flags...)...)
+		cmd := exec.CommandContext(ctx, "kubectl", append([]string{"--kubeconfig", l.Kubeconfig, "-n", namespace,
+			"apply", "--server-side", "--field-manager=fleet", "-f", file}, flags...)...)
 		cmd.Env = append(os.Environ(), "HOME="+l.dir)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -191,7 +200,7 @@ func (l *lab) testApply(t *testing.T) {
 		}
 		var owners []string
 		for _, f := range mp.ManagedFields {
-			if strings.Contains(string(f.FieldsV1.Raw), `"f:replicas":{}`) && f.Subresource != "status" {
+			if strings.Contains(f.FieldsV1.GetRawString(), `"f:replicas":{}`) && f.Subresource != "status" {
 				owners = append(owners, f.Manager+" "+string(f.Operation))
 			}
 		}
@@ -203,7 +212,8 @@ func (l *lab) testApply(t *testing.T) {
 		t.Helper()
 		mp := &clusterv1.MachinePool{ObjectMeta: objectMeta(applied)}
 		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n))
-		if err := l.Client.SubResource("scale").Patch(ctx, mp, patch, client.FieldOwner("cluster-autoscaler")); err != nil {
+		err := l.Client.SubResource("scale").Patch(ctx, mp, patch, client.FieldOwner("cluster-autoscaler"))
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -155,7 +155,8 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 		t.Fatal(err)
 	}
 	w.provider = mock.New(mock.Config{Now: w.Clock.Now,
-		Types: map[string]infra.InstanceType{"small": {CPUs: 2, MemoryMiB: 4096}}, Script: func(ctx context.Context, call mock.Call) mock.Outcome {
+		Types: map[string]infra.InstanceType{"small": {CPUs: 2, MemoryMiB: 4096}},
+		Script: func(ctx context.Context, call mock.Call) mock.Outcome {
 			w.mu.Lock()
 			script := w.script
 			w.mu.Unlock()

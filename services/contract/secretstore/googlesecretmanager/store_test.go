@@ -99,7 +99,8 @@ func TestAbandonedCreation(t *testing.T) {
 
 // TestIDs checks that names and IDs belong together one to one.
 func TestIDs(t *testing.T) {
-	for name, id := range map[string]string{"ca.key": "ca_2ekey", "a_b": "a_5fb", "nstance/c/x-1": "nstance_2fc_2fx-1"} {
+	for name, id := range map[string]string{"ca.key": "ca_2ekey", "a_b": "a_5fb",
+		"nstance/c/x-1": "nstance_2fc_2fx-1"} {
 		if got := EncodeID(name); got != id {
 			t.Errorf("%q has ID %q, want %q", name, got, id)
 		}

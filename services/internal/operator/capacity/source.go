@@ -50,7 +50,8 @@ func (s *Source) Of(ctx context.Context, shard shards.Shard, instanceType string
 		limited, cancel := context.WithTimeout(ctx, askTimeout)
 		size, err := shard.API().GetInstanceType(limited, &nstancev1.GetInstanceTypeRequest{InstanceType: instanceType})
 		cancel()
-		a = answer{machine: machine{cpus: int64(size.GetCpus()), mib: int64(size.GetMemoryMib())}, at: s.Now()} //nolint:gosec // checked next
+		a = answer{at: s.Now()}
+		a.machine = machine{cpus: int64(size.GetCpus()), mib: int64(size.GetMemoryMib())} //nolint:gosec // checked next
 		a.ok = err == nil && a.machine.cpus > 0 && a.machine.cpus <= maxCPUs && a.machine.mib > 0 &&
 			a.machine.mib <= maxMiB
 		s.mu.Lock()

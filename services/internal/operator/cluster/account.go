@@ -49,8 +49,8 @@ func (k *kubeconfigKeeper) createAccount(ctx context.Context) error {
 		switch {
 		case apierrors.IsForbidden(err):
 			return fmt.Errorf("ServiceAccount %[1]s/%[2]s does not exist, and the operator may not create it: apply "+
-				"services/operator/kustomize/rbac, or run: kubectl create serviceaccount %[2]s -n %[1]s; kubectl create "+
-				"clusterrolebinding %[3]s --clusterrole=%[4]s --serviceaccount=%[1]s:%[2]s (%[5]w)", k.Namespace,
+				"services/operator/kustomize/rbac, or run: kubectl create serviceaccount %[2]s -n %[1]s; kubectl "+
+				"create clusterrolebinding %[3]s --clusterrole=%[4]s --serviceaccount=%[1]s:%[2]s (%[5]w)", k.Namespace,
 				k.ServiceAccount, binding, workloadRole, err)
 		case err != nil && !apierrors.IsAlreadyExists(err):
 			return fmt.Errorf("create %T %s: %w", object, object.GetName(), err)

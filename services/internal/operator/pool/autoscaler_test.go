@@ -34,7 +34,9 @@ func (op *simulatedOperator) removeNode(pool, instance string) {
 	op.mustGet("m-"+instance, m)
 	op.change(m, func() {
 		op.marks++
-		m.Annotations = map[string]string{clusterv1.DeleteMachineAnnotation: fmt.Sprintf("2026-01-01 10:00:%02d", op.marks)}
+		m.Annotations = map[string]string{
+			clusterv1.DeleteMachineAnnotation: fmt.Sprintf("2026-01-01 10:00:%02d", op.marks),
+		}
 	})
 	op.scale(pool, ptr.Deref(op.machinePool(pool).Spec.Replicas, 1)-1)
 }

@@ -52,8 +52,8 @@ type adoption struct {
 }
 
 // decideAdoption returns what makes a pool the owner of an existing NstanceMachine. machine is its Machine, nil if
-// there is none. An NstanceMachine is adopted only if its Machine stays: otherwise Cluster API deletes it with the Machine,
-// and the instance with it.
+// there is none. An NstanceMachine is adopted only if its Machine stays: otherwise Cluster API deletes it with the
+// Machine, and the instance with it.
 func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, pool *v1beta1.NstanceMachinePool,
 	mp *clusterv1.MachinePool) (a adoption) {
 	label := labelValue(mp.Name)

@@ -191,8 +191,8 @@ func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown 
 	return used, unknown
 }
 
-// currentShares returns the shares of a pool in the order of its shards. It returns nil if the pool's list of shards has
-// changed, or not all shard groups exist yet: then the replicas are divided equally.
+// currentShares returns the shares of a pool in the order of its shards. It returns nil if the pool's list of shards
+// has changed, or not all shard groups exist yet: then the replicas are divided equally.
 func currentShares(shards []string, mine []*v1beta1.NstanceShardGroup) []shardShare {
 	sizes := map[string]int32{}
 	for _, g := range mine {

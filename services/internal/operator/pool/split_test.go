@@ -9,6 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// ab returns the shares of two shards.
+func ab(a, b int32) []shardShare { return []shardShare{{"a", a}, {"b", b}} }
+
 func TestSplit(t *testing.T) {
 	for name, test := range map[string]struct {
 		replicas int32
@@ -16,10 +19,10 @@ func TestSplit(t *testing.T) {
 		want     []shardShare
 	}{
 		"no shards":         {5, nil, nil},
-		"no replicas":       {0, []string{"a", "b"}, []shardShare{{"a", 0}, {"b", 0}}},
-		"negative":          {-3, []string{"a", "b"}, []shardShare{{"a", 0}, {"b", 0}}},
+		"no replicas":       {0, []string{"a", "b"}, ab(0, 0)},
+		"negative":          {-3, []string{"a", "b"}, ab(0, 0)},
 		"smallest number":   {math.MinInt32, []string{"a"}, []shardShare{{"a", 0}}},
-		"fewer than shards": {1, []string{"a", "b"}, []shardShare{{"a", 1}, {"b", 0}}},
+		"fewer than shards": {1, []string{"a", "b"}, ab(1, 0)},
 		"even":              {6, []string{"a", "b", "c"}, []shardShare{{"a", 2}, {"b", 2}, {"c", 2}}},
 		"remainder":         {8, []string{"a", "b", "c"}, []shardShare{{"a", 3}, {"b", 3}, {"c", 2}}},
 		"the given order":   {1, []string{"b", "a"}, []shardShare{{"b", 1}, {"a", 0}}},
@@ -89,15 +92,15 @@ func TestScaleShares(t *testing.T) {
 		want     []shardShare
 		chosen   []victim
 	}{
-		"unchanged":              {[]shardShare{{"a", 2}, {"b", 0}}, 2, []victim{a}, []shardShare{{"a", 2}, {"b", 0}}, nil},
-		"a victim elsewhere":     {[]shardShare{{"a", 2}, {"b", 1}}, 2, []victim{b}, []shardShare{{"a", 2}, {"b", 0}}, []victim{b}},
-		"a victim is enough":     {[]shardShare{{"a", 2}, {"b", 2}}, 3, []victim{b, a}, []shardShare{{"a", 2}, {"b", 1}}, []victim{b}},
-		"too few victims":        {[]shardShare{{"a", 4}, {"b", 4}}, 4, []victim{b}, []shardShare{{"a", 2}, {"b", 2}}, []victim{b}},
-		"more than the share":    {[]shardShare{{"a", 3}, {"b", 1}}, 2, []victim{b, b2}, []shardShare{{"a", 2}, {"b", 0}}, []victim{b}},
+		"unchanged":              {ab(2, 0), 2, []victim{a}, ab(2, 0), nil},
+		"a victim elsewhere":     {ab(2, 1), 2, []victim{b}, ab(2, 0), []victim{b}},
+		"a victim is enough":     {ab(2, 2), 3, []victim{b, a}, ab(2, 1), []victim{b}},
+		"too few victims":        {ab(4, 4), 4, []victim{b}, ab(2, 2), []victim{b}},
+		"more than the share":    {ab(3, 1), 2, []victim{b, b2}, ab(2, 0), []victim{b}},
 		"an unknown shard":       {[]shardShare{{"a", 3}}, 2, []victim{b}, []shardShare{{"a", 2}}, nil},
-		"growing evens out":      {[]shardShare{{"a", 4}, {"b", 1}}, 7, nil, []shardShare{{"a", 4}, {"b", 3}}, nil},
-		"shrinking evens out":    {[]shardShare{{"a", 4}, {"b", 1}}, 3, nil, []shardShare{{"a", 2}, {"b", 1}}, nil},
-		"to zero":                {[]shardShare{{"a", 4}, {"b", 1}}, 0, []victim{b}, []shardShare{{"a", 0}, {"b", 0}}, []victim{b}},
+		"growing evens out":      {ab(4, 1), 7, nil, ab(4, 3), nil},
+		"shrinking evens out":    {ab(4, 1), 3, nil, ab(2, 1), nil},
+		"to zero":                {ab(4, 1), 0, []victim{b}, ab(0, 0), []victim{b}},
 		"from zero to the limit": {[]shardShare{{"a", 0}}, math.MaxInt32, nil, []shardShare{{"a", math.MaxInt32}}, nil},
 	} {
 		shares, chosen := scaleShares(test.have, test.replicas, test.victims)
