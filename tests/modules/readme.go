@@ -141,8 +141,11 @@ func written(a *hclsyntax.Attribute, source []byte) string {
 // markdown returns the text between the marks.
 func (d documented) markdown() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "## Requirements\n\nTerraform or OpenTofu %s; providers %s.\n", d.terraform,
-		strings.Join(d.providers, ", "))
+	providers := "no providers"
+	if len(d.providers) > 0 {
+		providers = "providers " + strings.Join(d.providers, ", ")
+	}
+	fmt.Fprintf(&out, "## Requirements\n\nTerraform or OpenTofu %s; %s.\n", d.terraform, providers)
 	if len(d.variables) > 0 {
 		out.WriteString("\n## Variables\n")
 		// Required variables come first.

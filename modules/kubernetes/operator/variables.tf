@@ -1,0 +1,45 @@
+variable "cluster_id" {
+  description = "ID of the Nstance cluster."
+  type        = string
+  nullable    = false
+}
+
+variable "tenant" {
+  description = "The tenant that the operator manages."
+  type        = string
+  nullable    = false
+  default     = "default"
+}
+
+variable "shards" {
+  description = "The shards by ID, with the addresses of their leaders: the output `shard` of the module `shard`."
+  type = map(object({
+    registration_addr = string
+    operator_addr     = string
+  }))
+  nullable = false
+  validation {
+    condition     = length(var.shards) > 0
+    error_message = "The operator needs at least one shard."
+  }
+}
+
+variable "ca_certificate_pem" {
+  description = "The CA's certificate, in PEM: the output of the module `cluster`."
+  type        = string
+  nullable    = false
+}
+
+variable "namespace" {
+  description = "Namespace of the ConfigMap: that of the HelmRelease, or of Flux's Kustomization."
+  type        = string
+  nullable    = false
+  default     = "nstance-system"
+}
+
+variable "name" {
+  description = "Name of the ConfigMap."
+  type        = string
+  nullable    = false
+  default     = "nstance-operator-values"
+}
