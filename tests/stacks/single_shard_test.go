@@ -10,6 +10,9 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -112,6 +115,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	f := &fleet{Lab: l, cluster: "solo"}
 	stack.Output(t, "shard", &f.shard)
 	f.open(t, stack)
+	f.installsOperator(t, stack)
 
 	// apply has waited for the leader, which has its address by then.
 	f.healthy(t)
@@ -282,6 +286,30 @@ func (f *fleet) rolled(t *testing.T, old string) {
 		return ""
 	})
 	f.healthy(t)
+}
+
+// installsOperator renders the operator's chart with the output operator_values.
+func (f *fleet) installsOperator(t *testing.T, stack *lab.Stack) {
+	t.Helper()
+	var values struct {
+		Helm string `json:"helm_values"`
+	}
+	stack.Output(t, "operator_values", &values)
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values.Helm), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", `"$(scripts/tool.sh helm)" template nstance-operator `+
+		`services/operator/chart --namespace nstance-system --values "$0"`, file)
+	cmd.Dir = lab.Root()
+	cmd.Stderr = t.Output()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("helm template: %v", err)
+	}
+	if address := f.shard.LeaderIP + ":8993"; !bytes.Contains(out, []byte(address)) {
+		t.Errorf("the operator's configuration lacks the leader's address %s:\n%s", address, out)
+	}
 }
 
 // workers returns the shard's VMs that are pending or running.

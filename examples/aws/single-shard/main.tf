@@ -111,3 +111,12 @@ module "shard" {
     }
   }
 }
+
+# The settings of nstance-operator, for those who run Kubernetes on these VMs.
+module "operator" {
+  source = "../../../modules/kubernetes/operator"
+
+  cluster_id         = module.cluster.cluster.id
+  shards             = { (module.shard.shard.id) = module.shard.shard }
+  ca_certificate_pem = module.cluster.ca_certificate_pem
+}

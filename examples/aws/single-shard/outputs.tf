@@ -22,3 +22,8 @@ output "ca_certificate_pem" {
   description = "The CA's certificate, for operators."
   value       = module.cluster.ca_certificate_pem
 }
+
+output "operator_values" {
+  description = "For nstance-operator: `helm_values` is a file of Helm values, and `config_map` a manifest with these values for Flux."
+  value       = module.operator.operator_values
+}

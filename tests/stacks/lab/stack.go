@@ -32,7 +32,7 @@ func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Sta
 func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, override string) *Stack {
 	t.Helper()
 	dir := t.TempDir()
-	for _, part := range []string{"modules/aws", "examples/aws"} {
+	for _, part := range []string{"modules/aws", "modules/kubernetes", "examples/aws"} {
 		copyTree(t, filepath.Join(Root(), part), filepath.Join(dir, part))
 	}
 	s := &Stack{lab: l, options: &terraform.Options{
