@@ -85,6 +85,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", filepath.Join(t.TempDir(), "missing"))
 	type object = map[string]any
 	cluster := func(doc object) object { return doc["cluster"].(object) }
 	secrets := func(doc object) object { return cluster(doc)["secrets"].(object) }
@@ -95,9 +96,9 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 		"provider that the build lacks": {func(doc object) {
 			doc["server"].(object)["provider"] = object{"kind": "tmux"}
 		}, "tmux"},
-		"secrets store that the build lacks": {func(doc object) {
+		"secrets store that cannot be opened": {func(doc object) {
 			secrets(doc)["provider"], secrets(doc)["project_id"] = "google-secret-manager", "p"
-		}, "google-secret-manager"},
+		}, "find Google credentials"},
 		"key source that the build lacks": {func(doc object) {
 			secrets(doc)["encryption_key"] = object{"provider": "aws-secrets-manager", "source": "key"}
 		}, "aws-secrets-manager"},
@@ -107,9 +108,9 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 		"cluster storage that cannot be opened": {func(doc object) {
 			cluster(doc)["storage"] = object{"provider": "file", "bucket": filepath.Join(file, "bucket")}
 		}, "cluster.storage"},
-		"cluster storage that the build lacks": {func(doc object) {
+		"cluster storage without credentials": {func(doc object) {
 			cluster(doc)["storage"] = object{"provider": "gcs", "bucket": "b"}
-		}, "gcs"},
+		}, "find Google credentials"},
 		"another shard": {func(doc object) { doc["server"].(object)["shard"] = "b" }, `of shard "b"`},
 		"an argument that the provider refuses": {func(doc object) {
 			doc["defaults"].(object)["args"] = object{"Bad": 1}
