@@ -300,7 +300,7 @@ func (f *fleet) installsOperator(t *testing.T, stack *lab.Stack) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", `"$(scripts/tool.sh helm)" template nstance-operator `+
-		`services/operator/chart --namespace nstance-system --values "$0"`, file)
+		`services/operator/chart --namespace nstance-system --kube-version 1.36.0 --values "$0"`, file)
 	cmd.Dir = lab.Root()
 	cmd.Stderr = t.Output()
 	out, err := cmd.Output()

@@ -589,7 +589,7 @@ func TestAccMistakes(t *testing.T) {
 				ExpectError: regexp.MustCompile(
 					`(?s)NSTANCE_TEST_NO_SUCH_KEY.*the\s+variable\s+is\s+not\s+set.*Set the variable`)},
 			{Config: without, ExpectError: regexp.MustCompile(`(?s)no encryption key.*Set encryption_key in the`)},
-			{Config: strings.Replace(cluster(b, ""), `provider   = "file"`, `provider   = "gcs"`, 1),
+			{Config: strings.Replace(cluster(b, ""), `provider   = "file"`, `provider   = "swift"`, 1),
 				ExpectError: regexp.MustCompile(`value must be one of`)},
 			{Config: "provider \"nstance\" {}\nresource \"nstance_cluster\" \"test\" { id = \"example\" }",
 				ExpectError: regexp.MustCompile(`(?s)the provider has no storage.*Set storage`)},
