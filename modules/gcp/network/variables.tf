@@ -10,7 +10,7 @@ variable "name" {
 }
 
 variable "vpc" {
-  description = "The VPC. `existing`: name of a VPC that is there already; what is below is then added to it. A VPC has no addresses of its own: its subnets have."
+  description = "The VPC. `existing`: name of a VPC to which the module adds its resources, instead of making one. Subnets have the addresses, the VPC has none."
   type = object({
     existing = optional(string)
   })

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// TestRolloutOfAGroup pauses, rolls and resumes a static group, whose configuration is not written, and a dynamic one.
+// TestRolloutOfAGroup pauses, rolls and resumes a static group and a dynamic one.
 func TestRolloutOfAGroup(t *testing.T) {
 	w := newTestShard(t)
 	ctx := t.Context()

@@ -321,7 +321,7 @@ func TestThousandInstancesLostTogether(t *testing.T) {
 	}
 }
 
-// started returns a quiet group of 500 instances without drain time-out, whose configuration is about to change.
+// started returns a converged group of 500 instances without drain time-out, and then changes its configuration.
 func started(t *testing.T, rollout config.Rollout) *plantest.Fleet {
 	t.Helper()
 	f := plantest.New(1)
