@@ -217,6 +217,22 @@ step_bench() {
 	scripts/bench.sh short
 }
 
+# Two lists of steps at the same time. The steps in the background mostly wait for machines and for Kubernetes, the others compute.
+# Steps that measure times run alone, after these.
+step_parallel() {
+	echo "-- in the background, with the output at the end: $waiting"
+	# shellcheck disable=SC2086 # lists of steps
+	scripts/test.sh $waiting >"$work/waiting" 2>&1 &
+	pid=$!
+	trap 'kill "$pid" 2>/dev/null || true' EXIT
+	status=0
+	# shellcheck disable=SC2086
+	scripts/test.sh $computing || status=$?
+	wait "$pid" || status=$?
+	cat "$work/waiting"
+	return "$status"
+}
+
 # run runs one step. The subshell keeps set -e in force: under `if` or `||` a shell ignores it.
 run() {
 	printf '\n==> %s (step %d of %d)\n' "$1" "$number" "$total"
@@ -240,7 +256,9 @@ run() {
 }
 
 basic='tools unit race sim acceptance demo'
-rest='alltools generated lint long terraform mutants cloud modules images stacks gcpstack kube dev kill9 failover paused refused chaos bench'
+waiting='stacks gcpstack kube'
+computing='long terraform mutants cloud modules images dev'
+rest='alltools generated lint parallel kill9 failover paused refused chaos bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;
