@@ -18,11 +18,14 @@ type change struct {
 	// replaced. leaveTemplates likewise.
 	leave, leaveTemplates []string
 	terminates            bool
+	// subnetsUnknown means that subnets are not known yet, so that groups may be in leave without a reason.
+	subnetsUnknown bool
 }
 
-// changeOf compares two configurations, which must be valid.
-func changeOf(before, after *config.Shard) change {
-	out := change{terminates: after.Terminating && !before.Terminating}
+// changeOf compares two configurations, which must be valid. subnetsUnknown means that pools of after lack the subnets
+// that are not known yet.
+func changeOf(before, after *config.Shard, subnetsUnknown bool) change {
+	out := change{terminates: after.Terminating && !before.Terminating, subnetsUnknown: subnetsUnknown}
 	from, _ := before.Merged(config.Groups{})
 	to, _ := after.Merged(config.Groups{})
 	for key, old := range from {
@@ -32,7 +35,7 @@ func changeOf(before, after *config.Shard) change {
 			out.empty = append(out.empty, key.String())
 		case g.InfraHash != old.InfraHash:
 			out.roll = append(out.roll, key.String())
-		case losesSubnet(old, g):
+		case losesSubnet(old, g, subnetsUnknown):
 			out.leave = append(out.leave, key.String())
 		case g.RuntimeHash != old.RuntimeHash:
 			out.push = append(out.push, key.String())
@@ -45,7 +48,7 @@ func changeOf(before, after *config.Shard) change {
 		case !still:
 		case g.InfraHash != old.InfraHash:
 			out.rollTemplates = append(out.rollTemplates, name)
-		case losesSubnet(old, g):
+		case losesSubnet(old, g, subnetsUnknown):
 			out.leaveTemplates = append(out.leaveTemplates, name)
 		case g.RuntimeHash != old.RuntimeHash:
 			out.pushTemplates = append(out.pushTemplates, name)
@@ -58,10 +61,10 @@ func changeOf(before, after *config.Shard) change {
 	return out
 }
 
-// losesSubnet reports whether a subnet of a group is none of it after a change. Subnets that are not known yet lose
-// nothing.
-func losesSubnet(before, after config.Group) bool {
-	return len(after.Subnets) > 0 && slices.ContainsFunc(before.Subnets, func(subnet string) bool {
+// losesSubnet reports whether a subnet of a group is none of it after a change. A subnet that is not known yet is a new
+// one. A group without subnets loses none.
+func losesSubnet(before, after config.Group, subnetsUnknown bool) bool {
+	return (subnetsUnknown || len(after.Subnets) > 0) && slices.ContainsFunc(before.Subnets, func(subnet string) bool {
 		return !slices.Contains(after.Subnets, subnet)
 	})
 }
@@ -103,6 +106,9 @@ func (c change) warning() (summary, detail string) {
 		"Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
 	say("Instances in subnets that leave their pool are replaced, in waves of up to max_surge, in the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.leave, c.leaveTemplates)
+	if c.subnetsUnknown && len(c.leave)+len(c.leaveTemplates) > 0 {
+		lines = append(lines, "Subnets that are not known before apply count as new ones.")
+	}
 	say("Files are pushed to running instances of the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
 	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are "+

@@ -65,7 +65,7 @@ func TestChange(t *testing.T) {
 			if changed == sample {
 				t.Fatal("nothing is changed")
 			}
-			summary, detail := changeOf(parse(t, sample), parse(t, changed)).warning()
+			summary, detail := changeOf(parse(t, sample), parse(t, changed), false).warning()
 			if want := strings.Join(tc.lines, "\n"); summary != tc.summary || detail != want {
 				t.Errorf("%q:\n%s\nwant %q:\n%s", summary, detail, tc.summary, want)
 			}

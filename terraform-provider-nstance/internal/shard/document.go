@@ -21,7 +21,9 @@ type document struct {
 	body []byte
 	// groupsKnown means that the values which determine the groups' instances are known, even if others are not.
 	groupsKnown bool
-	unknown     []string // paths of values that are not known yet
+	// subnetsUnknown means that only subnets of pools keep the groups from being known.
+	subnetsUnknown bool
+	unknown        []string // paths of values that are not known yet
 	diags       diag.Diagnostics
 }
 
@@ -85,6 +87,9 @@ func read(raw tftypes.Value) document {
 		}
 		d.unknown = reading.Unknown
 		d.shard, d.groupsKnown = reading.Shard, !slices.ContainsFunc(reading.Unknown, concernsGroups)
+		d.subnetsUnknown = !d.groupsKnown && !slices.ContainsFunc(reading.Unknown, func(at string) bool {
+			return concernsGroups(at) && !concernsSubnets(at)
+		})
 		if reading.Known() {
 			d.body = config.Encode(reading.Shard)
 		}
@@ -95,9 +100,11 @@ func read(raw tftypes.Value) document {
 // concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
 // addresses do not: a plan that changes them still names the groups that roll.
 func concernsGroups(at string) bool {
-	rest, isServer := strings.CutPrefix(at, "server.")
-	return !isServer || strings.HasPrefix(rest, "subnet_pools")
+	return !strings.HasPrefix(at, "server.") || concernsSubnets(at)
 }
+
+// concernsSubnets reports whether the value at a path may change the subnets of groups, and nothing else of them.
+func concernsSubnets(at string) bool { return strings.HasPrefix(at, "server.subnet_pools") }
 
 // isTyped reports whether any attribute of the configuration is set. An unknown value counts as set.
 func isTyped(attributes map[string]tftypes.Value) bool {

@@ -70,8 +70,8 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 				"replaced is lost and replaced, unless agents use a DNS name (leader_network.dns_name). Give "+
 				"operators, nstance-admin and the provider's operator block the new address too.")
 		}
-		if len(resp.RequiresReplace) == 0 && after.groupsKnown && before.body != nil {
-			if summary, detail := changeOf(before.shard, after.shard).warning(); summary != "" {
+		if len(resp.RequiresReplace) == 0 && (after.groupsKnown || after.subnetsUnknown) && before.body != nil {
+			if summary, detail := changeOf(before.shard, after.shard, after.subnetsUnknown).warning(); summary != "" {
 				resp.Diagnostics.AddWarning(summary+" in shard "+after.name(), detail)
 			}
 		}
@@ -111,5 +111,5 @@ func rolling(before, after document, state map[string]tftypes.Value) tftypes.Val
 	case before.shard == nil || after.shard == nil:
 		return rollingGroups(nil) // the previous configuration was not valid
 	}
-	return rollingGroups(changeOf(before.shard, after.shard).rolling())
+	return rollingGroups(changeOf(before.shard, after.shard, false).rolling())
 }

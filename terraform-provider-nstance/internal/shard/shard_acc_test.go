@@ -435,6 +435,19 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	if got := rolling(t, cli); len(got) > 0 {
 		t.Errorf("the plan announces a roll of %v", got)
 	}
+	for _, pool := range []string{`["a", terraform_data.subnet.id]`, `[terraform_data.subnet.id]`,
+		`terraform_data.subnet.output`} {
+		main := strings.Replace(typed(b, options{size: 2}), `["a", "b"]`, pool, 1)
+		cli.Write(t, "main.tf", main+`resource "terraform_data" "subnet" { input = ["c"] }`)
+		out = squeeze(cli.Run(t, "plan", "-no-color"))
+		for _, want := range []string{"Instances in subnets that leave their pool are replaced, in waves of up to " +
+			"max_surge, in the groups: default/workers, prod/others.", "Subnets that are not known before apply count " +
+			"as new ones."} {
+			if !strings.Contains(out, want) {
+				t.Errorf("with the pool %s the output lacks %q:\n%s", pool, want, out)
+			}
+		}
+	}
 }
 
 // rolling returns `rolling_groups` from the JSON form of a plan. Automation reads it because it does not see warnings.
