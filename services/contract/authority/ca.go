@@ -242,26 +242,62 @@ func (ca CA) MarshalSecret() ([]byte, error) {
 // ParseCA reads what [CA.MarshalSecret] wrote: a certificate, then its key.
 func ParseCA(secret []byte) (CA, error) {
 	blocks, err := parsePEM(secret)
-	if err != nil {
-		return CA{}, fmt.Errorf("parse CA: %w", err)
+	var ca CA
+	if err == nil {
+		ca, err = parseCABlocks(blocks)
 	}
-	if len(blocks) != 2 || blocks[0].Type != certificateBlock || blocks[1].Type != keyBlock {
-		return CA{}, fmt.Errorf("parse CA: want one %s block and one %s block, in this order", certificateBlock,
-			keyBlock)
-	}
-	cert, err := x509.ParseCertificate(blocks[0].Bytes)
-	if err != nil {
-		return CA{}, fmt.Errorf("parse CA: %w", err)
-	}
-	key, err := parseKey(blocks[1])
-	if err != nil {
-		return CA{}, fmt.Errorf("parse CA: %w", err)
-	}
-	ca, err := newCA(cert, key)
 	if err != nil {
 		return CA{}, fmt.Errorf("parse CA: %w", err)
 	}
 	return ca, nil
+}
+
+func parseCABlocks(blocks []*pem.Block) (CA, error) {
+	if len(blocks) != 2 || blocks[0].Type != certificateBlock || blocks[1].Type != keyBlock {
+		return CA{}, fmt.Errorf("want one %s block and one %s block, in this order", certificateBlock, keyBlock)
+	}
+	cert, err := x509.ParseCertificate(blocks[0].Bytes)
+	if err != nil {
+		return CA{}, err
+	}
+	key, err := parseKey(blocks[1])
+	if err != nil {
+		return CA{}, err
+	}
+	return newCA(cert, key)
+}
+
+// NextKeys are the keys that a rotation makes: the new CA and the new nonce key. The nonce key is zero if a former
+// version began the rotation.
+type NextKeys struct {
+	CA    CA
+	Nonce NonceKey
+}
+
+// MarshalSecret writes the keys as one PEM text, the content of the secret `ca-next.key`. [ParseNextKeys] reads it.
+func (k NextKeys) MarshalSecret() ([]byte, error) {
+	ca, err := k.CA.MarshalSecret()
+	if err != nil || k.Nonce.IsZero() {
+		return ca, err
+	}
+	nonce, err := k.Nonce.MarshalSecret()
+	return append(ca, nonce...), err
+}
+
+// ParseNextKeys reads what [NextKeys.MarshalSecret] wrote.
+func ParseNextKeys(secret []byte) (k NextKeys, err error) {
+	blocks, err := parsePEM(secret)
+	if err == nil && len(blocks) == 3 {
+		k.Nonce, err = parseNonceBlock(blocks[2])
+		blocks = blocks[:2]
+	}
+	if err == nil {
+		k.CA, err = parseCABlocks(blocks)
+	}
+	if err != nil {
+		return NextKeys{}, fmt.Errorf("parse the next CA and nonce key: %w", err)
+	}
+	return k, nil
 }
 
 func (ca CA) String() string {

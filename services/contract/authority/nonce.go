@@ -69,9 +69,11 @@ func (n Nonce) LogValue() slog.Value { return slog.StringValue(n.String()) }
 // MarshalText redacts, in JSON too. There is no way back.
 func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
 
-// NonceKey signs nonces: an Ed25519 key of the cluster. It does not show itself.
+// NonceKey signs nonces: an Ed25519 key of the cluster. It does not show itself. While the cluster's keys are rotated, it
+// also names the other key, old or new, of which nonces are accepted.
 type NonceKey struct {
 	private func() ed25519.PrivateKey
+	other   ed25519.PublicKey // nil if there is none
 }
 
 // CreateNonceKey makes a key from 32 random bytes.
@@ -80,11 +82,11 @@ func CreateNonceKey(rand io.Reader) (NonceKey, error) {
 	if err != nil {
 		return NonceKey{}, fmt.Errorf("create nonce key: %w", err)
 	}
-	return NonceKey{func() ed25519.PrivateKey { return key }}, nil
+	return NonceKey{private: func() ed25519.PrivateKey { return key }}, nil
 }
 
-// MarshalSecret writes the key as PKCS #8 in PEM, the content of the secret `registration-nonce.key`. [ParseNonceKey]
-// reads it.
+// MarshalSecret writes the key as PKCS #8 in PEM, and then the other key, if there is one, as a public key. That is the
+// content of the secret `registration-nonce.key`. [ParseNonceKey] reads it.
 func (k NonceKey) MarshalSecret() ([]byte, error) {
 	if k.IsZero() {
 		return nil, errors.New("marshal nonce key: there is none")
@@ -93,33 +95,67 @@ func (k NonceKey) MarshalSecret() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("marshal nonce key: %w", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der}), nil
+	text := pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der})
+	if k.other == nil {
+		return text, nil
+	}
+	if der, err = x509.MarshalPKIXPublicKey(k.other); err != nil {
+		return nil, fmt.Errorf("marshal nonce key: %w", err)
+	}
+	return append(text, pem.EncodeToMemory(&pem.Block{Type: publicBlock, Bytes: der})...), nil
 }
 
 // ParseNonceKey reads what [NonceKey.MarshalSecret] wrote.
 func ParseNonceKey(secret []byte) (NonceKey, error) {
 	blocks, err := parsePEM(secret)
+	if err == nil && len(blocks) > 2 {
+		err = fmt.Errorf("%d PEM blocks, want one or two", len(blocks))
+	}
+	var key NonceKey
+	if err == nil {
+		key, err = parseNonceBlock(blocks[0])
+	}
+	if err == nil && len(blocks) == 2 {
+		key.other, err = ParsePublicKeyPEM(pem.EncodeToMemory(blocks[1]))
+	}
 	if err != nil {
 		return NonceKey{}, fmt.Errorf("parse nonce key: %w", err)
 	}
-	if len(blocks) != 1 {
-		return NonceKey{}, fmt.Errorf("parse nonce key: %d PEM blocks, want one", len(blocks))
-	}
-	signer, err := parseKey(blocks[0])
+	return key, nil
+}
+
+func parseNonceBlock(block *pem.Block) (NonceKey, error) {
+	signer, err := parseKey(block)
 	if err != nil {
-		return NonceKey{}, fmt.Errorf("parse nonce key: %w", err)
+		return NonceKey{}, err
 	}
 	key, ok := signer.(ed25519.PrivateKey)
 	if !ok {
-		return NonceKey{}, fmt.Errorf("parse nonce key: it is of type %T, want Ed25519", signer)
+		return NonceKey{}, fmt.Errorf("it is of type %T, want Ed25519", signer)
 	}
-	return NonceKey{func() ed25519.PrivateKey { return key }}, nil
+	return NonceKey{private: func() ed25519.PrivateKey { return key }}, nil
+}
+
+// Accepting returns the key, with other as the only other key of which nonces are accepted. If other is zero, nonces of
+// no other key are.
+func (k NonceKey) Accepting(other NonceKey) NonceKey { return NonceKey{k.private, other.Public()} }
+
+// Accepted returns the keys that [ParseNonce] checks with: this one, and the other one if there is one. It is empty if
+// there is no key.
+func (k NonceKey) Accepted() []ed25519.PublicKey {
+	switch {
+	case k.IsZero():
+		return nil
+	case k.other == nil:
+		return []ed25519.PublicKey{k.Public()}
+	}
+	return []ed25519.PublicKey{k.Public(), k.other}
 }
 
 // IsZero reports whether there is no key.
 func (k NonceKey) IsZero() bool { return k.private == nil }
 
-// Public returns the key that [ParseNonce] checks with; nil if there is no key.
+// Public returns the public key; nil if there is no key.
 func (k NonceKey) Public() ed25519.PublicKey {
 	if k.IsZero() {
 		return nil
@@ -304,19 +340,19 @@ func (w *wireClaims) claims() (NonceClaims, error) {
 	return c, c.validate()
 }
 
-// ParseNonce verifies a presented nonce and returns its claims. With allowExpired it accepts an expired nonce: the
+// ParseNonce verifies a presented nonce with any of keys and returns its claims. With allowExpired it accepts an expired nonce: the
 // caller must then refuse every key but the one that has consumed this nonce. Errors never quote the nonce.
-func ParseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
-	claims, err := parseNonce(key, cluster, text, now, allowExpired)
+func ParseNonce(keys []ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
+	claims, err := parseNonce(keys, cluster, text, now, allowExpired)
 	if err != nil {
 		return NonceClaims{}, fmt.Errorf("registration nonce: %w", err)
 	}
 	return claims, nil
 }
 
-func parseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
+func parseNonce(keys []ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
 	switch {
-	case len(key) != ed25519.PublicKeySize:
+	case len(keys) == 0:
 		return NonceClaims{}, errors.New("there is no nonce key")
 	case len(text) > MaxNonce:
 		return NonceClaims{}, fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrNonceMalformed, len(text), MaxNonce)
@@ -326,9 +362,13 @@ func parseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allo
 		return NonceClaims{}, fmt.Errorf("%w: its header is not that of a JWT signed with EdDSA", ErrNonceMalformed)
 	}
 	var wire wireClaims
+	var set jwt.VerificationKeySet
+	for _, key := range keys {
+		set.Keys = append(set.Keys, key)
+	}
 	parser := jwt.NewParser(jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}), jwt.WithStrictDecoding(),
 		jwt.WithoutClaimsValidation())
-	_, err := parser.ParseWithClaims(text, &wire, func(*jwt.Token) (any, error) { return key, nil })
+	_, err := parser.ParseWithClaims(text, &wire, func(*jwt.Token) (any, error) { return set, nil })
 	switch {
 	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
 		return NonceClaims{}, ErrNonceSignature

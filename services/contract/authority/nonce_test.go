@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -99,7 +100,7 @@ func TestParseNonceTimes(t *testing.T) {
 		{"end, allowed", 5 * time.Minute, true, nil},
 		{"much later, allowed", 1000 * time.Hour, true, nil},
 	} {
-		got, err := authority.ParseNonce(nonceKey(t).Public(), "example", nonce.Reveal(), t0.Add(c.at), c.expired)
+		got, err := authority.ParseNonce(nonceKey(t).Accepted(), "example", nonce.Reveal(), t0.Add(c.at), c.expired)
 		if !errors.Is(err, c.want) || err == nil && got != want {
 			t.Errorf("%s: %+v, %v", c.name, got, err)
 		}
@@ -136,7 +137,7 @@ func TestParseNonceRefuses(t *testing.T) {
 	}
 	set := func(name string, value any) string { return claims(func(m map[string]any) { m[name] = value }) }
 	drop := func(name string) string { return claims(func(m map[string]any) { delete(m, name) }) }
-	if _, err := authority.ParseNonce(key.Public(), "example", claims(func(map[string]any) {}), t0, false); err != nil {
+	if _, err := authority.ParseNonce(key.Accepted(), "example", claims(func(map[string]any) {}), t0, false); err != nil {
 		t.Fatal("the forger is no good:", err)
 	}
 	malformed := authority.ErrNonceMalformed
@@ -178,7 +179,7 @@ func TestParseNonceRefuses(t *testing.T) {
 		"type":                {set("tenant", 1), malformed},
 		"not an object":       {forge(t, header, nil), malformed},
 	} {
-		got, err := authority.ParseNonce(key.Public(), "example", c.text, t0, false)
+		got, err := authority.ParseNonce(key.Accepted(), "example", c.text, t0, false)
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %+v, %v, want %v", name, got, err, c.want)
 		}
@@ -187,7 +188,7 @@ func TestParseNonceRefuses(t *testing.T) {
 			t.Errorf("%s: the error quotes the nonce", name)
 		}
 	}
-	if _, err := authority.ParseNonce(public(1), "example", good, t0, false); !errors.Is(err,
+	if _, err := authority.ParseNonce([]ed25519.PublicKey{public(1)}, "example", good, t0, false); !errors.Is(err,
 		authority.ErrNonceSignature) {
 		t.Error("another cluster's key:", err)
 	}
@@ -223,7 +224,7 @@ func FuzzParseNonce(f *testing.F) {
 		f.Add(nonce.Reveal())
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if _, err := authority.ParseNonce(key.Public(), "example", text, t0, true); (err == nil) != known[text] {
+		if _, err := authority.ParseNonce(key.Accepted(), "example", text, t0, true); (err == nil) != known[text] {
 			t.Errorf("%v", err)
 		}
 	})
@@ -231,6 +232,8 @@ func FuzzParseNonce(f *testing.F) {
 
 func FuzzParseNonceKey(f *testing.F) {
 	f.Add(must[[]byte](f)(nonceKey(f).MarshalSecret()))
+	other := must[authority.NonceKey](f)(authority.CreateNonceKey(random(8)))
+	f.Add(must[[]byte](f)(nonceKey(f).Accepting(other).MarshalSecret()))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		key, err := authority.ParseNonceKey(data)
 		if err != nil {
@@ -239,5 +242,56 @@ func FuzzParseNonceKey(f *testing.F) {
 		if _, _, err := authority.MintNonce(key, operatorNonce(), random(1), t0); err != nil {
 			t.Error(err)
 		}
+		again, err := authority.ParseNonceKey(must[[]byte](t)(key.MarshalSecret()))
+		if err != nil || !slices.EqualFunc(again.Accepted(), key.Accepted(), equal) {
+			t.Errorf("%d keys became %d: %v", len(key.Accepted()), len(again.Accepted()), err)
+		}
 	})
+}
+
+func equal(a, b ed25519.PublicKey) bool { return a.Equal(b) }
+
+// FuzzParseNextKeys checks that what is parsed is written as the same keys.
+func FuzzParseNextKeys(f *testing.F) {
+	next := authority.NextKeys{CA: newCA(f)}
+	f.Add(must[[]byte](f)(next.MarshalSecret()))
+	next.Nonce = nonceKey(f)
+	f.Add(must[[]byte](f)(next.MarshalSecret()))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		next, err := authority.ParseNextKeys(data)
+		if err != nil {
+			return
+		}
+		again, err := authority.ParseNextKeys(must[[]byte](t)(next.MarshalSecret()))
+		if err != nil || !again.CA.Certificate().Equal(next.CA.Certificate()) ||
+			!again.Nonce.Public().Equal(next.Nonce.Public()) {
+			t.Errorf("other keys: %v", err)
+		}
+	})
+}
+
+// TestAcceptedNonces checks that a key accepts nonces of itself and of the one other key that it names.
+func TestAcceptedNonces(t *testing.T) {
+	key, others := nonceKey(t), []authority.NonceKey{}
+	for seed := range byte(2) {
+		others = append(others, must[authority.NonceKey](t)(authority.CreateNonceKey(random(20+seed))))
+	}
+	both := must[authority.NonceKey](t)(authority.ParseNonceKey(must[[]byte](t)(
+		key.Accepting(others[0]).Accepting(others[1]).MarshalSecret())))
+	for who, c := range map[string]struct {
+		key  authority.NonceKey
+		want error
+	}{"itself": {key, nil}, "the other": {others[1], nil}, "an earlier other": {others[0], authority.ErrNonceSignature}} {
+		nonce, _, err := authority.MintNonce(c.key, operatorNonce(), random(1), t0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := authority.ParseNonce(both.Accepted(), "example", nonce.Reveal(), t0, false); !errors.Is(err,
+			c.want) {
+			t.Errorf("a nonce of %s: %v, want %v", who, err, c.want)
+		}
+	}
+	if alone := both.Accepting(authority.NonceKey{}); len(alone.Accepted()) != 1 {
+		t.Errorf("without another key %d are accepted", len(alone.Accepted()))
+	}
 }

@@ -14,6 +14,7 @@ import (
 const (
 	certificateBlock = "CERTIFICATE"
 	keyBlock         = "PRIVATE KEY" // PKCS #8
+	publicBlock      = "PUBLIC KEY"  // PKIX
 	maxPEM           = 64 << 10
 	maxBlocks        = 16
 )
@@ -102,7 +103,7 @@ func ParseCertificate(text []byte) (*x509.Certificate, error) {
 
 // ParsePublicKeyPEM reads one PEM block with an Ed25519 key in PKIX form.
 func ParsePublicKeyPEM(text []byte) (ed25519.PublicKey, error) {
-	return parseEd25519[ed25519.PublicKey](text, "PUBLIC KEY", "PKIX public key", x509.ParsePKIXPublicKey)
+	return parseEd25519[ed25519.PublicKey](text, publicBlock, "PKIX public key", x509.ParsePKIXPublicKey)
 }
 
 // ParsePrivateKey reads one PEM block with an Ed25519 key in PKCS #8 form. Errors do not quote the key.

@@ -18,11 +18,7 @@ var ErrCALost = errors.New("the CA's key is missing although the cluster is in u
 
 // LoadCA reads the CA's key and certificate. secretstore.ErrNotFound if there is none yet.
 func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
-	return s.loadCA(ctx, secretstore.CAKey)
-}
-
-func (s *State) loadCA(ctx context.Context, name string) (authority.CA, error) {
-	secret, err := s.options.Secrets.Get(ctx, name)
+	secret, err := s.options.Secrets.Get(ctx, secretstore.CAKey)
 	if err != nil {
 		return authority.CA{}, fmt.Errorf("load CA: %w", err)
 	}
@@ -192,45 +188,4 @@ func (s *State) loadWorkloadCA(ctx context.Context) (authority.CA, error) {
 		return authority.CA{}, fmt.Errorf("%w: %w", ErrForeign, err)
 	}
 	return ca, nil
-}
-
-// LoadNonceKey reads the key that signs registration nonces. secretstore.ErrNotFound if there is none yet.
-func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
-	secret, err := s.options.Secrets.Get(ctx, secretstore.NonceKey)
-	if err != nil {
-		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
-	}
-	key, err := authority.ParseNonceKey(secret.Value.Reveal())
-	if err != nil {
-		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
-	}
-	return key, nil
-}
-
-// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none; of two that race, both
-// return the winner's. Call [State.EnsureCA] first: it is what notices a wrong prefix.
-func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, created bool, err error) {
-	key, err = s.LoadNonceKey(ctx)
-	if !errors.Is(err, secretstore.ErrNotFound) {
-		return key, false, err
-	}
-	fail := func(err error) (authority.NonceKey, bool, error) {
-		return authority.NonceKey{}, false, fmt.Errorf("ensure nonce key: %w", err)
-	}
-	if key, err = authority.CreateNonceKey(s.options.Rand); err != nil {
-		return fail(err)
-	}
-	secret, err := key.MarshalSecret()
-	if err != nil {
-		return fail(err)
-	}
-	err = s.options.Secrets.Put(ctx, secretstore.NonceKey, secretstore.NewValue(secret), secretstore.IfAbsent)
-	if errors.Is(err, secretstore.ErrExists) {
-		key, err = s.LoadNonceKey(ctx)
-		return key, false, err
-	}
-	if err != nil {
-		return fail(err)
-	}
-	return key, true, nil
 }

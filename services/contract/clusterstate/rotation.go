@@ -32,7 +32,7 @@ func (s RotationStep) String() string {
 	return [...]string{"none", "prepared", "announced", "issued"}[s]
 }
 
-// Rotation is the state of a rotation of the CA. It is derived from `ca.key`, `ca-next.key` and `ca.crt`, so any
+// Rotation is the state of a rotation of the CA and the nonce key. It is derived from `ca.key`, `ca-next.key` and `ca.crt`, so any
 // program can continue a rotation that another one left unfinished.
 type Rotation struct {
 	Step RotationStep
@@ -48,7 +48,7 @@ type Rotation struct {
 type rotation struct {
 	Rotation
 	trust trust
-	next  authority.CA // in ca-next.key; zero if there is none
+	next  authority.NextKeys // in ca-next.key; zero if there are none
 }
 
 // CARotation reads how far a rotation of the CA is. It changes nothing.
@@ -59,7 +59,7 @@ func (s *State) CARotation(ctx context.Context) (Rotation, error) {
 
 func (s *State) readRotation(ctx context.Context) (rotation, error) {
 	fail := func(err error) (rotation, error) { return rotation{}, fmt.Errorf("read rotation of the CA: %w", err) }
-	next, err := s.loadCA(ctx, secretstore.NextCAKey)
+	next, err := s.loadNextKeys(ctx)
 	if err != nil && !errors.Is(err, secretstore.ErrNotFound) {
 		return fail(err)
 	}
@@ -81,10 +81,10 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 			r.Other = cert
 		}
 	}
-	switch pending := !next.IsZero() && !next.Certificate().Equal(ca.Certificate()); {
+	switch pending := !next.CA.IsZero() && !next.CA.Certificate().Equal(ca.Certificate()); {
 	case pending && r.Other == nil:
-		r.Step, r.Other = RotationPrepared, next.Certificate()
-	case pending && !next.Certificate().Equal(r.Other):
+		r.Step, r.Other = RotationPrepared, next.CA.Certificate()
+	case pending && !next.CA.Certificate().Equal(r.Other):
 		return fail(fmt.Errorf("%s holds another CA than %s: %w", keys.ClusterCA(), secretstore.NextCAKey, ErrForeign))
 	case pending:
 		r.Step = RotationAnnounced
@@ -95,8 +95,8 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 	return r, nil
 }
 
-// AnnounceCA begins a rotation of the CA, or continues one: it makes the new CA and adds it to the bundle. It changes
-// nothing if that has been done. The next step is [State.IssueFromNewCA], after every client has followed, see
+// AnnounceCA begins a rotation of the CA, or continues one: it makes a new CA and a new nonce key, lets leaders accept
+// nonces of the new key, and adds the CA to the bundle. It changes nothing if that has been done. The next step is [State.IssueFromNewCA], after every client has followed, see
 // [Followers].
 func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("announce the new CA: %w", err) }
@@ -110,10 +110,12 @@ func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 		}
 		switch r.Step {
 		case RotationNone:
-			err = s.makeNextCA(ctx, r)
+			err = s.makeNextKeys(ctx, r)
 		case RotationPrepared:
-			err = s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca, r.next},
-				[]*x509.Certificate{r.next.Certificate(), r.Current})
+			if err = s.announceNonceKey(ctx, r.next.Nonce); err == nil {
+				err = s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca, r.next.CA},
+					[]*x509.Certificate{r.next.CA.Certificate(), r.Current})
+			}
 		default:
 			return r.Rotation, nil
 		}
@@ -126,15 +128,34 @@ func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 	}
 }
 
-// makeNextCA makes the new CA. Of two programs that race, one gets secretstore.ErrExists.
-func (s *State) makeNextCA(ctx context.Context, r rotation) error {
-	if !r.next.IsZero() { // left over from a rotation that ended
+func (s *State) loadNextKeys(ctx context.Context) (authority.NextKeys, error) {
+	secret, err := s.options.Secrets.Get(ctx, secretstore.NextCAKey)
+	if err != nil {
+		return authority.NextKeys{}, fmt.Errorf("load the next CA: %w", err)
+	}
+	next, err := authority.ParseNextKeys(secret.Value.Reveal())
+	if err != nil {
+		return authority.NextKeys{}, fmt.Errorf("load the next CA: %w", err)
+	}
+	if err := next.CA.CheckCluster(s.options.ClusterID); err != nil {
+		return authority.NextKeys{}, fmt.Errorf("load the next CA: %w: %w", ErrForeign, err)
+	}
+	return next, nil
+}
+
+// makeNextKeys makes the new CA and the new nonce key. Of two programs that race, one gets secretstore.ErrExists.
+func (s *State) makeNextKeys(ctx context.Context, r rotation) error {
+	if !r.next.CA.IsZero() { // left over from a rotation that ended
 		if err := s.options.Secrets.Delete(ctx, secretstore.NextCAKey); err != nil {
 			return err
 		}
 	}
-	next, err := authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now())
-	if err != nil {
+	var next authority.NextKeys
+	var err error
+	if next.CA, err = authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now()); err != nil {
+		return err
+	}
+	if next.Nonce, err = authority.CreateNonceKey(s.options.Rand); err != nil {
 		return err
 	}
 	secret, err := next.MarshalSecret()
@@ -144,8 +165,8 @@ func (s *State) makeNextCA(ctx context.Context, r rotation) error {
 	return s.options.Secrets.Put(ctx, secretstore.NextCAKey, secretstore.NewValue(secret), secretstore.IfAbsent)
 }
 
-// IssueFromNewCA lets the new CA issue certificates and sign the cluster's documents. Call it when every client trusts
-// the new CA: clients that do not will refuse the servers' certificates. It changes nothing if that has been done.
+// IssueFromNewCA lets the new CA issue certificates and sign the cluster's documents, and the new key sign nonces. Call
+// it when every client trusts the new CA: clients that do not will refuse the servers' certificates. It changes nothing if that has been done.
 func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("issue from the new CA: %w", err) }
 	r, err := s.readRotation(ctx)
@@ -154,7 +175,10 @@ func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 	}
 	switch r.Step {
 	case RotationAnnounced:
-		secret, err := r.next.MarshalSecret()
+		if err := s.signNoncesWith(ctx, r.next.Nonce); err != nil {
+			return fail(err)
+		}
+		secret, err := r.next.CA.MarshalSecret()
 		if err != nil {
 			return fail(err)
 		}
@@ -178,8 +202,8 @@ func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 	return r.Rotation, nil
 }
 
-// RemoveOldCA ends a rotation: it takes the old CA out of the bundle. Call it when no certificate of the old CA is
-// left, because their holders are refused from then on. It changes nothing if no rotation is under way.
+// RemoveOldCA ends a rotation: nonces of the old key are refused, and the old CA leaves the bundle. Call it when no
+// certificate of the old CA is left, because their holders are refused from then on. It changes nothing if no rotation is under way.
 func (s *State) RemoveOldCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("remove the old CA: %w", err) }
 	r, err := s.readRotation(ctx)
@@ -195,6 +219,9 @@ func (s *State) RemoveOldCA(ctx context.Context) (Rotation, error) {
 		return fail(err)
 	}
 	if err := s.options.Secrets.Delete(ctx, secretstore.NextCAKey); err != nil {
+		return fail(err)
+	}
+	if err := s.refuseOldNonces(ctx); err != nil {
 		return fail(err)
 	}
 	if err := s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca}, []*x509.Certificate{r.Current}); err != nil {

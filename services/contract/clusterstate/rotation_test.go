@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -71,12 +72,16 @@ func rotate(ctx context.Context, s *clusterstate.State, check func(clusterstate.
 }
 
 // TestInterruptedRotation stops a process that rotates the CA before or after each of its writes. Then the cluster must
-// still work, and another process must complete the same rotation.
+// still work, and another process must complete the same rotation, of CA and nonce key.
 func TestInterruptedRotation(t *testing.T) {
 	for n, complete := 1, false; !complete; n++ {
 		for _, late := range []bool{false, true} {
 			t.Run(fmt.Sprintf("write %d, late %t", n, late), func(t *testing.T) {
 				bucket, reader, old := newCluster(t)
+				oldNonces, _, err := reader.EnsureNonceKey(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
 				rec := operator(t, 1, "prod")
 				if _, err := reader.PutOperator(t.Context(), rec, ""); err != nil {
 					t.Fatal(err)
@@ -94,6 +99,9 @@ func TestInterruptedRotation(t *testing.T) {
 							t.Errorf("%s: %s process: %v", when, name, err)
 						}
 						if _, _, err := state.GetOperator(t.Context(), "prod", rec.ID); err != nil {
+							t.Errorf("%s: %s process: %v", when, name, err)
+						}
+						if _, err := state.LoadNonceKey(t.Context()); err != nil {
 							t.Errorf("%s: %s process: %v", when, name, err)
 						}
 					}
@@ -126,12 +134,54 @@ func TestInterruptedRotation(t *testing.T) {
 					t.Errorf("the rotation that was at step %s ended with %d CAs, want the one that was announced: %v",
 						at.Step, len(bundle), err)
 				}
+				if key, err := s.LoadNonceKey(t.Context()); err != nil || len(key.Accepted()) != 1 ||
+					key.Public().Equal(oldNonces.Public()) {
+					t.Errorf("after the rotation the nonce key is the old one, or another one is accepted: %v", err)
+				}
 				names, err := secrets(t, bucket, cluster, key(t, 1), random(5)).List(t.Context())
 				if err != nil || slices.Contains(names, secretstore.NextCAKey) {
 					t.Errorf("secrets after the rotation: %v, %v", names, err)
 				}
 			})
 		}
+	}
+}
+
+// TestNonceKeyRotation checks that in each step of a rotation, leaders of the step and of the one before accept each
+// other's nonces. When the rotation has ended, nonces of the old key are refused.
+func TestNonceKeyRotation(t *testing.T) {
+	_, s, _ := newCluster(t)
+	first, _, err := s.EnsureNonceKey(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepts := func(leader, minting authority.NonceKey) error {
+		nonce, _, err := authority.MintNonce(minting, authority.NonceSpec{Role: authority.RoleOperator,
+			Cluster: cluster, Tenant: "default"}, rand.Reader, t0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = authority.ParseNonce(leader.Accepted(), cluster, nonce.Reveal(), t0, false)
+		return err
+	}
+	before := first
+	if err := rotate(t.Context(), s, func(r clusterstate.Rotation) {
+		now, err := s.LoadNonceKey(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := accepts(now, before); err != nil {
+			t.Errorf("step %s: a nonce of the step before: %v", r.Step, err)
+		}
+		if err := accepts(before, now); err != nil {
+			t.Errorf("step %s: a leader of the step before: %v", r.Step, err)
+		}
+		before = now
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := accepts(before, first); !errors.Is(err, authority.ErrNonceSignature) {
+		t.Errorf("a nonce of the old key after the rotation: %v, want %v", err, authority.ErrNonceSignature)
 	}
 }
 

@@ -24,15 +24,20 @@ const (
 
 func (a *app) rotateCACommand(s *secretFlags) *cobra.Command {
 	var timeout time.Duration
-	var noWait bool
+	var noWait, onlyStatus bool
 	cmd := &cobra.Command{
-		Use: "rotate-ca", Short: "Replace the cluster's CA while everything runs", Args: cobra.NoArgs,
-		Long: `Replaces the CA of servers, agents and operators without an interruption, in four steps:
+		Use: "rotate-ca", Short: "Replace the cluster's CA and nonce key while everything runs", Args: cobra.NoArgs,
+		Long: `Replaces the CA of servers, agents and operators, and the key that signs registration
+nonces, without an interruption, in four steps:
 
-  1. make a new CA and add it to cluster/ca.crt;
-  2. wait until leaders, agents and operators trust both, then issue from the new one;
+  1. make a new CA and nonce key, and add the CA to cluster/ca.crt;
+  2. wait until leaders, agents and operators trust both, then issue and sign with the
+     new ones;
   3. wait until they have certificates of the new CA;
-  4. remove the old CA from cluster/ca.crt.
+  4. remove the old CA from cluster/ca.crt, and refuse nonces of the old key.
+
+Nonces for operators that were made before step 2 and were not used end with step 4.
+Make new ones.
 
 Leaders follow within three minutes, agents within five more; a rotation takes about
 twenty minutes. If the command is interrupted or times out, the cluster keeps working:
@@ -49,30 +54,46 @@ old CA in files of instances have expired, up to four months. Run the command ag
 All servers, agents and operators must have a version that knows this command. All shards
 must have their configuration in the bucket that the command is given.`,
 		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
-  nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait   # do what can be done now`,
+  nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait   # do what can be done now
+  nstance-admin cluster rotate-ca --storage-bucket my-bucket --status    # who has old certificates?`,
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", rotationTime, "how long to wait for all to follow")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "do what can be done now, and say what the rotation waits for")
+	cmd.Flags().BoolVar(&onlyStatus, "status", false,
+		"change nothing: show how far a rotation is, and how many have not followed its present step")
+	cmd.MarkFlagsMutuallyExclusive("no-wait", "status")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if timeout <= 0 {
 			return usagef("--timeout %s is not more than zero", timeout)
 		}
-		if !noWait && !cmd.Flags().Changed("storage-timeout") {
+		if !noWait && !onlyStatus && !cmd.Flags().Changed("storage-timeout") {
 			s.timeout = timeout
 		}
 		result, err := inCluster(cmd.Context(), a, s, need{key: true},
-			func(ctx context.Context, c *cluster) (caRotation, error) { return a.rotateCA(ctx, c, noWait) })
+			func(ctx context.Context, c *cluster) (caRotation, error) {
+				if onlyStatus {
+					return rotationStatus(ctx, c)
+				}
+				return a.rotateCA(ctx, c, noWait)
+			})
 		if err != nil {
 			return err
 		}
 		return a.show(*f, result, func(w io.Writer) error {
 			facts := []fact{{"CA", result.Fingerprint}, {"CA ends", stamp(result.NotAfter)}}
-			if result.Finished {
-				return writeFacts(w, a.style.out, append(facts, fact{"Rotation", "finished"}))
+			switch {
+			case result.Finished && onlyStatus:
+				facts = append(facts, fact{"Rotation", "none is under way"})
+			case result.Finished:
+				facts = append(facts, fact{"Rotation", "finished"})
+			default:
+				facts = append(facts, fact{"Rotation", result.Step + ", not finished: run the command again"})
 			}
-			return writeFacts(w, a.style.out, append(facts,
-				fact{"Rotation", result.Step + ", not finished: run the command again"}))
+			if result.Waiting != nil && onlyStatus {
+				facts = append(facts, fact{"Not followed", describeBehind(*result.Waiting)})
+			}
+			return writeFacts(w, a.style.out, facts)
 		})
 	}
 	return cmd
@@ -80,13 +101,46 @@ must have their configuration in the bucket that the command is given.`,
 
 type caRotation struct {
 	Finished bool `json:"finished"`
-	// Step is announced (the old CA issues), issued (the new CA issues, the old one is trusted) or none.
+	// Step is prepared (the new CA is not trusted yet), announced (the old CA issues), issued (the new CA issues, the old
+	// one is trusted) or none.
 	Step string `json:"step"`
 	// Fingerprint and NotAfter are those of the CA that issues.
 	Fingerprint string    `json:"ca_fingerprint"`
 	NotAfter    time.Time `json:"ca_not_after"`
-	// Waiting says what the next step waits for.
+	// Waiting says what the next step waits for. At the step issued, these have certificates of the old CA.
 	Waiting *clusterstate.Following `json:"waiting,omitempty"`
+}
+
+// rotationStatus reads how far a rotation is and who has not followed. It changes nothing.
+func rotationStatus(ctx context.Context, c *cluster) (caRotation, error) {
+	r, err := c.state.CARotation(ctx)
+	if err != nil {
+		return caRotation{}, noKeysYet(err)
+	}
+	result := caRotation{Finished: r.Step == clusterstate.RotationNone, Step: r.Step.String(),
+		Fingerprint: authority.Fingerprint(r.Current), NotAfter: r.Current.NotAfter.UTC()}
+	if r.Trust == "" { // no client has anything to follow
+		return result, nil
+	}
+	following, err := c.state.Followers(r).Check(ctx)
+	result.Waiting = &following
+	return result, err
+}
+
+// describeBehind counts those that have not followed.
+func describeBehind(f clusterstate.Following) string {
+	leaders, instances := 0, 0
+	for _, shard := range f.Shards {
+		instances += len(shard.Behind)
+		if !shard.Leader {
+			leaders++
+		}
+	}
+	text := fmt.Sprintf("leaders %d, instances %d, operators %d", leaders, instances, len(f.Operators))
+	if !f.FilesUntil.IsZero() {
+		text += ", files of instances until " + stamp(f.FilesUntil)
+	}
+	return text
 }
 
 func (a *app) rotateCA(ctx context.Context, c *cluster, noWait bool) (caRotation, error) {

@@ -85,12 +85,18 @@ func ours(name string) bool {
 // checkOurs checks the content of the cluster's own secrets.
 func checkOurs(c *cluster, name string, content []byte) error {
 	switch name {
-	case secretstore.CAKey, secretstore.NextCAKey:
+	case secretstore.CAKey:
 		ca, err := authority.ParseCA(content)
 		if err != nil {
 			return err
 		}
 		return ca.CheckCluster(c.id)
+	case secretstore.NextCAKey:
+		next, err := authority.ParseNextKeys(content)
+		if err != nil {
+			return err
+		}
+		return next.CA.CheckCluster(c.id)
 	case secretstore.WorkloadCAKey:
 		ca, err := authority.ParseCA(content)
 		if err != nil {

@@ -268,7 +268,7 @@ func TestNonce(t *testing.T) {
 				}
 				stdout = string(text)
 			}
-			claims, err := authority.ParseNonce(key.Public(), "example", stdout, fleettest.Now, false)
+			claims, err := authority.ParseNonce(key.Accepted(), "example", stdout, fleettest.Now, false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -598,14 +598,18 @@ func TestRotateKey(t *testing.T) {
 	})
 }
 
-// TestClusterRotateCA checks that rotate-ca stops where an operator has not followed, and that the same command
-// continues.
+// TestClusterRotateCA checks that rotate-ca stops where an operator has not followed, that --status counts it and
+// changes nothing, and that the same command continues. In the end CA and nonce key are new.
 func TestClusterRotateCA(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.fails(t, exitFailure, "cluster init", b.args("cluster", "rotate-ca", "--cluster-id", "example")...)
 		b.init(t)
 		b.fails(t, exitUsage, "--timeout", b.args("cluster", "rotate-ca", "--timeout", "0s")...)
 		first, err := b.state(t, encryptionKey).LoadCA(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		firstNonces, err := b.state(t, encryptionKey).LoadNonceKey(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -619,6 +623,11 @@ func TestClusterRotateCA(t *testing.T) {
 			t.Helper()
 			return parse[caRotation](t, b.must(t, b.args("cluster", "rotate-ca", "--no-wait", "-o", "json")...))
 		}
+		status := b.args("cluster", "rotate-ca", "--status")
+		if got := parse[caRotation](t, b.must(t, append(status, "-o", "json")...)); !got.Finished ||
+			got.Step != "none" || got.Waiting != nil {
+			t.Errorf("the status before the rotation: %+v", got)
+		}
 		for _, step := range []string{"announced", "issued"} {
 			for range 2 {
 				got := rotate()
@@ -627,8 +636,18 @@ func TestClusterRotateCA(t *testing.T) {
 					t.Fatalf("%s: %+v", step, got)
 				}
 			}
+			if got := parse[caRotation](t, b.must(t, append(status, "-o", "json")...)); got.Step != step ||
+				len(got.Waiting.Operators) != 1 {
+				t.Errorf("the status at step %s: %+v", step, got)
+			}
+			if out := b.must(t, status...); !strings.Contains(out, "leaders 0, instances 0, operators 1") {
+				t.Errorf("the status at step %s: %s", step, out)
+			}
 			if again := register(); again.ID != operator.ID || !again.Issued {
 				t.Errorf("the operator registers again: %+v", again)
+			}
+			if out := b.must(t, status...); !strings.Contains(out, step) || !strings.Contains(out, "operators 0") {
+				t.Errorf("the status at step %s, which all have followed: %s", step, out)
 			}
 			if again := register(); again.Issued {
 				t.Errorf("the operator, which has followed, registers again: %+v", again)
@@ -639,6 +658,11 @@ func TestClusterRotateCA(t *testing.T) {
 		if err != nil || !got.Finished || got.Step != "none" || ca.Certificate().Equal(first.Certificate()) ||
 			got.Fingerprint != authority.Fingerprint(ca.Certificate()) {
 			t.Errorf("%+v, %s, %v", got, ca, err)
+		}
+		nonces, err := b.state(t, encryptionKey).LoadNonceKey(t.Context())
+		if err != nil || nonces.Public().Equal(firstNonces.Public()) || len(nonces.Accepted()) != 1 {
+			t.Errorf("after the rotation %d nonce keys are accepted, want only a new one: %v", len(nonces.Accepted()),
+				err)
 		}
 		b.must(t, b.args("cluster", "verify")...)
 		if out := b.must(t, b.args("cluster", "operator", "list")...); !strings.Contains(out, operator.ID) {

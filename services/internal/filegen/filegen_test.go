@@ -608,7 +608,7 @@ func TestMachine(t *testing.T) {
 		t.Errorf("userdata %q", text)
 	}
 	nonce := strings.Split(text, "\n")[3]
-	claims, err := authority.ParseNonce(w.options.NonceKey.Public(), "example", nonce, w.now, false)
+	claims, err := authority.ParseNonce(w.options.NonceKey.Accepted(), "example", nonce, w.now, false)
 	if err != nil {
 		t.Fatal(err)
 	}

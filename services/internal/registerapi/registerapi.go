@@ -53,8 +53,9 @@ type Registrar struct {
 	State          *shardstate.State
 	Records        Records
 	Store          Store
-	NonceKey       ed25519.PublicKey
-	Issuer         transport.Issuer
+	// NonceKeys verify nonces.
+	NonceKeys []ed25519.PublicKey
+	Issuer    transport.Issuer
 	// CheckAddress reports whether a registration must come from an address of the instance's VM, as far as the
 	// provider knows these.
 	CheckAddress func() bool
@@ -175,7 +176,7 @@ func (c *call) try(nonce string, role authority.Role, register func(*call) (cert
 	if err := transport.CheckPublicKey(c.key); err != nil {
 		return certificate{}, status.Errorf(codes.InvalidArgument, "public_key: %v", err)
 	}
-	if c.claims, err = authority.ParseNonce(leader.NonceKey, leader.Cluster, nonce, c.now, true); err != nil {
+	if c.claims, err = authority.ParseNonce(leader.NonceKeys, leader.Cluster, nonce, c.now, true); err != nil {
 		return certificate{}, nonceError(err)
 	}
 	if c.claims.Role != role {

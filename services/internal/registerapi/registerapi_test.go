@@ -53,7 +53,7 @@ func newTestLeader(t testing.TB) *testLeader {
 		InfraHash: "i1"})}
 	w.leader = &registerapi.Registrar{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State,
-		Records: w.Executor, Store: w.Bucket, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer(),
+		Records: w.Executor, Store: w.Bucket, NonceKeys: w.NonceKey.Accepted(), Issuer: w.Issuer(),
 		CheckAddress: w.checkAddress.Load, Record: func(e record.Event) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

@@ -91,6 +91,10 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		return err
 	}
 	ca, bundle, err := s.state.ReadCA(ctx)
+	if err == nil && len(bundle) > 1 {
+		// A rotation changes the nonce key before the CA, and a term that knows the CA must know the nonce key of it.
+		nonceKey, err = s.state.LoadNonceKey(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -141,7 +145,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		registration: &registerapi.Registrar{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard,
 			Term:        a.Term(),
 			Incarnation: s.incarnation,
-			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(),
+			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKeys: nonceKey.Accepted(),
 			Issuer: issuer, CheckAddress: func() bool { return *s.manager.Shard().Server.CheckRegistrationAddress },
 			Attest: s.attest, Record: journal.Record},
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),

@@ -240,7 +240,7 @@ resource "nstance_secret" "key" {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := authority.ParseNonce(nonceKey.Public(), acctest.Cluster, secrets["nonce.jwt"], time.Now(),
+	if _, err := authority.ParseNonce(nonceKey.Accepted(), acctest.Cluster, secrets["nonce.jwt"], time.Now(),
 		false); err != nil {
 		t.Error(err)
 	}

@@ -39,7 +39,7 @@ func TestAccNonce(t *testing.T) {
 	checks := func(tenant string, ttl time.Duration) resource.TestCheckFunc {
 		return func(s *terraform.State) error {
 			data := s.RootModule().Resources["echo.test"].Primary.Attributes
-			claims, err := authority.ParseNonce(key.Public(), acctest.Cluster, data["data.nonce"], time.Now(), false)
+			claims, err := authority.ParseNonce(key.Accepted(), acctest.Cluster, data["data.nonce"], time.Now(), false)
 			if err != nil {
 				return err
 			}

@@ -24,7 +24,7 @@ type document struct {
 	// subnetsUnknown means that only subnets of pools keep the groups from being known.
 	subnetsUnknown bool
 	unknown        []string // paths of values that are not known yet
-	diags       diag.Diagnostics
+	diags          diag.Diagnostics
 }
 
 // cluster returns the name of the cluster, or "" if it is not known.

@@ -87,7 +87,7 @@ func newTestShard(t *testing.T) *testShard {
 	l := leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1})
 	leader := &registerapi.Registrar{Context: l.Context, Cluster: l.Name, Shard: "a", Term: l.Term(),
 		Incarnation: leadertest.Incarnation, State: l.State,
-		Records: l.Executor, Store: l.Bucket, NonceKey: l.NonceKey.Public(), Issuer: l.Issuer(),
+		Records: l.Executor, Store: l.Bucket, NonceKeys: l.NonceKey.Accepted(), Issuer: l.Issuer(),
 		Record: func(record.Event) {}}
 	w := &testShard{Leader: l, log: new(bytes.Buffer), front: &front{Service: registerapi.Service{Now: l.Clock.Now,
 		Log:    l.Log,

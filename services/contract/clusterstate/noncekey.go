@@ -1,0 +1,82 @@
+package clusterstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+// LoadNonceKey reads the key that signs registration nonces. secretstore.ErrNotFound if there is none yet.
+func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
+	secret, err := s.options.Secrets.Get(ctx, secretstore.NonceKey)
+	if err != nil {
+		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
+	}
+	key, err := authority.ParseNonceKey(secret.Value.Reveal())
+	if err != nil {
+		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
+	}
+	return key, nil
+}
+
+// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none; of two that race, both
+// return the winner's. Call [State.EnsureCA] first: it is what notices a wrong prefix.
+func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, created bool, err error) {
+	key, err = s.LoadNonceKey(ctx)
+	if !errors.Is(err, secretstore.ErrNotFound) {
+		return key, false, err
+	}
+	if key, err = authority.CreateNonceKey(s.options.Rand); err == nil {
+		err = s.putNonceKey(ctx, key, secretstore.IfAbsent)
+	}
+	if errors.Is(err, secretstore.ErrExists) {
+		key, err = s.LoadNonceKey(ctx)
+		return key, false, err
+	}
+	if err != nil {
+		return authority.NonceKey{}, false, fmt.Errorf("ensure nonce key: %w", err)
+	}
+	return key, true, nil
+}
+
+func (s *State) putNonceKey(ctx context.Context, key authority.NonceKey, cond secretstore.Condition) error {
+	secret, err := key.MarshalSecret()
+	if err != nil {
+		return err
+	}
+	return s.options.Secrets.Put(ctx, secretstore.NonceKey, secretstore.NewValue(secret), cond)
+}
+
+// The three steps of a rotation of the nonce key. A leader reads the nonce key again when it follows a change of the
+// CA, so each step comes before the one of the CA.
+
+// announceNonceKey lets leaders accept nonces of the key next. A zero key, of a rotation that a former version began,
+// leaves the nonce key as it is.
+func (s *State) announceNonceKey(ctx context.Context, next authority.NonceKey) error {
+	key, _, err := s.EnsureNonceKey(ctx)
+	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {
+		return err
+	}
+	return s.putNonceKey(ctx, key.Accepting(next), secretstore.Any)
+}
+
+// signNoncesWith makes next the key that signs nonces. Those of the old key are still accepted.
+func (s *State) signNoncesWith(ctx context.Context, next authority.NonceKey) error {
+	key, _, err := s.EnsureNonceKey(ctx)
+	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {
+		return err
+	}
+	return s.putNonceKey(ctx, next.Accepting(key), secretstore.Any)
+}
+
+// refuseOldNonces lets leaders accept only nonces of the key that signs them.
+func (s *State) refuseOldNonces(ctx context.Context) error {
+	key, _, err := s.EnsureNonceKey(ctx)
+	if err != nil || len(key.Accepted()) == 1 {
+		return err
+	}
+	return s.putNonceKey(ctx, key.Accepting(authority.NonceKey{}), secretstore.Any)
+}
