@@ -45,6 +45,7 @@ type testReconciler struct {
 	shards   *shardstest.Set
 	recorder *events.FakeRecorder
 	tokens   int
+	clusters int
 	// limited: the operator may not create ServiceAccounts and roles, as in a cluster.
 	limited bool
 }
@@ -64,6 +65,9 @@ func newTestReconciler(t *testing.T, objects ...client.Object) *testReconciler {
 		WithInterceptorFuncs(interceptor.Funcs{Create: func(ctx context.Context, c client.WithWatch, o client.Object,
 			opts ...client.CreateOption) error {
 			switch o.(type) {
+			case *clusterv1.Cluster:
+				w.clusters++
+				o.SetUID(types.UID(fmt.Sprint("cluster-", w.clusters)))
 			case *corev1.ServiceAccount, *rbacv1.ClusterRole, *rbacv1.ClusterRoleBinding:
 				if w.limited {
 					return apierrors.NewForbidden(schema.GroupResource{Resource: "objects"}, o.GetName(),
@@ -117,6 +121,7 @@ func serviceAccount() *corev1.ServiceAccount {
 
 func TestClusterIsCreated(t *testing.T) {
 	w := newTestReconciler(t)
+	w.limited = true
 	w.shards.Of("west").SetState(func(s *shards.State) { s.Zone, s.Region = "west-1", "us" })
 	w.shards.Of("east").SetState(func(s *shards.State) { s.Zone, s.Region = "", "" })
 	w.reconcile(t)
@@ -142,7 +147,7 @@ func TestClusterIsCreated(t *testing.T) {
 		t.Errorf("status of the Cluster: %+v", cluster.Status)
 	}
 	ready := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.ReadyCondition)
-	if ready == nil || ready.Status != metav1.ConditionFalse || !strings.Contains(ready.Message, "kubeconfig") {
+	if ready == nil || ready.Status != metav1.ConditionFalse || !strings.Contains(ready.Message, "kustomize/rbac") {
 		t.Errorf("without a kubeconfig: %+v", ready)
 	}
 
@@ -403,11 +408,28 @@ func TestKubeconfig(t *testing.T) {
 	})
 }
 
+// TestKubeconfigComesWithTheCluster checks that the Secret exists when the NstanceCluster becomes provisioned, also for a
+// Cluster that is created again while the Secret of the earlier one is left.
+func TestKubeconfigComesWithTheCluster(t *testing.T) {
+	w := newTestReconciler(t)
+	mustSucceed(t, w.Client.Create(t.Context(), serviceAccount()))
+	for i := range 2 {
+		w.reconcile(t)
+		infra, cluster := w.read(t)
+		owners := w.secret(t).OwnerReferences
+		if !meta.IsStatusConditionTrue(infra.Status.Conditions, v1beta1.ReadyCondition) || len(owners) != 1 ||
+			owners[0].UID != cluster.UID || w.token(t) != fmt.Sprint("token-", i+1) {
+			t.Errorf("Cluster %s: conditions %+v, owners of the Secret %+v", cluster.UID, infra.Status.Conditions, owners)
+		}
+		mustSucceed(t, w.Client.Delete(t.Context(), cluster))
+	}
+}
+
 // An operator with the rights of an administrator, as in a development cluster, creates the account and its permissions.
 func TestKubeconfigCreatesTheAccount(t *testing.T) {
 	w := newTestReconciler(t)
 	w.reconcile(t)
-	if err := w.kubeconfig.ensureSecret(t.Context()); err != nil || w.token(t) != "token-1" {
+	if err := w.kubeconfig.ensureSecret(t.Context(), nil); err != nil || w.token(t) != "token-1" {
 		t.Fatalf("token %q, %v", w.token(t), err)
 	}
 	account, role, binding := serviceAccount(), &rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,9 +40,11 @@ func KubeconfigSecret(cluster string) string { return cluster + "-kubeconfig" }
 type kubeconfigKeeper struct {
 	Options
 
+	writing sync.Mutex // Held while the Secret is written.
+	renewAt time.Time  // Guarded by writing.
+
 	mu      sync.Mutex
 	err     error
-	renewAt time.Time
 	changed chan struct{}
 }
 
@@ -84,12 +87,10 @@ func (k *kubeconfigKeeper) run(ctx context.Context) error {
 	delays.Reset()
 	for {
 		wait := recheck
-		if err := k.ensureSecret(ctx); err == nil {
+		if err := k.updateSecret(ctx, nil); err == nil {
 			delays.Reset()
-			k.recordResult(ctx, nil)
 		} else if ctx.Err() == nil {
 			wait = delays.NextBackOff()
-			k.recordResult(ctx, err)
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -99,6 +100,17 @@ func (k *kubeconfigKeeper) run(ctx context.Context) error {
 		case <-timer.C:
 		}
 	}
+}
+
+// updateSecret calls ensureSecret and records the result.
+func (k *kubeconfigKeeper) updateSecret(ctx context.Context, cluster *clusterv1.Cluster) error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	err := k.ensureSecret(ctx, cluster)
+	if err == nil || ctx.Err() == nil {
+		k.recordResult(ctx, err)
+	}
+	return err
 }
 
 // recordResult stores the result of the last attempt. If it differs from the one before, set logs it and records an
@@ -129,8 +141,17 @@ func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
 // errNoCluster is returned while the Cluster that owns the Secret does not exist.
 var errNoCluster = errors.New("the Cluster has not been created yet")
 
-// ensureSecret creates the Secret, or renews it when half of the token's lifetime has passed.
-func (k *kubeconfigKeeper) ensureSecret(ctx context.Context) error {
+// ensureSecret creates the Secret, or renews it when half of the token's lifetime has passed or when it belonged to an
+// earlier Cluster. If cluster is nil, it is read from the cache.
+func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.Cluster) error {
+	if cluster == nil {
+		cluster = &clusterv1.Cluster{}
+		if err := k.Client.Get(ctx, k.objectKey(), cluster); apierrors.IsNotFound(err) {
+			return errNoCluster
+		} else if err != nil {
+			return fmt.Errorf("read Cluster: %w", err)
+		}
+	}
 	var secret corev1.Secret
 	at := types.NamespacedName{Namespace: k.Namespace, Name: KubeconfigSecret(k.objectKey().Name)}
 	err := k.Client.Get(ctx, at, &secret)
@@ -140,14 +161,8 @@ func (k *kubeconfigKeeper) ensureSecret(ctx context.Context) error {
 		return fmt.Errorf("read Secret %s: %w", at, err)
 	case !missing && !secret.DeletionTimestamp.IsZero():
 		return nil
-	case !missing && len(secret.Data[kubeconfigKey]) > 0 && k.Now().Before(k.renewAt):
+	case !missing && len(secret.Data[kubeconfigKey]) > 0 && k.Now().Before(k.renewAt) && !isForeign(&secret, cluster):
 		return nil
-	}
-	var cluster clusterv1.Cluster
-	if err := k.Client.Get(ctx, k.objectKey(), &cluster); apierrors.IsNotFound(err) {
-		return errNoCluster
-	} else if err != nil {
-		return fmt.Errorf("read Cluster: %w", err)
 	}
 	text, expires, err := k.newKubeconfigText(ctx)
 	if err != nil {
@@ -161,10 +176,12 @@ func (k *kubeconfigKeeper) ensureSecret(ctx context.Context) error {
 		secret.Data = map[string][]byte{}
 	}
 	secret.Data[kubeconfigKey] = text
-	if missing {
-		secret.Namespace, secret.Name, secret.Type = at.Namespace, at.Name, clusterv1.ClusterSecretType
+	if missing || isForeign(&secret, cluster) {
 		secret.OwnerReferences = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(),
 			Kind: clusterv1.ClusterKind, Name: cluster.Name, UID: cluster.UID}}
+	}
+	if missing {
+		secret.Namespace, secret.Name, secret.Type = at.Namespace, at.Name, clusterv1.ClusterSecretType
 		err = k.Client.Create(ctx, &secret)
 	} else {
 		err = k.Client.Update(ctx, &secret)
@@ -176,6 +193,14 @@ func (k *kubeconfigKeeper) ensureSecret(ctx context.Context) error {
 	k.renewAt = now.Add(expires.Sub(now) / 2)
 	k.Log.Info("renewed the token in the kubeconfig for Cluster API", "secret", at.Name, "expires", expires)
 	return nil
+}
+
+// isForeign reports whether the Secret belongs to an earlier Cluster of the same name. Kubernetes is about to delete it
+// then.
+func isForeign(secret *corev1.Secret, cluster *clusterv1.Cluster) bool {
+	return slices.ContainsFunc(secret.OwnerReferences, func(o metav1.OwnerReference) bool {
+		return o.Kind == clusterv1.ClusterKind && o.UID != cluster.UID
+	})
 }
 
 // newKubeconfigText requests a token and returns a kubeconfig with it, and the token's expiry.
