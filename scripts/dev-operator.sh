@@ -100,4 +100,4 @@ fi
 
 air=$(scripts/tool.sh air)
 export NSTANCE_NAMESPACE=${NSTANCE_NAMESPACE:-$namespace} KUBECONFIG=$kubeconfig
-exec "$air" -c scripts/air/operator.toml -- --config "$config" --health-probe-bind-address "$health" --disable-webhooks
+exec "$air" -c scripts/air/operator.toml -- --config "$config" --health-probe-bind-address "$health"

@@ -232,8 +232,8 @@ func (l *lab) operatorKubeconfig() string { return filepath.Join(l.dir, "operato
 func (l *lab) operator(t *testing.T, flags ...string) *kube.Process {
 	t.Helper()
 	env := append(os.Environ(), "KUBECONFIG="+l.operatorKubeconfig(), "NSTANCE_NAMESPACE="+namespace)
-	args := append([]string{"--config=" + l.configFile(), "--health-probe-bind-address=0", "--metrics-bind-address=0",
-		"--disable-webhooks"}, flags...)
+	args := append([]string{"--config=" + l.configFile(), "--health-probe-bind-address=0", "--metrics-bind-address=0"},
+		flags...)
 	process, err := kube.Run(l.dir, fmt.Sprintf("operator-%d", len(l.operators)+1),
 		filepath.Join(l.bin, "nstance-operator"), env, args...)
 	if err != nil {

@@ -48,6 +48,9 @@ func reference() string {
 	var b strings.Builder
 	b.WriteString("\n## Flags\n\n| flag | default | |\n|---|---|---|\n")
 	newFlags(new(Options)).VisitAll(func(f *pflag.Flag) {
+		if f.Hidden {
+			return
+		}
 		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, code(f.DefValue), cell(strings.ReplaceAll(f.Usage, "`", "")))
 	})
 	b.WriteString(

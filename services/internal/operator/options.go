@@ -19,6 +19,9 @@ import (
 // disabledAddr is the address of a disabled endpoint.
 const disabledAddr = "0"
 
+// webhooksFlag is the name of a flag that is accepted and ignored.
+const webhooksFlag = "disable-webhooks"
+
 const defaultConfigFile = "/etc/nstance/operator/config.yaml"
 
 // Options are the command line flags of nstance-operator.
@@ -29,8 +32,6 @@ type Options struct {
 	LeaderElect             bool
 	// RecreateCluster lets the operator create a deleted Cluster again.
 	RecreateCluster bool
-	// DisableWebhooks has no effect, because the operator has no webhooks.
-	DisableWebhooks bool
 	Zap             zap.Options
 	Version         bool
 }
@@ -70,8 +71,10 @@ func newFlags(o *Options) *pflag.FlagSet {
 		"elect one active operator with the Lease nstance-operator-leader-election")
 	flags.BoolVar(&o.RecreateCluster, "recreate-cluster", false,
 		"create the Cluster again although it was deleted")
-	flags.BoolVar(&o.DisableWebhooks, "disable-webhooks", false,
-		"no effect: the operator has no admission webhooks, because the CRDs validate the objects")
+	// Manifests written for other operators set this flag.
+	flags.Bool(webhooksFlag, false, "")
+	_ = flags.MarkDeprecated(webhooksFlag, "remove it: nstance-operator has no webhooks, and the API server runs its "+
+		"admission policies") // The flag exists, and the text is not empty.
 	standard := flag.NewFlagSet("", flag.ContinueOnError)
 	config.RegisterFlags(standard)
 	o.Zap.BindFlags(standard)

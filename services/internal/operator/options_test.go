@@ -17,18 +17,18 @@ func TestParseOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := []any{o.ConfigFile, o.HealthAddr, o.MetricsAddr, o.LeaderElect, o.DisableWebhooks, o.Version}
-	if d := cmp.Diff([]any{"/etc/nstance/operator/config.yaml", ":8081", "0", false, false, false}, got); d != "" {
+	got := []any{o.ConfigFile, o.HealthAddr, o.MetricsAddr, o.LeaderElect, o.Version}
+	if d := cmp.Diff([]any{"/etc/nstance/operator/config.yaml", ":8081", "0", false, false}, got); d != "" {
 		t.Errorf("the defaults are not those of the user's page: %s", d)
 	}
 	o, err = operator.ParseOptions([]string{"--config=c.yaml", "--health-probe-bind-address=127.0.0.1:1",
-		"--metrics-bind-address=:8080", "--leader-elect", "--disable-webhooks",
+		"--metrics-bind-address=:8080", "--leader-elect",
 		"--zap-log-level=debug", "--zap-encoder=console", "--kubeconfig="}, os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got = []any{o.ConfigFile, o.HealthAddr, o.MetricsAddr, o.LeaderElect, o.DisableWebhooks}
-	if d := cmp.Diff([]any{"c.yaml", "127.0.0.1:1", ":8080", true, true}, got); d != "" {
+	got = []any{o.ConfigFile, o.HealthAddr, o.MetricsAddr, o.LeaderElect}
+	if d := cmp.Diff([]any{"c.yaml", "127.0.0.1:1", ":8080", true}, got); d != "" {
 		t.Error(d)
 	}
 	if o, err := operator.ParseOptions([]string{"--health-probe-bind-address="}, os.Stderr); err != nil ||
@@ -47,9 +47,16 @@ func TestParseOptions(t *testing.T) {
 			t.Errorf("%q: %v, want %q", args, err, want)
 		}
 	}
-	var help strings.Builder
+	var told, help strings.Builder
+	if _, err := operator.ParseOptions([]string{"--disable-webhooks"}, &told); err != nil ||
+		!strings.Contains(told.String(), "remove it: nstance-operator has no webhooks") {
+		t.Errorf("with the ignored flag: %q, %v", told.String(), err)
+	}
 	if _, err := operator.ParseOptions([]string{"--help"}, &help); !errors.Is(err, pflag.ErrHelp) {
 		t.Error(err)
+	}
+	if strings.Contains(help.String(), "webhooks") {
+		t.Errorf("the help lists the ignored flag:\n%s", help.String())
 	}
 	for _, part := range []string{"--leader-elect", "NSTANCE_NONCE_SECRET", "Exit status", "--zap-encoder"} {
 		if !strings.Contains(help.String(), part) {
