@@ -41,6 +41,8 @@ func TestInstall(t *testing.T) {
 	// The subtests run in sequence, because they share the CRDs.
 	t.Run("Helm", i.testHelm)
 	t.Run("Operator", i.testOperator)
+	t.Run("Terraform", i.testTerraform)
+	t.Run("Uninstall", i.testUninstallHook)
 	t.Run("Bases", i.testBases)
 	t.Run("Clusterctl", i.testClusterctl)
 	t.Run("Flux", i.testFlux)

@@ -44,8 +44,7 @@ func (i *installed) testOperator(t *testing.T) {
 		`config.shards.us-west-2a.registration_addr=127.0.0.1:1,config.shards.us-west-2a.operator_addr=127.0.0.1:1`)
 	i.giveIdentity(t, namespace)
 
-	binary := filepath.Join(t.TempDir(), "nstance-operator")
-	output(t, nil, "go", "build", "-tags", "grpcnotrace", "-o", binary, "../../services/cmd/nstance-operator")
+	binary := i.buildOperator(t)
 	args, env, probes, metrics := i.commandLine(t, namespace)
 	process, err := kube.Run(t.TempDir(), "nstance-operator", binary, env, args...)
 	if err != nil {
@@ -116,6 +115,14 @@ func (i *installed) testOperator(t *testing.T) {
 		}
 	}
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", namespace)
+}
+
+// buildOperator builds the operator and returns the program's path.
+func (i *installed) buildOperator(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "nstance-operator")
+	output(t, nil, "go", "build", "-tags", "grpcnotrace", "-o", binary, "../../services/cmd/nstance-operator")
+	return binary
 }
 
 // giveIdentity stores the results of a registration: the CA, a key and a certificate.

@@ -2,20 +2,23 @@ package delivery
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 )
 
-// TestValuesFromTerraform applies the module kubernetes/operator, and gives its output to the chart. The attributes of
-// the shards are those of the output `shard` of the module aws/shard, of which the operator needs two.
-func TestValuesFromTerraform(t *testing.T) {
-	tool(t, "helm") // Skips a short run.
+// testTerraform applies the module kubernetes/operator and installs the chart with its output, as Helm values and as the
+// ConfigMap that Flux reads. The attributes of the shards are those of the output `shard` of the module aws/shard, of
+// which the operator needs two.
+func (i *installed) testTerraform(t *testing.T) {
+	const namespace = "terraform"
 	terraform, err := exec.LookPath("terraform")
 	if err != nil {
 		terraform = tool(t, "tofu")
@@ -51,34 +54,36 @@ func TestValuesFromTerraform(t *testing.T) {
 		&values); err != nil {
 		t.Fatal(err)
 	}
-	var manifest unstructured.Unstructured
-	if err := yaml.Unmarshal([]byte(values.ConfigMap), &manifest.Object); err != nil {
+	i.namespace(t, namespace)
+	i.namespace(t, "nstance-system")
+	manifest, file := filepath.Join(dir, "manifest.yaml"), filepath.Join(dir, "values.yaml")
+	if err := errors.Join(os.WriteFile(manifest, []byte(values.ConfigMap), 0o600),
+		os.WriteFile(file, []byte(values.Helm), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if inside := field(manifest, "data", "values.yaml"); inside != values.Helm || manifest.GetKind() != "ConfigMap" ||
-		manifest.GetName() != "nstance-operator-values" || manifest.GetNamespace() != "nstance-system" {
-		t.Errorf("manifest %v", manifest.Object)
-	}
-	file := filepath.Join(dir, "values.yaml")
-	if err := os.WriteFile(file, []byte(values.Helm), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	found := map[string]any{}
-	for _, object := range template(t, "-f", file) {
-		if object.GetKind() == "ConfigMap" {
-			for key, text := range field(object, "data").(map[string]any) {
-				found[key] = text
-			}
+	output(t, i.env, "kubectl", "apply", "--server-side", "--validate=strict", "-f", manifest)
+	read := func(at, name, key string) string {
+		object := &corev1.ConfigMap{}
+		if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: at, Name: name}, object); err != nil {
+			t.Fatal(err)
 		}
+		return object.Data[key]
 	}
+	if inside := read("nstance-system", "nstance-operator-values", "values.yaml"); inside != values.Helm {
+		t.Errorf("the manifest has the values %q", inside)
+	}
+	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", namespace, "-f", file, "--set",
+		"crds.install=false,image.registry=registry.example.com")
+	i.checkPod(t, namespace, "nstance-operator")
 	var config map[string]any
-	if err := yaml.Unmarshal([]byte(found["config.yaml"].(string)), &config); err != nil {
+	if err := yaml.Unmarshal([]byte(read(namespace, "nstance-operator-config", "config.yaml")), &config); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]any{"cluster_id": "example", "tenant": "default", "shards": map[string]any{
 		"west-a": map[string]any{"registration_addr": "10.0.0.1:8992", "operator_addr": "10.0.0.1:8993"},
 		"west-b": map[string]any{"registration_addr": "[fd00::1]:8992", "operator_addr": "[fd00::1]:8993"}}}
-	if diff := cmp.Diff(want, config); diff != "" || found["ca.crt"] != pem {
-		t.Errorf("configuration: %s; CA %q", diff, found["ca.crt"])
+	if diff, ca := cmp.Diff(want, config), read(namespace, "nstance-cluster-ca", "ca.crt"); diff != "" || ca != pem {
+		t.Errorf("configuration: %s; CA %q", diff, ca)
 	}
+	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", namespace)
 }
