@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
+	"github.com/nstance-kit/nstance/services/internal/admin/web"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
@@ -25,8 +26,9 @@ func (a *app) serveCommand() *cobra.Command {
 	var o serveOptions
 	s := new(scope)
 	cmd := &cobra.Command{
-		Use: "serve", Short: "Serve the HTTP API", Args: cobra.NoArgs,
-		Long: `Serves the operator API of the shards in --servers as JSON over HTTP:
+		Use: "serve", Short: "Serve the page and the HTTP API", Args: cobra.NoArgs,
+		Long: `Serves a page that shows the shards in --servers, at /ui/, and their operator API as
+JSON over HTTP:
 
   GET  /health
   GET  /config/status      ?shard=S or ?all_shards=true
@@ -38,7 +40,9 @@ func (a *app) serveCommand() *cobra.Command {
 
 Callers need a token from --token-file: "Authorization: Bearer TOKEN". Each line of the
 file holds a token of at least 16 characters, or a name and a token; the log names who
-changed something. Without a token file, only this machine is served: 127.0.0.1:8080
+changed something. To see the page, a person logs in with a token.
+
+Without a token file, only this machine is served, without a login: 127.0.0.1:8080
 unless --bind names another loopback address.
 
 On other addresses than this machine's, tokens and answers need TLS: give --tls-cert-file
@@ -103,9 +107,15 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 	}
 	log := slog.New(slog.NewTextHandler(a.Stderr, nil))
 	request := 2 * s.timeout // to read a group and to change it
+	page := web.New(web.Options{Fleet: f, Login: pageLogin(tokens), Local: web.Client{Name: "local",
+		Role: web.RoleOperator}, Version: a.version, Timeout: request, Now: a.Now, Log: log})
+	mux := http.NewServeMux()
+	mux.Handle(web.Path, page)
+	mux.Handle("GET /{$}", http.RedirectHandler(web.Path, http.StatusFound))
+	mux.Handle("/", httpapi.New(httpapi.Options{Fleet: f, Tokens: tokens, Version: a.version, Timeout: request,
+		Log: log}))
 	server := &http.Server{
-		Handler: httpapi.New(httpapi.Options{Fleet: f, Tokens: tokens, Version: a.version, Timeout: request,
-			Log: log}),
+		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       15 * time.Second,
 		WriteTimeout:      request + 15*time.Second,
@@ -126,7 +136,7 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 			return ignoreClosed(server.ServeTLS(listener, o.certFile, o.keyFile))
 		}
 		return ignoreClosed(server.Serve(listener))
-	}, func(ctx context.Context) error {
+	}, page.Run, func(ctx context.Context) error {
 		<-ctx.Done()
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
 		defer cancel()
@@ -135,6 +145,17 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 		}
 		return nil
 	})
+}
+
+// pageLogin returns the login of the page, or nil if there are no tokens.
+func pageLogin(tokens httpapi.Tokens) func(token string) (web.Client, bool) {
+	if len(tokens) == 0 {
+		return nil
+	}
+	return func(token string) (web.Client, bool) {
+		name, ok := tokens.Find(token)
+		return web.Client{Name: name, Role: web.RoleViewer}, ok
+	}
 }
 
 func ignoreClosed(err error) error {

@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// The command serves until it is stopped, and then exits with 0. The log names the client of a change.
+// TestServe shows that the command serves the API and the page until it is stopped, and then exits with 0. The log names
+// the client of a change.
 func TestServe(t *testing.T) {
 	cli, _, _, _ := shards(t)
 	tokens := filepath.Join(t.TempDir(), "tokens")
@@ -64,6 +65,19 @@ func TestServe(t *testing.T) {
 		resp.Body.Close()
 		if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"size": 4`) {
 			t.Error(resp.StatusCode, string(body), err)
+		}
+		page, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page.Header.Set("Authorization", test.header)
+		if resp, err = http.DefaultClient.Do(page); err != nil {
+			t.Fatal(err)
+		}
+		body, err = io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || !strings.Contains(string(body), "<h1>Fleet</h1>") {
+			t.Error("the page:", resp.StatusCode, string(body), err)
 		}
 		cancel()
 		if code := <-ended; code != exitOK {

@@ -52,9 +52,7 @@ func (f *Fleet) History(ctx context.Context, shards []string, filter HistoryFilt
 					return err
 				}
 				for _, e := range r.GetEvents() {
-					into.Events = append(into.Events, JournalEvent{at(e.GetAt()), e.GetKind(), e.GetGroup(),
-						e.GetInstanceId(), e.GetReplaces(), e.GetCause(), e.GetActor(), e.GetMessage(), e.GetTerm(),
-						e.GetPosition()})
+					into.Events = append(into.Events, viewJournalEvent(e))
 				}
 				if token = r.GetNextPageToken(); token == "" {
 					return nil
@@ -62,6 +60,11 @@ func (f *Fleet) History(ctx context.Context, shards []string, filter HistoryFilt
 			}
 		})
 	})
+}
+
+func viewJournalEvent(e *nstancev1.JournalEvent) JournalEvent {
+	return JournalEvent{at(e.GetAt()), e.GetKind(), e.GetGroup(), e.GetInstanceId(), e.GetReplaces(), e.GetCause(),
+		e.GetActor(), e.GetMessage(), e.GetTerm(), e.GetPosition()}
 }
 
 func timestampOf(t time.Time) *timestamppb.Timestamp {

@@ -34,6 +34,8 @@ type Shard struct {
 	Explanations map[string]*nstancev1.ExplainGroupResponse
 	// History is what ListEvents answers, in pages of two.
 	History []*nstancev1.JournalEvent
+	// JournalEvents are what FollowEvents sends after History.
+	JournalEvents chan *nstancev1.JournalEvent
 	// Filters are the filters of ListEvents.
 	Filters []*nstancev1.EventFilter
 	// The events that watch streams send. The streams end with Ended when the channels are closed.

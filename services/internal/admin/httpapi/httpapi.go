@@ -82,8 +82,8 @@ func ParseTokens(text string) (Tokens, error) {
 	return tokens, nil
 }
 
-// find returns the name of the client with a token. It compares every known token in constant time.
-func (t Tokens) find(token string) (name string, ok bool) {
+// Find returns the name of the client with a token. It compares every known token in constant time.
+func (t Tokens) Find(token string) (name string, ok bool) {
 	hash := sha256.Sum256([]byte(token))
 	for _, have := range t {
 		if subtle.ConstantTimeCompare(hash[:], have.hash[:]) == 1 {
@@ -131,7 +131,7 @@ func (a *api) guard(next http.Handler) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
-		if len(a.Tokens) == 0 && !Loopback(hostOf(r.Host)) {
+		if len(a.Tokens) == 0 && !NamesThisMachine(r) {
 			refuse(w, http.StatusForbidden, "without tokens only localhost is served, not %q", r.Host)
 			return
 		}
@@ -151,6 +151,9 @@ func (a *api) guard(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 	})
 }
+
+// NamesThisMachine reports whether a request's host is a name or an address of only this machine.
+func NamesThisMachine(r *http.Request) bool { return Loopback(hostOf(r.Host)) }
 
 func hostOf(hostport string) string {
 	if host, _, err := net.SplitHostPort(hostport); err == nil {
@@ -192,7 +195,7 @@ func (a *api) serve(r route) http.HandlerFunc {
 		if !r.open && len(a.Tokens) > 0 {
 			scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
 			var ok bool
-			if c.who, ok = a.Tokens.find(strings.TrimSpace(token)); !ok || !strings.EqualFold(scheme, "Bearer") {
+			if c.who, ok = a.Tokens.Find(strings.TrimSpace(token)); !ok || !strings.EqualFold(scheme, "Bearer") {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="nstance-admin"`)
 				refuse(w, http.StatusUnauthorized, "a bearer token is needed: Authorization: Bearer TOKEN")
 				return

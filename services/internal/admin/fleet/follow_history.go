@@ -1,0 +1,22 @@
+package fleet
+
+import (
+	"context"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// FollowHistory calls each for the stored events of a shard's journal behind a position, and then for new ones. The
+// empty position is before all events. FollowHistory ends when the connection is lost or ctx ends, with an error.
+func (f *Fleet) FollowHistory(ctx context.Context, shard string, filter HistoryFilter, after string,
+	each func(JournalEvent)) *Error {
+	return asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {
+		stream, err := c.FollowEvents(ctx, &nstancev1.FollowEventsRequest{After: after,
+			Filter: &nstancev1.EventFilter{Group: filter.Group, InstanceId: filter.InstanceID, Kinds: filter.Kinds,
+				Cause: filter.Cause, Since: timestampOf(filter.Since)}})
+		return receive(stream, err, func(r *nstancev1.FollowEventsResponse) {
+			after = r.GetEvent().GetPosition() // reach may repeat the call with another server
+			each(viewJournalEvent(r.GetEvent()))
+		})
+	}))
+}

@@ -1,0 +1,165 @@
+package web
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// maxEvents is the number of events on a page. More are reached by an earlier end.
+const maxEvents = 500
+
+// eventsView shows the journals of shards, the newest event first.
+type eventsView struct {
+	Filter  eventFilter
+	Shards  []string
+	Kinds   []record.EventKind
+	Periods []period
+	Events  []entry
+	Failed  []problem
+	// Earlier is the address of the events before those, or empty.
+	Earlier string
+}
+
+// entry is one event of a shard.
+type entry struct {
+	Shard string
+	fleet.JournalEvent
+}
+
+// Anchor identifies the entry in a page.
+func (e entry) Anchor() string { return "e-" + e.Shard + "-" + e.Position }
+
+// Permalink returns an address that always shows the entry, at the top of what happened before.
+func (e entry) Permalink() string {
+	query := url.Values{"shard": {e.Shard}, "until": {e.At.Add(time.Millisecond).UTC().Format(time.RFC3339Nano)},
+		"since": {e.At.Add(-time.Hour).UTC().Format(time.RFC3339Nano)}}
+	return Path + "events?" + query.Encode() + "#" + e.Anchor()
+}
+
+// eventFilter is the filter of a page, in the words of its address.
+type eventFilter struct {
+	Shard, Group, Instance, Kind, Cause string
+	// Period is a duration before now, such as 1h. Since and Until take precedence.
+	Period, Since, Until string
+}
+
+// period is a choice of the form.
+type period struct{ Value, Name string }
+
+var periods = []period{{"15m", "15 minutes"}, {"1h", "hour"}, {"24h", "day"}, {"168h", "7 days"}, {"720h", "30 days"}}
+
+func readFilter(query url.Values) eventFilter {
+	f := eventFilter{query.Get("shard"), query.Get("group"), query.Get("instance"), query.Get("kind"),
+		query.Get("cause"), query.Get("period"), query.Get("since"), query.Get("until")}
+	if f.Period == "" && f.Since == "" {
+		f.Period = "24h"
+	}
+	return f
+}
+
+// query returns the filter as the query of an address.
+func (f eventFilter) query() url.Values {
+	query := url.Values{}
+	for name, value := range map[string]string{"shard": f.Shard, "group": f.Group, "instance": f.Instance,
+		"kind": f.Kind, "cause": f.Cause, "period": f.Period, "since": f.Since, "until": f.Until} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	return query
+}
+
+// history converts the filter to that of the journal.
+func (f eventFilter) history(now time.Time) (h fleet.HistoryFilter, err error) {
+	h = fleet.HistoryFilter{Group: f.Group, InstanceID: f.Instance, Cause: f.Cause}
+	if f.Kind != "" {
+		h.Kinds = []string{f.Kind}
+	}
+	if f.Group != "" {
+		if err := ident.ValidateName(f.Group); err != nil {
+			return h, badFilter("group", err)
+		}
+	}
+	if f.Instance != "" {
+		if _, err := ident.ParseID(f.Instance); err != nil {
+			return h, badFilter("instance", err)
+		}
+	}
+	if f.Period != "" {
+		d, err := time.ParseDuration(f.Period)
+		if err != nil || d <= 0 {
+			return h, badFilter("period", fmt.Errorf("%q is no duration like 1h", f.Period))
+		}
+		h.Since = now.Add(-d)
+	}
+	for name, at := range map[string]struct {
+		text string
+		into *time.Time
+	}{"since": {f.Since, &h.Since}, "until": {f.Until, &h.Until}} {
+		if at.text == "" {
+			continue
+		}
+		if *at.into, err = time.Parse(time.RFC3339Nano, at.text); err != nil {
+			return h, badFilter(name, fmt.Errorf("%q is no time like 2026-01-02T15:04:05Z", at.text))
+		}
+	}
+	return h, nil
+}
+
+func badFilter(name string, err error) error {
+	return &httpError{http.StatusBadRequest, name + ": " + err.Error(), "Correct the filter."}
+}
+
+// matches reports whether a new event belongs to a filter. Times do not count: the event is newer than the page.
+func (f eventFilter) matches(shard string, e fleet.JournalEvent) bool {
+	return f.Until == "" && (f.Shard == "" || f.Shard == shard) && (f.Group == "" || f.Group == e.Group) &&
+		(f.Instance == "" || f.Instance == e.ID) && (f.Kind == "" || f.Kind == e.Kind) &&
+		(f.Cause == "" || f.Cause == e.Cause)
+}
+
+func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
+	filter := readFilter(r.URL.Query())
+	history, err := filter.history(p.Now())
+	if err != nil {
+		return err
+	}
+	shards := p.Fleet.Shards()
+	if filter.Shard != "" {
+		if !slices.Contains(shards, filter.Shard) {
+			return badFilter("shard", fmt.Errorf("there is no %q", filter.Shard))
+		}
+		shards = []string{filter.Shard}
+	}
+	live := ""
+	if filter.Until == "" {
+		query := filter.query()
+		query.Set("events", "true")
+		live = p.liveURL(query)
+	}
+	view := eventsView{Filter: filter, Shards: p.Fleet.Shards(), Kinds: record.EventKinds(), Periods: periods}
+	for _, answer := range p.Fleet.History(r.Context(), shards, history) {
+		if answer.Err != nil {
+			view.Failed = append(view.Failed, errorView(answer.Err))
+		}
+		for _, e := range answer.Events {
+			view.Events = append(view.Events, entry{answer.Shard, e})
+		}
+	}
+	slices.SortStableFunc(view.Events, func(a, b entry) int { return a.At.Compare(b.At) })
+	slices.Reverse(view.Events)
+	if len(view.Events) > maxEvents {
+		filter.Until = view.Events[maxEvents-1].At.UTC().Format(time.RFC3339Nano)
+		filter.Since, filter.Period = history.Since.UTC().Format(time.RFC3339Nano), ""
+		view.Events, view.Earlier = view.Events[:maxEvents], Path+"events?"+filter.query().Encode()
+	}
+	return p.renderLive(w, r, http.StatusOK, "events", strings.TrimSpace("Events "+filter.Group+filter.Instance),
+		live, view)
+}

@@ -1,0 +1,71 @@
+package web
+
+import (
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// fleetView shows all shards, one row each.
+type fleetView struct{ Shards []shardView }
+
+// shardView is one shard with its groups.
+type shardView struct {
+	Shard  string
+	Err    *problem
+	Config fleet.Config
+	Groups []fleet.Group
+	// Desired, Actual and Healthy are the sums of the groups.
+	Desired, Actual, Healthy uint32
+	Alerts                   []fleet.Event
+	Replacements             statistics
+	// LostSince is when the shard stopped to answer.
+	LostSince time.Time
+}
+
+func (p *page) showFleet(w http.ResponseWriter, r *http.Request) error {
+	live := p.liveURL(nil)
+	view := fleetView{Shards: p.shards(r, p.Fleet.Shards())}
+	return p.renderLive(w, r, http.StatusOK, "fleet", "Fleet", live, view)
+}
+
+func (p *page) showShard(w http.ResponseWriter, r *http.Request) error {
+	shard, err := p.shardOf(r)
+	if err != nil {
+		return err
+	}
+	live := p.liveURL(url.Values{"shard": {shard}})
+	return p.renderLive(w, r, http.StatusOK, "shard", "Shard "+shard, live, p.shards(r, []string{shard})[0])
+}
+
+// shards asks shards for what a row of the fleet shows.
+func (p *page) shards(r *http.Request, names []string) []shardView {
+	var configs []fleet.ConfigAnswer
+	var groups []fleet.GroupsAnswer
+	var wg sync.WaitGroup
+	wg.Go(func() { configs = p.Fleet.ConfigStatus(r.Context(), names) })
+	wg.Go(func() { groups = p.Fleet.Groups(r.Context(), names) })
+	wg.Wait()
+	var views []shardView
+	for i, name := range names {
+		view := shardView{Shard: name, Config: configs[i].Config, Groups: groups[i].Groups,
+			Alerts: p.hub.alerts(name, ""), Replacements: p.hub.statistics(name, "")}
+		for _, g := range view.Groups {
+			view.Desired += g.Size
+			view.Actual += g.ActualSize
+			view.Healthy += g.Healthy
+		}
+		for _, err := range []*fleet.Error{configs[i].Err, groups[i].Err} {
+			if err != nil {
+				problem := errorView(err)
+				view.Err = &problem
+				_, view.LostSince = p.hub.lost(name)
+			}
+		}
+		views = append(views, view)
+	}
+	return views
+}

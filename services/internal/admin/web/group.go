@@ -1,0 +1,190 @@
+package web
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// instancesPerPage is the number of instances in one page of a group.
+const instancesPerPage = 250
+
+// groupView shows one group of a shard.
+type groupView struct {
+	Shard string
+	Group fleet.Group
+	// Classes count the instances by their class, for the bar.
+	Classes []count
+	Total   int
+	// Class selects the instances that are listed. Empty: all.
+	Class     string
+	Instances []row
+	// Page counts from 1.
+	Page, Pages int
+	Plan        *fleet.Explanation
+	PlanErr     *problem
+	// Rules count the instances by the planning rule that classifies them.
+	Rules        []ruleCount
+	Alerts       []fleet.Event
+	Replacements statistics
+	Rollout      *rolloutView
+}
+
+// count is a number of instances of a class.
+type count struct {
+	Class string
+	Count int
+}
+
+type ruleCount struct {
+	Rule  uint32
+	Name  string
+	Count int
+}
+
+// rolloutView is the progress of a rollout.
+type rolloutView struct {
+	Done, Total uint32
+	Paused      bool
+	Waits       string
+	// ETA is the expected time until the end. Zero: unknown.
+	ETA time.Duration
+}
+
+// row is one instance in a list.
+type row struct {
+	Shard string
+	Class string
+	fleet.Instance
+}
+
+// classes are the classes of instances, those that need attention first.
+var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "drifted", "healthy"}
+
+// classOf returns the class of an instance: its health, or that it is healthy and drifted.
+func classOf(i fleet.Instance) string {
+	switch {
+	case i.Health == "healthy" && (i.InfraDrift || i.RuntimeDrift):
+		return "drifted"
+	case !slices.Contains(classes, i.Health):
+		return "unknown"
+	}
+	return i.Health
+}
+
+func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
+	shard, name, err := p.groupOf(r)
+	if err != nil {
+		return err
+	}
+	live := p.liveURL(url.Values{"shard": {shard}, "group": {name}})
+	only := []string{shard}
+	var groups []fleet.GroupsAnswer
+	var instances []fleet.InstancesAnswer
+	var plans []fleet.ExplanationAnswer
+	var wg sync.WaitGroup
+	wg.Go(func() { groups = p.Fleet.Group(r.Context(), only, name) })
+	wg.Go(func() { instances = p.Fleet.Instances(r.Context(), only, name) })
+	wg.Go(func() { plans = p.Fleet.Explain(r.Context(), only, name) })
+	wg.Wait()
+	for _, err := range []*fleet.Error{groups[0].Err, instances[0].Err} {
+		if err != nil {
+			return err
+		}
+	}
+	view := &groupView{Shard: shard, Group: groups[0].Groups[0], Alerts: p.hub.alerts(shard, name),
+		Replacements: p.hub.statistics(shard, name), Class: r.FormValue("class")}
+	view.list(shard, instances[0].Instances, r.FormValue("page"))
+	if err := plans[0].Err; err != nil {
+		problem := errorView(err)
+		view.PlanErr = &problem
+	} else {
+		view.Plan = plans[0].Explanation
+		view.Rules = countRules(view.Plan.Instances)
+	}
+	view.Rollout = progressOf(view.Group, view.Replacements)
+	return p.renderLive(w, r, http.StatusOK, "group", fmt.Sprintf("Group %s of shard %s", name, shard), live, view)
+}
+
+// list counts the classes and selects the instances of one page, those that need attention first.
+func (v *groupView) list(shard string, instances []fleet.Instance, page string) {
+	v.Total = len(instances)
+	counts := map[string]int{}
+	var rows []row
+	for _, i := range instances {
+		class := classOf(i)
+		counts[class]++
+		if v.Class == "" || v.Class == class {
+			rows = append(rows, row{shard, class, i})
+		}
+	}
+	for _, class := range classes {
+		if counts[class] > 0 || class == v.Class {
+			v.Classes = append(v.Classes, count{class, counts[class]})
+		}
+	}
+	slices.SortStableFunc(rows, func(a, b row) int {
+		return cmp.Compare(slices.Index(classes, a.Class), slices.Index(classes, b.Class))
+	})
+	v.Pages = max(1, (len(rows)+instancesPerPage-1)/instancesPerPage)
+	v.Page, _ = strconv.Atoi(page) // 0 if it is not a number
+	v.Page = min(max(1, v.Page), v.Pages)
+	from := (v.Page - 1) * instancesPerPage
+	v.Instances = rows[from:min(from+instancesPerPage, len(rows))]
+}
+
+// PageURL returns the address of another page of the list.
+func (v *groupView) PageURL(page int, class string) string {
+	query := url.Values{}
+	if page > 1 {
+		query.Set("page", strconv.Itoa(page))
+	}
+	if class != "" {
+		query.Set("class", class)
+	}
+	return "?" + query.Encode()
+}
+
+// Previous and Next return the numbers of the neighbours of the listed page, and 0 if there is none.
+func (v *groupView) Previous() int { return v.Page - 1 }
+
+// Next returns the number of the next page, and 0 if there is none.
+func (v *groupView) Next() int {
+	if v.Page == v.Pages {
+		return 0
+	}
+	return v.Page + 1
+}
+
+func countRules(verdicts []fleet.Verdict) (rules []ruleCount) {
+	counts := map[ruleCount]int{}
+	for _, v := range verdicts {
+		counts[ruleCount{Rule: v.Rule, Name: v.RuleName}]++
+	}
+	for rule, n := range counts {
+		rule.Count = n
+		rules = append(rules, rule)
+	}
+	slices.SortFunc(rules, func(a, b ruleCount) int { return cmp.Compare(a.Rule, b.Rule) })
+	return rules
+}
+
+// progressOf returns the progress of a group's rollout, or nil if there is none.
+func progressOf(g fleet.Group, s statistics) *rolloutView {
+	if g.Outdated == 0 && !g.Paused {
+		return nil
+	}
+	total := max(g.ActualSize, g.Outdated)
+	v := &rolloutView{Done: total - g.Outdated, Total: total, Paused: g.Paused, Waits: g.RolloutWaits}
+	if !g.Paused && g.RolloutWaits == "" {
+		v.ETA = s.Pace * time.Duration(g.Outdated)
+	}
+	return v
+}

@@ -1,0 +1,210 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// hub follows all shards. It knows the alerts that stand, counts replacements, and tells pages what changes. It is safe
+// for concurrent use.
+type hub struct {
+	fleet *fleet.Fleet
+	now   func() time.Time
+	// ended is closed when run ends, and the streams of open pages end then.
+	ended chan struct{}
+
+	mu     sync.Mutex
+	shards map[string]*followed
+	// changes counts the changes of all shards.
+	changes uint64
+	pages   map[*listener]struct{}
+}
+
+// followed is what the hub knows about one shard.
+type followed struct {
+	alerts map[alertKey]fleet.Event
+	// lost is the reason why the shard cannot be followed, and nil while it is followed. since is when that began.
+	lost         *fleet.Error
+	since        time.Time
+	replacements replacements
+}
+
+type alertKey struct{ kind, group, id string }
+
+// change is one event of a shard. One of event and entry is set, or lost.
+type change struct {
+	shard  string
+	number uint64
+	event  *fleet.Event
+	entry  *fleet.JournalEvent
+}
+
+// listener receives the changes for one open page.
+type listener struct {
+	changes chan change
+	// missed holds a value if changes found no room in the channel.
+	missed chan struct{}
+}
+
+func newHub(f *fleet.Fleet, now func() time.Time) *hub {
+	h := &hub{fleet: f, now: now, ended: make(chan struct{}), shards: map[string]*followed{},
+		pages: map[*listener]struct{}{}}
+	for _, shard := range f.Shards() {
+		h.shards[shard] = &followed{alerts: map[alertKey]fleet.Event{}}
+	}
+	return h
+}
+
+// retryPause is the time between two attempts to follow a shard that refused, or whose journal was lost.
+const retryPause = 2 * time.Second
+
+// run follows the shards until ctx ends. Call it once.
+func (h *hub) run(ctx context.Context) {
+	defer close(h.ended)
+	var wg sync.WaitGroup
+	for shard := range h.shards {
+		wg.Go(func() { h.followState(ctx, shard) })
+		wg.Go(func() { h.followJournal(ctx, shard) })
+	}
+	wg.Wait()
+}
+
+func (h *hub) followState(ctx context.Context, shard string) {
+	for ctx.Err() == nil {
+		// It ends early if the shard refuses, for example because the identity has expired.
+		h.fleet.FollowShards(ctx, []string{shard}, fleet.Watcher{
+			Event: func(e fleet.Event) { h.addEvent(e) },
+			Lost:  func(err *fleet.Error, _ time.Duration) { h.setLost(shard, err) },
+			Found: func(shard string) { h.setLost(shard, nil) },
+		})
+		_ = tasks.Sleep(ctx, retryPause)
+	}
+}
+
+func (h *hub) followJournal(ctx context.Context, shard string) {
+	var position string
+	for ctx.Err() == nil {
+		// followState shows why a shard cannot be followed.
+		filter := fleet.HistoryFilter{Since: h.now().Add(-statisticsTime)}
+		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e fleet.JournalEvent) {
+			position = e.Position
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.shards[shard].replacements.add(e)
+			h.publish(change{shard: shard, entry: &e})
+		})
+		_ = tasks.Sleep(ctx, retryPause)
+	}
+}
+
+func (h *hub) addEvent(e fleet.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.shards[e.Shard]
+	if s.lost != nil { // the first event after the shard refused
+		s.lost = nil
+		h.publish(change{shard: e.Shard})
+	}
+	if e.Stream == "error" {
+		key := alertKey{e.Kind, e.Group, e.ID}
+		if e.Type == "resolved" {
+			delete(s.alerts, key)
+		} else {
+			s.alerts[key] = e
+		}
+	}
+	if e.Snapshot {
+		return
+	}
+	h.publish(change{shard: e.Shard, event: &e})
+}
+
+// setLost records that a shard is not followed, or is followed again. Its alerts are unknown then; a new session begins
+// with those that stand.
+func (h *hub) setLost(shard string, err *fleet.Error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.shards[shard]
+	if s.lost == nil {
+		s.since = h.now()
+	}
+	s.lost = err
+	clear(s.alerts)
+	h.publish(change{shard: shard})
+}
+
+// publish hands a change to all pages. Call with mu held.
+func (h *hub) publish(c change) {
+	h.changes++
+	c.number = h.changes
+	for l := range h.pages {
+		select {
+		case l.changes <- c:
+		default:
+			select {
+			case l.missed <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// listenerRoom is the number of changes that wait for a slow browser. If there are more, it reads the whole page again.
+const listenerRoom = 256
+
+// listen adds a listener. It also returns the number of the last change before.
+func (h *hub) listen() (l *listener, number uint64, end func()) {
+	l = &listener{changes: make(chan change, listenerRoom), missed: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pages[l] = struct{}{}
+	return l, h.changes, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.pages, l)
+	}
+}
+
+// lastChange returns the number of the last change.
+func (h *hub) lastChange() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.changes
+}
+
+// alerts returns the alerts of a shard that stand, or those of one group if group is not empty, sorted.
+func (h *hub) alerts(shard, group string) []fleet.Event {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var alerts []fleet.Event
+	for _, alert := range h.shards[shard].alerts {
+		if group == "" || alert.Group == group {
+			alerts = append(alerts, alert)
+		}
+	}
+	slices.SortFunc(alerts, func(a, b fleet.Event) int {
+		return strings.Compare(fmt.Sprintln(a.Group, a.Kind, a.ID), fmt.Sprintln(b.Group, b.Kind, b.ID))
+	})
+	return alerts
+}
+
+// lost returns why a shard cannot be followed and since when, or nil.
+func (h *hub) lost(shard string) (*fleet.Error, time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.shards[shard].lost, h.shards[shard].since
+}
+
+// statistics returns the replacements of a shard, or of one group if group is not empty.
+func (h *hub) statistics(shard, group string) statistics {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.shards[shard].replacements.statistics(group, h.now())
+}

@@ -1,0 +1,135 @@
+package web
+
+import (
+	"cmp"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// instanceView shows one instance and its life.
+type instanceView struct {
+	Shard string
+	row
+	// Missing means that the leader does not know the instance any more. The journal may.
+	Missing *problem
+	// Predecessor is the instance that it replaced, and Successor the one that replaced it.
+	Predecessor, Successor string
+	Steps                  []step
+	Verdict                *fleet.Verdict
+	Actions                []fleet.PlannedAction
+}
+
+// step is one event in the life of an instance.
+type step struct {
+	fleet.JournalEvent
+	// Name says what happened, in words.
+	Name string
+	// Of is the other instance, if the event is about that.
+	Of string
+	// Took is the time since the step before.
+	Took time.Duration
+	// First means that there is no step before.
+	First bool
+}
+
+func (p *page) showInstance(w http.ResponseWriter, r *http.Request) error {
+	shard, id, err := p.instanceOf(r)
+	if err != nil {
+		return err
+	}
+	live := p.liveURL(url.Values{"shard": {shard}, "instance": {id.String()}})
+	only := []string{shard}
+	var instances []fleet.InstanceAnswer
+	var plans []fleet.ExplanationAnswer
+	var events []fleet.HistoryAnswer
+	var wg sync.WaitGroup
+	wg.Go(func() { instances = p.Fleet.Instance(r.Context(), only, id) })
+	wg.Go(func() { plans = p.Fleet.ExplainInstance(r.Context(), only, id) })
+	wg.Go(func() { events = p.Fleet.History(r.Context(), only, fleet.HistoryFilter{InstanceID: id.String()}) })
+	wg.Wait()
+	view := instanceView{Shard: shard}
+	view.Instance.ID = id.String()
+	switch {
+	case instances[0].Err == nil:
+		view.row = row{shard, classOf(*instances[0].Instance), *instances[0].Instance}
+	case len(events[0].Events) == 0:
+		return instances[0].Err
+	default:
+		problem := errorView(instances[0].Err)
+		view.Missing, view.row.Shard, view.Class = &problem, shard, "unknown"
+		view.Group = events[0].Events[0].Group
+	}
+	if plan := plans[0].Explanation; plan != nil {
+		view.Actions, view.Verdict = plan.Actions, &plan.Instances[0]
+	}
+	p.addLife(r, &view, events[0].Events)
+	return p.renderLive(w, r, http.StatusOK, "instance", "Instance "+id.String(), live, view)
+}
+
+// instanceOf returns the shard and the instance in a request's path.
+func (p *page) instanceOf(r *http.Request) (shard string, id ident.ID, err error) {
+	if shard, err = p.shardOf(r); err != nil {
+		return "", id, err
+	}
+	if id, err = ident.ParseID(r.PathValue("instance")); err != nil {
+		return "", id, &httpError{http.StatusBadRequest, "instance: " + err.Error(), ""}
+	}
+	return shard, id, nil
+}
+
+// addLife adds the timeline: the instance's own events, why its predecessor was replaced, and its successor.
+func (p *page) addLife(r *http.Request, view *instanceView, events []fleet.JournalEvent) {
+	for _, e := range events {
+		view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.Kind)})
+		if e.Kind == "instance_creating" {
+			view.Predecessor = e.Replaces
+		}
+	}
+	only := []string{view.row.Shard}
+	if view.Predecessor != "" {
+		before := p.Fleet.History(r.Context(), only, fleet.HistoryFilter{InstanceID: view.Predecessor})[0]
+		for _, e := range before.Events {
+			switch e.Kind {
+			case "instance_lost", "instance_unhealthy", "instance_notice", "instance_pending_deletion":
+				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.Kind), Of: view.Predecessor})
+			}
+		}
+	}
+	if len(events) > 0 && view.Group != "" {
+		filter := fleet.HistoryFilter{Group: view.Group, Kinds: []string{"instance_creating"}, Since: events[0].At}
+		for _, e := range p.Fleet.History(r.Context(), only, filter)[0].Events {
+			if e.Replaces == view.Instance.ID {
+				view.Successor = e.ID
+				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.Kind), Of: e.ID})
+			}
+		}
+	}
+	slices.SortStableFunc(view.Steps, func(a, b step) int {
+		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Term, b.Term))
+	})
+	for i := range view.Steps {
+		if view.Steps[i].First = i == 0; i > 0 {
+			view.Steps[i].Took = view.Steps[i].At.Sub(view.Steps[i-1].At)
+		}
+	}
+}
+
+// stepName returns the words for a kind of event in the life of an instance.
+func stepName(kind string) string {
+	switch kind {
+	case "instance_creating":
+		return "asked for"
+	case "instance_created":
+		return "created"
+	case "instance_pending_deletion":
+		return "decided: to be deleted"
+	}
+	return words(strings.TrimPrefix(kind, "instance_"))
+}

@@ -1,0 +1,114 @@
+package web
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+const (
+	// statisticsTime is the period of the statistics of replacements.
+	statisticsTime = 24 * time.Hour
+	// paceTime is the period from which the end of a rollout is estimated.
+	paceTime = 15 * time.Minute
+)
+
+// replacements measures replacements from the events of a journal. The zero value is ready for use.
+type replacements struct {
+	// failed holds when an instance was lost or became unhealthy. running holds the replacements that are not healthy
+	// yet, by their instance.
+	failed  map[string]time.Time
+	running map[string]replacement
+	done    []replacement
+}
+
+// replacement is the replacement of one instance. It begins when the instance fails or, if it does not, when the
+// provider is asked for the new one. It ends when the new one is healthy.
+type replacement struct {
+	group      string
+	began, end time.Time
+}
+
+// add takes the next event of the journal.
+func (r *replacements) add(e fleet.JournalEvent) {
+	if r.failed == nil {
+		r.failed, r.running = map[string]time.Time{}, map[string]replacement{}
+	}
+	switch e.Kind {
+	case "instance_lost", "instance_unhealthy":
+		if _, known := r.failed[e.ID]; !known {
+			r.failed[e.ID] = e.At
+		}
+	case "instance_creating":
+		if e.Replaces == "" {
+			return
+		}
+		began, ok := r.failed[e.Replaces]
+		if !ok {
+			began = e.At
+		}
+		delete(r.failed, e.Replaces)
+		r.running[e.ID] = replacement{group: e.Group, began: began}
+	case "instance_healthy":
+		delete(r.failed, e.ID)
+		if done, ok := r.running[e.ID]; ok {
+			done.end = e.At
+			r.done = append(r.done, done)
+			delete(r.running, e.ID)
+		}
+	case "instance_deleted":
+		delete(r.running, e.ID)
+		r.forget(e.At)
+	}
+}
+
+// forget drops what is older than the period of the statistics.
+func (r *replacements) forget(now time.Time) {
+	before := now.Add(-statisticsTime)
+	r.done = slices.DeleteFunc(r.done, func(d replacement) bool { return d.end.Before(before) })
+	for id, at := range r.failed {
+		if at.Before(before) {
+			delete(r.failed, id)
+		}
+	}
+}
+
+// statistics describe the replacements of a period.
+type statistics struct {
+	Count    int
+	P50, P99 time.Duration
+	// Pace is the time between two replacements that ended lately. Zero: fewer than two did.
+	Pace time.Duration
+}
+
+func (r *replacements) statistics(group string, now time.Time) statistics {
+	r.forget(now)
+	var took []time.Duration
+	var recent []time.Time
+	for _, d := range r.done {
+		if group != "" && d.group != group {
+			continue
+		}
+		took = append(took, d.end.Sub(d.began))
+		if now.Sub(d.end) < paceTime {
+			recent = append(recent, d.end)
+		}
+	}
+	s := statistics{Count: len(took)}
+	if s.Count == 0 {
+		return s
+	}
+	slices.Sort(took)
+	s.P50, s.P99 = quantile(took, 50), quantile(took, 99)
+	if len(recent) > 1 {
+		slices.SortFunc(recent, time.Time.Compare)
+		s.Pace = recent[len(recent)-1].Sub(recent[0]) / time.Duration(len(recent)-1)
+	}
+	return s
+}
+
+// quantile returns the smallest of sorted values that percent of them do not exceed.
+func quantile(sorted []time.Duration, percent int) time.Duration {
+	return sorted[(len(sorted)*percent+99)/100-1]
+}

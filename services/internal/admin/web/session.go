@@ -1,0 +1,149 @@
+package web
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// Role is what a person may do on the page.
+type Role string
+
+// The roles.
+const (
+	// RoleViewer may read.
+	RoleViewer Role = "viewer"
+	// RoleOperator may also change groups and delete instances.
+	RoleOperator Role = "operator"
+)
+
+// Client is a person who is logged in.
+type Client struct {
+	Name string `json:"name"`
+	Role Role   `json:"role"`
+}
+
+// MayChange reports whether the client may change something.
+func (c Client) MayChange() bool { return c.Role == RoleOperator }
+
+const (
+	cookieName = "nstance-session"
+	// sessionTime is how long a login lasts.
+	sessionTime = 12 * time.Hour
+)
+
+// session is the content of the cookie. It has no token: who reads the cookie can use the page until it expires, and
+// not the API.
+type session struct {
+	Client
+	Expires time.Time `json:"expires"`
+}
+
+var errNoSession = errors.New("there is no valid session")
+
+// seal returns the value of the cookie: the session and its authentication code.
+func (p *page) seal(s session) (string, error) {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return "", err
+	}
+	return base64.RawURLEncoding.EncodeToString(text) + "." + base64.RawURLEncoding.EncodeToString(p.sign(text)), nil
+}
+
+// open returns the session of a cookie's value that seal made.
+func (p *page) open(value string) (s session, err error) {
+	first, second, _ := strings.Cut(value, ".")
+	text, err := base64.RawURLEncoding.DecodeString(first)
+	if err != nil {
+		return s, errNoSession
+	}
+	code, err := base64.RawURLEncoding.DecodeString(second)
+	if err != nil || !hmac.Equal(code, p.sign(text)) || json.Unmarshal(text, &s) != nil {
+		return s, errNoSession
+	}
+	if !p.Now().Before(s.Expires) {
+		return s, errNoSession
+	}
+	return s, nil
+}
+
+func (p *page) sign(text []byte) []byte {
+	mac := hmac.New(sha256.New, p.key[:])
+	mac.Write(text)
+	return mac.Sum(nil)
+}
+
+// client returns who sends a request: by the cookie of a login, or by a bearer token, which a proxy in front adds.
+func (p *page) client(r *http.Request) (Client, bool) {
+	if p.Login == nil {
+		return p.Local, true
+	}
+	if scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " "); strings.EqualFold(scheme, "Bearer") {
+		return p.Login(strings.TrimSpace(token))
+	}
+	cookie, err := r.Cookie(cookieName)
+	if err != nil {
+		return Client{}, false
+	}
+	s, err := p.open(cookie.Value)
+	return s.Client, err == nil
+}
+
+// setCookie makes the browser keep a session's value for a time, or forget it if the time is negative.
+func setCookie(w http.ResponseWriter, r *http.Request, value string, age time.Duration) {
+	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, Path: Path, MaxAge: int(age.Seconds()),
+		HttpOnly: true, SameSite: http.SameSiteStrictMode,
+		Secure: r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https"})
+}
+
+// login shows the form, or checks a token and starts a session.
+func (p *page) login(w http.ResponseWriter, r *http.Request) error {
+	view := loginView{To: localPath(r.FormValue("to"))}
+	if p.Login == nil {
+		http.Redirect(w, r, view.To, http.StatusSeeOther)
+		return nil
+	}
+	if r.Method != http.MethodPost {
+		return p.render(w, r, http.StatusOK, "login", "Log in", view)
+	}
+	client, ok := p.Login(strings.TrimSpace(r.PostFormValue("token")))
+	if !ok {
+		p.Log.Warn("login refused", "remote", r.RemoteAddr)
+		view.Refused = true
+		return p.render(w, r, http.StatusUnauthorized, "login", "Log in", view)
+	}
+	value, err := p.seal(session{client, p.Now().Add(sessionTime)})
+	if err != nil {
+		return err
+	}
+	setCookie(w, r, value, sessionTime)
+	p.Log.Info("login", "who", client.Name, "role", client.Role, "remote", r.RemoteAddr)
+	http.Redirect(w, r, view.To, http.StatusSeeOther)
+	return nil
+}
+
+type loginView struct {
+	// To is the path to show after the login.
+	To      string
+	Refused bool
+}
+
+// logout ends the session in this browser.
+func (p *page) logout(w http.ResponseWriter, r *http.Request) error {
+	setCookie(w, r, "", -time.Second)
+	http.Redirect(w, r, Path+"login", http.StatusSeeOther)
+	return nil
+}
+
+// localPath returns a path of the page, so that a link to the login cannot lead to another site.
+func localPath(path string) string {
+	if !strings.HasPrefix(path, Path) || strings.ContainsAny(path, "\\\r\n") {
+		return Path
+	}
+	return path
+}

@@ -1,0 +1,276 @@
+// Package web serves the page of `nstance-admin serve`: what the shards of a fleet do, as HTML that needs no script to
+// be read.
+//
+// Invariants:
+//   - A page shows what the HTTP API answers. The package makes no decision about instances.
+//   - Nobody changes anything without a login as operator, a typed confirmation, and a form of this site.
+//   - No page has a script or a style in its text, so that the browser can refuse all of them.
+package web
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
+)
+
+// Path is the path below which the page is.
+const Path = "/ui/"
+
+const (
+	// maxForm is the size limit of a form, in bytes.
+	maxForm = 64 << 10
+	// maxRequests and maxLive are the limits of concurrent requests and of browsers that are kept up to date.
+	maxRequests, maxLive = 64, 256
+)
+
+//go:embed templates assets
+var files embed.FS
+
+// Options configure [New]. All but Login are required.
+type Options struct {
+	Fleet *fleet.Fleet
+	// Login returns the client with a token. Nil: no login is needed, and every client that can connect is Local. The
+	// listener must then be reachable only from this machine.
+	Login   func(token string) (Client, bool)
+	Local   Client
+	Version string
+	// Timeout limits one request, including its calls to shards.
+	Timeout time.Duration
+	Now     func() time.Time
+	Log     *slog.Logger
+}
+
+// Page serves the page. It is safe for concurrent use.
+type Page struct {
+	http.Handler
+	hub *hub
+}
+
+// Run follows the shards until ctx ends. Until it is called, pages show no alerts and are not kept up to date.
+func (p *Page) Run(ctx context.Context) error {
+	p.hub.run(ctx)
+	return nil
+}
+
+type page struct {
+	Options
+	hub         *hub
+	key         [sha256.Size]byte // authenticates cookies
+	turns, live chan struct{}
+	templates   map[string]*template.Template
+	assets      string // hash of the assets, part of their URLs
+}
+
+// New returns the page.
+func New(options Options) *Page {
+	p := &page{Options: options, hub: newHub(options.Fleet, options.Now), turns: make(chan struct{}, maxRequests),
+		live: make(chan struct{}, maxLive)}
+	_, _ = rand.Read(p.key[:]) // never fails
+	p.assets = hashAssets()
+	p.templates = parseTemplates(p)
+
+	mux := http.NewServeMux()
+	mux.Handle("GET "+Path+"assets/{hash}/", p.serveAssets())
+	mux.HandleFunc(Path+"login", p.answer(p.login))
+	mux.HandleFunc("POST "+Path+"logout", p.answer(p.logout))
+	mux.HandleFunc("GET "+Path+"{$}", p.read(p.showFleet))
+	mux.HandleFunc("GET "+Path+"shards/{shard}", p.read(p.showShard))
+	mux.HandleFunc("GET "+Path+"shards/{shard}/groups/{group}", p.read(p.showGroup))
+	mux.HandleFunc("GET "+Path+"shards/{shard}/instances/{instance}", p.read(p.showInstance))
+	mux.HandleFunc("GET "+Path+"events", p.read(p.showEvents))
+	mux.HandleFunc("GET "+Path+"config", p.read(p.showConfig))
+	mux.HandleFunc("GET "+Path+"live", p.serveLive)
+	mux.HandleFunc(Path, p.answer(func(http.ResponseWriter, *http.Request) error {
+		return &httpError{http.StatusNotFound, "There is no such page.", ""}
+	}))
+	cross := http.NewCrossOriginProtection()
+	cross.SetDenyHandler(p.answer(func(http.ResponseWriter, *http.Request) error {
+		return &httpError{http.StatusForbidden, "A form of another site was refused.", ""}
+	}))
+	return &Page{p.guard(cross.Handler(mux)), p.hub}
+}
+
+// guard sets the headers of every answer and limits requests. Without a login it serves only names of this machine,
+// because a page of another site may use a name that resolves to it.
+func (p *page) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "+
+			"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		if p.Login == nil && !httpapi.NamesThisMachine(r) {
+			p.fail(w, r, &httpError{http.StatusForbidden, "Without tokens only this machine is served.",
+				"Open the page as localhost, or start nstance-admin serve with --token-file."})
+			return
+		}
+		turns := p.turns
+		if r.URL.Path == Path+"live" {
+			turns = p.live
+		}
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-turns }()
+		default:
+			h.Set("Retry-After", "1")
+			p.fail(w, r, &httpError{http.StatusServiceUnavailable, "Too many pages are open.",
+				"Try again in a moment."})
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// httpError is an error with its HTTP status. Hint says what to do next and may be empty.
+type httpError struct {
+	status        int
+	message, hint string
+}
+
+func (e *httpError) Error() string { return e.message }
+
+// answer returns a handler that shows the error of do and limits its time.
+func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), p.Timeout)
+		defer cancel()
+		r = r.WithContext(ctx)
+		if err := do(w, r); err != nil {
+			p.fail(w, r, err)
+		}
+	}
+}
+
+type clientKey struct{}
+
+// clientOf returns who sent a request that read accepted.
+func clientOf(r *http.Request) Client {
+	client, _ := r.Context().Value(clientKey{}).(Client)
+	return client
+}
+
+// read is answer for clients that are logged in. Others are sent to the login.
+func (p *page) read(do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return p.answer(func(w http.ResponseWriter, r *http.Request) error {
+		client, ok := p.client(r)
+		if !ok {
+			if r.Method != http.MethodGet {
+				return &httpError{http.StatusUnauthorized, "You are not logged in.", "Log in and try again."}
+			}
+			http.Redirect(w, r, Path+"login?to="+url.QueryEscape(r.URL.RequestURI()), http.StatusSeeOther)
+			return nil
+		}
+		return do(w, r.WithContext(context.WithValue(r.Context(), clientKey{}, client)))
+	})
+}
+
+// shardOf returns the shard in a request's path.
+func (p *page) shardOf(r *http.Request) (string, error) {
+	shard := r.PathValue("shard")
+	if !slices.Contains(p.Fleet.Shards(), shard) {
+		return "", &httpError{http.StatusNotFound, fmt.Sprintf("There is no shard %q.", shard),
+			"There are: " + strings.Join(p.Fleet.Shards(), ", ") + "."}
+	}
+	return shard, nil
+}
+
+// groupOf returns the shard and the group in a request's path.
+func (p *page) groupOf(r *http.Request) (shard, group string, err error) {
+	if shard, err = p.shardOf(r); err != nil {
+		return "", "", err
+	}
+	group = r.PathValue("group")
+	if err := ident.ValidateName(group); err != nil {
+		return "", "", &httpError{http.StatusBadRequest, "group: " + err.Error(), ""}
+	}
+	return shard, group, nil
+}
+
+// frame is what every page shows.
+type frame struct {
+	Title   string
+	Client  Client
+	Login   bool // there is a login, so there is a logout
+	Version string
+	Now     time.Time
+	// Live is the address of the page's changes, or empty.
+	Live string
+	View any
+}
+
+// render writes a page.
+func (p *page) render(w http.ResponseWriter, r *http.Request, status int, name, title string, view any) error {
+	return p.renderLive(w, r, status, name, title, "", view)
+}
+
+func (p *page) renderLive(w http.ResponseWriter, r *http.Request, status int, name, title, live string,
+	view any) error {
+	var b bytes.Buffer
+	f := frame{title, clientOf(r), p.Login != nil, p.Version, p.Now().UTC(), live, view}
+	if err := p.templates[name].ExecuteTemplate(&b, "layout.html", f); err != nil {
+		return fmt.Errorf("render page %s: %w", name, err)
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(b.Bytes()) // fails only if the client has disconnected
+	return nil
+}
+
+// fail shows an error.
+func (p *page) fail(w http.ResponseWriter, r *http.Request, err error) {
+	view := errorView(err)
+	if view.status == http.StatusInternalServerError {
+		p.Log.Error("page failed", "path", r.URL.Path, "error", err)
+	}
+	if err := p.render(w, r, view.status, "error", "Error", view); err != nil {
+		http.Error(w, view.Message, view.status)
+	}
+}
+
+// hashAssets returns a hash of all assets.
+func hashAssets() string {
+	hash := sha256.New()
+	// The files are part of the program, so reading them does not fail.
+	_ = fs.WalkDir(files, "assets", func(path string, _ fs.DirEntry, _ error) error {
+		text, _ := files.ReadFile(path)
+		hash.Write(text)
+		return nil
+	})
+	return hex.EncodeToString(hash.Sum(nil))[:12]
+}
+
+// serveAssets serves the style and the script. Their URLs change with their content.
+func (p *page) serveAssets() http.Handler {
+	assets := http.FileServerFS(files)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("hash") == p.assets {
+			w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+		}
+		name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+		r.URL.Path = "/assets/" + name
+		if name == "" {
+			http.NotFound(w, r)
+			return
+		}
+		assets.ServeHTTP(w, r)
+	})
+}
