@@ -44,84 +44,80 @@ func (c class) available() bool {
 	return false
 }
 
+// facts are properties of one instance that several rules need.
+type facts uint8
+
+const (
+	factLeaving      facts = 1 << iota // see [Instance.isLeaving] and [group.isRemoved]
+	factCreating                       // see [Instance.awaitsCreate]
+	factNoticed                        // the cloud will take the VM away
+	factPoweringOff                    // the agent announced the machine's shutdown
+	factEnded                          // the VM does not run
+	factUnregistered                   // the agent never registered
+	factOnDemand                       // no group's size asked for it
+	factUnwell                         // unregistered, not healthy at its last report, or late with the next one
+)
+
+func (f facts) has(all facts) bool { return f&all == all }
+
 // rule is one row of the classification table.
 type rule struct {
 	name  string
 	class class
 	// cause is why instances of this row are deleted by themselves; none: they are not.
 	cause Cause
-	// applies changes nothing. until is when its answer may change by time alone; zero: never.
+	// needs are the facts without which the rule does not apply.
+	needs facts
+	// applies is the rest of the condition; nil: none. It changes nothing. until is when its answer may change by time
+	// alone; zero: never.
 	applies func(g *group, i subject) (yes bool, until time.Time)
 }
 
-// subject is an instance that is being classified. Several rules need inTime ([Instance.reportsInTime]), so that it is
-// computed once.
+// subject is an instance that is being classified.
 type subject struct {
 	*Instance
-	inTime bool
+	facts
 }
 
 // rules is the classification table: rule n is rules[n-1], and the first that applies wins.
 var rules = [...]rule{
-	/*  1 */ {"leaving", classLeaving, CauseNone, func(g *group, i subject) (bool, time.Time) {
-		return i.isLeaving() || g.isRemoved(i.Instance), time.Time{}
-	}},
-	/*  2 */ {"creating", classCreating, CauseNone, func(_ *group, i subject) (bool, time.Time) {
-		return i.awaitsCreate(), time.Time{}
-	}},
-	/*  3 */ {"notice", classLost, CauseNotice, func(_ *group, i subject) (bool, time.Time) {
-		return i.Notice, time.Time{}
-	}},
-	/*  4 */ {"power off", classLost, CausePowerOff, func(g *group, i subject) (bool, time.Time) {
-		if !i.PowerOffAt.IsZero() && !i.runs() {
+	/*  1 */ {"leaving", classLeaving, CauseNone, factLeaving, nil},
+	/*  2 */ {"creating", classCreating, CauseNone, factCreating, nil},
+	/*  3 */ {"notice", classLost, CauseNotice, factNoticed, nil},
+	/*  4 */ {"power off", classLost, CausePowerOff, factPoweringOff, func(g *group, i subject) (bool, time.Time) {
+		if i.has(factEnded) {
 			return true, time.Time{}
 		}
 		return i.poweredOff(&g.Settings, g.Now)
 	}},
-	/*  5 */ {"ended unregistered", classLost, CauseUnregistered, func(_ *group, i subject) (bool, time.Time) {
-		return !i.runs() && i.RegisteredAt.IsZero(), time.Time{}
-	}},
-	/*  6 */ {"gone", classLost, CauseGone, func(_ *group, i subject) (bool, time.Time) {
-		return !i.runs(), time.Time{}
-	}},
-	/*  7 */ {"unregistered", classFailed, CauseUnregistered, (*group).isRegistrationOverdue},
-	/*  8 */ {"on-demand expired", classOnDemandExpired, CauseExpired, func(g *group, i subject) (bool, time.Time) {
-		if !i.OnDemand {
-			return false, time.Time{}
-		}
-		return g.isOlder(i.Instance, g.Settings.OnDemandAge)
-	}},
-	/*  9 */ {"on-demand", classOnDemand, CauseNone, func(_ *group, i subject) (bool, time.Time) {
-		return i.OnDemand, time.Time{}
-	}},
-	/* 10 */ {"expired", classExpired, CauseExpired, func(g *group, i subject) (bool, time.Time) {
+	/*  5 */ {"ended unregistered", classLost, CauseUnregistered, factEnded | factUnregistered, nil},
+	/*  6 */ {"gone", classLost, CauseGone, factEnded, nil},
+	/*  7 */ {"unregistered", classFailed, CauseUnregistered, factUnregistered, (*group).isRegistrationOverdue},
+	/*  8 */ {"on-demand expired", classOnDemandExpired, CauseExpired, factOnDemand,
+		func(g *group, i subject) (bool, time.Time) { return g.isOlder(i.Instance, g.Settings.OnDemandAge) }},
+	/*  9 */ {"on-demand", classOnDemand, CauseNone, factOnDemand, nil},
+	/* 10 */ {"expired", classExpired, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
 		// An instance that never registered has no age: it serves nobody, so it must not take the place of another
 		// instance. Rule 7 ends it.
-		if i.RegisteredAt.IsZero() {
+		if i.has(factUnregistered) {
 			return false, time.Time{}
 		}
 		return g.isOlder(i.Instance, g.Settings.ForcedAge)
 	}},
-	/* 11 */ {"held", classHeld, CauseNone, func(g *group, i subject) (bool, time.Time) {
+	/* 11 */ {"held", classHeld, CauseNone, factUnwell, func(g *group, i subject) (bool, time.Time) {
 		if !g.guarded {
 			return false, time.Time{}
 		}
 		return g.isUnhealthy(i)
 	}},
-	/* 12 */ {"silent", classSilent, CauseUnhealthy, (*group).isUnhealthy},
-	/* 13 */ {"unready, drifted", classUnreadyDrifted, CauseDrift, func(g *group, i subject) (bool, time.Time) {
-		return g.isDrifted(i.Instance) && !i.isWell(), time.Time{}
-	}},
-	/* 14 */ {"unready", classUnready, CauseNone, func(g *group, i subject) (bool, time.Time) {
-		return !i.isWell(), time.Time{} // group.addReports schedules the next missed report
-	}},
-	/* 15 */ {"drifted", classDrifted, CauseDrift, func(g *group, i subject) (bool, time.Time) {
-		return g.isDrifted(i.Instance), time.Time{}
-	}},
-	/* 16 */ {"aged", classAged, CauseExpired, func(g *group, i subject) (bool, time.Time) {
+	/* 12 */ {"silent", classSilent, CauseUnhealthy, factUnwell, (*group).isUnhealthy},
+	/* 13 */ {"unready, drifted", classUnreadyDrifted, CauseDrift, factUnwell, (*group).isDrifted},
+	/* 14 */ {"unready", classUnready, CauseNone, factUnwell, nil}, // group.addReports schedules the next missed report
+	/* 15 */ {"drifted", classDrifted, CauseDrift, 0, (*group).isDrifted},
+	/* 16 */ {"aged", classAged, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
 		return g.isOlder(i.Instance, g.Settings.EligibleAge)
 	}},
-	/* 17 */ {"well", classWell, CauseNone, func(*group, subject) (bool, time.Time) { return true, time.Time{} }},
+	/* 17 */ {"well", classWell, CauseNone, 0, nil},
 }
 
 // group is a snapshot with its instances classified. Planning does not change it.
@@ -133,9 +129,11 @@ type group struct {
 	// anyReportMatters: some instance is not well, so that any report of it may change the plan.
 	anyReportMatters bool
 	rows             []uint8 // by instance: index of its rule
-	inTime           []bool  // by instance: it reports in time
+	facts            []facts // by instance
 	tally            tally
 	schedule         Schedule // when the classification may change
+	// earliestReport is the report whose successor is overdue first; zero if no instance reports in time.
+	earliestReport time.Time
 }
 
 func (g *group) class(n int) class { return rules[g.rows[n]].class }
@@ -188,19 +186,19 @@ func (t *tally) total() int { return t.available() + t.unavailable() }
 // classifyGroup classifies every instance of a group. The unhealthy guard comes first: it depends on all of them.
 func classifyGroup(s Snapshot) *group {
 	g := &group{Snapshot: s, desired: max(0, s.Group.Size), surge: max(1, s.Group.MaxSurge),
-		rows: make([]uint8, len(s.Instances)), inTime: make([]bool, len(s.Instances))}
+		rows: make([]uint8, len(s.Instances)), facts: make([]facts, len(s.Instances))}
 	if g.emptying() {
 		g.desired = 0
 	}
 	for n := range g.Instances {
 		i := &g.Instances[n]
-		g.inTime[n] = i.reportsInTime(&g.Settings, g.Now)
-		g.registered = g.registered || !i.RegisteredAt.IsZero()
-		g.addSilence(subject{i, g.inTime[n]})
+		g.facts[n] = g.factsOf(i)
+		g.registered = g.registered || !g.facts[n].has(factUnregistered)
+		g.addSilence(subject{i, g.facts[n]})
 	}
 	g.guarded = g.guardHolds()
 	for n := range g.Instances {
-		i := subject{&g.Instances[n], g.inTime[n]}
+		i := subject{&g.Instances[n], g.facts[n]}
 		row, until := g.classify(i)
 		g.rows[n] = row
 		g.planAgainAt(until)
@@ -210,7 +208,29 @@ func classifyGroup(s Snapshot) *group {
 		}
 	}
 	g.tally.of[classCreating] += g.PendingCreates
+	if !g.earliestReport.IsZero() {
+		g.schedule.NextPlan = sooner(g.schedule.NextPlan, overdueAfter(g.earliestReport, g.Settings.HealthInterval))
+	}
 	return g
+}
+
+// factsOf returns the facts about an instance.
+func (g *group) factsOf(i *Instance) (f facts) {
+	set := func(fact facts, is bool) {
+		if is {
+			f |= fact
+		}
+	}
+	registered := !i.RegisteredAt.IsZero()
+	set(factLeaving, i.isLeaving() || g.isRemoved(i))
+	set(factCreating, i.awaitsCreate())
+	set(factNoticed, i.Notice)
+	set(factPoweringOff, !i.PowerOffAt.IsZero())
+	set(factEnded, !i.runs())
+	set(factUnregistered, !registered)
+	set(factOnDemand, i.OnDemand)
+	set(factUnwell, !registered || !i.reportsInTime(&g.Settings, g.Now))
+	return f
 }
 
 // planAgainAt notes a time at which the classification may change; zero: none.
@@ -223,7 +243,14 @@ func (g *group) planAgainAt(at time.Time) {
 // classify returns the first rule that applies. until is when that may change by time alone.
 func (g *group) classify(i subject) (row uint8, until time.Time) {
 	for n := range rules {
-		yes, change := rules[n].applies(g, i)
+		r := &rules[n]
+		if !i.has(r.needs) {
+			continue
+		}
+		if r.applies == nil {
+			return uint8(n), until
+		}
+		yes, change := r.applies(g, i)
 		if !change.IsZero() {
 			until = sooner(until, change)
 		}
@@ -239,13 +266,13 @@ func (g *group) addSilence(i subject) {
 	if i.OnDemand {
 		return
 	}
-	running, late, until := i.countSilence(&g.Settings, g.SilenceFrom, g.Now, i.inTime)
+	running, late, until := i.countSilence(&g.Settings, g.SilenceFrom, g.Now, !i.has(factUnwell))
 	g.planAgainAt(until)
 	if !running {
 		return
 	}
 	unhealthy := late
-	if !i.isLeaving() {
+	if !i.isLeaving() { // factLeaving includes removed instances, which countSilence judges by their state
 		unhealthy, until = g.isUnhealthy(i)
 		g.planAgainAt(until)
 	}
@@ -264,9 +291,8 @@ func (g *group) addReports(i subject, c class) {
 	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
 	case c == classLeaving:
 		g.anyReportMatters = g.anyReportMatters || !g.SilenceFrom.IsZero()
-	case i.inTime:
-		overdue, _ := i.reportOverdueAt(&g.Settings)
-		g.schedule.NextPlan = sooner(g.schedule.NextPlan, overdue)
+	case !i.has(factUnwell):
+		g.earliestReport = sooner(g.earliestReport, i.LastReport)
 	default:
 		g.anyReportMatters = true
 	}
@@ -303,16 +329,13 @@ func (i *Instance) isLeaving() bool {
 
 // isRemoved is rule 44: the group's entry names the instance, so the intent to delete it is durable.
 func (g *group) isRemoved(i *Instance) bool {
-	return slices.Contains(g.Group.Removed, i.ID) && !i.awaitsCreate()
+	return len(g.Group.Removed) > 0 && slices.Contains(g.Group.Removed, i.ID) && !i.awaitsCreate()
 }
 
 // awaitsCreate reports whether only the executor's answer, or a settlement, can tell whether the VM exists.
 func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
-
-// isWell reports whether a registered instance reports in time and is healthy.
-func (i subject) isWell() bool { return !i.RegisteredAt.IsZero() && i.inTime }
 
 // providerState is the provider's answer; absence from an incomplete answer is no answer.
 func (i *Instance) providerState() ProviderState {
@@ -353,8 +376,6 @@ func Counts(i *Instance) bool {
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {
-	case !i.RegisteredAt.IsZero():
-		return false, time.Time{}
 	case from.IsZero() && (g.LeaderSince.IsZero() || g.registered):
 		return false, time.Time{}
 	case from.IsZero():
@@ -367,7 +388,7 @@ func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 // isUnhealthy is rule 12: three reports are missed, or the agent reports but was not healthy within the time that a
 // registration may take.
 func (g *group) isUnhealthy(i subject) (bool, time.Time) {
-	if i.RegisteredAt.IsZero() || i.inTime {
+	if i.has(factUnregistered) || !i.has(factUnwell) {
 		return false, time.Time{}
 	}
 	silentAt, ok := i.silentAt(&g.Settings, g.SilenceFrom)
@@ -400,7 +421,9 @@ func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
 
 // isDrifted reports whether an instance was made from another infra configuration than the group's, or is in a subnet
 // that the group's pool no longer has.
-func (g *group) isDrifted(i *Instance) bool { return Drifted(&g.Group, i.InfraHash, i.SubnetID) }
+func (g *group) isDrifted(i subject) (bool, time.Time) {
+	return Drifted(&g.Group, i.InfraHash, i.SubnetID), time.Time{}
+}
 
 // Drifted reports whether an instance with this infra hash in this subnet differs from its group's configuration. The
 // infra hash does not cover the subnets of the pool: a subnet that is added, or moved in the list, replaces nothing.

@@ -93,11 +93,11 @@ func CollectGarbage(s ShardSnapshot) Decision {
 			listed[stray.Instance] = true
 		}
 		if !settling[stray.Instance] {
-			out.addStep(s.collectStray(stray))
+			s.collectStray(&out, stray)
 		}
 	}
 	for k := range s.Tombstones {
-		out.addStep(s.removeTombstone(&s.Tombstones[k], listed))
+		s.removeTombstone(&out, &s.Tombstones[k], listed)
 	}
 	return out.decision()
 }
@@ -110,8 +110,7 @@ func (s *steps) decision() Decision {
 func (s *ShardSnapshot) settleLeftovers() (out steps) {
 	for _, left := range s.Leftovers {
 		if !left.Busy {
-			out.addStep(s.collectStep(Action{Kind: Settle, Instance: left.Instance,
-				Reason: "reserved by an earlier leader"}))
+			s.addRetried(&out, Action{Kind: Settle, Instance: left.Instance, Reason: "reserved by an earlier leader"})
 		}
 	}
 	return out
@@ -148,48 +147,54 @@ func (s *Stray) isOrphan() bool {
 
 // collectStray plans the next step towards a stray's end: rule 37 with a tombstone, rule 35 without. An orphan's key is
 // read twice, a collection interval apart, the second time after the registration time-out.
-func (s *ShardSnapshot) collectStray(stray *Stray) step {
+func (s *ShardSnapshot) collectStray(out *steps, stray *Stray) {
 	if !stray.runs() || stray.Busy || stray.Instance.IsZero() || stray.Claimed {
-		return step{}
+		return
 	}
-	act := func(kind Kind, reason string) step {
-		return s.collectStep(Action{Kind: kind, Instance: stray.Instance, ProviderID: stray.ProviderID, Reason: reason})
+	act := func(kind Kind, reason string) {
+		s.addRetried(out, Action{Kind: kind, Instance: stray.Instance, ProviderID: stray.ProviderID, Reason: reason})
 	}
 	if stray.Tombstone {
-		return act(TerminateStray, "its record is a tombstone")
+		act(TerminateStray, "its record is a tombstone")
+		return
 	}
 	if len(stray.Reads) == 0 {
-		return act(ConfirmOrphan, "it has our tags but no record")
+		act(ConfirmOrphan, "it has our tags but no record")
+		return
 	}
 	launched := stray.LaunchedAt
 	if launched.IsZero() {
 		launched = stray.Instance.Time()
 	}
 	second := latest(stray.Reads[0].Add(s.Settings.CollectInterval), launched.Add(s.Settings.RegistrationTimeout))
-	if !stray.Reads[len(stray.Reads)-1].Before(second) {
-		return act(TerminateStray, "it has our tags but no record, read twice")
+	due, until := reached(second, s.Now)
+	switch {
+	case !stray.Reads[len(stray.Reads)-1].Before(second):
+		act(TerminateStray, "it has our tags but no record, read twice")
+	case due:
+		act(ConfirmOrphan, "it has our tags but no record, read once")
+	default:
+		out.wait(until)
 	}
-	if due, until := reached(second, s.Now); !due {
-		return step{until: until}
-	}
-	return act(ConfirmOrphan, "it has our tags but no record, read once")
 }
 
 // removeTombstone is rule 38. Tombstones of unused reservations go early, because every change of leader leaves some.
 // listed are the instances of which the latest list shows a VM.
-func (s *ShardSnapshot) removeTombstone(t *Tombstone, listed map[ident.ID]bool) step {
+func (s *ShardSnapshot) removeTombstone(out *steps, t *Tombstone, listed map[ident.ID]bool) {
 	retention := s.Settings.Retention
 	if t.Unused {
 		retention = min(retention, unusedRetention)
 	}
 	due := t.DeletedAt.Add(retention)
 	if over, until := reached(due, s.Now); !over || t.Busy || listed[t.Instance] || s.Listed.At.Before(due) {
-		return step{until: until}
+		out.wait(until)
+		return
 	}
-	return s.collectStep(Action{Kind: RemoveTombstone, Instance: t.Instance, Reason: "its retention time has ended"})
+	s.addRetried(out, Action{Kind: RemoveTombstone, Instance: t.Instance, Reason: "its retention time has ended"})
 }
 
-// collectStep plans an action now, and again if it has no effect.
-func (s *ShardSnapshot) collectStep(a Action) step {
-	return step{action: &a, until: s.Now.Add(collectRetry)}
+// addRetried plans an action now, and again if it has no effect.
+func (s *ShardSnapshot) addRetried(out *steps, a Action) {
+	out.add(a)
+	out.wait(s.Now.Add(collectRetry))
 }

@@ -12,43 +12,43 @@ func IsDraining(i *Instance, now time.Time) bool {
 }
 
 // planEnd plans the next step of an instance with a durable deletion: drain, terminate or forget (rules 27 to 29).
-func (g *group) planEnd(i *Instance) step {
+func (g *group) planEnd(out *steps, i *Instance) {
 	if i.Work != Idle {
-		return step{}
+		return
 	}
 	switch {
 	case i.providerState() == ProviderGone: // rule 29
-		return g.attempt(i, i.Failed, Action{Kind: Forget, Instance: i.ID, ProviderID: i.ProviderID,
+		g.attempt(out, i.Failed, Action{Kind: Forget, Instance: i.ID, ProviderID: i.ProviderID,
 			Reason: "its VM is gone"})
 	case !i.TerminateRequested.IsZero():
-		return g.planRepeatedTermination(i)
+		g.planRepeatedTermination(out, i)
 	case IsDraining(i, g.Now): // rule 27
-		wait := step{until: i.DeleteDeadline}
+		out.wait(i.DeleteDeadline)
 		if !i.Announced {
-			wait = g.attempt(i, i.Failed, Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID,
+			g.attempt(out, i.Failed, Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID,
 				Reason: i.DeleteReason, Deadline: i.DeleteDeadline})
-			wait.until = sooner(wait.until, i.DeleteDeadline)
 		}
-		return wait
+	default:
+		g.planTermination(out, i, terminationReason(i)) // rule 28
 	}
-	return g.planTermination(i, terminationReason(i)) // rule 28
 }
 
 // planRepeatedTermination repeats a termination that the provider accepted but did not carry out: a minute later the
 // provider still has the VM.
-func (g *group) planRepeatedTermination(i *Instance) step {
+func (g *group) planRepeatedTermination(out *steps, i *Instance) {
 	if !i.runs() && i.providerState() != ProviderStopped {
-		return step{}
+		return
 	}
 	due := i.TerminateRequested.Add(terminateRetry)
 	if over, until := reached(due, g.Now); !over || i.Provider.At.Before(due) {
-		return step{until: until}
+		out.wait(until)
+		return
 	}
-	return g.planTermination(i, "its termination was requested, but the provider still lists it")
+	g.planTermination(out, i, "its termination was requested, but the provider still lists it")
 }
 
-func (g *group) planTermination(i *Instance, reason string) step {
-	return g.attempt(i, i.Failed, Action{Kind: Terminate, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
+func (g *group) planTermination(out *steps, i *Instance, reason string) {
+	g.attempt(out, i.Failed, Action{Kind: Terminate, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 }
 
 func terminationReason(i *Instance) string {

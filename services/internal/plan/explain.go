@@ -35,7 +35,7 @@ func Explain(s Snapshot) Explanation {
 	g := classifyGroup(s)
 	e := Explanation{Decision: Next(s), Desired: g.desired, Guarded: g.guarded, Verdicts: make([]Verdict, len(g.rows))}
 	for n := range g.Instances {
-		_, until := g.classify(subject{&g.Instances[n], g.inTime[n]})
+		_, until := g.classify(subject{&g.Instances[n], g.facts[n]})
 		e.Verdicts[n] = Verdict{Instance: g.Instances[n].ID, Rule: int(g.rows[n]) + 1, RuleName: rules[g.rows[n]].name,
 			Cause: g.cause(n), Until: until}
 	}

@@ -6,24 +6,25 @@ import "github.com/nstance-kit/nstance/services/contract/record"
 // first healthy report on. While its stream is open it gets the files of the group's runtime configuration, once per
 // sending, if it has others or could not store one. After a failure the two alternate, so that neither starves the
 // other.
-func (g *group) planMaintenance(i *Instance) step {
+func (g *group) planMaintenance(out *steps, i *Instance) {
 	if i.Work != Idle || i.State != record.Registered {
-		return step{}
+		return
 	}
 	register := len(g.Group.LoadBalancers) > 0 && i.Healthy && i.Connected && !i.InLoadBalancers
 	push := i.Connected && !i.LastReport.IsZero() && g.Group.RuntimeHash != "" && i.FilesSent != g.Group.RuntimeHash &&
 		(i.RuntimeHash != g.Group.RuntimeHash || i.FilesFailed)
 	switch {
 	case !register && !push:
-		return step{}
+		return
 	case !push || register && i.MaintenanceFailed.Count%2 != 0:
-		return g.attempt(i, i.MaintenanceFailed, Action{Kind: Register, Instance: i.ID, ProviderID: i.ProviderID,
+		g.attempt(out, i.MaintenanceFailed, Action{Kind: Register, Instance: i.ID, ProviderID: i.ProviderID,
 			Reason: "it reported healthy"})
+		return
 	}
 	reason := "its runtime configuration is out of date"
 	if i.RuntimeHash == g.Group.RuntimeHash {
 		reason = "it could not store a file"
 	}
-	return g.attempt(i, i.MaintenanceFailed, Action{Kind: PushFiles, Instance: i.ID, ProviderID: i.ProviderID,
+	g.attempt(out, i.MaintenanceFailed, Action{Kind: PushFiles, Instance: i.ID, ProviderID: i.ProviderID,
 		Reason: reason})
 }

@@ -27,7 +27,7 @@ func Next(s Snapshot) Decision {
 	var out steps
 	out.merge(removed.steps)
 	out.merge(g.planCreates(removed))
-	out.merge(g.planInstances(removed.chosen))
+	g.planInstances(&out, removed.chosen)
 	out.merge(g.planAlerts())
 
 	d := Decision{Actions: out.actions, Blocked: out.blocked, Rollout: out.rollout,
@@ -47,13 +47,6 @@ type steps struct {
 }
 
 func (s *steps) add(a Action) { s.actions = append(s.actions, a) }
-
-func (s *steps) addStep(one step) {
-	if one.action != nil {
-		s.add(*one.action)
-	}
-	s.wait(one.until)
-}
 
 func (s *steps) wait(until time.Time) {
 	if !until.IsZero() {
@@ -84,54 +77,47 @@ func (s *steps) merge(other steps) {
 	s.waitRollout(other.rollout)
 }
 
-// step is at most one action for one instance, and when that may change by time alone. Most steps have no action.
-type step struct {
-	action *Action
-	until  time.Time
-}
-
 // planInstances plans what each instance needs next. chosen are the instances that the removal phase has dealt with.
-func (g *group) planInstances(chosen []bool) steps {
-	var out steps
+func (g *group) planInstances(out *steps, chosen []bool) {
 	for n := range g.Instances {
 		i := &g.Instances[n]
 		switch c := g.class(n); {
 		case c == classLeaving:
 			if i.State == record.Deleting {
-				out.addStep(g.planEnd(i))
-				out.addStep(g.planQuestion(subject{i, g.inTime[n]}))
+				g.planEnd(out, i)
+				g.planQuestion(out, subject{i, g.facts[n]})
 			} else if g.isRemoved(i) {
-				out.addStep(g.planDeletion(i, CauseRequested, reasonRemoved))
+				g.planDeletion(out, i, CauseRequested, reasonRemoved)
 			}
 		case i.State == record.Reserved:
-			out.addStep(g.planSettlement(i))
+			g.planSettlement(out, i)
 		case chosen != nil && chosen[n]:
 			// The removal phase planned its deletion, or waits for its create call.
 		case c == classLost, c == classFailed, c == classOnDemandExpired, i.OnDemand && g.emptying():
-			out.addStep(g.planDeletion(i, g.cause(n), g.reason(i, g.cause(n))))
+			g.planDeletion(out, i, g.cause(n), g.reason(i, g.cause(n)))
 		default:
-			out.addStep(g.planMaintenance(i))
-			out.addStep(g.planQuestion(subject{i, g.inTime[n]}))
+			g.planMaintenance(out, i)
+			g.planQuestion(out, subject{i, g.facts[n]})
 		}
 	}
-	return out
 }
 
 // planSettlement settles a reservation of this term whose create call ended without an answer that could be recorded.
-func (g *group) planSettlement(i *Instance) step {
+func (g *group) planSettlement(out *steps, i *Instance) {
 	if i.Work != Idle {
-		return step{}
+		return
 	}
-	return g.attempt(i, i.Failed, Action{Kind: Settle, Instance: i.ID, ProviderID: i.ProviderID,
+	g.attempt(out, i.Failed, Action{Kind: Settle, Instance: i.ID, ProviderID: i.ProviderID,
 		Reason: "reserved, but nothing is under way for it"})
 }
 
-// attempt plans an action unless an earlier failure of it is too recent.
-func (g *group) attempt(i *Instance, f Failure, a Action) step {
-	if ready, until := retryReady(i.ID, f, g.Now); !ready {
-		return step{until: until}
+// attempt plans an action of an instance unless an earlier failure of it is too recent.
+func (g *group) attempt(out *steps, f Failure, a Action) {
+	if ready, until := retryReady(a.Instance, f, g.Now); !ready {
+		out.wait(until)
+		return
 	}
-	return step{action: &a}
+	out.add(a)
 }
 
 // emptying reports whether all instances are to be deleted, on-demand ones included.

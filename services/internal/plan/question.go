@@ -9,21 +9,21 @@ import (
 // planQuestion is rule 31. The provider is asked about an instance after its stream was lost, after it missed one
 // report, while its agent's announced power-off has a grace, and after its termination was requested. An announced
 // restart excuses a lost stream. Further questions follow at doubling distances.
-func (g *group) planQuestion(i subject) step {
-	if i.inTime && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
-		return step{} // by far the most instances: they report in time and have announced nothing
+func (g *group) planQuestion(out *steps, i subject) {
+	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
+		return // by far the most instances: they report in time and have announced nothing
 	}
 	if i.Work == Creating || i.State == record.Reserved || i.providerState() == ProviderGone || i.Asking {
-		return step{}
+		return
 	}
-	var since, until time.Time
+	var since time.Time
 	var reason string
 	consider := func(at time.Time, why string) {
 		if at.IsZero() {
 			return
 		}
 		due, change := reached(at, g.Now)
-		until = sooner(until, change)
+		out.wait(change)
 		if due && at.After(since) {
 			since, reason = at, why
 		}
@@ -34,7 +34,7 @@ func (g *group) planQuestion(i subject) step {
 		consider(latest(i.LostAt, quiet), "its stream was lost")
 	}
 	// The schedule already contains the next report of an instance that reports in time.
-	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (!i.inTime || !quiet.IsZero()) {
+	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (i.has(factUnwell) || !quiet.IsZero()) {
 		consider(latest(overdueAfter(lastReport, g.Settings.HealthInterval), quiet), "it missed a report")
 	}
 	if !i.PowerOffAt.IsZero() && g.Settings.ShutdownGrace > 0 && !deleting {
@@ -44,12 +44,9 @@ func (g *group) planQuestion(i subject) step {
 		consider(nextQuestion(i.TerminateRequested, i.Provider.At, time.Second), "its termination was requested")
 	}
 	if since.IsZero() || !i.Provider.At.Before(since) {
-		return step{until: until}
+		return
 	}
-	question := g.attempt(i.Instance, i.AskFailed,
-		Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
-	question.until = sooner(question.until, until)
-	return question
+	g.attempt(out, i.AskFailed, Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 }
 
 // nextQuestion returns when to ask again about something that began at from, after the last question: first after the

@@ -122,11 +122,11 @@ func (g *group) replaceable(chosen []bool, of ...class) func() int {
 }
 
 // planDeletion plans the durable intent to delete.
-func (g *group) planDeletion(i *Instance, cause Cause, reason string) step {
+func (g *group) planDeletion(out *steps, i *Instance, cause Cause, reason string) {
 	if i.Work != Idle {
-		return step{}
+		return
 	}
-	return g.attempt(i, i.Failed, Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause,
+	g.attempt(out, i.Failed, Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause,
 		Reason: reason, Deadline: g.drainDeadline(i)})
 }
 

@@ -149,11 +149,9 @@ func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 	if c == classCreating {
 		return
 	}
-	deletion := g.planDeletion(i, cause, reason)
-	r.addStep(deletion)
-	if deletion.action != nil {
-		r.planned++
-	}
+	before := len(r.actions)
+	g.planDeletion(&r.steps, i, cause, reason)
+	r.planned += len(r.actions) - before
 }
 
 // replaceableLeft counts the instances that are not chosen and may have a replacement under way.

@@ -30,9 +30,9 @@ var mutants = []mutant{
 	{name: "unproven replacement",
 		why: "an instance is removed as soon as its replacement has registered, before that one has reported itself " +
 			"healthy",
-		edit: mutate.Edit{Package: "internal/plan", In: "subject.isWell",
-			Find:    "return !i.RegisteredAt.IsZero() && a",
-			Replace: "return !i.RegisteredAt.IsZero() && (a || i.LastReport.IsZero())"}},
+		edit: mutate.Edit{Package: "internal/plan", In: "group.factsOf",
+			Find:    "!r || !i.reportsInTime(s, n)",
+			Replace: "!r || !i.reportsInTime(s, n) && !i.LastReport.IsZero()"}},
 	{name: "leaving counted", why: "instances that are already leaving count towards the surplus",
 		edit: mutate.Edit{Package: "internal/plan", In: "group.planRemovals",
 			Find:    "t.total() - g.desired",
