@@ -24,8 +24,8 @@ const (
 	maxAnonymous = 16384
 	// maxHandshakes and maxHandshakesPerAddress limit the handshakes that run at the same time. Others wait for a slot.
 	maxHandshakes, maxHandshakesPerAddress = 1024, 32
-	// failurePenalty is the time for which a failed handshake keeps the slot of its address: at most 16 handshakes of
-	// an address fail per second. Handshakes that succeed are not limited.
+	// failurePenalty is the mean time for which a failed handshake keeps the slot of its address: about 16 handshakes
+	// of an address fail per second. Handshakes that succeed are not limited.
 	failurePenalty = 2 * time.Second
 	// maxBuckets is the largest number of sources that a rateLimiter remembers.
 	maxBuckets = 4096
@@ -130,7 +130,8 @@ func (a *anonymous) startHandshake(conn net.Conn) (done func(failed bool), err e
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.addresses[from].uses++
-		time.AfterFunc(failurePenalty, func() {
+		// Slots that were taken together must not become free together: the next handshakes would be a burst.
+		time.AfterFunc(failurePenalty/2+rand.N(failurePenalty), func() {
 			<-own
 			a.mu.Lock()
 			defer a.mu.Unlock()

@@ -2,8 +2,10 @@ package transport
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,21 +101,32 @@ func TestHandshakesOfOneAddressAreLimited(t *testing.T) {
 		if took := time.Since(began); took != 0 {
 			t.Errorf("handshakes of another address, and ones that succeed, waited %s", took)
 		}
-		for range 5 * maxHandshakesPerAddress {
-			handshake("192.0.2.66")(true)
+		const rounds = 20
+		starts := map[time.Time]int{}
+		for range rounds * maxHandshakesPerAddress {
+			done := handshake("192.0.2.66")
+			starts[time.Now()]++
+			done(true)
 		}
-		if took := time.Since(began); took != 4*failurePenalty {
-			t.Errorf("%d failed handshakes of one address took %s, want %s", 5*maxHandshakesPerAddress, took,
-				4*failurePenalty)
+		took, want := time.Since(began), (rounds-1)*failurePenalty
+		if took < want*9/10 || took > want*11/10 {
+			t.Errorf("%d failed handshakes of one address took %s, want about %s", rounds*maxHandshakesPerAddress,
+				took, want)
+		}
+		delete(starts, began)
+		if most := slices.Max(slices.Collect(maps.Values(starts))); most > maxHandshakesPerAddress/8 {
+			t.Errorf("%d handshakes of an address that fails started together, want them spread", most)
 		}
 		for range 10_000 {
 			handshake("127.0.0.1")(true)
 		}
-		time.Sleep(failurePenalty) // synctest time
+		if time.Since(began) != took {
+			t.Errorf("failures on this machine took %s, want no limit", time.Since(began)-took)
+		}
+		time.Sleep(2 * failurePenalty) // synctest time
 		synctest.Wait()
-		if took := time.Since(began); took != 5*failurePenalty || len(a.addresses) != 0 || len(a.handshakes) != 0 {
-			t.Errorf("failures on this machine took %s; %d addresses and %d handshakes are left", took,
-				len(a.addresses), len(a.handshakes))
+		if len(a.addresses) != 0 || len(a.handshakes) != 0 {
+			t.Errorf("%d addresses and %d handshakes are left", len(a.addresses), len(a.handshakes))
 		}
 	})
 }

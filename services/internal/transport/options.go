@@ -46,7 +46,8 @@ type portLimits struct {
 	handshakesPerSecond rate.Limit
 	handshakeBurst      int
 	// bytesPerSecond and byteBurst are the token bucket of bytes that are read from one client certificate, or from one
-	// address without a certificate: small HTTP/2 frames cost much more processor time to read than to send.
+	// address without a certificate: small HTTP/2 frames cost much more processor time to read than to send. A burst
+	// of 64 KiB is about a thousand streams that are opened and reset, which take 50 ms of one core.
 	bytesPerSecond rate.Limit
 	byteBurst      int
 	// idle, age and grace end connections; zero is no limit. See keepalive.ServerParameters.
@@ -56,12 +57,12 @@ type portLimits struct {
 // The limits of each port, by the role of its clients.
 var limitsOf = map[authority.Role]portLimits{
 	// A registration is a nonce of 4 KiB and little else, and done in a moment.
-	"": {message: 16 << 10, streams: 4, bytesPerSecond: 64 << 10, byteBurst: 1 << 20,
+	"": {message: 16 << 10, streams: 4, bytesPerSecond: 64 << 10, byteBurst: 64 << 10,
 		idle: 30 * time.Second, age: time.Minute, grace: 10 * time.Second},
 	// A report of 512 files is 60 KiB, and 900 KiB if each has a long error. An agent has one connection, and another
 	// for a moment after a change of network.
 	authority.RoleAgent: {message: 1 << 20, streams: 8, connections: 4, handshakesPerSecond: 1, handshakeBurst: 10,
-		bytesPerSecond: 64 << 10, byteBurst: 256 << 10, idle: 5 * time.Minute},
+		bytesPerSecond: 64 << 10, byteBurst: 64 << 10, idle: 5 * time.Minute},
 	// A group has vars of up to 96 KiB and args of up to 64 KiB. Several nstance-admin may share a certificate.
 	authority.RoleOperator: {message: 512 << 10, streams: 32, connections: 16, handshakesPerSecond: 10,
 		handshakeBurst: 50, bytesPerSecond: 256 << 10, byteBurst: 1 << 20, idle: 5 * time.Minute},
@@ -72,7 +73,7 @@ var limitsOf = map[authority.Role]portLimits{
 // newRegistrationLimiter limits each source address at the registration port: agents register once in their lives, and
 // all agents of a site may share an address.
 func newRegistrationLimiter(source *Source) *rateLimiter[netip.Addr] {
-	return &rateLimiter[netip.Addr]{perSecond: 20, burst: 400, now: source.options.Now}
+	return &rateLimiter[netip.Addr]{perSecond: 20, burst: 100, now: source.options.Now}
 }
 
 // ServerOptions returns the options of the gRPC server of one port: TLS, the role that its clients must have, limits on
