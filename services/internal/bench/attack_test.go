@@ -13,9 +13,9 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
@@ -120,18 +120,20 @@ type attack struct {
 	pace       time.Duration // pause between two attempts
 }
 
-// yieldCPU lowers the priority of this process, see nice(1). Linux sets it per thread, and new threads inherit it.
+// yieldCPU puts this process into the class SCHED_IDLE, see sched(7): its threads run only on cores that nothing else
+// wants, and give way immediately. Linux sets the class per thread, and new threads inherit it.
 func yieldCPU() error {
 	threads, err := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {
 		id, notNumber := strconv.Atoi(thread.Name())
-		err = errors.Join(err, notNumber, syscall.Setpriority(syscall.PRIO_PROCESS, id, 19))
+		err = errors.Join(err, notNumber, unix.SchedSetAttr(id, &unix.SchedAttr{
+			Policy: unix.SCHED_IDLE}, 0))
 	}
 	return err
 }
 
-// runAttackers reads its target, attacks until its input ends, and writes the outcomes. It runs with low priority,
-// because attackers on other machines would not use the server's CPU, except for the work that they cause there.
+// runAttackers reads its target, attacks until its input ends, and writes the outcomes. It yields the CPU, because
+// attackers on other machines would not use the server's CPU, except for the work that they cause there.
 func runAttackers(in io.Reader, out io.Writer) {
 	if err := yieldCPU(); err != nil {
 		panic(err)
