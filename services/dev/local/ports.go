@@ -14,10 +14,10 @@ const (
 	portStep = 10
 )
 
-// Ports are the ports of a stack on the loopback address: the object store's, and those of the first server. The ports
-// of each further server are ten higher.
+// Ports are the ports of a stack on the loopback address: those of the object store, of the page, and of the first
+// server. The ports of each further server are ten higher.
 type Ports struct {
-	Store, Health, Election, Registration, Operator, Agent int
+	Store, Health, Election, Registration, Operator, Agent, Page int
 }
 
 // DefaultPorts returns the ports of the development environment.
@@ -25,19 +25,19 @@ func DefaultPorts() Ports { return portsFrom(8989) }
 
 func portsFrom(base int) Ports {
 	return Ports{Store: base, Health: base + 1, Election: base + 2, Registration: base + 3, Operator: base + 4,
-		Agent: base + 5}
+		Agent: base + 5, Page: base + 6}
 }
 
 // ofServer returns the ports of a server, counted from 1.
 func (p Ports) ofServer(n int) Ports {
 	by := portStep * (n - 1)
 	return Ports{Store: p.Store, Health: p.Health + by, Election: p.Election + by, Registration: p.Registration + by,
-		Operator: p.Operator + by, Agent: p.Agent + by}
+		Operator: p.Operator + by, Agent: p.Agent + by, Page: p.Page}
 }
 
 // Busy returns those ports of a stack with that many servers that a program listens on.
 func (p Ports) Busy(ctx context.Context, servers int) (busy []int) {
-	ports := []int{p.Store}
+	ports := []int{p.Store, p.Page}
 	for n := 1; n <= servers; n++ {
 		s := p.ofServer(n)
 		ports = append(ports, s.Health, s.Election, s.Registration, s.Operator, s.Agent)

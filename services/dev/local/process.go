@@ -143,7 +143,7 @@ func Find(ctx context.Context, dir string) ([]Found, error) {
 	return found, nil
 }
 
-// Running returns the PIDs of the running object store and servers by name, also of those that an earlier process
+// Running returns the PIDs of the running object store, servers and page by name, also of those that an earlier process
 // started.
 func (s *Stack) Running(ctx context.Context) (map[string]int, error) {
 	found, err := s.Processes(ctx)
@@ -152,6 +152,8 @@ func (s *Stack) Running(ctx context.Context) (map[string]int, error) {
 		switch i := slices.Index(f.Args, "--id"); {
 		case f.Program() == Store:
 			running[Store] = f.PID
+		case f.Program() == Page && slices.Contains(f.Args, "serve"):
+			running[Page] = f.PID
 		case f.Program() == "nstance-server" && i >= 0 && i+1 < len(f.Args):
 			running[f.Args[i+1]] = f.PID
 		}

@@ -70,6 +70,7 @@ type Network interface {
 // Names of machines.
 const (
 	Store  = "dev-s3"
+	Page   = "nstance-admin"
 	Leader = "leader"
 )
 
@@ -251,6 +252,20 @@ func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 	}
 	return p, s.awaitHTTP(ctx, p, s.URL(n, "/health"), func(int) bool { return true })
 }
+
+// StartPage starts nstance-admin serve with an identity of [Stack.ConnectAs] and waits until it answers. It listens on the
+// loopback address and needs no login.
+func (s *Stack) StartPage(ctx context.Context, identity string) (*Process, error) {
+	p, err := s.start(Page, Page, "serve", "--bind", Address(s.Ports.Page), "--servers", s.AdminServers(),
+		"--identity-dir", identity)
+	if err != nil {
+		return nil, err
+	}
+	return p, s.awaitHTTP(ctx, p, s.PageURL(), func(status int) bool { return status == http.StatusOK })
+}
+
+// PageURL returns the address of the page that StartPage serves.
+func (s *Stack) PageURL() string { return "http://" + Address(s.Ports.Page) + "/ui/" }
 
 // AwaitReady waits until the health endpoint of a server says that the server is ready to lead.
 func (s *Stack) AwaitReady(ctx context.Context, p *Process, n int) error {

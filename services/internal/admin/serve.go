@@ -39,8 +39,10 @@ JSON over HTTP:
   GET  /openapi.json
 
 Callers need a token from --token-file: "Authorization: Bearer TOKEN". Each line of the
-file holds a token of at least 16 characters, or a name and a token; the log names who
-changed something. To see the page, a person logs in with a token.
+file holds a token of at least 16 characters, a name and a token, or a name, a token and
+a role: viewer, operator or admin. Viewers only read. The log names who changed
+something. To see the page, a person logs in with a token. On the page, a token without
+a role is a viewer's.
 
 Without a token file, only this machine is served, without a login: 127.0.0.1:8080
 unless --bind names another loopback address.
@@ -51,7 +53,7 @@ serves TLS.`,
 		Example: `  nstance-admin serve
   curl -s 'http://127.0.0.1:8080/groups?all_shards=true'
 
-  (umask 077; echo "ci $(openssl rand -hex 24)" > tokens)
+  (umask 077; echo "ci $(openssl rand -hex 24) operator" > tokens)
   nstance-admin serve --bind :8080 --token-file tokens --tls-cert-file tls.crt --tls-key-file tls.key`,
 	}
 	cmd.Flags().StringVar(&o.bind, "bind", ":8080", "address to listen on; without --token-file 127.0.0.1:8080")
@@ -153,8 +155,12 @@ func pageLogin(tokens httpapi.Tokens) func(token string) (web.Client, bool) {
 		return nil
 	}
 	return func(token string) (web.Client, bool) {
-		name, ok := tokens.Find(token)
-		return web.Client{Name: name, Role: web.RoleViewer}, ok
+		found, ok := tokens.Find(token)
+		client := web.Client{Name: found.Name, Role: web.RoleViewer}
+		if found.Role == httpapi.RoleOperator || found.Role == httpapi.RoleAdmin {
+			client.Role = web.RoleOperator
+		}
+		return client, ok
 	}
 }
 

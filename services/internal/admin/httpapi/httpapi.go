@@ -43,9 +43,25 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Token is a client's name and the hash of its token.
+// Role is what a client may do.
+type Role string
+
+// The roles.
+const (
+	// RoleViewer may read.
+	RoleViewer Role = "viewer"
+	// RoleOperator may also change groups and instances.
+	RoleOperator Role = "operator"
+	// RoleAdmin may do what an operator may.
+	RoleAdmin Role = "admin"
+)
+
+// Token is a client's name, its role, and the hash of its token.
 type Token struct {
 	Name string
+	// Role is empty if the token file has none. The API then permits what an operator may do, and the page what a
+	// viewer may do.
+	Role Role
 	hash [sha256.Size]byte
 }
 
@@ -55,8 +71,8 @@ type Tokens []Token
 // minToken is the length of the shortest token, in characters.
 const minToken = 16
 
-// ParseTokens parses a token file. Each line holds a token, or a name and a token. It ignores empty lines and lines
-// that begin with #. Errors do not quote the file.
+// ParseTokens parses a token file. Each line holds a token, a name and a token, or a name, a token and a role. It ignores
+// empty lines and lines that begin with #. Errors do not quote the file.
 func ParseTokens(text string) (Tokens, error) {
 	var tokens Tokens
 	for i, line := range strings.Split(text, "\n") {
@@ -64,17 +80,23 @@ func ParseTokens(text string) (Tokens, error) {
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
 		}
-		if len(fields) > 2 {
-			return nil, fmt.Errorf("line %d: want a token, or a name and a token", i+1)
+		if len(fields) > 3 {
+			return nil, fmt.Errorf("line %d: want a token, a name and a token, or a name, a token and a role", i+1)
 		}
-		name, token := "token", fields[len(fields)-1]
-		if len(fields) == 2 {
-			name = fields[0]
+		name, token, role := "token", fields[0], Role("")
+		if len(fields) > 1 {
+			name, token = fields[0], fields[1]
+		}
+		if len(fields) > 2 {
+			role = Role(fields[2])
+			if !slices.Contains([]Role{RoleViewer, RoleOperator, RoleAdmin}, role) {
+				return nil, fmt.Errorf("line %d: the third word is the role: want viewer, operator or admin", i+1)
+			}
 		}
 		if len(token) < minToken {
 			return nil, fmt.Errorf("line %d: the token has %d characters, want at least %d", i+1, len(token), minToken)
 		}
-		tokens = append(tokens, Token{name, sha256.Sum256([]byte(token))})
+		tokens = append(tokens, Token{name, role, sha256.Sum256([]byte(token))})
 	}
 	if len(tokens) == 0 {
 		return nil, errors.New("there is no token in it")
@@ -82,15 +104,15 @@ func ParseTokens(text string) (Tokens, error) {
 	return tokens, nil
 }
 
-// Find returns the name of the client with a token. It compares every known token in constant time.
-func (t Tokens) Find(token string) (name string, ok bool) {
+// Find returns the name and the role of the client with a token. It compares every known token in constant time.
+func (t Tokens) Find(token string) (client Token, ok bool) {
 	hash := sha256.Sum256([]byte(token))
 	for _, have := range t {
 		if subtle.ConstantTimeCompare(hash[:], have.hash[:]) == 1 {
-			name, ok = have.Name, true
+			client, ok = have, true
 		}
 	}
-	return name, ok
+	return client, ok
 }
 
 type api struct {
@@ -194,10 +216,16 @@ func (a *api) serve(r route) http.HandlerFunc {
 		c := &call{Request: req, who: "local"}
 		if !r.open && len(a.Tokens) > 0 {
 			scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
-			var ok bool
-			if c.who, ok = a.Tokens.Find(strings.TrimSpace(token)); !ok || !strings.EqualFold(scheme, "Bearer") {
+			client, ok := a.Tokens.Find(strings.TrimSpace(token))
+			if c.who = client.Name; !ok || !strings.EqualFold(scheme, "Bearer") {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="nstance-admin"`)
 				refuse(w, http.StatusUnauthorized, "a bearer token is needed: Authorization: Bearer TOKEN")
+				return
+			}
+			if r.method != http.MethodGet && client.Role == RoleViewer {
+				a.Log.Warn("change refused", "who", c.who, "remote", req.RemoteAddr, "path", req.URL.Path,
+					"error", "the role is viewer")
+				refuse(w, http.StatusForbidden, "the role of this token is viewer, which may only read")
 				return
 			}
 		}

@@ -228,16 +228,36 @@ func TestTokens(t *testing.T) {
 
 func TestParseTokens(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                       "no token",
-		"# only a comment\n":     "no token",
-		"short":                  "line 1: the token has 5 characters",
-		alice + "\na b " + alice: "line 2: want a token",
+		"":                               "no token",
+		"# only a comment\n":             "no token",
+		"short":                          "line 1: the token has 5 characters",
+		alice + "\na b c " + alice:       "line 2: want a token",
+		alice + "\na " + alice + " boss": "line 2: the third word is the role",
 	} {
 		_, err := httpapi.ParseTokens(text)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), alice) ||
 			strings.Contains(err.Error(), "short") {
 			t.Errorf("%q: %v", text, err)
 		}
+	}
+}
+
+// TestRoles shows that a viewer's token reads and changes nothing, and that other tokens do both.
+func TestRoles(t *testing.T) {
+	x := newAPI(t, "victor "+alice+" viewer\nci "+ci+" operator\nold token-without-a-role\n")
+	for token, status := range map[string]int{alice: 403, ci: 200, "token-without-a-role": 200} {
+		header := map[string]string{"Authorization": "Bearer " + token}
+		if got, text, _ := x.do(t, request{method: "GET", path: "/groups?shard=a", header: header}); got != 200 {
+			t.Error(got, text)
+		}
+		scale := request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 5}`,
+			header: header}
+		if got, text, _ := x.do(t, scale); got != status {
+			t.Errorf("%s: status %d, want %d: %s", token, got, status, text)
+		}
+	}
+	if log := x.log.String(); !strings.Contains(log, "who=victor") || !strings.Contains(log, "the role is viewer") {
+		t.Error(log)
 	}
 }
 

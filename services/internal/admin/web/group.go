@@ -35,6 +35,9 @@ type groupView struct {
 	Alerts       []fleet.Event
 	Replacements statistics
 	Rollout      *rolloutView
+	// MayChange means that the page has forms. Done says what the last one did.
+	MayChange bool
+	Done      string
 }
 
 // count is a number of instances of a class.
@@ -109,6 +112,7 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 		view.Plan = plans[0].Explanation
 		view.Rules = countRules(view.Plan.Instances)
 	}
+	view.MayChange, view.Done = clientOf(r).MayChange(), doneText(r.FormValue("done"))
 	view.Rollout = progressOf(view.Group, view.Replacements)
 	return p.renderLive(w, r, http.StatusOK, "group", fmt.Sprintf("Group %s of shard %s", name, shard), live, view)
 }

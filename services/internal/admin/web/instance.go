@@ -24,6 +24,9 @@ type instanceView struct {
 	Steps                  []step
 	Verdict                *fleet.Verdict
 	Actions                []fleet.PlannedAction
+	// MayChange means that the page has a form. Confirm is the text to type, and Done says what the form did.
+	MayChange     bool
+	Confirm, Done string
 }
 
 // step is one event in the life of an instance.
@@ -54,7 +57,8 @@ func (p *page) showInstance(w http.ResponseWriter, r *http.Request) error {
 	wg.Go(func() { plans = p.Fleet.ExplainInstance(r.Context(), only, id) })
 	wg.Go(func() { events = p.Fleet.History(r.Context(), only, fleet.HistoryFilter{InstanceID: id.String()}) })
 	wg.Wait()
-	view := instanceView{Shard: shard}
+	view := instanceView{Shard: shard, MayChange: clientOf(r).MayChange(), Confirm: lastCharacters(id),
+		Done: doneText(r.FormValue("done"))}
 	view.Instance.ID = id.String()
 	switch {
 	case instances[0].Err == nil:

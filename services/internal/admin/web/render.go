@@ -29,6 +29,7 @@ func parseTemplates(p *page) map[string]*template.Template {
 		"instance": instancePath,
 		"events":   eventsPath,
 		"segments": segments,
+		"action":   newActionView,
 	}
 	common := template.Must(template.New("").Funcs(functions).ParseFS(files, "templates/layout.html",
 		"templates/parts.html"))
@@ -101,6 +102,16 @@ func tone(name string) string {
 		return "warn"
 	}
 	return "idle"
+}
+
+// actionView is the form of an action on a group.
+type actionView struct {
+	*groupView
+	Action, Title, About string
+}
+
+func newActionView(v *groupView, action, title, about string) actionView {
+	return actionView{v, action, title, about}
 }
 
 // segment is a part of a bar. X and Width are in thousandths of the bar.

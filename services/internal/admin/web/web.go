@@ -93,6 +93,8 @@ func New(options Options) *Page {
 	mux.HandleFunc("GET "+Path+"shards/{shard}", p.read(p.showShard))
 	mux.HandleFunc("GET "+Path+"shards/{shard}/groups/{group}", p.read(p.showGroup))
 	mux.HandleFunc("GET "+Path+"shards/{shard}/instances/{instance}", p.read(p.showInstance))
+	mux.HandleFunc("POST "+Path+"shards/{shard}/groups/{group}/{action}", p.change(p.changeGroup))
+	mux.HandleFunc("POST "+Path+"shards/{shard}/instances/{instance}/delete", p.change(p.deleteInstance))
 	mux.HandleFunc("GET "+Path+"events", p.read(p.showEvents))
 	mux.HandleFunc("GET "+Path+"config", p.read(p.showConfig))
 	mux.HandleFunc("GET "+Path+"live", p.serveLive)

@@ -28,7 +28,7 @@ terraform.
 "make up", "make down" and "make demo" build what is missing and run these commands.`
 
 const aboutUp = `Start a cluster in {root}/temp on the ports 8989 to 9004, apply examples/local with
-tofu or terraform, start two servers and wait until every VM is healthy.
+tofu or terraform, start two servers, wait until every VM is healthy, and serve a page.
 
 The cluster keeps running when the command ends. Run the command again after an edit of
 examples/local, or after a process was killed: it applies the configuration again and
@@ -85,7 +85,7 @@ func Command(version string) *cobra.Command {
 
 // check finds the programs that every subcommand needs.
 func (s *settings) check() error {
-	for _, name := range []string{"dev-s3", "nstance-server", "nstance-agent", "terraform-provider-nstance"} {
+	for _, name := range []string{"dev-s3", "nstance-admin", "nstance-server", "nstance-agent", "terraform-provider-nstance"} {
 		if _, err := os.Stat(filepath.Join(s.root, "bin", name)); err != nil {
 			return fmt.Errorf(
 				"%s is not in %s: run \"make build\" in the repository, or name the repository with --root",

@@ -83,6 +83,11 @@ func bringUp(ctx context.Context, s settings) error {
 	if err := showUntilConverged(ctx, s.out, stack, operator); err != nil {
 		return err
 	}
+	if err := startProgram(local.Page, func() (*local.Process, error) {
+		return stack.StartPage(ctx, identity)
+	}); err != nil {
+		return err
+	}
 	return printAdvice(s.out, stack, identity)
 }
 
@@ -104,6 +109,8 @@ func printAdvice(out io.Writer, stack *local.Stack, identity string) error {
 		return errors.New("the cluster has no VM")
 	}
 	fmt.Fprintf(out, `
+Look at the cluster in a browser: %s
+
 Try, in this directory (logs are in temp/log, the bucket is temp/dev-s3):
 
   . temp/env                                      put nstance-admin on PATH and tell it about the cluster
@@ -118,7 +125,7 @@ Try, in this directory (logs are in temp/log, the bucket is temp/dev-s3):
 Kill every process, delete everything but the bucket, and start again:
 
   pkill -9 -f "$PWD/temp/bin/"; rm -rf temp/cache*; make up
-`, vms[0].PID, local.Session)
+`, stack.PageURL(), vms[0].PID, local.Session)
 	return nil
 }
 

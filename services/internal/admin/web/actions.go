@@ -1,0 +1,114 @@
+package web
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// confirmLength is the number of an instance ID's last characters that a person types to confirm a deletion.
+const confirmLength = 6
+
+// change is read for clients that may change something. do returns a description for the log and the address to show
+// afterwards.
+func (p *page) change(do func(*http.Request) (detail, to string, err error)) http.HandlerFunc {
+	return p.read(func(w http.ResponseWriter, r *http.Request) error {
+		client := clientOf(r)
+		log := p.Log.With("who", client.Name, "remote", r.RemoteAddr, "path", r.URL.Path)
+		if !client.MayChange() {
+			log.Warn("change refused", "error", "the role is "+string(client.Role))
+			return &httpError{http.StatusForbidden, "You may look and not change anything.",
+				"The role of your token is viewer. Log in with a token of an operator."}
+		}
+		detail, to, err := do(r)
+		if err != nil {
+			log.Warn("change refused", "detail", detail, "error", err)
+			return err
+		}
+		log.Info("change made", "detail", detail)
+		http.Redirect(w, r, to, http.StatusSeeOther)
+		return nil
+	})
+}
+
+// changeGroup scales a group, or pauses, resumes or starts its rollout.
+func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
+	shard, name, err := p.groupOf(r)
+	if err != nil {
+		return "", "", err
+	}
+	action := r.PathValue("action")
+	detail = fmt.Sprintf("%s group %s of shard %s", action, name, shard)
+	if err := confirm(r, name); err != nil {
+		return detail, "", err
+	}
+	only := []string{shard}
+	var answers []fleet.GroupAnswer
+	switch do := fleet.RolloutAction(action); do {
+	case fleet.PauseRollout, fleet.ResumeRollout, fleet.RollGroup:
+		answers = p.Fleet.Rollout(r.Context(), only, name, do)
+	case "scale":
+		size, err := strconv.ParseUint(r.PostFormValue("size"), 10, 31)
+		if err != nil {
+			return detail, "", &httpError{http.StatusBadRequest, "The size is not a number of instances.",
+				"Go back and type a number from 0 to 2147483647."}
+		}
+		detail = fmt.Sprintf("%s to size %d", detail, size)
+		answers = p.Fleet.Scale(r.Context(), only, name, uint32(size))
+	default:
+		return detail, "", &httpError{http.StatusNotFound, "There is no such action.", ""}
+	}
+	return detail, groupPath(shard, name) + "?done=" + url.QueryEscape(action), errorOf(answers)
+}
+
+// deleteInstance deletes an instance.
+func (p *page) deleteInstance(r *http.Request) (detail, to string, err error) {
+	shard, id, err := p.instanceOf(r)
+	if err != nil {
+		return "", "", err
+	}
+	detail = fmt.Sprintf("delete instance %s of shard %s", id, shard)
+	if err := confirm(r, lastCharacters(id)); err != nil {
+		return detail, "", err
+	}
+	reason := strings.TrimSpace(r.PostFormValue("reason"))
+	if reason == "" {
+		reason = "deleted on the page by " + clientOf(r).Name
+	}
+	answers := p.Fleet.DeleteInstance(r.Context(), []string{shard}, id, reason)
+	return detail, instancePath(shard, id.String()) + "?done=delete", errorOf(answers)
+}
+
+func lastCharacters(id ident.ID) string {
+	text := id.String()
+	return text[len(text)-confirmLength:]
+}
+
+// confirm checks what the person typed to confirm a change.
+func confirm(r *http.Request, want string) error {
+	if strings.TrimSpace(r.PostFormValue("confirm")) == want {
+		return nil
+	}
+	return &httpError{http.StatusBadRequest, "Nothing was changed: the confirmation is not right.",
+		fmt.Sprintf("Go back and type %q to confirm.", want)}
+}
+
+func errorOf[T any, P fleet.Answer[T]](answers []T) error {
+	if failed := fleet.Failed[T, P](answers); len(failed) > 0 {
+		return failed[0]
+	}
+	return nil
+}
+
+// doneText returns what to say after an action. The text of an address is not shown.
+func doneText(action string) string {
+	return map[string]string{
+		"pause": "The rollout is paused.", "resume": "The rollout goes on.",
+		"roll": "The rollout has begun.", "scale": "The size was changed.", "delete": "The instance is being deleted.",
+	}[action]
+}
