@@ -21,7 +21,7 @@ race='lease leader shardstate execute tasks watch peer transport agentapi operat
 long='bench plan election proof operator operator/pool operator/machine operator/drain operator/ondemand'
 
 # Packages of other steps. services/internal/sim has the step sim; the others are in the rest.
-others='/services/internal/sim$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
+others='/services/internal/sim$|/infra/libvirt/hosttest$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
 
 internal() {
 	for name; do
@@ -171,6 +171,11 @@ step_gcpstack() {
 	go test ./tests/stacks/gcp -count=1 -timeout 20m -terraform="$(command -v terraform)"
 }
 
+# VMs of a real libvirtd, in namespaces. It needs root.
+step_libvirt() {
+	go test ./services/internal/infra/libvirt/... -count=1 -timeout 10m
+}
+
 # The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator.
 step_kube() {
 	PATH=$(dirname -- "$(scripts/tool.sh kubectl)"):$PATH
@@ -256,7 +261,7 @@ run() {
 }
 
 basic='tools unit race sim acceptance demo'
-waiting='stacks gcpstack kube'
+waiting='libvirt stacks gcpstack kube'
 computing='long terraform mutants cloud modules images dev'
 rest='alltools generated lint parallel kill9 failover paused refused chaos bench'
 case ${1:-} in

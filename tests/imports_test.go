@@ -377,7 +377,6 @@ var cloudExceptions = map[string]string{
 	"services/cmd/dev-s3/":                                   "an S3 server for development",
 	"services/internal/sim/":                                 "test code: the simulator replaces the cloud",
 	"services/internal/proof/doc.go":                         "test code: the store is an S3 server",
-	"services/internal/infra/infratest/":                     "test code: the conformance suite",
 	"services/contract/objstore/objstoretest/":               "test code: the conformance suite",
 	"terraform-provider-nstance/internal/acctest/":           "test code: a server with a real store and real VMs",
 	"services/contract/config/types.go":                      "S3 is also the protocol of other stores",

@@ -17,6 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/services/internal/infra/gcp"
+	"github.com/nstance-kit/nstance/services/internal/infra/libvirt"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
@@ -113,4 +114,6 @@ func self() string {
 }
 
 // clouds returns the clouds that this server can make VMs in.
-func clouds() []infra.Cloud { return []infra.Cloud{aws.Cloud(), gcp.Cloud(), tmux.Cloud()} }
+func clouds() []infra.Cloud {
+	return []infra.Cloud{aws.Cloud(), gcp.Cloud(), libvirt.Cloud(), tmux.Cloud()}
+}

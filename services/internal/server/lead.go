@@ -203,9 +203,19 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 		func(ctx context.Context) error { return leader.Loop.Run(ctx, wake) },
 		func(ctx context.Context) error { leader.Collect(ctx); return nil },
 		func(ctx context.Context) error { leader.Recheck(ctx); return nil },
+		func(ctx context.Context) error { s.watchVMs(ctx, leader); return nil },
 		func(ctx context.Context) error { return s.pollConfig(ctx, leader, l.generator) },
 		func(ctx context.Context) error { return s.refreshImages(ctx, l) },
 	)
+}
+
+// watchVMs asks the provider about each VM for which it reports a change, if the provider can. It returns when ctx
+// ends.
+func (s *server) watchVMs(ctx context.Context, leader *leader.Leader) {
+	if watcher, ok := infra.Capability[infra.Watcher](s.machine.Provider); ok {
+		watcher.Watch(ctx, func(id ident.ID) { leader.Asker.Ask(ctx, id) })
+	}
+	<-ctx.Done()
 }
 
 // forget deletes the server's data about an instance's agent in the background.

@@ -6,6 +6,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/cloud/gcp"
+	"github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
 	"github.com/nstance-kit/nstance/services/contract/cloud/mock"
 	"github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
 	"github.com/nstance-kit/nstance/services/contract/cloud/tmux"
@@ -13,7 +14,7 @@ import (
 
 // Blocks returns the clouds in the order in which messages and documents list them.
 func Blocks() []cloud.Block {
-	return []cloud.Block{aws.Block, gcp.Block, proxmox.Block, tmux.Block, mock.Block}
+	return []cloud.Block{aws.Block, gcp.Block, libvirt.Block, proxmox.Block, tmux.Block, mock.Block}
 }
 
 // LeaderNetwork holds every cloud's own fields of server.leader_network. Their JSON names must differ.

@@ -18,6 +18,10 @@ import (
 // Harness is one empty provider for one test.
 type Harness struct {
 	Provider infra.Provider
+	// Owner owns the VMs of the test; zero: cluster c1, shard s1. Tests that share a provider's state need their own.
+	Owner infra.Owner
+	// Types and Subnets are two values each of InstanceType and Subnet; empty: small and large, subnet-a and subnet-b.
+	Types, Subnets [2]string
 	// Kill ends a VM's machine without a provider call, as a crash would. It returns when the machine has ended.
 	Kill func(t *testing.T, vm infra.VM)
 	// Settle is called between two checks of a state that is still expected. It lets the provider's time pass.
@@ -56,7 +60,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(&suite{T: t, Harness: open(t), owner: infra.Owner{Cluster: "c1", Shard: "s1"}})
+			test(newSuite(t, open(t)))
 		})
 	}
 }
@@ -65,6 +69,19 @@ type suite struct {
 	*testing.T
 	Harness
 	owner infra.Owner
+}
+
+func newSuite(t *testing.T, h Harness) *suite {
+	if h.Owner == (infra.Owner{}) {
+		h.Owner = infra.Owner{Cluster: "c1", Shard: "s1"}
+	}
+	if h.Types[0] == "" {
+		h.Types = [2]string{"small", "large"}
+	}
+	if h.Subnets[0] == "" {
+		h.Subnets = [2]string{"subnet-a", "subnet-b"}
+	}
+	return &suite{T: t, Harness: h, owner: h.Owner}
 }
 
 // request makes a request for a new instance.
@@ -79,8 +96,8 @@ func (s *suite) request() infra.CreateRequest {
 			Owner: s.owner, Tenant: "default", Instance: id, Term: 7, InfraHash: "0123abcd",
 			Group: "workers", Template: "worker", Kind: "tst", CreatedAt: time.Now().UTC().Truncate(time.Millisecond),
 		},
-		InstanceType: "small",
-		Subnet:       "subnet-a",
+		InstanceType: s.Types[0],
+		Subnet:       s.Subnets[0],
 		Userdata:     []byte("#!/bin/sh\nexit 0\n"),
 	}
 	if s.Adapt != nil {
@@ -195,8 +212,8 @@ func otherParametersConflict(s *suite) {
 	req := s.request()
 	vm := s.create(req)
 	for name, change := range map[string]func(*infra.CreateRequest){
-		"type":     func(r *infra.CreateRequest) { r.InstanceType = "large" },
-		"subnet":   func(r *infra.CreateRequest) { r.Subnet = "subnet-b" },
+		"type":     func(r *infra.CreateRequest) { r.InstanceType = s.Types[1] },
+		"subnet":   func(r *infra.CreateRequest) { r.Subnet = s.Subnets[1] },
 		"userdata": func(r *infra.CreateRequest) { r.Userdata = []byte("#!/bin/sh\nexit 1\n") },
 		"group":    func(r *infra.CreateRequest) { r.Tags.Group = "others" },
 		"term":     func(r *infra.CreateRequest) { r.Tags.Term++ },
@@ -280,8 +297,8 @@ func tagsComeBack(s *suite) {
 
 func listIsByOwner(s *suite) {
 	mine, otherShard, otherCluster := s.request(), s.request(), s.request()
-	otherShard.Tags.Shard = "s2"
-	otherCluster.Tags.Cluster = "c2"
+	otherShard.Tags.Shard += "-2"
+	otherCluster.Tags.Cluster += "-2"
 	for _, req := range []infra.CreateRequest{mine, otherShard, otherCluster} {
 		vm := s.create(req)
 		listed := s.list(req.Tags.Owner)
@@ -289,7 +306,7 @@ func listIsByOwner(s *suite) {
 			s.Errorf("List(%v) = %v, want only %s", req.Tags.Owner, listed, vm.ProviderID)
 		}
 	}
-	if vms := s.list(infra.Owner{Cluster: "c1", Shard: "s3"}); len(vms) != 0 {
+	if vms := s.list(infra.Owner{Cluster: s.owner.Cluster, Shard: s.owner.Shard + "-3"}); len(vms) != 0 {
 		s.Errorf("an owner of nothing has %v", vms)
 	}
 	for _, other := range []infra.CreateRequest{otherShard, otherCluster} {
@@ -333,7 +350,7 @@ func oneLifePerToken(s *suite) {
 		_, err := s.Provider.Create(s.Context(), req)
 		s.wantClass("create after delete", err, infra.Conflict)
 		other := req
-		other.InstanceType = "large"
+		other.InstanceType = s.Types[1]
 		_, err = s.Provider.Create(s.Context(), other)
 		s.wantClass("create after delete with another type", err, infra.Conflict)
 	}

@@ -1,0 +1,245 @@
+// Package libvirt describes hosts with libvirt and QEMU to the shard configuration.
+package libvirt
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+)
+
+// Name is the cloud's name.
+const Name = "libvirt"
+
+// Block describes the cloud.
+var Block = cloud.Block{Name: Name, NeedsInstanceType: true,
+	CheckOptions: func(options map[string]string) []cloud.Problem {
+		_, problems := ParseOptions(options)
+		return problems
+	}, CheckArgs: func(args map[string]any) []cloud.Problem {
+		_, problems := ParseArgs(args)
+		return problems
+	}}
+
+// Options are server.provider.options.
+type Options struct {
+	// Hosts are the hosts by name. A subnet is written HOST/NETWORK.
+	Hosts map[string]*url.URL
+	// Pool is the storage pool with images and disks on every host, default "default".
+	Pool string
+	// DomainType is kvm (default) or qemu, which needs no hardware support and is many times slower.
+	DomainType string
+	// ReservedMiB is the memory of each host that VMs do not get, default 1024.
+	ReservedMiB int64
+}
+
+var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+
+// objectName matches names of pools, volumes and networks. libvirt allows more.
+var objectName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+
+// ParseOptions parses the options and fills in defaults. It reports all problems.
+func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
+	o := Options{Pool: "default", DomainType: "kvm", ReservedMiB: 1024}
+	var found []cloud.Problem
+	report := func(option, hint, format string, args ...any) {
+		found = append(found, cloud.Problem{Path: []any{option}, Message: fmt.Sprintf(format, args...), Hint: hint})
+	}
+	names := []string{"hosts", "pool", "domain_type", "reserved_mib"}
+	for _, name := range slices.Sorted(maps.Keys(raw)) {
+		value := raw[name]
+		switch name {
+		case "hosts":
+			hosts, err := parseHosts(value)
+			if err != nil {
+				report(name, "write NAME=URI, separated by commas, such as a=qemu+tls://a.example.com/system",
+					"%s", err)
+			}
+			o.Hosts = hosts
+		case "pool":
+			if !objectName.MatchString(value) {
+				report(name, "", "%q is not the name of a storage pool", value)
+			}
+			o.Pool = value
+		case "domain_type":
+			if value != "kvm" && value != "qemu" {
+				report(name, "there are kvm and qemu", "%q is not a type of domain", value)
+			}
+			o.DomainType = value
+		case "reserved_mib":
+			n, err := strconv.ParseInt(value, 10, 32)
+			if err != nil || n < 0 {
+				report(name, "", "%q is not a number of MiB", value)
+			}
+			o.ReservedMiB = n
+		default:
+			report(name, "there are "+strings.Join(names, ", "), "provider libvirt has no such option")
+		}
+	}
+	if raw["hosts"] == "" {
+		report("hosts", "for this machine write local=qemu:///system", "is missing")
+	}
+	return o, found
+}
+
+// parseHosts parses NAME=URI,NAME=URI.
+func parseHosts(text string) (map[string]*url.URL, error) {
+	hosts := map[string]*url.URL{}
+	if text == "" {
+		return hosts, nil // reported as missing
+	}
+	for _, entry := range strings.Split(text, ",") {
+		name, uri, ok := strings.Cut(strings.TrimSpace(entry), "=")
+		if !ok || !hostName.MatchString(name) {
+			return nil, fmt.Errorf("%q does not begin with the name of a host", entry)
+		}
+		if hosts[name] != nil {
+			return nil, fmt.Errorf("host %s is given twice", name)
+		}
+		parsed, err := parseURI(uri)
+		if err != nil {
+			return nil, fmt.Errorf("host %s: %w", name, err)
+		}
+		hosts[name] = parsed
+	}
+	return hosts, nil
+}
+
+// insecure are the parameters of a URI that switch off the check of the host's identity. The second column lists the
+// values that do not.
+var insecure = map[string][]string{
+	"no_verify":          {"", "0"},
+	"known_hosts_verify": {"", "normal"},
+}
+
+// parseURI parses a connection URI (https://libvirt.org/uri.html). It refuses a connection that does not check
+// the identity of the host.
+func parseURI(text string) (*url.URL, error) {
+	uri, err := url.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not a URI", text)
+	}
+	driver, transport, _ := strings.Cut(uri.Scheme, "+")
+	local := uri.Host == "" && (transport == "" || transport == "unix")
+	remote := uri.Host != "" && (transport == "tls" || transport == "ssh" || transport == "")
+	switch {
+	case driver != "qemu" || uri.Path != "/system":
+		return nil, fmt.Errorf("%q is not a connection to QEMU such as qemu:///system", text)
+	case !local && !remote:
+		return nil, fmt.Errorf("%q is neither a local connection nor one over TLS or SSH", text)
+	}
+	if _, set := uri.User.Password(); set {
+		return nil, fmt.Errorf("the URI of %s holds a password", uri.Host)
+	}
+	for name, safe := range insecure {
+		if !slices.Contains(safe, uri.Query().Get(name)) {
+			return nil, fmt.Errorf("%s=%s switches off the check of the host's identity", name, uri.Query().Get(name))
+		}
+	}
+	return uri, nil
+}
+
+// Args are the args of a template or group.
+type Args struct {
+	// Image is the volume of the pool that the VM's disk starts as a copy of. A new image needs a new name. A name that
+	// ends with a hash of the content is best.
+	Image string
+	// DiskGiB is the size of the disk; 0: the size of the image.
+	DiskGiB int
+	// Kernel and Initrd are volumes of the pool that are booted instead of the disk. Cmdline holds the kernel's
+	// parameters.
+	Kernel, Initrd, Cmdline string
+}
+
+// ParseArgs parses the args. It reports all problems. A text that holds a template is not checked.
+func ParseArgs(raw map[string]any) (Args, []cloud.Problem) {
+	var a Args
+	var found []cloud.Problem
+	report := func(arg, format string, args ...any) {
+		found = append(found, cloud.Problem{Path: []any{arg}, Message: fmt.Sprintf(format, args...)})
+	}
+	texts := map[string]*string{"image": &a.Image, "kernel": &a.Kernel, "initrd": &a.Initrd, "cmdline": &a.Cmdline}
+	names := slices.Sorted(maps.Keys(texts))
+	for _, name := range slices.Sorted(maps.Keys(raw)) {
+		if name == "disk_gib" {
+			n, ok := wholeNumber(raw[name])
+			if !ok || n < 1 || n > math.MaxInt16 {
+				report(name, "%v is not a size in GiB", raw[name])
+			}
+			a.DiskGiB = n
+			continue
+		}
+		field, known := texts[name]
+		if !known {
+			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider libvirt has no such argument",
+				Hint: "there are " + strings.Join(append(names, "disk_gib"), ", ")})
+			continue
+		}
+		text, ok := raw[name].(string)
+		*field = text
+		switch template := strings.Contains(text, "{{"); {
+		case !ok:
+			report(name, "is not a string")
+		case name != "cmdline" && !template && !objectName.MatchString(text):
+			report(name, "%q is not the name of a volume", text)
+		}
+	}
+	if a.Initrd+a.Cmdline != "" && a.Kernel == "" {
+		report("kernel", "is missing, but initrd or cmdline is given")
+	}
+	return a, found
+}
+
+func wholeNumber(v any) (int, bool) {
+	switch n := v.(type) {
+	case int:
+		return n, true
+	case int64:
+		return int(n), n >= math.MinInt32 && n <= math.MaxInt32
+	case float64:
+		return int(n), n == math.Trunc(n) && math.Abs(n) <= math.MaxInt32
+	}
+	return 0, false
+}
+
+// Size is the size of a VM, which instance_type gives as CPUS x MIB, for example 2x4096.
+type Size struct {
+	CPUs      int
+	MemoryMiB int64
+}
+
+var sizeText = regexp.MustCompile(`^([1-9][0-9]{0,3})x([1-9][0-9]{0,8})$`)
+
+// ParseSize parses an instance_type.
+func ParseSize(text string) (Size, error) {
+	m := sizeText.FindStringSubmatch(text)
+	if m == nil {
+		return Size{}, fmt.Errorf("instance type %q is not CPUS x MIB, such as 2x4096", text)
+	}
+	cpus, err := strconv.Atoi(m[1])
+	if err != nil {
+		return Size{}, fmt.Errorf("instance type %q: %w", text, err)
+	}
+	mib, err := strconv.ParseInt(m[2], 10, 64)
+	if err != nil {
+		return Size{}, fmt.Errorf("instance type %q: %w", text, err)
+	}
+	return Size{CPUs: cpus, MemoryMiB: mib}, nil
+}
+
+// ParseSubnet splits a subnet into the name of its host and the name of its network.
+func ParseSubnet(text string) (host, network string, err error) {
+	host, network = path.Split(text)
+	host = strings.TrimSuffix(host, "/")
+	if !hostName.MatchString(host) || !objectName.MatchString(network) {
+		return "", "", fmt.Errorf("subnet %q is not HOST/NETWORK", text)
+	}
+	return host, network, nil
+}

@@ -1,0 +1,37 @@
+package libvirt
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Cloud returns the description of hosts with libvirt.
+func Cloud() infra.Cloud {
+	return infra.Cloud{Config: contract.Block, Open: openProvider, Identity: identity}
+}
+
+func openProvider(_ context.Context, env infra.Env) (infra.Provider, error) {
+	options, problems := contract.ParseOptions(env.Shard.Server.Provider.Options)
+	if len(problems) > 0 {
+		return nil, infra.Errorf(infra.Invalid, "open the provider", "server.provider.options: %v: %s",
+			problems[0].Path, problems[0].Message)
+	}
+	return New(Config{Options: options, Log: env.Log}), nil
+}
+
+// productUUID holds the UUID of this machine. For a domain it is the UUID of the domain.
+const productUUID = "/sys/class/dmi/id/product_uuid"
+
+// identity reads the UUID of the machine from its firmware. A machine that is not a domain of the hosts has a UUID too.
+// No host knows it, so it proves nothing about the machine.
+func identity(context.Context, infra.Env) (infra.Machine, error) {
+	text, err := os.ReadFile(productUUID)
+	if err != nil {
+		return infra.Machine{}, infra.Errorf(infra.Indeterminate, "identify this machine", "%w", err)
+	}
+	return infra.Machine{ID: strings.ToLower(strings.TrimSpace(string(text)))}, nil
+}

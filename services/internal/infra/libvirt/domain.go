@@ -1,0 +1,302 @@
+package libvirt
+
+import (
+	"crypto/sha256"
+
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
+	"github.com/google/uuid"
+	"libvirt.org/go/libvirtxml"
+
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// namespace is the XML namespace of the metadata. Its last part is the version of the format.
+const namespace = "https://nstance.dev/libvirt/1"
+
+// metadata are what the provider stores in a domain, as JSON in one XML element.
+type metadata struct {
+	Tags     infra.Tags `json:"tags"`
+	Digest   string     `json:"digest"` // of the create request
+	Hostname string     `json:"hostname"`
+	Created  time.Time  `json:"created"` // when the domain was defined, by the server's clock
+}
+
+func (m metadata) encode() (string, error) {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	if err := xml.EscapeText(&text, raw); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf(`<nstance:vm xmlns:nstance=%q>%s</nstance:vm>`, namespace, text.String()), nil
+}
+
+// decodeMetadata reads what encode wrote. ok is false if a domain has no metadata of this namespace.
+func decodeMetadata(text string) (m metadata, ok bool, err error) {
+	var all struct {
+		Text *string `xml:"https://nstance.dev/libvirt/1 vm"`
+	}
+	if err := xml.Unmarshal([]byte("<metadata>"+text+"</metadata>"), &all); err != nil {
+		return metadata{}, false, fmt.Errorf("metadata: %w", err)
+	}
+	if all.Text == nil {
+		return metadata{}, false, nil
+	}
+	if err := json.Unmarshal([]byte(*all.Text), &m); err != nil {
+		return metadata{}, true, fmt.Errorf("metadata: %w", err)
+	}
+	return m, true, nil
+}
+
+// domainUUID makes the UUID of a request's domain: a UUIDv8 (RFC 9562, section 5.8) from owner, ID and digest. A
+// request that differs has another UUID, and libvirt refuses to define its domain under the same name.
+func domainUUID(tags infra.Tags, digest string) libvirt.UUID {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %s %s", tags.Cluster, tags.Shard, tags.Instance, digest))
+	var id libvirt.UUID
+	copy(id[:], sum[:])
+	id[6] = id[6]&0x0f | 0x80
+	id[8] = id[8]&0x3f | 0x80
+	return id
+}
+
+func formatUUID(id libvirt.UUID) string { return uuid.UUID(id).String() }
+
+func parseUUID(text string) (libvirt.UUID, error) {
+	id, err := uuid.Parse(text)
+	if err != nil {
+		return libvirt.UUID{}, fmt.Errorf("%q is not a UUID", text)
+	}
+	return libvirt.UUID(id), nil
+}
+
+// macAddress makes the address of a VM's interface from its UUID, with the prefix that QEMU uses (52:54:00).
+func macAddress(id libvirt.UUID) string {
+	return fmt.Sprintf("52:54:00:%02x:%02x:%02x", id[0], id[1], id[2])
+}
+
+// machine is how a VM is built.
+type machine struct {
+	id         libvirt.UUID
+	name       string
+	metadata   string
+	size       contract.Size
+	arch       string
+	domainType string
+	network    string
+
+	disk, seed, console string // paths of volumes
+	kernel, initrd      string // paths of volumes, or empty
+	cmdline             string
+}
+
+// domainXML describes a VM to libvirt. https://libvirt.org/formatdomain.html
+func (m machine) domainXML() (string, error) {
+	d := libvirtxml.Domain{
+		Type: m.domainType, Name: m.name, UUID: formatUUID(m.id),
+		Metadata: &libvirtxml.DomainMetadata{XML: m.metadata},
+		Memory:   &libvirtxml.DomainMemory{Value: uint(m.size.MemoryMiB), Unit: "MiB"}, //nolint:gosec // checked
+		VCPU:     &libvirtxml.DomainVCPU{Value: uint(m.size.CPUs)},                     //nolint:gosec // checked
+		OS: &libvirtxml.DomainOS{
+			Type:   &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "q35", Type: "hvm"},
+			Kernel: m.kernel, Initrd: m.initrd, Cmdline: m.cmdline,
+		},
+		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}},
+		// A VM that ends stays off: the server decides what happens next.
+		OnPoweroff: "destroy", OnCrash: "destroy", OnReboot: "restart",
+		Devices: m.devices(),
+	}
+	if m.arch == "arm64" {
+		d.OS.Type.Arch, d.OS.Type.Machine, d.OS.Firmware = "aarch64", "virt", "efi"
+	}
+	if m.domainType == "qemu" {
+		// Without this limit QEMU takes a gigabyte for translated code.
+		d.Features.TCG = &libvirtxml.DomainFeatureTCG{
+			TBCache: &libvirtxml.DomainFeatureTCGTBCache{Size: 48, Unit: "MiB"}}
+	} else {
+		d.CPU = &libvirtxml.DomainCPU{Mode: "host-passthrough"}
+	}
+	return d.Marshal()
+}
+
+func (m machine) devices() *libvirtxml.DomainDeviceList {
+	devices := &libvirtxml.DomainDeviceList{
+		Disks: []libvirtxml.DomainDisk{{
+			Device:   "cdrom",
+			Driver:   &libvirtxml.DomainDiskDriver{Name: "qemu", Type: "raw"},
+			Source:   &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: m.seed}},
+			Target:   &libvirtxml.DomainDiskTarget{Dev: "sda", Bus: "scsi"},
+			ReadOnly: &libvirtxml.DomainDiskReadOnly{},
+		}},
+		Controllers: []libvirtxml.DomainController{{Type: "scsi", Model: "virtio-scsi"}},
+		Interfaces: []libvirtxml.DomainInterface{{
+			MAC: &libvirtxml.DomainInterfaceMAC{Address: macAddress(m.id)},
+			Source: &libvirtxml.DomainInterfaceSource{
+				Network: &libvirtxml.DomainInterfaceSourceNetwork{Network: m.network}},
+			Model: &libvirtxml.DomainInterfaceModel{Type: "virtio"},
+		}},
+		Serials: []libvirtxml.DomainSerial{{
+			Source: &libvirtxml.DomainChardevSource{
+				File: &libvirtxml.DomainChardevSourceFile{Path: m.console, Append: "on"}},
+		}},
+		RNGs: []libvirtxml.DomainRNG{{
+			Model: "virtio",
+			Backend: &libvirtxml.DomainRNGBackend{
+				Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/urandom"}},
+		}},
+	}
+	if m.disk != "" {
+		devices.Disks = slices.Insert(devices.Disks, 0, libvirtxml.DomainDisk{
+			Device: "disk",
+			Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: "qcow2", Discard: "unmap"},
+			Source: &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: m.disk}},
+			Target: &libvirtxml.DomainDiskTarget{Dev: "vda", Bus: "virtio"},
+		})
+	}
+	return devices
+}
+
+// domain is a domain that the provider made, as its host describes it.
+type domain struct {
+	host      *host
+	dom       libvirt.Domain
+	metadata  metadata
+	tags      infra.Tags
+	network   string
+	mac       string
+	state     infra.State
+	reason    string
+	undecoded error
+}
+
+// readDomain reads a domain. A domain that the provider did not make has no tags.
+func readDomain(c *libvirt.Libvirt, h *host, dom libvirt.Domain) (domain, error) {
+	text, err := c.DomainGetXMLDesc(dom, 0)
+	if err != nil {
+		return domain{}, err
+	}
+	var parsed libvirtxml.Domain
+	if err := parsed.Unmarshal(text); err != nil {
+		return domain{}, fmt.Errorf("domain %s: %w", dom.Name, err)
+	}
+	state, reason, err := c.DomainGetState(dom, 0)
+	if err != nil {
+		return domain{}, err
+	}
+	d := domain{host: h, dom: dom}
+	d.state, d.reason = stateOf(libvirt.DomainState(state), reason)
+	if parsed.Metadata != nil {
+		d.metadata, _, d.undecoded = decodeMetadata(parsed.Metadata.XML)
+		d.tags = d.metadata.Tags
+	}
+	if parsed.Devices != nil && len(parsed.Devices.Interfaces) > 0 {
+		nic := parsed.Devices.Interfaces[0]
+		if nic.Source != nil && nic.Source.Network != nil {
+			d.network = nic.Source.Network.Network
+		}
+		if nic.MAC != nil {
+			d.mac = nic.MAC.Address
+		}
+	}
+	return d, nil
+}
+
+// shutoffReasons are the reasons for which a domain ends, as far as libvirt knows them. After libvirtd was restarted,
+// it does not know them any more.
+var shutoffReasons = map[libvirt.DomainShutoffReason]string{
+	libvirt.DomainShutoffShutdown:  "shut down by its guest",
+	libvirt.DomainShutoffDestroyed: "destroyed by an administrator",
+	libvirt.DomainShutoffCrashed:   "QEMU ended unexpectedly",
+	libvirt.DomainShutoffFailed:    "QEMU failed to start or was killed",
+	libvirt.DomainShutoffMigrated:  "migrated away",
+}
+
+// stateOf translates the state of a domain. A domain that is off is Stopped, also before its first start.
+// https://libvirt.org/html/libvirt-libvirt-domain.html#virDomainState
+func stateOf(state libvirt.DomainState, reason int32) (infra.State, string) {
+	switch state {
+	case libvirt.DomainRunning, libvirt.DomainBlocked:
+		return infra.Running, ""
+	case libvirt.DomainShutdown:
+		return infra.Stopping, ""
+	case libvirt.DomainShutoff:
+		why := libvirt.DomainShutoffReason(reason)
+		if why == libvirt.DomainShutoffCrashed || why == libvirt.DomainShutoffFailed {
+			return infra.Failed, shutoffReasons[why]
+		}
+		return infra.Stopped, shutoffReasons[why]
+	case libvirt.DomainCrashed:
+		return infra.Failed, "the guest crashed"
+	default: // paused, suspended: an administrator or an I/O error stopped the CPUs
+		return infra.Unknown, ""
+	}
+}
+
+// startGrace is the time in which a domain that is off may still be started by the request that defined it.
+const startGrace = 2 * time.Minute
+
+// describe translates a domain to a VM. leases has addresses by MAC address.
+func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
+	vm := infra.VM{ProviderID: providerID(d.host, d.dom.UUID), State: d.state, Tags: d.tags, EndReason: d.reason,
+		Hostname: d.metadata.Hostname, LaunchedAt: d.metadata.Created, Addresses: leases[d.mac]}
+	if d.undecoded != nil {
+		vm.Warning = d.undecoded.Error()
+	}
+	neverStarted := d.state == infra.Stopped && d.reason == ""
+	if neverStarted && p.now().Sub(d.metadata.Created) < startGrace {
+		vm.State = infra.Pending
+	}
+	for _, text := range vm.Addresses {
+		switch addr, err := netip.ParseAddr(text); {
+		case err != nil:
+		case addr.Is4() && vm.IPv4 == "":
+			vm.IPv4 = text
+		case addr.Is6() && vm.IPv6 == "":
+			vm.IPv6 = text
+		}
+	}
+	return vm
+}
+
+// readLeases returns the addresses of a domain's network by MAC address.
+func readLeases(c *libvirt.Libvirt, d domain) map[string][]string {
+	leases := map[string][]string{}
+	addLeases(c, d.network, leases)
+	return leases
+}
+
+// addLeases adds the addresses that the DHCP server of a network gave, by MAC address. A network without DHCP of
+// libvirt has none.
+func addLeases(c *libvirt.Libvirt, network string, leases map[string][]string) {
+	n, err := c.NetworkLookupByName(network)
+	if err != nil {
+		return
+	}
+	found, _, err := c.NetworkGetDhcpLeases(n, nil, 1, 0)
+	if err != nil {
+		return
+	}
+	for _, lease := range found {
+		addr, err := netip.ParseAddr(lease.Ipaddr)
+		if err != nil || len(lease.Mac) == 0 {
+			continue
+		}
+		mac := strings.ToLower(lease.Mac[0])
+		if !slices.Contains(leases[mac], addr.String()) {
+			leases[mac] = append(leases[mac], addr.String())
+		}
+	}
+	for _, addresses := range leases {
+		slices.Sort(addresses)
+	}
+}

@@ -1,0 +1,127 @@
+package libvirt
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
+	"github.com/google/go-cmp/cmp"
+
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// TestDomainXML compares descriptions of VMs with what libvirt's schema needs for each processor and type of domain.
+func TestDomainXML(t *testing.T) {
+	m := machine{name: "x", size: contract.Size{CPUs: 2, MemoryMiB: 512}, domainType: "kvm", network: "a",
+		disk: "/p/x.qcow2"}
+	for name, test := range map[string]struct {
+		change          func(*machine)
+		want, forbidden []string
+	}{
+		"amd64": {func(*machine) {}, []string{`<domain type="kvm">`, `machine="q35"`, `mode="host-passthrough"`,
+			`<vcpu>2</vcpu>`, `<memory unit="MiB">512</memory>`, `<source file="/p/x.qcow2">`,
+			`<on_crash>destroy</on_crash>`},
+			[]string{"tb-cache", "<kernel>"}},
+		"arm64": {func(m *machine) { m.arch = "arm64" }, []string{`arch="aarch64"`,
+			`machine="virt"`, `firmware="efi"`}, nil},
+		"qemu": {func(m *machine) { m.domainType = "qemu" }, []string{`<tb-cache unit="MiB">48</tb-cache>`},
+			[]string{"host-passthrough"}},
+		"kernel": {func(m *machine) { m.disk, m.kernel, m.cmdline = "", "/p/vmlinuz", "a=<b>" },
+			[]string{"<kernel>/p/vmlinuz</kernel>", "<cmdline>a=&lt;b&gt;</cmdline>"}, []string{`dev="vda"`}},
+	} {
+		changed := m
+		test.change(&changed)
+		text, err := changed.domainXML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range test.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: no %s in\n%s", name, want, text)
+			}
+		}
+		for _, forbidden := range test.forbidden {
+			if strings.Contains(text, forbidden) {
+				t.Errorf("%s: %s in\n%s", name, forbidden, text)
+			}
+		}
+	}
+}
+
+// TestDomainUUID checks that a UUID depends on owner, ID and digest, and is a valid UUIDv8.
+func TestDomainUUID(t *testing.T) {
+	tags := infra.Tags{Owner: infra.Owner{Cluster: "c", Shard: "s"}}
+	other := tags
+	other.Shard = "s2"
+	id := domainUUID(tags, "d1")
+	if id == domainUUID(tags, "d2") || id == domainUUID(other, "d1") || id != domainUUID(tags, "d1") {
+		t.Error("the UUID is not a function of owner, ID and digest")
+	}
+	if text := formatUUID(id); text[14] != '8' || !strings.Contains("89ab", text[19:20]) {
+		t.Errorf("%s is not a UUIDv8", text)
+	}
+	if back, err := parseUUID(formatUUID(id)); err != nil || back != id {
+		t.Errorf("parsed as %v, %v", back, err)
+	}
+}
+
+// TestStateOf translates the states of domains.
+func TestStateOf(t *testing.T) {
+	for _, test := range []struct {
+		state  libvirt.DomainState
+		reason libvirt.DomainShutoffReason
+		want   infra.State
+	}{
+		{libvirt.DomainRunning, 0, infra.Running},
+		{libvirt.DomainPaused, 0, infra.Unknown},
+		{libvirt.DomainShutdown, 0, infra.Stopping},
+		{libvirt.DomainShutoff, libvirt.DomainShutoffShutdown, infra.Stopped},
+		{libvirt.DomainShutoff, libvirt.DomainShutoffFailed, infra.Failed},
+		{libvirt.DomainCrashed, 0, infra.Failed},
+	} {
+		if got, _ := stateOf(test.state, int32(test.reason)); got != test.want {
+			t.Errorf("state %d, reason %d: %s, want %s", test.state, test.reason, got, test.want)
+		}
+	}
+}
+
+// TestNeverStarted describes a domain that is off. It counts as Pending while its request may still start it.
+func TestNeverStarted(t *testing.T) {
+	now := time.Now()
+	p := New(Config{Now: func() time.Time { return now }})
+	d := domain{host: &host{name: "a"}, state: infra.Stopped, metadata: metadata{Created: now.Add(-time.Minute)}}
+	if vm := p.describe(d, nil); vm.State != infra.Pending {
+		t.Errorf("a minute after it was defined: %s, want %s", vm.State, infra.Pending)
+	}
+	now = now.Add(startGrace)
+	if vm := p.describe(d, nil); vm.State != infra.Stopped {
+		t.Errorf("after the grace: %s, want %s", vm.State, infra.Stopped)
+	}
+}
+
+// FuzzDecodeMetadata decodes metadata of domains, which every administrator of a host can change. What encode wrote is
+// read back unchanged.
+func FuzzDecodeMetadata(f *testing.F) {
+	f.Add("")
+	f.Add(`<vm xmlns="https://nstance.dev/libvirt/1">{}</vm>`)
+	f.Add(`<other xmlns="x">{"tags":1}</other>`)
+	f.Fuzz(func(t *testing.T, text string) {
+		if _, _, err := decodeMetadata(text); err != nil {
+			_ = err // any error will do; it must not panic
+		}
+		if !strings.Contains(text, "\ufffd") && strings.ToValidUTF8(text, "") == text {
+			m := metadata{Tags: infra.Tags{Group: text}, Created: time.Unix(1, 0).UTC()}
+			encoded, err := m.encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			back, ok, err := decodeMetadata(encoded)
+			if diff := cmp.Diff(m, back, cmp.AllowUnexported(ident.ID{})); err != nil || !ok || diff != "" {
+				t.Errorf("%v, %v (-encoded +decoded):\n%s", ok, err, diff)
+			}
+		}
+	})
+}

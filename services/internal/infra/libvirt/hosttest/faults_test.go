@@ -1,0 +1,289 @@
+package hosttest
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/libvirt"
+	"github.com/nstance-kit/nstance/tests/cloud/libvirtd"
+)
+
+var owner = infra.Owner{Cluster: "c", Shard: "s"}
+
+func request(t *testing.T) infra.CreateRequest {
+	t.Helper()
+	id, err := ident.NewID("tst", time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return infra.CreateRequest{Tags: infra.Tags{Owner: owner, Tenant: "default", Instance: id, Group: "workers"},
+		InstanceType: "1x32", Subnet: "local/a", Args: map[string]any{"image": image},
+		Userdata: []byte("#!/bin/sh\n# nonce-4711\n")}
+}
+
+func create(t *testing.T, p *libvirt.Provider, req infra.CreateRequest) infra.VM {
+	t.Helper()
+	vm, err := p.Create(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vm
+}
+
+// volumes returns the names of the files in the storage pool, without the image.
+func volumes(t *testing.T, daemon *libvirtd.Daemon) []string {
+	t.Helper()
+	entries, err := os.ReadDir(daemon.Pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		if entry.Name() != image {
+			names = append(names, entry.Name())
+		}
+	}
+	return names
+}
+
+// TestDeletedLeavesTheClaim deletes a VM. Its disk, seed and console are removed, and its claim is, too, a day later.
+func TestDeletedLeavesTheClaim(t *testing.T) {
+	daemon := startDaemon(t)
+	p := open(t, daemon)
+	req := request(t)
+	vm := create(t, p, req)
+	name := req.Tags.Instance.String()
+	seed := filepath.Join(daemon.Pool, name+"-seed.iso")
+	if info, err := os.Stat(seed); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the seed holds the nonce and must be readable by root only: %v, %v", info.Mode(), err)
+	}
+	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	if got := volumes(t, daemon); !slices.Equal(got, []string{name + ".claim"}) {
+		t.Errorf("volumes after the deletion: %q, want only the claim", got)
+	}
+	old := time.Now().Add(-25 * time.Hour)
+	if err := os.Chtimes(filepath.Join(daemon.Pool, name+".claim"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	daemon.Virsh(t, "pool-refresh", "default")
+	other := request(t)
+	if err := p.Delete(t.Context(), create(t, p, other).ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	if got := volumes(t, daemon); !slices.Equal(got, []string{other.Tags.Instance.String() + ".claim"}) {
+		t.Errorf("volumes a day later: %q, want only the claim of the other VM", got)
+	}
+}
+
+// TestRefusedRequestsLeaveNothing checks the class of each wrong request, and that none leaves a domain or a volume.
+func TestRefusedRequestsLeaveNothing(t *testing.T) {
+	daemon := startDaemon(t)
+	p := open(t, daemon)
+	for name, test := range map[string]struct {
+		change func(*infra.CreateRequest)
+		class  infra.Class
+		text   string
+	}{
+		"image":   {func(r *infra.CreateRequest) { r.Args["image"] = "nothing.qcow2" }, infra.Invalid, "nothing.qcow2"},
+		"network": {func(r *infra.CreateRequest) { r.Subnet = "local/c" }, infra.Invalid, "'c'"},
+		"host":    {func(r *infra.CreateRequest) { r.Subnet = "other/a" }, infra.Invalid, "no host other"},
+		"type":    {func(r *infra.CreateRequest) { r.InstanceType = "t3.micro" }, infra.Invalid, "2x4096"},
+		"memory":  {func(r *infra.CreateRequest) { r.InstanceType = "1x99999999" }, infra.Capacity, "lacks"},
+	} {
+		req := request(t)
+		test.change(&req)
+		_, err := p.Create(t.Context(), req)
+		if infra.ClassOf(err) != test.class || !strings.Contains(err.Error(), test.text) {
+			t.Errorf("%s: %v, want class %s and %q in the message", name, err, test.class, test.text)
+		}
+	}
+	if vms, err := p.List(t.Context(), owner); err != nil || len(vms) > 0 {
+		t.Errorf("domains: %v, %v", vms, err)
+	}
+	if got := volumes(t, daemon); len(got) > 0 {
+		t.Errorf("volumes: %q", got)
+	}
+}
+
+// TestStartFails asks for a VM that QEMU refuses to start. The request fails as Capacity, because another host may
+// start it, and its domain and volumes are removed. The instance ID stays used.
+func TestStartFails(t *testing.T) {
+	daemon := startDaemon(t)
+	p := open(t, daemon)
+	if err := os.WriteFile(filepath.Join(daemon.Pool, "broken.img"), []byte("no kernel"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	req := request(t)
+	req.Args = map[string]any{"kernel": "broken.img"}
+	_, err := p.Create(t.Context(), req)
+	if infra.ClassOf(err) != infra.Capacity {
+		t.Errorf("got %v, want class %s", err, infra.Capacity)
+	}
+	want := []string{"broken.img", req.Tags.Instance.String() + ".claim"}
+	if got := volumes(t, daemon); !slices.Equal(got, want) {
+		t.Errorf("volumes: %q, want %q", got, want)
+	}
+	if _, err := p.Create(t.Context(), req); infra.ClassOf(err) != infra.Conflict {
+		t.Errorf("repeat: %v, want class %s", err, infra.Conflict)
+	}
+}
+
+// TestDaemonIsKilled kills libvirtd. No VM is declared gone meanwhile, VMs go on, and the provider connects again.
+func TestDaemonIsKilled(t *testing.T) {
+	daemon := startDaemon(t)
+	p := open(t, daemon)
+	vm := create(t, p, request(t))
+	daemon.KillDaemon(t)
+	if vms, err := p.List(t.Context(), owner); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("List without libvirtd: %v, %v, want class %s", vms, err, infra.Indeterminate)
+	}
+	if _, err := p.Get(t.Context(), vm.ProviderID); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("Get without libvirtd: %v, want class %s", err, infra.Indeterminate)
+	}
+	if _, err := p.FindByInstance(t.Context(), owner, vm.Tags.Instance); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("FindByInstance without libvirtd: %v, want class %s", err, infra.Indeterminate)
+	}
+	daemon.StartDaemon(t)
+	if again, err := p.Get(t.Context(), vm.ProviderID); err != nil || again.State != infra.Running {
+		t.Errorf("after libvirtd is back: %+v, %v, want running", again, err)
+	}
+}
+
+// TestDaemonHangs stops libvirtd in the middle of a call. The call ends with its context, and the next call works.
+func TestDaemonHangs(t *testing.T) {
+	daemon := startDaemon(t)
+	p := open(t, daemon)
+	vm := create(t, p, request(t))
+	daemon.StopDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := p.Get(ctx, vm.ProviderID); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("Get while libvirtd hangs: %v, want class %s", err, infra.Indeterminate)
+	}
+	daemon.ContinueDaemon(t)
+	if again, err := p.Get(t.Context(), vm.ProviderID); err != nil || again.State != infra.Running {
+		t.Errorf("after libvirtd goes on: %+v, %v, want running", again, err)
+	}
+}
+
+// TestEventsAreReported follows the events of a host: a killed VM is reported, also after libvirtd was killed.
+func TestEventsAreReported(t *testing.T) {
+	daemon := startDaemon(t)
+	p := open(t, daemon)
+	changed := make(chan ident.ID, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.Watch(ctx, func(id ident.ID) { changed <- id })
+	}()
+	defer func() { cancel(); <-ended }()
+	for _, kill := range []bool{false, true} {
+		vm := create(t, p, request(t))
+		if kill {
+			daemon.KillDaemon(t)
+			daemon.StartDaemon(t)
+		}
+		awaitID(t, changed, vm.Tags.Instance) // started, or the report of all VMs after the connection is back
+		began := time.Now()
+		daemon.KillVM(t, vm.Tags.Instance.String())
+		awaitState(t, p, changed, vm)
+		t.Logf("a killed VM is known after %s", time.Since(began).Round(time.Millisecond))
+	}
+}
+
+func awaitID(t *testing.T, changed <-chan ident.ID, want ident.ID) {
+	t.Helper()
+	timeout := time.After(30 * time.Second)
+	for {
+		select {
+		case id := <-changed:
+			if id == want {
+				return
+			}
+		case <-timeout:
+			t.Fatalf("no event for %s", want)
+		}
+	}
+}
+
+// awaitState asks for the VM after each event until it is failed.
+func awaitState(t *testing.T, p *libvirt.Provider, changed <-chan ident.ID, vm infra.VM) {
+	t.Helper()
+	for {
+		awaitID(t, changed, vm.Tags.Instance)
+		got, err := p.Get(t.Context(), vm.ProviderID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.State == infra.Failed {
+			return
+		}
+	}
+}
+
+// TestTwoHosts has a host that does not answer. The list fails, but VMs of the other host are found and made.
+func TestTwoHosts(t *testing.T) {
+	daemon := startDaemon(t)
+	good, err := url.Parse(daemon.URI())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := &url.URL{Scheme: "qemu", Path: "/system", RawQuery: "socket=" + filepath.Join(t.TempDir(), "none")}
+	p := libvirt.New(libvirt.Config{Options: contract.Options{Hosts: map[string]*url.URL{"local": good, "dead": dead},
+		Pool: "default", DomainType: "qemu"}})
+	t.Cleanup(p.Close)
+	vm := create(t, p, request(t))
+	found, err := p.FindByInstance(t.Context(), owner, vm.Tags.Instance)
+	if err != nil || found.ProviderID != vm.ProviderID {
+		t.Errorf("FindByInstance: %+v, %v", found, err)
+	}
+	if vms, err := p.List(t.Context(), owner); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("List: %v, %v, want class %s", vms, err, infra.Indeterminate)
+	}
+	_, err = p.FindByInstance(t.Context(), owner, request(t).Tags.Instance)
+	if infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("FindByInstance of an unknown VM: %v, want class %s", err, infra.Indeterminate)
+	}
+	room, err := p.HasRoom(t.Context(), []string{"local/a"})
+	if err != nil || !room["local/a"] {
+		t.Errorf("HasRoom: %v, %v", room, err)
+	}
+}
+
+// TestVerify compares configurations with a host.
+func TestVerify(t *testing.T) {
+	p := open(t, startDaemon(t))
+	for subnets, want := range map[string]string{
+		`["local/a","local/b"]`: "",
+		`["local/c"]`:           "host local has no network c",
+		`["other/a"]`:           "there is no host other",
+		`["a"]`:                 `subnet "a" is not HOST/NETWORK`,
+	} {
+		var shard config.Shard
+		if err := json.Unmarshal([]byte(`{"server":{"subnet_pools":{"p":`+subnets+`}}}`), &shard); err != nil {
+			t.Fatal(err)
+		}
+		err := p.Verify(t.Context(), &shard)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("%s: %v", subnets, err)
+		case want != "" && (infra.ClassOf(err) != infra.Invalid || !strings.Contains(err.Error(), want)):
+			t.Errorf("%s: %v, want class %s and %q", subnets, err, infra.Invalid, want)
+		}
+	}
+}
