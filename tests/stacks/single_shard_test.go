@@ -5,11 +5,10 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,15 +24,12 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
+	"github.com/nstance-kit/nstance/tests/stacks/scenario"
 )
 
-// soon limits operations that a machine of the fake cloud completes within seconds. Detecting a silent death by
-// keepalive takes up to 30 s.
-const soon = 2 * time.Minute
+const soon = scenario.Soon
 
 // readyTimeout is how long a new server may take to become ready, in seconds. A server takes a few.
 const readyTimeout = 40
@@ -68,30 +64,17 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 	f.state = f.State(t, bucket, f.cluster, f.shard.ID, f.key)
 }
 
-// refresh asks the leader every second to look for a new configuration, until the test ends. Without it, the leader
-// looks within three minutes. It also asks for the size of a type, as nstance-operator does.
+// refresh lets the leader look for a new configuration every second, until the test ends. It also asks for the size of
+// a type, as nstance-operator does.
 func (f *fleet) refresh(t *testing.T) {
 	t.Helper()
 	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for ticker := time.NewTicker(time.Second); ; {
-			select {
-			case <-ctx.Done():
-				ticker.Stop()
-				return
-			case <-ticker.C:
-				_, _ = operator.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{}) // There may be no leader.
-				size, err := operator.GetInstanceType(ctx, &nstancev1.GetInstanceTypeRequest{InstanceType: "t3.small"})
-				if err == nil && (size.GetCpus() != 2 || size.GetMemoryMib() != 2048) {
-					t.Errorf("t3.small is %v", size)
-				}
-			}
+	lab.KeepRefreshing(t, operator, func(ctx context.Context) {
+		size, err := operator.GetInstanceType(ctx, &nstancev1.GetInstanceTypeRequest{InstanceType: "t3.small"})
+		if err == nil && (size.GetCpus() != 2 || size.GetMemoryMib() != 2048) {
+			t.Errorf("t3.small is %v", size)
 		}
-	}()
-	t.Cleanup(func() { cancel(); <-done })
+	})
 }
 
 func singleShard(t *testing.T, calls *ledger) {
@@ -121,9 +104,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.healthy(t)
 	f.settled(t, 2, nil)
 	f.reached(t)
-	if code, output := stack.Plan(t); code != 0 {
-		t.Fatalf("a plan right after apply finds changes (exit code %d):\n%s", code, output)
-	}
+	scenario.Converged(t, stack)
 	f.refresh(t)
 
 	// A server that stops regularly detaches the leader interface before it releases the lock.
@@ -140,9 +121,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.replaceUnhealthy(t)
 
 	// A VM dies without notice.
-	victim := f.workers()[0]
-	f.Cloud.EC2().Kill(victim.ID)
-	f.settled(t, 2, []string{victim.ID})
+	f.scenario().ReplacesKilled(t, 2)
 
 	// plan reports a mistake in the configuration.
 	code, output := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}}).Plan(t)
@@ -151,27 +130,11 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 
 	// The group's arguments change. plan names the group that rolls, and apply rolls it.
-	old := ids(f.workers())
-	vars["worker_args"] = `{"Monitoring": {"Enabled": true}}`
-	code, output = stack.Plan(t)
-	if code != 2 || !strings.Contains(output, "default/workers") {
-		t.Errorf("other arguments: exit code %d, want 2 and the name of the group that rolls:\n%s", code, output)
-	}
-	stack.Apply(t)
-	f.settled(t, 2, old)
+	f.scenario().Rolls(t, stack, vars, `{"Monitoring": {"Enabled": true}}`)
 
 	// The cloud announces that it takes a VM away. The replacement starts while the VM still runs.
-	vars["worker_args"] = `{"InstanceMarketOptions": {"MarketType": "spot"}}`
-	old = ids(f.workers())
-	stack.Apply(t)
-	f.settled(t, 2, old)
-	doomed := f.workers()[0]
-	const notice = 20 * time.Second // AWS gives two minutes.
-	if !f.Cloud.EC2().Interrupt(doomed.ID, time.Now().Add(notice)) {
-		t.Errorf("%s could not be interrupted: %+v", doomed.ID, doomed)
-	}
-	f.joined(t, doomed.ID)
-	f.settled(t, 2, []string{doomed.ID})
+	f.scenario().Rolls(t, stack, vars, `{"InstanceMarketOptions": {"MarketType": "spot"}}`)
+	f.scenario().ReplacesInterrupted(t, 2)
 
 	// Another service for the encryption key is a rotation: the cluster's secrets are sealed under a new key before the
 	// old one is destroyed. The server that starts below can open them only with the new key.
@@ -186,25 +149,7 @@ func singleShard(t *testing.T, calls *ledger) {
 
 	// Scaled to zero, the Auto Scaling group has no server and the VMs continue to run. Scaled up again, the server
 	// replaces the VMs that were lost in between.
-	vars["server_count"] = 0
-	stack.Apply(t)
-	lab.Eventually(t, soon, "no server", func() string {
-		if servers := f.servers(); len(servers) > 0 {
-			return fmt.Sprintf("servers %v", ids(servers))
-		}
-		return ""
-	})
-	orphaned := f.workers()
-	if len(orphaned) != 2 {
-		t.Errorf("without a server there are the VMs %v, want two", ids(orphaned))
-	}
-	f.Cloud.EC2().Kill(orphaned[0].ID)
-	vars["server_count"] = 1
-	stack.Apply(t)
-	f.settled(t, 2, []string{orphaned[0].ID})
-	if !slices.Contains(ids(f.workers()), orphaned[1].ID) {
-		t.Errorf("the VM %s, which outlived the server, was replaced", orphaned[1].ID)
-	}
+	f.scenario().OutlivesServers(t, stack, vars, 2)
 
 	noSecrets(t, f, stack, []string{oldKey, f.key}, made+rotated)
 	calls.addPolicies(t, l, f.cluster)
@@ -356,37 +301,48 @@ func ids(instances []ec2.InstanceView) []string {
 	return out
 }
 
-// dialer connects from somewhere in the cloud.
-type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+// shardCloud is the cloud of a fleet's shard, for the scenario.
+type shardCloud struct{ *fleet }
 
-// healthy waits until the leader answers at the shard's fixed address, as seen from the router of its network.
-func (f *fleet) healthy(t *testing.T) {
-	t.Helper()
-	lab.Eventually(t, soon, "the leader answers at "+f.shard.LeaderIP, func() string {
-		servers := f.servers()
-		if len(servers) == 0 {
-			return "there is no server"
-		}
-		return f.health(func(ctx context.Context, network, address string) (net.Conn, error) {
-			return f.Machines.DialVPC(ctx, servers[0].VPC, network, address)
-		})
-	})
+// scenario returns the shard for the part of the test that is the same on every cloud.
+func (f *fleet) scenario() *scenario.Shard {
+	return &scenario.Shard{Cloud: shardCloud{f}, LeaderIP: f.shard.LeaderIP, State: f.state}
 }
 
-// health asks the leader for its health at the shard's fixed address. It returns "" if the leader is healthy.
-func (f *fleet) health(dial dialer) string {
-	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: dial}}
-	resp, err := client.Get("http://" + net.JoinHostPort(f.shard.LeaderIP, "8990") + "/health")
-	if err != nil {
-		return err.Error()
+// Workers implements [scenario.Cloud].
+func (c shardCloud) Workers() []string { return ids(c.workers()) }
+
+// Servers implements [scenario.Cloud].
+func (c shardCloud) Servers() []string { return ids(c.servers()) }
+
+// Kill implements [scenario.Cloud].
+func (c shardCloud) Kill(id string) { c.Cloud.EC2().Kill(id) }
+
+// Interrupt implements [scenario.Cloud].
+func (c shardCloud) Interrupt(id string, after time.Duration) error {
+	if !c.Cloud.EC2().Interrupt(id, time.Now().Add(after)) {
+		return fmt.Errorf("%s could not be interrupted", id)
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return fmt.Sprintf("%d %s %v", resp.StatusCode, body, err)
+	return nil
+}
+
+// Dial implements [scenario.Cloud].
+func (c shardCloud) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	servers := c.servers()
+	if len(servers) == 0 {
+		return nil, errors.New("there is no server, so its network is not known")
 	}
-	return ""
+	return c.Machines.DialVPC(ctx, servers[0].VPC, network, address)
+}
+
+func (f *fleet) healthy(t *testing.T) {
+	t.Helper()
+	f.scenario().Healthy(t)
+}
+
+func (f *fleet) settled(t *testing.T, size int, gone []string) {
+	t.Helper()
+	f.scenario().Settled(t, size, gone)
 }
 
 // reached checks that a VM in another subnet reaches the leader at its address. The servers have two interfaces in one
@@ -397,7 +353,7 @@ func (f *fleet) reached(t *testing.T) {
 	if server.Subnet == worker.Subnet {
 		t.Errorf("the VM %s is in the servers' subnet %s, want another", worker.ID, server.Subnet)
 	}
-	if problem := f.health(func(ctx context.Context, network, address string) (net.Conn, error) {
+	if problem := f.scenario().Health(func(ctx context.Context, network, address string) (net.Conn, error) {
 		return f.Machines.Dial(ctx, worker.ID, network, address)
 	}); problem != "" {
 		t.Errorf("%s does not reach the leader at %s: %s", worker.ID, f.shard.LeaderIP, problem)
@@ -406,51 +362,6 @@ func (f *fleet) reached(t *testing.T) {
 	if err != nil || !strings.Contains(out, " dev eth1 ") {
 		t.Errorf("replies from %s take the route %q, %v", f.shard.LeaderIP, out, err)
 	}
-}
-
-// settled waits until the shard has the given number of VMs, each with a registered agent. None of them may be in gone.
-func (f *fleet) settled(t *testing.T, size int, gone []string) {
-	t.Helper()
-	lab.Eventually(t, soon, fmt.Sprintf("%d registered VMs without %v", size, gone), func() string {
-		workers := f.workers()
-		if len(workers) != size {
-			return fmt.Sprintf("VMs %v", ids(workers))
-		}
-		registered := map[string]bool{}
-		if err := f.state.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
-			registered[instance.ProviderID] = instance.State == record.Registered
-		}); err != nil {
-			return err.Error()
-		}
-		for _, worker := range workers {
-			if slices.Contains(gone, worker.ID) {
-				return worker.ID + " is still there"
-			}
-			if !registered[worker.ID] {
-				return worker.ID + " has not registered"
-			}
-		}
-		return ""
-	})
-	if err := f.state.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
-		if instance.State == record.Registered {
-			t.Logf("%s: %.1f s from the create call to the registration", instance.ProviderID,
-				instance.RegisteredAt.Sub(instance.CreatedAt).Seconds())
-		}
-	}); err != nil {
-		t.Error(err)
-	}
-}
-
-// joined waits until a third VM runs beside the doomed one.
-func (f *fleet) joined(t *testing.T, doomed string) {
-	t.Helper()
-	lab.Eventually(t, soon, "a replacement beside "+doomed, func() string {
-		if workers := ids(f.workers()); len(workers) != 3 || !slices.Contains(workers, doomed) {
-			return fmt.Sprintf("VMs %v", workers)
-		}
-		return ""
-	})
 }
 
 // noSecrets searches for private keys and the cluster's encryption keys in the state and the other files of the CLI, in

@@ -48,6 +48,7 @@ func New(zones ...string) (*Cloud, error) {
 		{"compute", "compute", c.Compute.Handlers()}, {"storage", "storage", c.Storage.Handlers()},
 		{"secretmanager", "secretmanager", c.Secrets.Handlers()}, {"iam", "iam", c.IAM.Handlers()},
 		{"cloudresourcemanager", "cloudresourcemanager", c.IAM.ProjectHandlers()},
+		{"cloudbilling", "cloudbilling", c.IAM.BillingHandlers()},
 	} {
 		server, err := rest.New(s.api, "v1", s.handlers, credentials.Identify)
 		if err != nil {
@@ -67,6 +68,7 @@ func Environment(url string) map[string]string {
 		"GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT":   url + "/secretmanager/v1/",
 		"GOOGLE_IAM_CUSTOM_ENDPOINT":              url + "/iam/v1/",
 		"GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": url + "/cloudresourcemanager/v1/",
+		"GOOGLE_CLOUD_BILLING_CUSTOM_ENDPOINT":    url + "/cloudbilling/v1/",
 		"GOOGLE_CLOUD_PROJECT":                    Project,
 		"GOOGLE_PROJECT":                          Project,
 	}

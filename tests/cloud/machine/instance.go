@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -46,6 +47,7 @@ type Instance struct {
 	ns      *netns
 	cmd     *exec.Cmd
 	ports   map[string]*port // By MAC address.
+	local   []netip.Addr     // Those of SetLocal.
 	servers []*http.Server
 	release func()
 

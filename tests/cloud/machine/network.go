@@ -24,6 +24,7 @@ type vpc struct {
 	mu       sync.Mutex
 	ports    int
 	networks []netip.Prefix
+	routes   map[netip.Addr]netip.Addr // Those of SetRoute.
 }
 
 // port is a network interface that is plugged into a machine.
@@ -61,7 +62,7 @@ func (r *Runner) network(id string) (*vpc, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &vpc{ns: ns}
+	v := &vpc{ns: ns, routes: map[netip.Addr]netip.Addr{}}
 	if err = errors.Join(ns.set(settings), ns.set(forwarding)); err == nil {
 		err = ns.ip("link set lo up", "link add br0 type bridge mcast_snooping 0", "link set br0 up",
 			fmt.Sprintf("-6 addr add %s/64 dev br0 nodad", routerAddress))
@@ -167,4 +168,55 @@ func (p *port) link() networkd.Link {
 // address again has this effect.
 func (p *port) announce(ns *netns) error {
 	return ns.ip(fmt.Sprintf("link set %s address %s", p.device(), p.nic.MAC))
+}
+
+// SetRoute lets the router of a VPC send packets for an IPv4 address to the machine that has the address via. An
+// invalid via removes the route.
+func (r *Runner) SetRoute(vpc string, address, via netip.Addr) error {
+	v, err := r.network(vpc)
+	if err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.routes[address] == via {
+		return nil
+	}
+	line := fmt.Sprintf("route replace %s/32 via %s dev br0", address, via)
+	if !via.IsValid() {
+		line = fmt.Sprintf("route del %s/32 dev br0", address)
+	}
+	if err := v.ns.ip(line); err != nil {
+		return fmt.Errorf("route of %s in %s: %w", address, vpc, err)
+	}
+	if v.routes[address] = via; !via.IsValid() {
+		delete(v.routes, address)
+	}
+	return nil
+}
+
+// SetLocal makes IPv4 addresses local to the machine, besides those of its interfaces, and removes the earlier ones. It
+// does what a cloud's guest agent does for addresses that the network forwards to the machine.
+func (i *Instance) SetLocal(addresses []netip.Addr) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.ns == nil {
+		return nil // It has ended.
+	}
+	// 66 is the routing protocol of Google's guest agent.
+	const format = "route %s local %s/32 dev eth0 scope host proto 66"
+	var lines []string
+	for _, a := range addresses {
+		lines = append(lines, fmt.Sprintf(format, "replace", a))
+	}
+	for _, a := range i.local {
+		if !slices.Contains(addresses, a) {
+			lines = append(lines, fmt.Sprintf(format, "del", a))
+		}
+	}
+	if err := i.ns.ip(lines...); err != nil {
+		return fmt.Errorf("local addresses of %s: %w", i.spec.ID, err)
+	}
+	i.local = slices.Clone(addresses)
+	return nil
 }

@@ -236,3 +236,29 @@ func TestMetadata(t *testing.T) {
 		}
 	}
 }
+
+// TestForwardedAddress sends packets for an address of no interface to one machine, then to another, then to none.
+func TestForwardedAddress(t *testing.T) {
+	w := newTestRunner(t, nil).with("answerer")
+	unchecked := func(s *contract.Spec) { s.Primary.SourceDestCheck = false }
+	address, text := netip.MustParseAddr("10.9.0.5"), "10.9.0.5:7"
+	client := w.start("vpc-a", 13, "", unchecked)
+	for _, octet := range []int{11, 12} {
+		name := fmt.Sprintf("ip-10-0-0-%d", octet)
+		id := w.start("vpc-a", octet, answerer, unchecked)
+		w.eventually(id, "ls /run/listening", "/run/listening")
+		i, _ := w.Machine(id)
+		if err := i.SetLocal([]netip.Addr{address}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.SetRoute("vpc-a", address, netip.AddrFrom4([4]byte{10, 0, 0, byte(octet)})); err != nil {
+			t.Fatal(err)
+		}
+		w.reaches("a machine", w.from(client), text, name)
+		w.reaches("the network", w.fromVPC("vpc-a"), text, name)
+	}
+	if err := w.SetRoute("vpc-a", address, netip.Addr{}); err != nil {
+		t.Fatal(err)
+	}
+	w.reaches("no machine", w.from(client), text, "")
+}

@@ -242,6 +242,9 @@ func (i *Instance) identity(hostname, machineID string) map[string]string {
 	for _, a := range i.spec.Primary.Addresses {
 		fmt.Fprintf(&hosts, "%s %s\n", a.Addr(), hostname)
 	}
+	for _, name := range slices.Sorted(maps.Keys(i.spec.Hosts)) {
+		fmt.Fprintf(&hosts, "%s %s\n", i.spec.Hosts[name], name)
+	}
 	files := baseFiles(hostname, machineID)
 	files["etc/hosts"] = hosts.String()
 	return files

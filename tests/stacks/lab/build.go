@@ -21,9 +21,7 @@ type Programs struct {
 	// server does not start.
 	ServerImage, BadServerImage, AgentImage string
 
-	Versitygw string
-	CLIConfig string // TF_CLI_CONFIG_FILE: this provider, and hashicorp/aws from the local mirror.
-	dir       string
+	dir string
 }
 
 var programs = sync.OnceValues(build)
@@ -59,12 +57,14 @@ func build() (p Programs, err error) {
 	if err = p.buildImages(ctx, bin, filepath.Join(p.dir, "images")); err != nil {
 		return p, err
 	}
-	if p.Versitygw, err = run(ctx, "scripts/tool.sh", "versitygw"); err != nil {
-		return p, err
-	}
-	p.CLIConfig, err = run(ctx, "scripts/tf-env.sh", "--mirror", filepath.Join(bin, "terraform-provider-nstance"),
-		filepath.Join(p.dir, "terraform.rc"))
-	return p, err
+	return p, nil
+}
+
+// CLIConfig returns a TF_CLI_CONFIG_FILE with this provider. The source is that of the cloud's provider: --mirror or
+// --google of scripts/tf-env.sh.
+func (p Programs) CLIConfig(source string) (path string, err error) {
+	return run(context.Background(), "scripts/tf-env.sh", source, filepath.Join(p.dir, "bin",
+		"terraform-provider-nstance"), filepath.Join(p.dir, "terraform.rc"))
 }
 
 // buildImages builds the images of both roles with the script that Packer runs, and a faulty image of a server.

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,10 +30,12 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
 	"google.golang.org/grpc"
 	grpccredentials "google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/dev/local"
@@ -57,11 +60,11 @@ const scaling = 500 * time.Millisecond
 
 // Lab is one cloud. At first it contains only the images.
 type Lab struct {
-	Cloud    *fakeaws.Cloud
-	Machines *machine.Runner
-	Endpoint string
-	programs Programs
-	logs     string // the directory of the machines' logs
+	Cloud     *fakeaws.Cloud
+	Machines  *machine.Runner
+	Endpoint  string
+	cliConfig string
+	logs      string // the directory of the machines' logs
 }
 
 // New starts a cloud that ends with the test. If the test fails, New's cleanup logs the output of the machines.
@@ -71,8 +74,15 @@ func New(t *testing.T) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &Lab{programs: programs}
-	backend, stop, err := s3front.Start(context.WithoutCancel(t.Context()), t.TempDir(), programs.Versitygw)
+	l := &Lab{}
+	if l.cliConfig, err = awsConfig(); err != nil {
+		t.Fatal(err)
+	}
+	versitygw, err := run(t.Context(), "scripts/tool.sh", "versitygw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	backend, stop, err := s3front.Start(context.WithoutCancel(t.Context()), t.TempDir(), versitygw)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +110,7 @@ func New(t *testing.T) *Lab {
 		if err := l.Cloud.Close(); err != nil {
 			t.Error(err)
 		}
-		l.logOutput(t)
+		LogOutput(t, l.logs)
 		if err := l.Machines.Close(); err != nil {
 			t.Error(err)
 		}
@@ -114,6 +124,15 @@ func New(t *testing.T) *Lab {
 	}
 	return l
 }
+
+// awsConfig returns the CLIs' configuration with the AWS provider. The labs of a process share it.
+var awsConfig = sync.OnceValues(func() (string, error) {
+	programs, err := Build()
+	if err != nil {
+		return "", err
+	}
+	return programs.CLIConfig("--mirror")
+})
 
 // probe runs a load balancer's health check from the VPC.
 func (l *Lab) probe(ctx context.Context, target elbv2.Target) bool {
@@ -164,26 +183,31 @@ func (l *Lab) Key(t *testing.T, provider, id string) string {
 // the output of all services.
 func (l *Lab) Logs(t *testing.T) map[string][]byte {
 	t.Helper()
-	entries, err := os.ReadDir(l.logs)
+	return readLogs(t, l.logs)
+}
+
+func readLogs(t *testing.T, dir string) map[string][]byte {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Error(err)
 	}
 	logs := map[string][]byte{}
 	for _, entry := range entries {
-		if logs[entry.Name()], err = os.ReadFile(filepath.Join(l.logs, entry.Name())); err != nil {
+		if logs[entry.Name()], err = os.ReadFile(filepath.Join(dir, entry.Name())); err != nil {
 			t.Error(err)
 		}
 	}
 	return logs
 }
 
-// logOutput logs the end of the machines' logs, if the test has failed.
-func (l *Lab) logOutput(t *testing.T) {
+// LogOutput logs the end of the machines' logs in a directory, if the test has failed.
+func LogOutput(t *testing.T, dir string) {
 	t.Helper()
 	if !t.Failed() {
 		return
 	}
-	logs := l.Logs(t)
+	logs := readLogs(t, dir)
 	for _, name := range slices.Sorted(maps.Keys(logs)) {
 		const most = 12 << 10
 		t.Logf("--- %s\n%s", name, logs[name][max(0, len(logs[name])-most):])
@@ -196,7 +220,7 @@ func (l *Lab) environment() map[string]string {
 	return map[string]string{
 		"AWS_ENDPOINT_URL": l.Endpoint, "AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret,
 		"AWS_REGION": l.Cloud.Region(), "AWS_S3_USE_PATH_STYLE": "true",
-		"AWS_EC2_METADATA_DISABLED": "true", "TF_CLI_CONFIG_FILE": l.programs.CLIConfig, "CHECKPOINT_DISABLE": "1",
+		"AWS_EC2_METADATA_DISABLED": "true", "TF_CLI_CONFIG_FILE": l.cliConfig, "CHECKPOINT_DISABLE": "1",
 		"TF_IN_AUTOMATION": "1",
 	}
 }
@@ -218,28 +242,45 @@ func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterst
 	if err != nil {
 		t.Fatal(err)
 	}
+	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: cluster, ShardID: shard,
+		Secrets: SecretsInBucket(t, store, cluster, key)})
+}
+
+// SecretsInBucket returns access to the secrets of a cluster that are in a bucket of any cloud.
+func SecretsInBucket(t *testing.T, store objstore.Store, cluster, key string) secretstore.Store {
+	t.Helper()
 	current, err := keyring.Parse([]byte(key))
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster,
+	return secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster,
 		Ring: keyring.Ring{Current: current}, Rand: rand.Reader})
-	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: cluster, ShardID: shard,
-		Secrets: secrets})
 }
 
 // Operator connects to a shard's leader from the shard's network, as a new operator.
 func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 	host string) nstancev1.OperatorServiceClient {
 	t.Helper()
+	return NewOperator(t, state, cluster, host, func(ctx context.Context, network, address string) (net.Conn, error) {
+		return l.Machines.DialVPC(ctx, vpc, network, address)
+	})
+}
+
+// NewOperator connects to the leader at host as a new operator. dial connects from the shard's network.
+func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
+	dial func(ctx context.Context, network, address string) (net.Conn, error)) nstancev1.OperatorServiceClient {
+	t.Helper()
 	cert, roots, err := local.Identity(t.Context(), state, cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dial := func(ctx context.Context, address string) (net.Conn, error) {
-		return l.Machines.DialVPC(ctx, vpc, "tcp", address)
-	}
-	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(host, "8993"), grpc.WithContextDialer(dial),
+	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(host, "8993"),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return dial(ctx, "tcp", address)
+		}),
+		// Those of nstance-operator.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second,
+			PermitWithoutStream: true}),
 		grpc.WithTransportCredentials(grpccredentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13,
 			Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: host})))
 	if err != nil {
@@ -247,6 +288,32 @@ func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	return nstancev1.NewOperatorServiceClient(conn)
+}
+
+// KeepRefreshing lets the leader look for a new configuration every second, until the test ends. Without it, the leader
+// looks within three minutes. It also calls each, which may be nil.
+func KeepRefreshing(t *testing.T, operator nstancev1.OperatorServiceClient, each func(ctx context.Context)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ticker := time.NewTicker(time.Second); ; {
+			select {
+			case <-ctx.Done():
+				ticker.Stop()
+				return
+			case <-ticker.C:
+				one, done := context.WithTimeout(ctx, 5*time.Second)
+				_, _ = operator.RefreshConfig(one, &nstancev1.RefreshConfigRequest{}) // There may be no leader.
+				done()
+				if each != nil {
+					each(ctx)
+				}
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
 }
 
 // Instances returns the instances that are not terminated. If cluster is not "", it returns only that cluster's VMs.

@@ -15,7 +15,6 @@ import (
 
 // Stack is a copy of an example in its own directory, together with one of the CLIs.
 type Stack struct {
-	lab     *Lab
 	options *terraform.Options
 	outputs map[string]json.RawMessage // Those after the last Apply, or nil if they have not been read.
 }
@@ -31,15 +30,23 @@ func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Sta
 // example has no variables for. Empty: none.
 func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, override string) *Stack {
 	t.Helper()
+	return NewStack(t, cli, example, vars, override, l.environment())
+}
+
+// NewStack is like StackWith for any cloud: the first part of the example's path. environment selects the cloud.
+func NewStack(t *testing.T, cli, example string, vars map[string]any, override string,
+	environment map[string]string) *Stack {
+	t.Helper()
 	dir := t.TempDir()
-	for _, part := range []string{"modules/aws", "modules/kubernetes", "examples/aws"} {
+	cloud, _, _ := strings.Cut(example, "/")
+	for _, part := range []string{"modules/" + cloud, "modules/kubernetes", "examples/" + cloud} {
 		copyTree(t, filepath.Join(Root(), part), filepath.Join(dir, part))
 	}
-	s := &Stack{lab: l, options: &terraform.Options{
+	s := &Stack{options: &terraform.Options{
 		TerraformBinary: cli,
 		TerraformDir:    filepath.Join(dir, "examples", example),
 		Vars:            vars,
-		EnvVars:         l.environment(),
+		EnvVars:         environment,
 		NoColor:         true,
 		Lock:            true, // terratest passes -lock=false otherwise.
 		Logger:          logger.TestingT,
@@ -75,7 +82,7 @@ func (s *Stack) With(vars map[string]any) *Stack {
 	options := *s.options
 	options.Vars = maps.Clone(options.Vars)
 	maps.Copy(options.Vars, vars)
-	return &Stack{lab: s.lab, options: &options}
+	return &Stack{options: &options}
 }
 
 // Apply runs apply and returns the CLI's output.

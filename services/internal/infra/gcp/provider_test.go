@@ -270,7 +270,7 @@ func TestPreemptedSpotVMIsGone(t *testing.T) {
 	req := c.request()
 	req.Args["scheduling"] = map[string]any{"provisioningModel": "SPOT"}
 	vm := c.create(p, req)
-	c.fake.Preempt(instances + req.Tags.Instance.String())
+	c.fake.Preempt(instances+req.Tags.Instance.String(), 0)
 	_, err := p.Get(t.Context(), vm.ProviderID)
 	wantClass(t, "get", err, infra.NotFound)
 	if state, err := p.MachineState(t.Context(), vm.ProviderID); err != nil || state != infra.Deleted {

@@ -161,9 +161,10 @@ type Resource struct {
 	Created    time.Time
 	Body       map[string]any
 
-	machine Machine
-	serial  []string // of earlier boots
-	members []string // of an instance group
+	machine   Machine
+	preempted bool
+	serial    []string // of earlier boots
+	members   []string // of an instance group
 }
 
 // Name returns the last part of the path.

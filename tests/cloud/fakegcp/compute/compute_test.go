@@ -299,7 +299,7 @@ func TestSpotVMsAreGoneAfterPreemption(t *testing.T) {
 	in := instance("a")
 	in.Scheduling = &api.Scheduling{ProvisioningModel: "SPOT", InstanceTerminationAction: "DELETE"}
 	c.insert(in, "")
-	c.Preempt("projects/p/zones/us-central1-a/instances/a")
+	c.Preempt("projects/p/zones/us-central1-a/instances/a", 0)
 	_, err := c.client.Instances.Get(project, zone, "a").Do()
 	c.wantRefused("get", err, 404, "notFound")
 }

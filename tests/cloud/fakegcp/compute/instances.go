@@ -20,30 +20,6 @@ const (
 	terminated   = "TERMINATED"
 )
 
-// Instance is a VM as its machine sees it.
-type Instance struct {
-	ID         uint64
-	Name, Zone string
-	// Body is a copy of the resource in the form of the API: metadata, interfaces with addresses and aliases, labels.
-	Body map[string]any
-}
-
-// Machines boots machines. Start runs without the lock.
-type Machines interface {
-	Start(Instance) (Machine, error)
-}
-
-// Machine is the machine of a running instance. A machine that ends by itself is reported to [Compute.End]. Console
-// runs with the lock held, the other methods without it.
-type Machine interface {
-	// Changed is called after the instance's metadata, labels or interfaces changed.
-	Changed(Instance)
-	// Console returns what the machine has written to serial port 1.
-	Console() string
-	// Stop ends the machine, first by its power button.
-	Stop()
-}
-
 var instances = Kind{Collection: "instances", Type: "instance", Methods: []string{"insert", "get", "list", "delete",
 	"setLabels"}}
 
@@ -249,64 +225,6 @@ func (c *Compute) makeDisks(r *Resource) {
 	}
 }
 
-// boot ends insert and start: the instance gets its addresses and its machine.
-func (c *Compute) boot(r *Resource) error {
-	if c.resources[r.Path] != r || r.Body["status"] == stopping {
-		return nil // deleted meanwhile
-	}
-	for _, nic := range objects(r.Body["networkInterfaces"]) {
-		if err := c.assign(r, nic); err != nil {
-			return err
-		}
-	}
-	if r.Body["status"] == provisioning {
-		c.makeDisks(r)
-	}
-	r.Body["status"] = running
-	r.Body["lastStartTimestamp"] = c.Now().In(pacific).Format("2006-01-02T15:04:05.000-07:00")
-	if c.Machines != nil {
-		go c.startMachine(r, c.machineView(r))
-	}
-	return nil
-}
-
-// startMachine boots a machine without the lock. The instance may be gone when it is done.
-func (c *Compute) startMachine(r *Resource, view Instance) {
-	m, err := c.Machines.Start(view)
-	if err != nil {
-		c.End(r.Path, "the machine did not start: "+err.Error())
-		return
-	}
-	c.mu.Lock()
-	if c.resources[r.Path] == r && r.Body["status"] == running {
-		r.machine, m = m, nil
-	}
-	c.mu.Unlock()
-	if m != nil {
-		m.Stop()
-	}
-}
-
-func (c *Compute) stopMachine(r *Resource) {
-	if m := r.machine; m != nil {
-		r.machine, r.serial = nil, append(r.serial, m.Console())
-		go m.Stop()
-	}
-}
-
-func (c *Compute) machineView(r *Resource) Instance {
-	body, _ := clone(c.describe(r)).(map[string]any)
-	scope := r.scope()
-	return Instance{r.ID, r.Name(), scope[strings.LastIndexByte(scope, '/')+1:], body}
-}
-
-func (c *Compute) changedInstance(r *Resource) error {
-	if r.machine != nil {
-		go r.machine.Changed(c.machineView(r))
-	}
-	return nil
-}
-
 // assign gives an interface a free address of its subnet, and checks its alias addresses.
 func (c *Compute) assign(r *Resource, nic map[string]any) error {
 	subnet := c.Find(rest.Text(nic, "subnetwork"))
@@ -472,59 +390,6 @@ func (c *Compute) power(from, to string, change func(*Resource) error) rest.Hand
 			return change(r)
 		}, nil), nil
 	}
-}
-
-func (c *Compute) serialPort(call *rest.Call) (any, error) {
-	r, err := c.Target(call, instances)
-	if err != nil {
-		return nil, err
-	}
-	text := strings.Join(r.serial, "")
-	if r.machine != nil {
-		text += r.machine.Console()
-	}
-	var start int
-	_, _ = fmt.Sscan(call.Query.Get("start"), &start)
-	start = min(max(start, 0), len(text))
-	return map[string]any{"kind": "compute#serialPortOutput", "contents": text[start:], "selfLink": r.Link() +
-		"/serialPort", "start": fmt.Sprint(start), "next": fmt.Sprint(len(text))}, nil
-}
-
-// End ends an instance as a crash or a shutdown inside it does: it is stopped and keeps its addresses and disks.
-func (c *Compute) End(path, reason string) {
-	c.system(path, "compute.instances.guestTerminate", reason, func(r *Resource) { r.Body["status"] = terminated })
-}
-
-// Preempt ends a Spot VM. With termination action DELETE it is gone.
-func (c *Compute) Preempt(path string) {
-	c.system(path, "compute.instances.preempted", "Instance was preempted.", func(r *Resource) {
-		scheduling, _ := r.Body["scheduling"].(map[string]any)
-		if r.Body["status"] = terminated; scheduling["instanceTerminationAction"] == "DELETE" {
-			delete(c.resources, r.Path)
-			c.kinds["instances"].Removed(r)
-		}
-	})
-}
-
-// Vanish deletes an instance behind the back of its owner, without a delete operation.
-func (c *Compute) Vanish(path string) {
-	c.system(path, "compute.instances.repair.deleteInstance", "", func(r *Resource) {
-		delete(c.resources, r.Path)
-		c.kinds["instances"].Removed(r)
-	})
-}
-
-func (c *Compute) system(path, method, reason string, change func(*Resource)) {
-	c.Do(func() {
-		r := c.Find(path)
-		if r == nil {
-			return
-		}
-		c.stopMachine(r)
-		change(r)
-		op := c.Start(method, r, nil, nil)
-		op.kind, op.user, op.message = method, "system", reason
-	})
 }
 
 // JSON parses a body for [Compute.Put].

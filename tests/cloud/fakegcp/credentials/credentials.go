@@ -30,7 +30,7 @@ func Write(t testing.TB, project string) string {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `{"access_token": "token-of-%s", "expires_in": 3600, "token_type": "Bearer"}`, Account)
+		fmt.Fprintf(w, `{"access_token": %q, "expires_in": 3600, "token_type": "Bearer"}`, Token(Account))
 	}))
 	t.Cleanup(tokens.Close)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -51,9 +51,15 @@ func Write(t testing.TB, project string) string {
 	return path
 }
 
+// prefix is the beginning of every access token.
+const prefix = "token-of-"
+
+// Token returns an access token of a service account.
+func Token(email string) string { return prefix + email }
+
 // Identify returns the email in a request's access token, for the fakes' servers.
 func Identify(r *http.Request) (string, error) {
-	email, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer token-of-")
+	email, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "+prefix)
 	if !ok {
 		return "", fmt.Errorf("request had invalid authentication credentials: %q", r.Header.Get("Authorization"))
 	}

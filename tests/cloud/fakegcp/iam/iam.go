@@ -107,6 +107,18 @@ func (i *IAM) ProjectHandlers() map[string]rest.Handler {
 	})
 }
 
+// BillingHandlers returns the method of the Billing API that the Terraform provider calls when it reads a project.
+func (i *IAM) BillingHandlers() map[string]rest.Handler {
+	return map[string]rest.Handler{"cloudbilling.projects.getBillingInfo": func(c *rest.Call) (any, error) {
+		name := strings.TrimPrefix(c.Params["name"], "projects/")
+		if err := i.checkProject(name); err != nil {
+			return nil, err
+		}
+		return map[string]any{"name": c.Params["name"] + "/billingInfo", "projectId": i.project,
+			"billingAccountName": "billingAccounts/000000-000000-000000", "billingEnabled": true}, nil
+	}}
+}
+
 func (i *IAM) locked(handlers map[string]rest.Handler) map[string]rest.Handler {
 	for id, handler := range handlers {
 		handlers[id] = func(c *rest.Call) (any, error) {

@@ -31,7 +31,9 @@ type Spec struct {
 	Hostname string // "": the ID
 	Userdata []byte
 	Image    string // the cloud's ID of the image
-	Primary  NIC
+	// Hosts are names in the machine's /etc/hosts besides its own, with their addresses.
+	Hosts   map[string]netip.Addr
+	Primary NIC
 	// DMI has the files of /sys/class/dmi/id that tell programs which cloud they run on.
 	DMI map[string]string
 	// Metadata serves http://169.254.169.254 inside the machine. It takes the cloud's lock itself. Nil: nothing

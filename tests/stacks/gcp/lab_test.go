@@ -1,0 +1,235 @@
+package gcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/oauth2"
+	"google.golang.org/api/option"
+	"google.golang.org/api/secretmanager/v1"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/contract/objstore/gcs"
+	"github.com/nstance-kit/nstance/services/contract/secretstore/googlesecretmanager"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/guest"
+	"github.com/nstance-kit/nstance/tests/cloud/machine"
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+	"github.com/nstance-kit/nstance/tests/stacks/scenario"
+)
+
+// images is the path of the project's images.
+const images = "projects/" + fakegcp.Project + "/global/images/"
+
+// key is the cluster's encryption key.
+var key = base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{7}, 32))
+
+// cloud is a fake of Google Cloud with real machines.
+type cloud struct {
+	*fakegcp.Cloud
+	machines    *machine.Runner
+	server      *httptest.Server
+	environment map[string]string
+}
+
+// cliConfig returns the CLIs' configuration with the Google provider. The clouds share it.
+var cliConfig = sync.OnceValues(func() (string, error) {
+	programs, err := lab.Build()
+	if err != nil {
+		return "", err
+	}
+	return programs.CLIConfig("--google")
+})
+
+// newCloud starts a cloud that ends with the test. If the test fails, the end logs the output of the machines.
+func newCloud(t *testing.T, zones ...string) *cloud {
+	t.Helper()
+	programs, err := lab.Build()
+	must(t, err)
+	config, err := cliConfig()
+	must(t, err)
+	fake, err := fakegcp.New(zones...)
+	must(t, err)
+	c := &cloud{Cloud: fake}
+	dir := t.TempDir()
+	c.machines, err = machine.New(machine.Config{Dir: dir, API: fake,
+		Images: map[string]string{images + "nstance-server-1": programs.ServerImage,
+			images + "nstance-agent-1": programs.AgentImage},
+		Environment: fakegcp.Environment("http://169.254.170.1")})
+	must(t, err)
+	for _, role := range []string{"server", "agent"} {
+		fake.Compute.AddImage(fakegcp.Project, "nstance-"+role+"-1", "nstance-"+role+"-amd64")
+	}
+	guests := guest.New(guest.Options{Compute: fake.Compute, Runner: c.machines, Number: fakegcp.Number,
+		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan struct{})
+	go func() { defer close(ended); guests.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		must(t, c.machines.Close())
+		lab.LogOutput(t, filepath.Join(dir, "logs"))
+	})
+	c.server = httptest.NewTLSServer(fake)
+	t.Cleanup(c.server.Close)
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	must(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
+		Bytes: c.server.Certificate().Raw}), 0o600))
+	c.environment = fakegcp.Environment(c.server.URL)
+	maps.Copy(c.environment, map[string]string{"SSL_CERT_FILE": roots, "TF_CLI_CONFIG_FILE": config,
+		"GOOGLE_APPLICATION_CREDENTIALS": credentials.Write(t, fakegcp.Project), "CHECKPOINT_DISABLE": "1",
+		"TF_IN_AUTOMATION": "1"})
+	return c
+}
+
+// client returns an HTTP client with the credentials of the project's owner.
+func (c *cloud) client() *http.Client {
+	return &http.Client{Transport: &oauth2.Transport{Base: googlecloud.Record(c.server.Client().Transport),
+		Source: oauth2.StaticTokenSource(&oauth2.Token{AccessToken: credentials.Token(credentials.Account)})}}
+}
+
+// makeKey does what the documentation tells the user to do: it makes a secret with the encryption key.
+func (c *cloud) makeKey(t *testing.T) {
+	t.Helper()
+	for _, call := range [][2]string{
+		{"?secretId=key", `{"replication": {"automatic": {}}}`},
+		{"/key:addVersion", `{"payload": {"data": "` + base64.StdEncoding.EncodeToString([]byte(key)) + `"}}`},
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.server.URL+"/secretmanager/v1/projects/"+
+			fakegcp.Project+"/secrets"+call[0], strings.NewReader(call[1]))
+		must(t, err)
+		answer, err := c.client().Do(r)
+		must(t, err)
+		if _ = answer.Body.Close(); answer.StatusCode != http.StatusOK {
+			t.Fatalf("make the key: %s", answer.Status)
+		}
+	}
+}
+
+// state returns access to a shard's documents, like nstance-admin. The secrets are in the bucket under the encryption
+// key, or in Secret Manager under a prefix.
+func (c *cloud) state(t *testing.T, bucket, cluster, shard, prefix string) *clusterstate.State {
+	t.Helper()
+	client := option.WithHTTPClient(c.client())
+	store, err := gcs.New(t.Context(), bucket, client, option.WithEndpoint(c.server.URL+"/storage/v1/"))
+	must(t, err)
+	options := clusterstate.Options{Cluster: store, Shard: store, ClusterID: cluster, ShardID: shard}
+	if prefix == "" {
+		options.Secrets = lab.SecretsInBucket(t, store, cluster, key)
+		return clusterstate.New(options)
+	}
+	service, err := secretmanager.NewService(t.Context(), client, option.WithEndpoint(c.server.URL+"/secretmanager/"))
+	must(t, err)
+	options.Secrets = googlesecretmanager.New(service, fakegcp.Project, prefix)
+	return clusterstate.New(options)
+}
+
+// shard is one shard of the cloud, for the scenario.
+type shard struct {
+	*cloud
+	zone string
+}
+
+var _ scenario.Cloud = shard{}
+
+// find returns the instances in the shard's zone that are not ending and that match.
+func (s shard) find(match func(compute.Instance) bool) (ids []string) {
+	for _, i := range s.Compute.Instances() {
+		status := i.Body["status"]
+		if i.Zone == s.zone && (status == "PROVISIONING" || status == "RUNNING") && match(i) {
+			ids = append(ids, guest.ID(i.ID))
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Workers implements [scenario.Cloud].
+func (s shard) Workers() []string {
+	return s.find(func(i compute.Instance) bool { return i.Label("nstance-instance") != "" })
+}
+
+// Servers implements [scenario.Cloud].
+func (s shard) Servers() []string {
+	return s.find(func(i compute.Instance) bool { return i.Label("nstance-server") == s.zone })
+}
+
+// instance returns the instance with a number.
+func (s shard) instance(id string) (found compute.Instance) {
+	for _, i := range s.Compute.Instances() {
+		if guest.ID(i.ID) == id {
+			return i
+		}
+	}
+	return found
+}
+
+// Kill implements [scenario.Cloud]. The VM is stopped then, and exists.
+func (s shard) Kill(id string) { s.Compute.End(s.instance(id).Path, "The guest crashed.") }
+
+// vanish deletes an instance behind the back of its owner.
+func (s shard) vanish(id string) { s.Compute.Vanish(s.instance(id).Path) }
+
+// Interrupt implements [scenario.Cloud].
+func (s shard) Interrupt(id string, after time.Duration) error {
+	i := s.instance(id)
+	if scheduling, _ := i.Body["scheduling"].(map[string]any); scheduling["provisioningModel"] != "SPOT" {
+		return fmt.Errorf("%s is not a Spot VM: %v", id, scheduling)
+	}
+	s.Compute.Preempt(i.Path, after)
+	return nil
+}
+
+// Dial implements [scenario.Cloud].
+func (s shard) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	servers := s.Servers()
+	if len(servers) == 0 {
+		return nil, errors.New("there is no server")
+	}
+	return s.machines.DialVPC(ctx, s.instance(servers[0]).Network(), network, address)
+}
+
+// leader returns the server that says that it leads, or "".
+func (s shard) leader() string {
+	for _, id := range s.Servers() {
+		i := s.instance(id)
+		address, _ := i.Interface()["networkIP"].(string)
+		client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+			DialContext: s.Dial}}
+		answer, err := client.Get("http://" + net.JoinHostPort(address, "8990") + "/leader")
+		if err != nil {
+			continue
+		}
+		if _ = answer.Body.Close(); answer.StatusCode == http.StatusOK {
+			return id
+		}
+	}
+	return ""
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,180 @@
+// Package scenario checks what a shard does on every cloud: its leader answers at its address, its agents register, and
+// lost VMs are replaced. The stacks of each cloud run it.
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+)
+
+// Soon limits operations that a machine of a fake cloud completes within seconds. Detecting a silent death by keepalive
+// takes up to 30 s.
+const Soon = 2 * time.Minute
+
+// notice is the time between the announcement that a Spot VM ends and its end. AWS gives two minutes, Google Cloud
+// gives 30 seconds.
+const notice = 20 * time.Second
+
+// Cloud is the cloud of one shard. VMs and servers are named by the IDs that the cloud never uses twice.
+type Cloud interface {
+	// Workers returns the shard's VMs that are pending or running. Servers returns its servers' machines.
+	Workers() []string
+	Servers() []string
+	// Kill ends a VM without notice. Interrupt announces that a Spot VM ends after a time, and ends it then.
+	Kill(id string)
+	Interrupt(id string, after time.Duration) error
+	// Dial connects from a host in the shard's network.
+	Dial(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Shard is a shard of an applied stack.
+type Shard struct {
+	Cloud
+
+	LeaderIP string
+	State    *clusterstate.State
+}
+
+// Healthy waits until the leader answers at the shard's fixed address, as seen from the router of its network.
+func (s *Shard) Healthy(t *testing.T) {
+	t.Helper()
+	lab.Eventually(t, Soon, "the leader answers at "+s.LeaderIP, func() string {
+		if len(s.Servers()) == 0 {
+			return "there is no server"
+		}
+		return s.Health(s.Dial)
+	})
+}
+
+// Health asks the leader for its health at the shard's fixed address. It returns "" if the leader is healthy.
+func (s *Shard) Health(dial func(ctx context.Context, network, address string) (net.Conn, error)) string {
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: dial}}
+	resp, err := client.Get("http://" + net.JoinHostPort(s.LeaderIP, "8990") + "/health")
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Sprintf("%d %s %v", resp.StatusCode, body, err)
+	}
+	return ""
+}
+
+// Settled waits until the shard has the given number of VMs, each with a registered agent. None of them may be in gone.
+func (s *Shard) Settled(t *testing.T, size int, gone []string) {
+	t.Helper()
+	lab.Eventually(t, Soon, fmt.Sprintf("%d registered VMs without %v", size, gone), func() string {
+		workers := s.Workers()
+		if len(workers) != size {
+			return fmt.Sprintf("VMs %v", workers)
+		}
+		registered := map[string]bool{}
+		if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+			registered[instance.ProviderID] = instance.State == record.Registered
+		}); err != nil {
+			return err.Error()
+		}
+		for _, worker := range workers {
+			if slices.Contains(gone, worker) {
+				return worker + " is still there"
+			}
+			if !registered[worker] {
+				return worker + " has not registered"
+			}
+		}
+		return ""
+	})
+	if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+		if instance.State == record.Registered {
+			t.Logf("%s: %.1f s from the create call to the registration", instance.ProviderID,
+				instance.RegisteredAt.Sub(instance.CreatedAt).Seconds())
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// ReplacesKilled ends a VM without notice and waits for its replacement.
+func (s *Shard) ReplacesKilled(t *testing.T, size int) {
+	t.Helper()
+	victim := s.Workers()[0]
+	s.Kill(victim)
+	s.Settled(t, size, []string{victim})
+}
+
+// Rolls applies other arguments of a group's VMs. The plan must name the group, and the apply must replace its VMs.
+func (s *Shard) Rolls(t *testing.T, stack *lab.Stack, vars map[string]any, args string) {
+	t.Helper()
+	old := s.Workers()
+	vars["worker_args"] = args
+	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "default/workers") {
+		t.Errorf("other arguments: exit code %d, want 2 and the name of the group that rolls:\n%s", code, output)
+	}
+	stack.Apply(t)
+	s.Settled(t, len(old), old)
+}
+
+// ReplacesInterrupted lets the cloud announce that it takes a Spot VM away. Its replacement must start while it runs.
+func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
+	t.Helper()
+	doomed := s.Workers()[0]
+	if err := s.Interrupt(doomed, notice); err != nil {
+		t.Error(err)
+	}
+	lab.Eventually(t, Soon, "a replacement beside "+doomed, func() string {
+		if workers := s.Workers(); len(workers) != size+1 || !slices.Contains(workers, doomed) {
+			return fmt.Sprintf("VMs %v", workers)
+		}
+		return ""
+	})
+	s.Settled(t, size, []string{doomed})
+}
+
+// OutlivesServers scales the servers to zero and back. The VMs must run on without a server, and the new server must
+// replace a VM that was lost in between, and no other.
+func (s *Shard) OutlivesServers(t *testing.T, stack *lab.Stack, vars map[string]any, size int) {
+	t.Helper()
+	vars["server_count"] = 0
+	stack.Apply(t)
+	lab.Eventually(t, Soon, "no server", func() string {
+		if servers := s.Servers(); len(servers) > 0 {
+			return fmt.Sprintf("servers %v", servers)
+		}
+		return ""
+	})
+	orphaned := s.Workers()
+	if len(orphaned) != size {
+		t.Errorf("without a server there are the VMs %v, want %d", orphaned, size)
+	}
+	s.Kill(orphaned[0])
+	vars["server_count"] = 1
+	stack.Apply(t)
+	s.Settled(t, size, orphaned[:1])
+	for _, id := range orphaned[1:] {
+		if !slices.Contains(s.Workers(), id) {
+			t.Errorf("the VM %s, which outlived the server, was replaced", id)
+		}
+	}
+}
+
+// Converged checks that a plan finds nothing to change.
+func Converged(t *testing.T, stack *lab.Stack) {
+	t.Helper()
+	if code, output := stack.Plan(t); code != 0 {
+		t.Fatalf("a plan right after apply finds changes (exit code %d):\n%s", code, output)
+	}
+}
