@@ -32,7 +32,11 @@ func (c *checker) groups() {
 			used[spec.Template] = true
 			c.inShard(GroupKey{tenant, name}, spec, at)
 			if t, ok := c.s.Templates[spec.Template]; ok {
-				total.Instances += *cmp.Or(spec.Size, t.Size)
+				largest := *cmp.Or(spec.Size, t.Size)
+				for _, s := range spec.Schedules {
+					largest = max(largest, s.Size)
+				}
+				total.Instances += largest
 			}
 		}
 		c.quota(tenant, ChildPath("tenants", tenant), Usage{}, total)
@@ -69,6 +73,18 @@ func (c *checker) group(spec GroupSpec, path string) {
 	if spec.MaxUnhealthy != "" {
 		_, err := ParseLimit(spec.MaxUnhealthy)
 		c.err(ChildPath(path, "max_unhealthy"), err)
+	}
+	if spec.Disruption != nil {
+		for i, text := range spec.Disruption.Windows {
+			_, err := ParseWindow(text)
+			c.err(element(ChildPath(path, "disruption.windows"), i), err)
+		}
+	}
+	for i, s := range spec.Schedules {
+		if s.Cron != "" {
+			_, err := s.Parse()
+			c.err(element(ChildPath(path, "schedules"), i), err)
+		}
 	}
 }
 

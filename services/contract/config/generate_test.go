@@ -74,11 +74,12 @@ func TestGenerated(t *testing.T) {
 	golden(t, pageFile, []byte(string(before)+begin+referenceTables(comments)+end+string(after)))
 }
 
-// readComments returns the comments of the fields in types.go, by "Type.Field", and of those in the clouds' packages,
+// readComments returns the comments of the fields in types.go and types_group.go, by "Type.Field", and of those in the clouds' packages,
 // by "package.Type.Field".
 func readComments(t *testing.T) map[string]string {
 	out := map[string]string{}
 	readCommentsOf(t, "types.go", "", out)
+	readCommentsOf(t, "types_group.go", "", out)
 	for _, name := range CloudNames() {
 		files, err := filepath.Glob(filepath.Join("../cloud", name, "*.go"))
 		if err != nil {

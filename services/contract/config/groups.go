@@ -89,7 +89,7 @@ func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	total := map[string]Usage{}
 	for key, g := range out {
 		if c.s.Terminating {
-			g.Size = 0
+			g.Size, g.Schedules = 0, nil
 		}
 		total[key.Tenant] = total[key.Tenant].Add(g)
 		g.RuntimeHash, g.InfraHash = c.s.runtimeHash(g), infraHash(g)
@@ -166,6 +166,10 @@ func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 	if static, ok := c.s.Groups[key.Tenant][key.Group]; ok {
 		for _, name := range restricted(spec) {
 			c.add(name, "cannot be changed: group %s is static, only %s can be", key, strings.Join(overridable, ", "))
+		}
+		if spec.Size != nil && len(static.Schedules) > 0 {
+			c.add("size", "cannot be changed: the schedules of group %s set it", key).hint =
+				"change them in the shard config"
 		}
 		if len(c.found) == 0 {
 			c.rendersWith(key, static, spec, "")

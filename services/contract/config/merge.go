@@ -78,6 +78,19 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 	if spec.Rollout != nil {
 		g.Rollout = *spec.Rollout
 	}
+	if d := spec.Disruption; d != nil {
+		g.MaxPerHour = d.MaxPerHour
+		for _, text := range d.Windows {
+			if w, err := ParseWindow(text); err == nil { // validated before
+				g.Windows = append(g.Windows, w)
+			}
+		}
+	}
+	for _, s := range spec.Schedules {
+		if parsed, err := s.Parse(); err == nil { // validated before
+			g.Schedules = append(g.Schedules, parsed)
+		}
+	}
 	if override != nil {
 		if r := override.Rollout; r != nil {
 			g.Rollout.Paused = r.Paused

@@ -20,7 +20,7 @@ type Usage struct {
 
 // Add returns the usage with one more group.
 func (u Usage) Add(g Group) Usage {
-	u.Instances += g.Size
+	u.Instances += g.LargestSize()
 	if !g.Static {
 		u.Groups++
 	}
@@ -40,13 +40,18 @@ func CheckQuota(s *Shard, tenant string, before, after Usage) Problems {
 	return c.problems()
 }
 
-// GroupSize returns the size of a group with the given entry in groups/, which may be the override of a static group.
+// GroupSize returns the largest size of a group with the given entry in groups/, which may be the override of a static
+// group.
 func GroupSize(s *Shard, key GroupKey, spec GroupSpec) int {
 	static := s.Groups[key.Tenant][key.Group]
+	largest := 0
 	if size := cmp.Or(spec.Size, static.Size, s.Templates[firstOf(static.Template, spec.Template)].Size); size != nil {
-		return *size
+		largest = *size
 	}
-	return 0
+	for _, schedule := range slices.Concat(static.Schedules, spec.Schedules) {
+		largest = max(largest, schedule.Size)
+	}
+	return largest
 }
 
 // permissions reports what the config does not permit an operator of the group's tenant to choose. spec is the complete
@@ -107,11 +112,17 @@ func (s *Shard) mayUse(tenant, template string) bool {
 }
 
 func (c *checker) permittedSize(static, spec GroupSpec, t Template, name, path string) {
-	if spec.Size == nil || t.Dynamic.MaxSize == nil {
+	if t.Dynamic.MaxSize == nil {
 		return
 	}
 	most := max(*t.Dynamic.MaxSize, *cmp.Or(static.Size, t.Size))
-	if *spec.Size > most {
+	for i, s := range spec.Schedules {
+		if s.Size > most {
+			c.refuse(element(ChildPath(path, "schedules"), i)+".size", name, "dynamic.max_size",
+				"%d is more than %d, the largest permitted size", s.Size, most)
+		}
+	}
+	if spec.Size != nil && *spec.Size > most {
 		c.refuse(ChildPath(path, "size"), name, "dynamic.max_size", "%d is more than %d, the largest permitted size",
 			*spec.Size, most)
 	}

@@ -64,7 +64,6 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 // DeleteInstance records the intent to delete an instance. The intent is durable when it returns. For an instance that
 // is already being deleted it can only shorten the drain (plan's rule 40). For a deleted instance it changes nothing.
 func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string) error {
-	now := l.Executor.Env.Now()
 	rec, _, ok := l.State.Record(id)
 	if !ok {
 		if _, dead := l.State.Tombstone(id); dead {
@@ -74,7 +73,9 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 	}
 	drain := l.State.DrainTimeout(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
 	changed := false
+	var now time.Time
 	_, err := l.Executor.Update(ctx, id, func(rec *record.Instance) {
+		now = l.Executor.Env.Now() // each attempt may come much later than the one before
 		changed = plan.RequestDelete(rec, plan.Deletion{Reason: reason, Cause: plan.CauseRequested,
 			Deadline: now.Add(drain)}, now)
 	})

@@ -21,7 +21,7 @@ func (c *call) permitGroup(key config.GroupKey, spec config.GroupSpec) error {
 	if !exists {
 		after.Groups++
 	}
-	after.Instances += config.GroupSize(shard, key, spec) - have.Size
+	after.Instances += config.GroupSize(shard, key, spec) - have.LargestSize()
 	return c.refusal(codes.ResourceExhausted, key, config.CheckQuota(shard, key.Tenant, before, after))
 }
 

@@ -88,3 +88,38 @@ func TestRolloutJSON(t *testing.T) {
 	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", RolloutJson: `{"canary": 1}`})
 	wants(t, "static", err, codes.FailedPrecondition, "rollout_json")
 }
+
+// TestDisruptionJSON checks that disruption_json and schedules_json reach a dynamic group, that they can be cleared, and
+// that a schedule may not exceed dynamic.max_size.
+func TestDisruptionJSON(t *testing.T) {
+	w := newTestShard(t)
+	upsert := func(req *nstancev1.UpsertGroupRequest) error {
+		req.Group, req.Template = "fleet", "worker"
+		_, err := w.UpsertGroup(t.Context(), req)
+		return err
+	}
+	wants(t, "windows", upsert(&nstancev1.UpsertGroupRequest{DisruptionJson: `{"windows": ["Mon"]}`}),
+		codes.InvalidArgument, "windows")
+	wants(t, "schedules", upsert(&nstancev1.UpsertGroupRequest{SchedulesJson: `{}`}), codes.InvalidArgument,
+		"not a JSON array")
+	wants(t, "cron", upsert(&nstancev1.UpsertGroupRequest{SchedulesJson: `[{"cron": "noon", "size": 1}]`}),
+		codes.InvalidArgument, "cron")
+	if err := upsert(&nstancev1.UpsertGroupRequest{DisruptionJson: `{"max_per_hour": 3}`,
+		SchedulesJson: `[{"cron": "0 0 1 1 *", "size": 2}]`}); err != nil {
+		t.Fatal(err)
+	}
+	key := config.GroupKey{Tenant: "prod", Group: "fleet"}
+	if g := w.manager.Groups()[key]; g.MaxPerHour != 3 || len(g.Schedules) != 1 {
+		t.Errorf("%+v", g)
+	}
+	if v, _ := w.leader.State.GroupView(key); v.Size != 2 {
+		t.Errorf("the group's size is %d, its schedule says 2", v.Size)
+	}
+	if err := upsert(&nstancev1.UpsertGroupRequest{ClearFields: []string{"disruption_json",
+		"schedules_json"}}); err != nil {
+		t.Fatal(err)
+	}
+	if g := w.manager.Groups()[key]; g.MaxPerHour != 0 || len(g.Schedules) != 0 {
+		t.Errorf("%+v", g)
+	}
+}

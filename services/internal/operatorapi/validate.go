@@ -106,6 +106,11 @@ func parseArgs(text string) (map[string]any, error) {
 
 // parseObject parses a JSON object as a field of a group. request is the name of the text in the request.
 func parseObject(request, field, text string) (spec config.GroupSpec, err error) {
+	return parseField(request, field, text, "{")
+}
+
+// parseField parses JSON as a field of a group. begins is the first character of its value: { or [.
+func parseField(request, field, text, begins string) (spec config.GroupSpec, err error) {
 	if len(text) > maxArgs {
 		return spec, invalid(request, "has %d bytes, at most %d are allowed", len(text), maxArgs)
 	}
@@ -116,8 +121,8 @@ func parseObject(request, field, text string) (spec config.GroupSpec, err error)
 	if !json.Valid(src) {
 		return spec, invalid(request, "is not JSON")
 	}
-	if trimmed := bytes.TrimSpace(src); trimmed[0] != '{' {
-		return spec, invalid(request, "is not a JSON object")
+	if trimmed := bytes.TrimSpace(src); !bytes.HasPrefix(trimmed, []byte(begins)) {
+		return spec, invalid(request, "is not a JSON %s", map[string]string{"{": "object", "[": "array"}[begins])
 	}
 	before, after := `{"t": {"g": {"`+field+`": `, `}}}`
 	groups, problems := config.ParseGroups("", slices.Concat([]byte(before), src, []byte(after)))
@@ -156,22 +161,27 @@ type upsert struct {
 	drain *config.Duration
 	// rollout is the parsed rollout_json; nil if the request has none.
 	rollout *config.Rollout
+	// disruption and schedules are those of disruption_json and schedules_json; nil if the request has none.
+	disruption *config.Disruption
+	schedules  []config.Schedule
 }
 
 // clearable holds the fields that a request can reset to the value of the template or the shard, with the functions
 // that reset them.
 var clearable = map[string]func(*config.GroupSpec){
-	"size":           func(s *config.GroupSpec) { s.Size = nil },
-	"instance_type":  func(s *config.GroupSpec) { s.InstanceType = "" },
-	"instance_types": func(s *config.GroupSpec) { s.InstanceTypes = nil },
-	"subnet_pool":    func(s *config.GroupSpec) { s.SubnetPool = "" },
-	"vars":           func(s *config.GroupSpec) { s.Vars = nil },
-	"args_json":      func(s *config.GroupSpec) { s.Args = nil },
-	"load_balancers": func(s *config.GroupSpec) { s.LoadBalancers = nil },
-	"drain_timeout":  func(s *config.GroupSpec) { s.DrainTimeout = nil },
-	"max_surge":      func(s *config.GroupSpec) { s.MaxSurge = nil },
-	"max_unhealthy":  func(s *config.GroupSpec) { s.MaxUnhealthy = "" },
-	"rollout_json":   func(s *config.GroupSpec) { s.Rollout = nil },
+	"size":            func(s *config.GroupSpec) { s.Size = nil },
+	"instance_type":   func(s *config.GroupSpec) { s.InstanceType = "" },
+	"instance_types":  func(s *config.GroupSpec) { s.InstanceTypes = nil },
+	"subnet_pool":     func(s *config.GroupSpec) { s.SubnetPool = "" },
+	"vars":            func(s *config.GroupSpec) { s.Vars = nil },
+	"args_json":       func(s *config.GroupSpec) { s.Args = nil },
+	"load_balancers":  func(s *config.GroupSpec) { s.LoadBalancers = nil },
+	"drain_timeout":   func(s *config.GroupSpec) { s.DrainTimeout = nil },
+	"max_surge":       func(s *config.GroupSpec) { s.MaxSurge = nil },
+	"max_unhealthy":   func(s *config.GroupSpec) { s.MaxUnhealthy = "" },
+	"rollout_json":    func(s *config.GroupSpec) { s.Rollout = nil },
+	"disruption_json": func(s *config.GroupSpec) { s.Disruption = nil },
+	"schedules_json":  func(s *config.GroupSpec) { s.Schedules = nil },
 }
 
 // parseUpsert checks a request as far as possible without the shard's configuration.
@@ -231,6 +241,20 @@ func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 		}
 		u.rollout = spec.Rollout
 	}
+	if req.GetDisruptionJson() != "" {
+		spec, err := parseObject("disruption_json", "disruption", req.GetDisruptionJson())
+		if err != nil {
+			return u, err
+		}
+		u.disruption = spec.Disruption
+	}
+	if req.GetSchedulesJson() != "" {
+		spec, err := parseField("schedules_json", "schedules", req.GetSchedulesJson(), "[")
+		if err != nil {
+			return u, err
+		}
+		u.schedules = spec.Schedules
+	}
 	if d := req.GetDrainTimeout(); d != nil {
 		if err := d.CheckValid(); err != nil {
 			return u, invalid("drain_timeout", "is not a duration")
@@ -274,9 +298,11 @@ func (u upsert) set() map[string]bool {
 		"instance_types": len(req.GetInstanceTypes()) > 0,
 		"subnet_pool":    req.GetSubnetPool() != "", "vars": req.GetSetVars(), "args_json": req.GetArgsJson() != "",
 		"load_balancers": len(req.GetLoadBalancers()) > 0, "drain_timeout": u.drain != nil,
-		"max_surge":     req.MaxSurge != nil,
-		"max_unhealthy": req.GetMaxUnhealthy() != "",
-		"rollout_json":  req.GetRolloutJson() != "",
+		"max_surge":       req.MaxSurge != nil,
+		"max_unhealthy":   req.GetMaxUnhealthy() != "",
+		"rollout_json":    req.GetRolloutJson() != "",
+		"disruption_json": req.GetDisruptionJson() != "",
+		"schedules_json":  req.GetSchedulesJson() != "",
 	}
 }
 
@@ -295,6 +321,7 @@ func (u upsert) restricted() []string {
 		{"drain_timeout", u.drain != nil},
 		{"max_surge", req.MaxSurge != nil}, {"max_unhealthy", req.GetMaxUnhealthy() != ""},
 		{"rollout_json", u.rollout != nil},
+		{"disruption_json", u.disruption != nil}, {"schedules_json", u.schedules != nil},
 	} {
 		if field.set {
 			names = append(names, field.name)
@@ -342,6 +369,13 @@ func (u upsert) apply(spec *config.GroupSpec) {
 	if u.rollout != nil {
 		rollout := *u.rollout
 		spec.Rollout = &rollout
+	}
+	if u.disruption != nil {
+		spec.Disruption = &config.Disruption{Windows: slices.Clone(u.disruption.Windows),
+			MaxPerHour: u.disruption.MaxPerHour}
+	}
+	if u.schedules != nil {
+		spec.Schedules = slices.Clone(u.schedules)
 	}
 	if u.drain != nil {
 		drain := *u.drain

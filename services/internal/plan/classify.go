@@ -185,8 +185,10 @@ func (t *tally) total() int { return t.available() + t.unavailable() }
 
 // classifyGroup classifies every instance of a group. The unhealthy guard comes first: it depends on all of them.
 func classifyGroup(s Snapshot) *group {
-	g := &group{Snapshot: s, desired: max(0, s.Group.Size), surge: max(1, s.Group.MaxSurge),
+	size, until := s.Group.SizeAt(s.Now) // rule 51
+	g := &group{Snapshot: s, desired: max(0, size), surge: max(1, s.Group.MaxSurge),
 		rows: make([]uint8, len(s.Instances)), facts: make([]facts, len(s.Instances))}
+	g.planAgainAt(until)
 	if g.emptying() {
 		g.desired = 0
 	}

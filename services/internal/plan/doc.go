@@ -34,8 +34,8 @@
 //	18 replace lost       A lost instance is deleted and replaced immediately, without using max_surge (replace.go).
 //	19 replace first      Expired and silent instances are deleted only when a replacement is healthy. At most
 //	                      max_surge replacements are under way (replace.go, size.go).
-//	20 rotate             Up to max_surge drifted or aged instances, a wave, are replaced first while the group is
-//	                      steady (rollout.go).
+//	20 rotate             Up to max_surge drifted or aged instances, a wave, get their replacements first while the
+//	                      group is steady (rollout.go).
 //	21 deadline           A deletion gets the group's drain time-out, or the deadline of a notice if that is earlier
 //	                      (replace.go).
 //	22 scale down         A surplus of available instances is deleted: silent ones first, then those that would be
@@ -90,4 +90,11 @@
 //	                      became unhealthy, no wave of drifted instances starts. A change of the group's
 //	                      configuration, or a person, starts the rollout again. A new leader counts from zero
 //	                      (rollout.go).
+//	48 delete first       With max_unavailable, a wave has up to that many instances. They are deleted before their
+//	                      replacements are healthy, unready ones first. Instances that the guard holds use up that
+//	                      number. If they use up all of it, rule 20 applies (rollout.go).
+//	49 windows            No wave starts outside the windows of disruption.windows (rollout.go).
+//	50 per hour           A wave has at most max_per_hour instances less those that were created within the hour for
+//	                      any reason. Their records survive a fail-over (rollout.go).
+//	51 schedule           The schedule that began last sets the group's size (classify.go).
 package plan

@@ -24,9 +24,10 @@ func Next(s Snapshot) Decision {
 	}
 	g := classifyGroup(s)
 	removed := g.planRemovals()
+	wave := g.planWave(&removed)
 	var out steps
 	out.merge(removed.steps)
-	out.merge(g.planCreates(removed))
+	out.merge(g.planCreates(removed, wave))
 	g.planInstances(&out, removed.chosen)
 	out.merge(g.planAlerts())
 

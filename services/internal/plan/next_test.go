@@ -485,6 +485,44 @@ func TestRules(t *testing.T) {
 				eligible(s)
 				s.Group.Rollout.HaltOnFailures, s.RolloutFailures = 2, 2
 			}},
+		{name: "rule 48: max_unavailable are deleted first", snapshot: snapshot(4, drifted(), drifted(), drifted(),
+			drifted()),
+			want:   []string{"mark_deleting i1 drift +1m0s", "mark_deleting i2 drift +1m0s"},
+			change: func(s *plan.Snapshot) { s.Group.Rollout.MaxUnavailable = 2 }},
+		{name: "rule 48: the canary is alone", snapshot: snapshot(2, drifted(), drifted()),
+			want:   []string{"mark_deleting i1 drift +1m0s"},
+			change: func(s *plan.Snapshot) { s.Group.Rollout.MaxUnavailable, s.Group.Rollout.Canary = 2, 1 }},
+		{name: "rule 48: the guard's instances are unavailable already",
+			snapshot: snapshot(5, silent(), silent(), silent(), drifted(), drifted()),
+			want:     []string{"create for i4"},
+			change: func(s *plan.Snapshot) {
+				s.Group.Rollout.MaxUnavailable, s.GuardRaised = 2, true
+			}},
+		{name: "rule 49: no wave outside the windows", snapshot: snapshot(2, drifted(), drifted()),
+			change: func(s *plan.Snapshot) {
+				s.Group.Windows = []config.Window{window("Mon-Sun 09:00-17:00 UTC")}
+			}},
+		{name: "rule 49: a wave in one of two windows", snapshot: snapshot(2, drifted(), drifted()),
+			want: []string{"create for i1"},
+			change: func(s *plan.Snapshot) {
+				s.Group.Windows = []config.Window{window("Mon-Sun 09:00-17:00 UTC"), window("Mon-Sun 22:00-04:00 UTC")}
+			}},
+		{name: "rule 49: a lost instance is replaced outside the windows", snapshot: snapshot(1, gone()),
+			want: []string{"create for i1", "mark_deleting i1 gone"},
+			change: func(s *plan.Snapshot) {
+				s.Group.Windows = []config.Window{window("Mon-Sun 09:00-17:00 UTC")}
+			}},
+		{name: "rule 50: no more than max_per_hour young instances",
+			snapshot: snapshot(3, drifted(), drifted(), with(func(i *plan.Instance) { i.CreatedAt = ago(50 * time.Minute) })),
+			change:   func(s *plan.Snapshot) { s.Group.MaxPerHour = 1 }},
+		{name: "rule 50: the rest of max_per_hour", want: []string{"create for i1"},
+			snapshot: snapshot(3, drifted(), drifted(), with(func(i *plan.Instance) { i.CreatedAt = ago(50 * time.Minute) })),
+			change:   func(s *plan.Snapshot) { s.Group.MaxSurge, s.Group.MaxPerHour = 3, 2 }},
+		{name: "rule 51: the schedule that began last sets the size", snapshot: snapshot(1, well()),
+			want: []string{"create", "create"},
+			change: func(s *plan.Snapshot) {
+				s.Group.Schedules = []config.SizeSchedule{{Cron: "0 * * * *", Zone: time.UTC, Size: 3}}
+			}},
 		{name: "drift, its replacement boots", snapshot: snapshot(2, drifted(), drifted(), booting())},
 		{name: "drift, its replacement is well", snapshot: snapshot(2, drifted(), drifted(), well()),
 			want: []string{"mark_deleting i1 drift +1m0s"}},

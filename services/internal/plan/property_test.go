@@ -59,6 +59,7 @@ func TestFalseSilenceRemovesFewInstances(t *testing.T) {
 		rng := rand.New(rand.NewSource(seed))
 		f := plantest.Random(rng)
 		f.Settings.EligibleAge, f.Settings.ForcedAge, f.Settings.OnDemandAge = 0, 0, 0
+		f.Group.Schedules = nil
 		size := f.Group.Size
 		f.Mute = rng.Intn(2) == 0 // whether new VMs share the partition
 		f.Run(time.Minute)

@@ -55,14 +55,13 @@ func (g *group) replacedReason(i *Instance, cause Cause) string {
 }
 
 // planCreates plans new instances: for what the size lacks, lost instances included (rule 18), and, up to max_surge
-// above the size, replacements of instances that run but will be deleted (rules 19 and 20).
-func (g *group) planCreates(removed removals) (out steps) {
+// above the size, replacements of instances that run but will be deleted (rules 19 and 20). wave is how many of these
+// begin now by rule 20.
+func (g *group) planCreates(removed removals, wave int) (out steps) {
 	t := &g.tally
 	total := t.total() + t.failing
 	lacking := max(0, g.desired-total)
 	surge := min(g.surge, t.replaceFirst()-removed.replaceFirst)
-	wave, waits := g.wave()
-	out.merge(waits)
 	if surge == 0 && removed.planned == 0 {
 		surge = wave
 	}

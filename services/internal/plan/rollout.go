@@ -9,44 +9,140 @@ import (
 )
 
 const (
-	reasonPaused = "the rollout is paused"
-	reasonCanary = "the first instances with the new configuration run for less than bake_time"
+	reasonPaused  = "the rollout is paused"
+	reasonCanary  = "the first instances with the new configuration run for less than bake_time"
+	reasonWindow  = "no window of disruption.windows is open"
+	reasonPerHour = "disruption.max_per_hour instances were created within the hour"
+
+	reasonMayBeUnavailable = ", and max_unavailable lets it go first"
 )
 
-// wave is rule 20: how many drifted or aged instances get their replacement now. A wave starts while the group is at
-// its size and no instance is draining, silent or booting. Drift does not wait for instances that the guard holds or
-// that are unhealthy because of the outdated configuration: a wave is the cure.
+// planWave begins a wave of rule 20 if one is due. It returns how many instances of the wave get their replacement
+// first. With max_unavailable that is none: they are deleted first (rule 48), unready ones before those that serve.
+func (g *group) planWave(removed *removals) (replacedFirst int) {
+	n, waits := g.wave()
+	removed.merge(waits)
+	if n == 0 || g.mayBeUnavailable() == 0 {
+		return n
+	}
+	if removed.chosen == nil {
+		removed.chosen = make([]bool, len(g.Instances))
+	}
+	next := g.replaceable(removed.chosen, classUnreadyDrifted, classDrifted, classAged)
+	for range n {
+		k := next()
+		if k < 0 {
+			break
+		}
+		i, cause := &g.Instances[k], g.cause(k)
+		before := len(removed.actions)
+		g.planDeletion(&removed.steps, i, cause, g.reason(i, cause)+reasonMayBeUnavailable)
+		removed.chosen[k] = len(removed.actions) > before
+	}
+	return 0
+}
+
+// mayBeUnavailable returns how many instances a wave may delete first. Those that the guard holds are unavailable.
+func (g *group) mayBeUnavailable() int {
+	return max(0, g.Group.Rollout.MaxUnavailable-g.tally.of[classHeld])
+}
+
+// wave is rule 20: how many drifted or aged instances are replaced now. A wave starts while the group is at its size and
+// no instance is draining, silent or booting. Drift does not wait for instances that the guard holds or that are
+// unhealthy because of the outdated configuration: a wave is the cure.
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]
 	steady := t.draining == 0 && t.replaceFirst() == 0 && t.of[classFailed] == 0 && t.total() == g.desired &&
 		t.of[classUnready]+t.of[classCreating] == 0
-	switch {
-	case drifted == 0 && (t.of[classAged] == 0 || t.of[classHeld] > 0):
+	if drifted == 0 && (t.of[classAged] == 0 || t.of[classHeld] > 0) {
 		return 0, out
+	}
+	closed, opens := g.closed()
+	switch {
 	case g.Group.Rollout.Paused: // rule 45
 		out.waitRollout(reasonPaused)
 		return 0, out
 	case drifted > 0 && g.halted():
 		out.waitRollout(g.haltReason())
 		return 0, out
+	case closed:
+		out.wait(opens)
+		out.waitRollout(reasonWindow)
+		return 0, out
 	case !steady:
 		return 0, out
-	case drifted > 0:
-		n, out = g.canaryWave()
-		return min(n, g.surge, drifted), out
 	}
-	return min(g.surge, t.of[classAged]), out
+	n = t.of[classAged]
+	if drifted > 0 {
+		n, out = g.canaryWave()
+		n = min(n, drifted)
+	}
+	most := g.surge
+	if first := g.mayBeUnavailable(); first > 0 {
+		most = first
+	}
+	n, limits := g.withinHour(min(n, most))
+	out.merge(limits)
+	return n, out
+}
+
+// closed is rule 49: it reports whether no window of the group is open now, and when the next one opens.
+func (g *group) closed() (yes bool, opens time.Time) {
+	for _, w := range g.Group.Windows {
+		open, at := w.Open(g.Now)
+		if open {
+			return false, time.Time{}
+		}
+		opens = sooner(opens, at)
+	}
+	return len(g.Group.Windows) > 0, opens
+}
+
+// withinHour is rule 50: how many of n instances max_per_hour allows to replace now. It counts the instances that were
+// created within the hour, because their records survive a fail-over.
+func (g *group) withinHour(n int) (int, steps) {
+	var out steps
+	most := g.Group.MaxPerHour
+	if most == 0 {
+		return n, out
+	}
+	young := 0
+	var until time.Time
+	for k := range g.Instances {
+		if g.Instances[k].OnDemand {
+			continue
+		}
+		if over, at := reached(g.Instances[k].CreatedAt.Add(time.Hour), g.Now); !over {
+			young++
+			until = sooner(until, at)
+		}
+	}
+	if left := max(0, most-young); left < n {
+		out.wait(until)
+		if left == 0 {
+			out.waitRollout(reasonPerHour)
+		}
+		return left, out
+	}
+	return n, out
 }
 
 // canaryWave is rule 46: how many drifted instances the canaries allow to replace now. Canaries are healthy instances
-// with the present configuration.
+// with the present configuration, and those that the guard holds.
 func (g *group) canaryWave() (n int, out steps) {
 	canary, bake := g.Group.Rollout.Canary, g.Group.Rollout.BakeTime.D()
 	baked, young := 0, 0
 	var until time.Time
 	for k := range g.rows {
-		if c := g.class(k); g.Instances[k].OnDemand || c != classWell && c != classAged {
+		i, c := &g.Instances[k], g.class(k)
+		switch {
+		case i.OnDemand:
+			continue
+		case c == classHeld && !Drifted(&g.Group, i.InfraHash, i.SubnetID):
+			young++ // it proves nothing until the guard ends
+			continue
+		case c != classWell && c != classAged:
 			continue
 		}
 		if over, at := reached(g.Instances[k].RegisteredAt.Add(bake), g.Now); over {
@@ -58,7 +154,7 @@ func (g *group) canaryWave() (n int, out steps) {
 	}
 	switch {
 	case baked >= canary:
-		return g.surge, out
+		return len(g.Instances), out
 	case baked+young >= canary:
 		out.wait(until)
 		out.waitRollout(reasonCanary)

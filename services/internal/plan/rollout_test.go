@@ -91,6 +91,33 @@ var rollouts = []struct {
 		f.Group.InfraHash, f.Mute = "v3", false
 		f.Run(10 * time.Minute)
 	}},
+	{name: "rotation-that-deletes-2-of-6-first", size: 6, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Rollout.MaxUnavailable = 2
+		f.Group.InfraHash = "v2"
+		f.Run(20 * time.Minute)
+	}},
+	{name: "rotation-in-windows", size: 3, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Windows = []config.Window{window("Mon-Sun 09:00-09:01 Europe/Berlin")}
+		f.Group.InfraHash = "v2"
+		f.Run(7 * time.Hour)
+		f.Note("a VM is destroyed: it is replaced outside the windows")
+		f.Destroy(f.Named("i2"))
+		f.Run(26 * time.Hour)
+	}},
+	{name: "rotation-with-2-an-hour", size: 5, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.MaxPerHour = 2
+		f.Run(2 * time.Hour) // until those of the start are old enough
+		f.Group.MaxSurge, f.Group.InfraHash = 5, "v2"
+		f.Run(30 * time.Minute)
+		f.Note("the leader crashes: the next one knows how many were replaced")
+		f.Crash(func() bool { return false })
+		f.Run(3 * time.Hour)
+	}},
+	{name: "sizes-by-schedule", size: 1, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Schedules = []config.SizeSchedule{{Cron: "0 7 * * *", Zone: time.UTC, Size: 3},
+			{Cron: "0 19 * * *", Zone: time.UTC, Size: 1}}
+		f.Run(24 * time.Hour)
+	}},
 	{name: "push-files", size: 2, play: func(f *plantest.Fleet) {
 		f.Group.RuntimeHash = "r2"
 		f.Run(5 * time.Minute)
@@ -502,4 +529,13 @@ func countCreates(f *plantest.Fleet) (n int) {
 		}
 	}
 	return n
+}
+
+// window returns the window that a text describes.
+func window(text string) config.Window {
+	w, err := config.ParseWindow(text)
+	if err != nil {
+		panic(err)
+	}
+	return w
 }

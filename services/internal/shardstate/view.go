@@ -103,6 +103,7 @@ func (w *State) GroupViews(tenant string) []GroupView {
 func (w *State) groupView(g *group) GroupView {
 	v := GroupView{Group: g.Group, Blocked: g.blocked, RolloutWaits: g.rollout, Backoff: g.backoff}
 	now := w.opts.Now()
+	v.Size, _ = g.SizeAt(now)
 	for _, inst := range g.instances {
 		p := &inst.plan
 		v.Instances = append(v.Instances, p.ID)

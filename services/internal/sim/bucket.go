@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
@@ -40,9 +41,18 @@ type document struct {
 	DeletingAt   time.Time    `json:"deleting_at"`
 	Deadline     time.Time    `json:"delete_deadline"`
 	DeletedAt    time.Time    `json:"deleted_at"`
+	InfraHash    string       `json:"infra_config_hash"`
+	RegisteredAt time.Time    `json:"registered_at"`
 
 	removed bool
+	decided decision  // to delete it
 	since   time.Time // when this version took effect
+}
+
+// decision is when the intent to delete an instance took effect, and in which term.
+type decision struct {
+	term uint64
+	at   time.Time
 }
 
 // attempt identifies one write. A write that is sent twice is the same attempt.
@@ -88,6 +98,8 @@ func (b *bucket) entered(s *server, r mem.Request) {
 		}
 	}
 }
+
+func (d *document) key() config.GroupKey { return config.GroupKey{Tenant: d.Tenant, Group: d.Group} }
 
 // stays reports whether the instance exists or is about to, and is not being deleted.
 func (d *document) stays() bool {
@@ -139,7 +151,10 @@ func (b *bucket) changed(key string, body []byte) {
 		return
 	}
 	b.checkStep(have, &next)
-	next.removed = false
+	next.removed, next.decided = false, have.decided
+	if next.State == record.Deleting && have.State != record.Deleting {
+		next.decided = decision{next.Term, w.sched.now}
+	}
 	*have = next
 	w.fleet.recorded(have)
 }

@@ -2,9 +2,12 @@ package sim
 
 import (
 	"context"
+	"math"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
@@ -94,6 +97,11 @@ func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 		w.people.applied = max(w.people.applied, version)
 	}
 	t.version = version
+	for key, g := range groups {
+		if before, ok := t.groups[key]; !ok || plan.EndsRollout(&before, &g) {
+			t.rolloutAt[key] = w.sched.now
+		}
+	}
 	t.before, t.beforeAt, t.groups = t.groups, w.sched.now, groups
 }
 
@@ -111,17 +119,21 @@ func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
 // size returns the smallest and the largest size of a group that this leader had in force within the last minute.
 // Actions planned from the previous configuration may still be in progress.
 func (t *term) size(key config.GroupKey) (least, most int) {
-	size := func(groups map[config.GroupKey]config.Group) int {
-		if g, ok := groups[key]; ok && !g.Deleted {
-			return g.Size
+	now := t.server.world.sched.now
+	sizes := func(groups map[config.GroupKey]config.Group) {
+		g, ok := groups[key]
+		for _, at := range []time.Duration{-minute - wallSkew, -wallSkew, wallSkew} {
+			n := 0
+			if ok && !g.Deleted {
+				n, _ = g.SizeAt(now.Add(at))
+			}
+			least, most = min(least, n), max(most, n)
 		}
-		return 0
 	}
-	least = size(t.groups)
-	most = least
-	if t.before != nil && t.server.world.sched.now.Sub(t.beforeAt) < minute {
-		n := size(t.before)
-		least, most = min(least, n), max(most, n)
+	least = math.MaxInt
+	sizes(t.groups)
+	if t.before != nil && now.Sub(t.beforeAt) < minute {
+		sizes(t.before)
 	}
 	return least, most
 }

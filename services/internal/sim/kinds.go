@@ -84,6 +84,7 @@ const (
 	resize       Kind = "size changed"
 	newInfra     Kind = "infra changed"
 	newRuntime   Kind = "runtime changed"
+	newRollout   Kind = "rollout changed"
 	groupGone    Kind = "group added or removed"
 	rebalance    Kind = "balancers changed"
 	expiryOn     Kind = "expiry switched"
@@ -126,7 +127,7 @@ var (
 		{groupChanged, 0.8}, {madeOne, 0.8}, {removedOne, 0.8}, {watchCut, 0.5}, {neverDrains, 0.3},
 		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5},
 		{heirKilled, 1}, {heirPaused, 1},
-		{pairKilled, 0.5}, {pairCut, 0.5},
+		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 0.9},
 	}
 )
 

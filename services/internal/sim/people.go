@@ -42,6 +42,13 @@ type people struct {
 	dynamic  map[config.GroupKey]*wish
 	onDemand map[ident.ID]*wish
 	drained  map[ident.ID]bool
+	rolled   map[config.GroupKey][]rolled // outdated instances that were replaced
+}
+
+// rolled is the replacement of an outdated instance by a new one.
+type rolled struct {
+	by ident.ID
+	at time.Time
 }
 
 // spec is one static group.
@@ -52,6 +59,9 @@ type spec struct {
 	drain          int // seconds
 	infra, runtime int
 	balancers      []string
+	rollout        config.Rollout
+	disruption     config.Disruption
+	schedules      []config.Schedule
 }
 
 // wish is the latest request about an object, and whether it was acknowledged.
@@ -64,7 +74,7 @@ type wish struct {
 func newPeople(w *World) people {
 	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{},
 		onDemand: map[ident.ID]*wish{},
-		drained:  map[ident.ID]bool{}}
+		drained:  map[ident.ID]bool{}, rolled: map[config.GroupKey][]rolled{}}
 	rng := &w.drawn
 	for i := range 1 + rng.IntN(4) {
 		tenant := "default"
@@ -82,6 +92,7 @@ func newPeople(w *World) people {
 		if rng.IntN(3) == 0 {
 			g.balancers = []string{"lb1"}
 		}
+		g.drawRollout(w.dice("rollout", uint64(i)))
 		p.groups = append(p.groups, g)
 	}
 	p.rate = rng.IntN(5) == 0
@@ -124,6 +135,7 @@ func (p *people) document() []byte {
 		}
 		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: template, Size: &g.size, MaxSurge: &g.surge,
 			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,
+			Rollout: &g.rollout, Disruption: &g.disruption, Schedules: g.schedules,
 			Vars: map[string]string{"v": fmt.Sprint(g.runtime), "version": ""}, Args: map[string]any{"image": g.infra}}
 	}
 	body, err := json.Marshal(s)
@@ -163,6 +175,9 @@ func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
 		g.infra++
 	case newRuntime:
 		g.runtime++
+	case newRollout:
+		g.drawRollout(d)
+		g.infra += d.IntN(2)
 	case groupGone:
 		g.absent = !g.absent
 	case rebalance:
@@ -305,5 +320,8 @@ func (p *people) confirm() {
 // settle ends the actions of people. The configuration becomes valid and asks for nothing that continues forever.
 func (p *people) settle() {
 	p.expiry, p.terminating = false, false
+	for _, g := range p.groups {
+		g.rollout, g.disruption = config.Rollout{MaxUnavailable: g.rollout.MaxUnavailable}, config.Disruption{}
+	}
 	p.apply()
 }

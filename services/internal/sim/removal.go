@@ -21,6 +21,7 @@ const (
 	scaleDown
 	silence
 	rotation // age or drift
+	first    // age or drift, before its replacement is healthy
 )
 
 // reasons maps the planner's reason texts, by prefix. An unlisted reason fails the run, because the checks would miss
@@ -32,6 +33,8 @@ var reasons = []struct {
 	{"the group is larger than its size", scaleDown},
 	{"it runs but is silent", silence},
 	{"it was never healthy", silence},
+	{"it has reached its age, and max_unavailable", first},
+	{"its infra configuration is out of date, and max_unavailable", first},
 	{"it has reached its age, and enough others are healthy", rotation},
 	{"it has reached its age", elsewhere}, // this is the time to replace it, too
 	{"its infra configuration is out of date", rotation},
@@ -100,6 +103,8 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.checkReplaced(t, key, d, next, least)
 	case rotation:
 		w.checkReplaced(t, key, d, next, least)
+	case first:
+		w.checkFirst(t, key, d, next, least)
 	}
 }
 

@@ -33,6 +33,11 @@ const (
 	ruleQuiet     rule = "quiet"          // nothing changes after that
 	rulePatience  rule = "patience"       // no request is repeated without a backoff
 	ruleAddress   rule = "address"        // it ends at the leader
+	rulePause     rule = "pause"          // no outdated instance is replaced while the rollout is paused
+	ruleCanary    rule = "canary"         // nor before the canaries have run for bake_time
+	ruleHalt      rule = "halt"           // nor after halt_on_failures failures
+	ruleWindows   rule = "windows"        // nor outside the disruption windows
+	rulePerHour   rule = "per hour"       // nor more than max_per_hour
 	ruleBalancers rule = "load balancers" // members are the instances of the groups that name them
 	ruleNoPanic   rule = "no panic"
 	ruleSimulator rule = "simulator's own" // the simulator does not understand what it observes

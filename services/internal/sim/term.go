@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
@@ -38,12 +39,14 @@ type term struct {
 	wakePass int
 
 	// State for the checks.
-	began     time.Time
-	listed    time.Time                        // when the provider had answered all lists of the takeover
-	version   int                              // of the configuration in force
-	groups    map[config.GroupKey]config.Group // in force
-	before    map[config.GroupKey]config.Group // in force until beforeAt
-	beforeAt  time.Time
+	began    time.Time
+	listed   time.Time                        // when the provider had answered all lists of the takeover
+	version  int                              // of the configuration in force
+	groups   map[config.GroupKey]config.Group // in force
+	before   map[config.GroupKey]config.Group // in force until beforeAt
+	beforeAt time.Time
+	// rolloutAt is when a group's rollout last began anew in this term.
+	rolloutAt map[config.GroupKey]time.Time
 	marked    map[ident.ID]uint64 // revision of each deletion that it has decided
 	deleting  map[ident.ID]int    // number of unanswered delete requests for each instance
 	learnt    map[ident.ID]lesson // deletions that the bucket has shown it
@@ -106,6 +109,7 @@ func (s *server) lead(number uint64) {
 	w.checkTerm(s, number)
 	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()),
 		marked:    map[ident.ID]uint64{},
+		rolloutAt: map[config.GroupKey]time.Time{},
 		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}, learnt: map[ident.ID]lesson{},
 		called: map[ident.ID]bool{}}
 	s.term = t
@@ -270,6 +274,11 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 		w.result.Replaced++
 		if whyOf(event.Reason) == silence {
 			w.checkOutage(e.term, event.Replaces, "replaced")
+		}
+		if strings.HasPrefix(event.Reason, "its infra configuration is out of date") {
+			key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
+			w.people.rolled[key] = append(w.people.rolled[key], rolled{by: event.Instance, at: w.sched.now})
+			w.checkRollout(e.term, key, event.Replaces)
 		}
 	case event.Type == shardstate.EventPendingDeletion:
 		w.checkAnnounced(event)

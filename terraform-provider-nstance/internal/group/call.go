@@ -107,14 +107,26 @@ func request(name string, want, have config.GroupSpec) *nstancev1.UpsertGroupReq
 		req.MaxSurge = &surge
 	}
 	unset("max_surge", want.MaxSurge != nil, have.MaxSurge != nil)
-	if want.Rollout != nil {
-		text, err := json.Marshal(want.Rollout)
-		if err != nil {
-			panic("group: " + err.Error()) // not reached: a rollout has no value that JSON cannot hold
+	for _, field := range []struct {
+		name        string
+		value       any
+		to          *string
+		wanted, had bool
+	}{
+		{"rollout_json", want.Rollout, &req.RolloutJson, want.Rollout != nil, have.Rollout != nil},
+		{"disruption_json", want.Disruption, &req.DisruptionJson, want.Disruption != nil, have.Disruption != nil},
+		{"schedules_json", want.Schedules, &req.SchedulesJson, len(want.Schedules) > 0, len(have.Schedules) > 0},
+	} {
+		unset(field.name, field.wanted, field.had)
+		if !field.wanted {
+			continue
 		}
-		req.RolloutJson = string(text)
+		text, err := json.Marshal(field.value)
+		if err != nil {
+			panic("group: " + err.Error()) // not reached: the types have no value that JSON cannot hold
+		}
+		*field.to = string(text)
 	}
-	unset("rollout_json", want.Rollout != nil, have.Rollout != nil)
 	unset("max_unhealthy", want.MaxUnhealthy != "", have.MaxUnhealthy != "")
 	return req
 }

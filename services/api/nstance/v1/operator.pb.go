@@ -914,11 +914,15 @@ type UpsertGroupRequest struct {
 	// Refuse to change what exists (ALREADY_EXISTS); only create.
 	MustCreate bool `protobuf:"varint,16,opt,name=must_create,json=mustCreate,proto3" json:"must_create,omitempty"`
 	// Names of fields to reset to the values of the template or the shard: size, instance_type, instance_types, subnet_pool,
-	// vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy, rollout_json. A field cannot be cleared and
-	// set.
+	// vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy, rollout_json, disruption_json,
+	// schedules_json. A field cannot be cleared and set.
 	ClearFields []string `protobuf:"bytes,17,rep,name=clear_fields,json=clearFields,proto3" json:"clear_fields,omitempty"`
 	// The group's rollout as in the shard's configuration, a JSON object. Empty: no change.
-	RolloutJson   string `protobuf:"bytes,18,opt,name=rollout_json,json=rolloutJson,proto3" json:"rollout_json,omitempty"`
+	RolloutJson string `protobuf:"bytes,18,opt,name=rollout_json,json=rolloutJson,proto3" json:"rollout_json,omitempty"`
+	// The group's disruption as in the shard's configuration, a JSON object. Empty: no change.
+	DisruptionJson string `protobuf:"bytes,19,opt,name=disruption_json,json=disruptionJson,proto3" json:"disruption_json,omitempty"`
+	// The group's schedules as in the shard's configuration, a JSON array. Empty: no change.
+	SchedulesJson string `protobuf:"bytes,20,opt,name=schedules_json,json=schedulesJson,proto3" json:"schedules_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1075,6 +1079,20 @@ func (x *UpsertGroupRequest) GetClearFields() []string {
 func (x *UpsertGroupRequest) GetRolloutJson() string {
 	if x != nil {
 		return x.RolloutJson
+	}
+	return ""
+}
+
+func (x *UpsertGroupRequest) GetDisruptionJson() string {
+	if x != nil {
+		return x.DisruptionJson
+	}
+	return ""
+}
+
+func (x *UpsertGroupRequest) GetSchedulesJson() string {
+	if x != nil {
+		return x.SchedulesJson
 	}
 	return ""
 }
@@ -3780,7 +3798,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\boutdated\x18\x1d \x01(\rR\boutdated\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xeb\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x06\n" +
 	"\x12UpsertGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
 	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01\x12\x1a\n" +
@@ -3803,7 +3821,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vmust_create\x18\x10 \x01(\bR\n" +
 	"mustCreate\x12!\n" +
 	"\fclear_fields\x18\x11 \x03(\tR\vclearFields\x12!\n" +
-	"\frollout_json\x18\x12 \x01(\tR\vrolloutJson\x1a7\n" +
+	"\frollout_json\x18\x12 \x01(\tR\vrolloutJson\x12'\n" +
+	"\x0fdisruption_json\x18\x13 \x01(\tR\x0edisruptionJson\x12%\n" +
+	"\x0eschedules_json\x18\x14 \x01(\tR\rschedulesJson\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +

@@ -40,13 +40,30 @@ func Random(rng *rand.Rand) *Fleet {
 	}
 	if rng.Intn(2) == 0 {
 		f.Group.Rollout = randomRollout(rng)
+		disturbed(rng, &f.Group)
 	}
 	return f
 }
 
 func randomRollout(rng *rand.Rand) config.Rollout {
 	return config.Rollout{Paused: rng.Intn(4) == 0, Canary: rng.Intn(4), HaltOnFailures: rng.Intn(4),
-		BakeTime: config.Duration(rng.Intn(3)) * config.Duration(time.Minute)}
+		BakeTime: config.Duration(rng.Intn(3)) * config.Duration(time.Minute), MaxUnavailable: rng.Intn(3)}
+}
+
+// disturbed gives a group random limits of its disruption, and sizes that begin at certain times.
+func disturbed(rng *rand.Rand, g *config.Group) {
+	g.MaxPerHour = rng.Intn(4)
+	if rng.Intn(2) == 0 {
+		w, err := config.ParseWindow("Mon-Sun 00:30-02:00 UTC")
+		if err != nil {
+			panic(err)
+		}
+		g.Windows = []config.Window{w}
+	}
+	if rng.Intn(4) == 0 {
+		g.Schedules = []config.SizeSchedule{{Cron: "0 0 1 1 *", Zone: time.UTC, Size: rng.Intn(5)},
+			{Cron: "30 1 1 1 *", Zone: time.UTC, Size: rng.Intn(5)}}
+	}
 }
 
 // RandomSnapshot returns a random snapshot. Its combination of states need not be reachable.
@@ -204,7 +221,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 func (f *Fleet) Calm() {
 	f.Note("calm")
 	f.Refuse, f.Mute, f.Broken, f.Deaf = "", false, false, false
-	f.Group.Rollout = config.Rollout{}
+	f.Group.Rollout, f.Group.Windows, f.Group.MaxPerHour = config.Rollout{}, nil, 0
 	for _, vm := range f.VMs {
 		if vm.Cut {
 			f.Mend(vm)
@@ -234,7 +251,7 @@ func (f *Fleet) Settled() (wrong string) {
 		}
 		managed++
 	}
-	if managed != f.Group.Size {
+	if size, _ := f.Group.SizeAt(f.Now); managed != size {
 		return "the group is not at its size"
 	}
 	return ""

@@ -23,7 +23,8 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 	if !d.NextPlan.IsZero() && !d.NextPlan.After(s.Now) {
 		return fmt.Errorf("wake-up at %s is not after %s", d.NextPlan, s.Now)
 	}
-	desired, surge := max(0, s.Group.Size), max(1, s.Group.MaxSurge)
+	size, _ := s.Group.SizeAt(s.Now)
+	desired, surge := max(0, size), max(1, s.Group.MaxSurge)
 	if s.Group.Deleted || s.Settings.Terminating {
 		desired = 0
 	}
@@ -38,7 +39,7 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 	}
 	creates := 0
 	busy := map[ident.ID]plan.Kind{}
-	marked := map[ident.ID]plan.Cause{}
+	marked, reasons := map[ident.ID]plan.Cause{}, map[ident.ID]string{}
 	for _, a := range d.Actions {
 		i := have[a.Instance]
 		switch a.Kind {
@@ -78,10 +79,10 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 			if i.OnDemand && (a.Cause == "scale_down" || a.Cause == "unhealthy" || a.Cause == "drift") {
 				return fmt.Errorf("%+v: an on-demand instance", a)
 			}
-			marked[i.ID] = a.Cause
+			marked[i.ID], reasons[i.ID] = a.Cause, a.Reason
 		}
 	}
-	return checkSize(s, desired, surge, counted, creates, marked)
+	return checkSize(s, desired, surge, counted, creates, marked, reasons)
 }
 
 // counts is a second, independent implementation of the rule for which instances count towards a group's size.
@@ -103,8 +104,9 @@ func counts(s plan.Snapshot, i *plan.Instance) bool {
 	return !i.Notice && (i.PowerOffAt.IsZero() || i.PowerOffAt.Add(s.Settings.ShutdownGrace).After(s.Now))
 }
 
-func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map[ident.ID]plan.Cause) error {
-	removed, unhealthy, registered, removedRegistered, failed := 0, 0, 0, 0, 0
+func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map[ident.ID]plan.Cause,
+	reasons map[ident.ID]string) error {
+	removed, unhealthy, registered, removedRegistered, failed, first := 0, 0, 0, 0, 0, 0
 	running, silenced := 0, 0
 	for n := range s.Instances {
 		i := &s.Instances[n]
@@ -126,6 +128,8 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 			continue
 		}
 		switch {
+		case reasons[i.ID] != "" && strings.HasSuffix(reasons[i.ID], "max_unavailable lets it go first"):
+			first++
 		case voluntary[cause]:
 			removed++
 			if !i.RegisteredAt.IsZero() {
@@ -138,6 +142,9 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		case creates > 0 && i.Work == plan.Idle && i.State == record.Created && timedOut(s, i):
 			failed++ // its deletion has failed before and waits for the next attempt
 		}
+	}
+	if first > s.Group.Rollout.MaxUnavailable {
+		return fmt.Errorf("%d removed first, max_unavailable is %d: %v", first, s.Group.Rollout.MaxUnavailable, marked)
 	}
 	counted -= failed
 	if removed > 0 && counted-removed < desired {

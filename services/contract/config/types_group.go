@@ -1,0 +1,129 @@
+package config
+
+import "github.com/nstance-kit/nstance/services/contract/ident"
+
+// GroupSpec is a group as written in the shard config (static), or in `groups/{shard}.jsonc` (dynamic, or an override).
+type GroupSpec struct {
+	// Name of the template that the group's instances are made from. Required, but for overrides of static groups.
+	Template string `json:"template,omitempty"`
+	// Number of instances; that of the template where this is left out.
+	Size *int `json:"size,omitempty" rule:"nonnegative"`
+	// Type of the VMs; that of the template where this is left out.
+	InstanceType string `json:"instance_type,omitempty"`
+	// Types to fall back to, in order; those of the template where this is left out.
+	InstanceTypes []string `json:"instance_types,omitempty"`
+	// Pool that the VMs' subnets are taken from; that of the template where this is left out.
+	SubnetPool string `json:"subnet_pool,omitempty"`
+	// Values for templates: `{{ .Vars.name }}`, over those of the template.
+	Vars map[string]string `json:"vars,omitempty"`
+	// Arguments of the provider's create call, over those of the template. Strings inside are templates.
+	Args map[string]any `json:"args,omitempty"`
+	// Names of the load balancers that healthy instances are registered with.
+	LoadBalancers []string `json:"load_balancers,omitempty"`
+	// How long an instance may be drained before it is terminated; server.default_drain_timeout where this is left out.
+	// 0: no drain.
+	DrainTimeout *Duration `json:"drain_timeout,omitempty"`
+	// How many instances above its size the group may have while some are replaced.
+	MaxSurge *int `json:"max_surge,omitempty" default:"1" rule:"positive"`
+	// How many running instances may be silent together before the server stops replacing them: a count ("3"), or a
+	// percentage ("40%"), which is never less than 2.
+	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
+	// How instances with an outdated configuration are replaced.
+	Rollout *Rollout `json:"rollout,omitempty"`
+	// When, and how often, instances may be replaced that still serve. Lost and unhealthy instances are always replaced.
+	Disruption *Disruption `json:"disruption,omitempty"`
+	// Sizes that begin at certain times. The latest entry that has begun sets the size. Before the first one, it is
+	// size. An operator cannot change the size of a group with schedules.
+	Schedules []Schedule `json:"schedules,omitempty"`
+	// Marks a dynamic group that is being deleted; it stays until its last instance is gone. Only in groups/, written
+	// by the server.
+	Deleted bool `json:"deleted,omitempty"`
+	// IDs of instances that an operator chose when it lowered the size; the server deletes them. Only in groups/,
+	// written by the server.
+	Removed []string `json:"removed,omitempty"`
+}
+
+// Rollout says how the instances of a group are replaced after a change of their configuration: in waves of up to
+// max_surge instances. A wave begins when the group is at its size and all instances of the former wave are healthy.
+type Rollout struct {
+	// Stops the rollout. Lost and unhealthy instances are still replaced, with the new configuration.
+	Paused bool `json:"paused,omitempty"`
+	// How many instances must have the new configuration before the first wave; 0: the first wave is not held back.
+	Canary int `json:"canary,omitempty" rule:"nonnegative"`
+	// How long these first instances must be registered before the first wave.
+	BakeTime Duration `json:"bake_time,omitempty"`
+	// Stops the rollout when this many instances with the new configuration failed to register or became unhealthy; 0:
+	// never. A new configuration, or `nstance-admin group resume`, starts it again.
+	HaltOnFailures int `json:"halt_on_failures,omitempty" rule:"nonnegative"`
+	// How many instances a wave deletes before their replacements are healthy. 0: waves of max_surge instances, which
+	// are deleted when their replacements are healthy.
+	MaxUnavailable int `json:"max_unavailable,omitempty" rule:"nonnegative"`
+	// Any text. A change of it replaces all instances. `nstance-admin group roll` sets it.
+	Revision string `json:"revision,omitempty"`
+}
+
+// Disruption limits the replacement of instances that still serve, because of an outdated configuration or their
+// eligible_age. It does not limit the replacement of lost, unhealthy or forced_age instances.
+type Disruption struct {
+	// When waves may begin: weekdays, times of day and a time zone, such as "Mon-Fri 09:00-17:00 Europe/Berlin" or
+	// "Sat,Sun 22:00-04:00 UTC". A range of times may cross midnight. At any time where this is left out.
+	Windows []string `json:"windows,omitempty"`
+	// Most instances that may be created within an hour before a wave begins or grows. Instances that replace lost ones
+	// and instances that a larger size adds count too. 0: no limit.
+	MaxPerHour int `json:"max_per_hour,omitempty" rule:"nonnegative"`
+}
+
+// Schedule is a size that begins at certain times.
+type Schedule struct {
+	// Times at which the size begins: minute, hour, day of month, month and weekday, as in cron. A time that the clock
+	// skips when it is set forward does not come on that day.
+	Cron string `json:"cron" rule:"required"`
+	// Time zone of the times, such as "Europe/Berlin".
+	Timezone string `json:"timezone,omitempty" default:"UTC"`
+	// Number of instances from then on.
+	Size int `json:"size" rule:"nonnegative"`
+}
+
+// GroupKey identifies a group within a shard.
+type GroupKey struct{ Tenant, Group string }
+
+func (k GroupKey) String() string { return k.Tenant + "/" + k.Group }
+
+// Group is a group after merging defaults < template < group < override. It holds plain values and no references to
+// look up. Groups returned by [Shard.Merged] share no memory with their sources.
+type Group struct {
+	GroupKey
+	// Static groups are named by the shard config.
+	Static bool
+	// Deleted groups are scaled to zero and then forgotten.
+	Deleted bool
+	// Removed are instances to delete because an operator lowered the size and chose them.
+	Removed       []ident.ID `json:",omitempty"`
+	Template      string
+	Kind, Arch    string
+	Size          int
+	InstanceType  string
+	InstanceTypes []string // fallbacks, in order, after InstanceType
+	SubnetPool    string
+	Subnets       []string // of the pool, in order
+	Args          map[string]any
+	Vars          map[string]string
+	Files         map[string]File
+	Userdata      Userdata
+	LoadBalancers []string
+	DrainTimeout  Duration
+	MaxSurge      int
+	MaxUnhealthy  Limit
+	Rollout       Rollout
+	// Windows are the times at which waves may begin; nil: any time.
+	Windows []Window `json:",omitempty"`
+	// MaxPerHour is that of [Disruption].
+	MaxPerHour int `json:",omitempty"`
+	// Schedules change the size; see [Group.SizeAt].
+	Schedules []SizeSchedule `json:",omitempty"`
+	// Refused says what an operator chose although the shard config no longer permits it, or "". A refused group keeps
+	// its VMs. The server creates no VM for it.
+	Refused string
+	// RuntimeHash and InfraHash: page "Hashes" of docs/reference/configuration.md.
+	RuntimeHash, InfraHash string
+}

@@ -1,0 +1,186 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	_ "time/tzdata" // the same time zones on every machine that has none
+
+	"github.com/robfig/cron/v3"
+)
+
+// Window is a range of times of day on some days of the week, in a time zone.
+type Window struct {
+	// Days are the weekdays on which the range begins, by [time.Weekday].
+	Days [7]bool
+	// From and To are minutes since midnight. If To is not after From, the range ends on the next day.
+	From, To int
+	Zone     *time.Location
+}
+
+var weekdays = []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}
+
+// ParseWindow parses days, times and a time zone: "Mon-Fri 09:00-17:00 Europe/Berlin".
+func ParseWindow(text string) (Window, error) {
+	fields := strings.Fields(text)
+	if len(fields) != 3 {
+		return Window{}, fmt.Errorf("%s is not a window such as \"Mon-Fri 09:00-17:00 Europe/Berlin\"", quote(text))
+	}
+	var w Window
+	for part := range strings.SplitSeq(fields[0], ",") {
+		first, last, isRange := strings.Cut(strings.ToLower(part), "-")
+		from, to := slices.Index(weekdays, first), slices.Index(weekdays, last)
+		if !isRange {
+			to = from
+		}
+		if from < 0 || to < 0 {
+			return Window{}, fmt.Errorf("%s has days that are not such as Mon, Sat,Sun or Mon-Fri: %s", quote(text),
+				quote(part))
+		}
+		w.Days[from] = true
+		for day := from; day != to; {
+			day = (day + 1) % 7
+			w.Days[day] = true
+		}
+	}
+	from, to, _ := strings.Cut(fields[1], "-")
+	begin, err := time.Parse("15:04", from)
+	end, endErr := time.Parse("15:04", to)
+	if to == "24:00" {
+		end, endErr = time.Time{}, nil
+	}
+	if err != nil || endErr != nil || from == to {
+		return Window{}, fmt.Errorf("%s has times that are not such as 09:00-17:00: %s", quote(text), quote(fields[1]))
+	}
+	w.From, w.To = 60*begin.Hour()+begin.Minute(), 60*end.Hour()+end.Minute()
+	w.Zone, err = loadZone(fields[2])
+	return w, err
+}
+
+// Open reports whether t is inside the window. opens is when the window opens next if it is closed.
+func (w Window) Open(t time.Time) (open bool, opens time.Time) {
+	local := t.In(w.Zone)
+	for day := -1; day <= 7; day++ {
+		begin := time.Date(local.Year(), local.Month(), local.Day()+day, 0, w.From, 0, 0, w.Zone)
+		date := local.Day() + day
+		if w.To <= w.From {
+			date++
+		}
+		end := time.Date(local.Year(), local.Month(), date, 0, w.To, 0, 0, w.Zone)
+		switch weekday := (int(local.Weekday()) + day + 7) % 7; {
+		case !w.Days[weekday]:
+		case t.Before(begin):
+			return false, begin
+		case t.Before(end):
+			return true, time.Time{}
+		}
+	}
+	return false, time.Time{}
+}
+
+// SizeSchedule is a parsed [Schedule].
+type SizeSchedule struct {
+	Cron string
+	Zone *time.Location
+	Size int
+}
+
+var cronParser = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
+
+// cronTimes holds the parsed form of cron expressions by their text.
+var cronTimes sync.Map
+
+func parseCron(text string) (cron.Schedule, error) {
+	if known, ok := cronTimes.Load(text); ok {
+		return known.(cron.Schedule), nil //nolint:forcetypeassert // nothing else is stored
+	}
+	if strings.Contains(text, "=") { // the library takes it for a time zone
+		return nil, fmt.Errorf("cron: %s contains =; the time zone has a field", quote(text))
+	}
+	times, err := cronParser.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("cron: %s is not such as \"0 7 * * Mon-Fri\": %w", quote(text), err)
+	}
+	cronTimes.Store(text, times)
+	return times, nil
+}
+
+// Parse checks a schedule and returns its parsed form.
+func (s Schedule) Parse() (SizeSchedule, error) {
+	times, err := parseCron(s.Cron)
+	if err != nil {
+		return SizeSchedule{}, err
+	}
+	zone, err := loadZone(firstOf(s.Timezone, "UTC"))
+	if err != nil {
+		return SizeSchedule{}, err
+	}
+	if times.Next(time.Date(2024, 1, 1, 0, 0, 0, 0, zone)).IsZero() {
+		return SizeSchedule{}, fmt.Errorf("cron: the time of %s never comes", quote(s.Cron))
+	}
+	return SizeSchedule{Cron: s.Cron, Zone: zone, Size: s.Size}, nil
+}
+
+// longestPast is how far back the last time of a schedule is looked for. A leap day comes at least every eight years.
+const longestPast = 9 * 366 * 24 * time.Hour
+
+// around returns the last time of the schedule that is not after now, and the first one after it; zero: none.
+func (s SizeSchedule) around(now time.Time) (last, next time.Time) {
+	times, err := parseCron(s.Cron)
+	if err != nil {
+		return last, next
+	}
+	now = now.In(s.Zone)
+	next = times.Next(now)
+	for past := time.Minute; last.IsZero() && past < 2*longestPast; past *= 8 {
+		for at := times.Next(now.Add(-past)); !at.IsZero() && !at.After(now); at = times.Next(at) {
+			last = at
+		}
+	}
+	return last, next
+}
+
+// SizeAt returns the number of instances that a group wants at a time, and when that may change; zero: never.
+func (g *Group) SizeAt(now time.Time) (size int, until time.Time) {
+	if g.Deleted {
+		return g.Size, time.Time{}
+	}
+	size = g.Size
+	var begun time.Time
+	for _, s := range g.Schedules {
+		last, next := s.around(now)
+		if !last.IsZero() && !last.Before(begun) {
+			size, begun = s.Size, last
+		}
+		if until.IsZero() || !next.IsZero() && next.Before(until) {
+			until = next
+		}
+	}
+	return size, until
+}
+
+// LargestSize returns the largest number of instances that a group wants at any time.
+func (g *Group) LargestSize() int {
+	size := g.Size
+	for _, s := range g.Schedules {
+		size = max(size, s.Size)
+	}
+	return size
+}
+
+// zones holds the time zones that were loaded, so that equal names give the same pointer.
+var zones sync.Map
+
+func loadZone(name string) (*time.Location, error) {
+	if known, ok := zones.Load(name); ok {
+		return known.(*time.Location), nil //nolint:forcetypeassert // nothing else is stored
+	}
+	zone, err := time.LoadLocation(name)
+	if err != nil || name == "Local" || name == "" {
+		return nil, fmt.Errorf("%s is not a time zone such as \"Europe/Berlin\" or \"UTC\"", quote(name))
+	}
+	known, _ := zones.LoadOrStore(name, zone)
+	return known.(*time.Location), nil //nolint:forcetypeassert // nothing else is stored
+}
