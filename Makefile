@@ -50,7 +50,7 @@ nstance-admin: ## Build ./bin/nstance-admin
 	@mkdir -p bin
 	$(GO_BUILD) -o bin/ ./services/cmd/nstance-admin
 
-image: ## Build a machine image with Packer (ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu)
+image: ## Build a machine image with Packer (ROLE=server|agent ARCH=arm64|amd64 ON=aws|gcp|qemu)
 	@scripts/image.sh
 
 image-operator: ## Build the container image of the operator (PUSH=registry.example.com/name:tag pushes it)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the binary of a role and a machine image with it, with Packer: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu [VERSION=…]
+# Build the binary of a role and a machine image with it, with Packer: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|gcp|qemu [VERSION=…]
 # Further arguments are passed to `packer build`: scripts/image.sh -var aws_region=eu-west-1.
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -8,12 +8,12 @@ role=${ROLE:-}
 arch=${ARCH:-arm64}
 version=${VERSION:-$(git describe --tags --always --dirty)}
 case $role in server | agent) ;; *)
-	echo "usage: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu" >&2
+	echo "usage: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|gcp|qemu" >&2
 	exit 2
 	;;
 esac
-case ${ON:-} in aws) only='amazon-ebs.*' ;; qemu) only='qemu.*' ;; *)
-	echo "usage: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu" >&2
+case ${ON:-} in aws) only='amazon-ebs.*' ;; gcp) only='googlecompute.*' ;; qemu) only='qemu.*' ;; *)
+	echo "usage: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|gcp|qemu" >&2
 	exit 2
 	;;
 esac

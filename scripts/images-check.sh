@@ -13,7 +13,7 @@ mkdir -p "$work/config" "$work/plugins"
 
 "$packer" fmt -check -diff images/packer
 
-for plugin in amazon qemu; do
+for plugin in amazon googlecompute qemu; do
 	version=$(sed -n "s|.*github.com/hashicorp/packer-plugin-$plugin v\([0-9.]*\).*|\1|p" tests/tools/packer/go.mod)
 	grep -A 1 "hashicorp/$plugin\"" images/packer/plugins.pkr.hcl | grep -q "version = \"= $version\"" || {
 		echo "images-check.sh: images/packer/plugins.pkr.hcl must require exactly version $version of the plugin $plugin, as the pinned Packer has" >&2
@@ -26,6 +26,10 @@ for variable in aws_base_name qemu_base; do
 		exit 1
 	}
 done
+[ "$(sed -n '/^variable "gcp_base_names"/,/^}/p' images/packer/variables.pkr.hcl | grep -E -c 'debian-12-bookworm-(arm64-)?v[0-9]{8}"')" -eq 2 ] || {
+	echo "images-check.sh: the default of gcp_base_names must name one build of Debian's image for each architecture" >&2
+	exit 1
+}
 commit=0123456789abcdef0123456789abcdef01234567
 
 cp -R images/packer "$work/packer"
@@ -58,4 +62,4 @@ if "$packer" validate -var role=cook -var arch=arm64 -var version=1.0.0 -var "bi
 	echo "images-check.sh: the templates accept a role that does not exist" >&2
 	exit 1
 fi
-echo "images: templates valid for server and agent, arm64 and amd64, on aws and qemu"
+echo "images: templates valid for server and agent, arm64 and amd64, on aws, gcp and qemu"

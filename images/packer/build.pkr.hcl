@@ -10,21 +10,27 @@ locals {
   }
   # The password of the user as which Packer logs in under QEMU. It is unique to this build.
   password  = uuidv4()
-  platforms = { amazon-ebs = "aws", qemu = "qemu" }
+  platforms = { amazon-ebs = "aws", googlecompute = "gcp", qemu = "qemu" }
+
+  # Names and labels of Google Cloud have no dots, and at most 63 characters.
+  gcp_version = lower(replace(var.version, ".", "-"))
+  gcp_name    = "nstance-${var.role}-${var.arch}-${formatdate("YYYYMMDDhhmmss", timestamp())}"
+  gcp_labels  = { nstance-image = var.role, nstance-version = local.gcp_version, nstance-commit = substr(var.commit, 0, 40) }
 
   # The names of the source images.
   bases = {
-    amazon-ebs = replace(var.aws_base_name, "ARCH", var.arch)
-    qemu       = basename(replace(var.qemu_base, "ARCH", var.arch))
+    amazon-ebs    = replace(var.aws_base_name, "ARCH", var.arch)
+    googlecompute = var.gcp_base_names[var.arch]
+    qemu          = basename(replace(var.qemu_base, "ARCH", var.arch))
   }
 }
 
 build {
-  sources = ["source.amazon-ebs.nstance", "source.qemu.nstance"]
+  sources = ["source.amazon-ebs.nstance", "source.googlecompute.nstance", "source.qemu.nstance"]
 
-  # Debian's cloud-init must have finished using apt.
+  # Debian's cloud-init must have finished using apt. The images for Google Cloud have none.
   provisioner "shell" {
-    inline = ["cloud-init status --wait >/dev/null || [ $? -eq 2 ]", "mkdir -p /tmp/nstance"]
+    inline = ["! command -v cloud-init >/dev/null || cloud-init status --wait >/dev/null || [ $? -eq 2 ]", "mkdir -p /tmp/nstance"]
   }
   provisioner "file" {
     source      = "${path.root}/files"

@@ -8,6 +8,10 @@ packer {
       source  = "github.com/hashicorp/amazon"
       version = "= 1.3.2"
     }
+    googlecompute = {
+      source  = "github.com/hashicorp/googlecompute"
+      version = "= 1.1.0"
+    }
     qemu = {
       source  = "github.com/hashicorp/qemu"
       version = "= 1.0.9"

@@ -93,6 +93,35 @@ variable "aws_encrypt" {
   default     = false
 }
 
+# Google Cloud.
+
+variable "gcp_project" {
+  description = "Project in which the image is made."
+  type        = string
+  default     = "my-project"
+}
+
+variable "gcp_zone" {
+  description = "Zone of the machine that the image is made on. It must have T2A machines for arm64."
+  type        = string
+  default     = "us-central1-a"
+}
+
+variable "gcp_subnetwork" {
+  description = "Subnet of the machine that the image is made on; empty: that of the default network."
+  type        = string
+  default     = ""
+}
+
+variable "gcp_base_names" {
+  description = "Names of the source images in the project debian-cloud, by architecture."
+  type        = map(string)
+  default = {
+    amd64 = "debian-12-bookworm-v20260114"
+    arm64 = "debian-12-bookworm-arm64-v20260114"
+  }
+}
+
 # QEMU.
 
 variable "qemu_base" {
