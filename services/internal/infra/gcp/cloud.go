@@ -16,7 +16,7 @@ import (
 
 // Cloud returns the description of Google Cloud as a cloud of Compute Engine instances.
 func Cloud() infra.Cloud {
-	return infra.Cloud{Config: contract.Block, Open: open, Identity: identify}
+	return infra.Cloud{Config: contract.Block, Open: open, Identity: identify, Consoles: readConsoles}
 }
 
 const (

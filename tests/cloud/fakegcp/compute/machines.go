@@ -318,3 +318,13 @@ func (c *Compute) system(path, method, reason string, after time.Duration, chang
 		c.advance()
 	})
 }
+
+// Boot starts the machine of an instance that [Compute.Put] made.
+func (c *Compute) Boot(path string) error {
+	var err error
+	c.Do(func() {
+		r := c.Find(path)
+		r.machine, err = c.Machines.Start(c.machineView(r))
+	})
+	return err
+}

@@ -1,0 +1,50 @@
+package gcp
+
+import (
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
+)
+
+// printer is a machine that has written one line to its console.
+type printer struct{ text string }
+
+func (p printer) Start(compute.Instance) (compute.Machine, error) { return p, nil }
+func (p printer) Changed()                                        {}
+func (p printer) Console() string                                 { return p.text }
+func (p printer) Stop()                                           {}
+
+// TestConsoles reads the consoles of a shard's servers, and of no other machine.
+func TestConsoles(t *testing.T) {
+	cloud, err := fakegcp.New(zone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cloud.Compute.Machines = printer{"nstance-server: --unknown-flag"}
+	server := httptest.NewServer(cloud)
+	t.Cleanup(server.Close)
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", credentials.Write(t, fakegcp.Project))
+	for name, value := range fakegcp.Environment(server.URL) {
+		t.Setenv(name, value)
+	}
+	const path = "projects/" + fakegcp.Project + "/zones/" + zone + "/instances/"
+	for name, shard := range map[string]string{"one": "s1", "two": "s2"} {
+		cloud.Compute.Do(func() {
+			cloud.Compute.Put(path+name, compute.JSON(`{"status": "RUNNING", "labels": {"nstance-cluster": "c1",
+				"nstance-server": "`+shard+`"}}`))
+		})
+		if err := cloud.Compute.Boot(path + name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found, err := readConsoles(t.Context(), &config.Shard{Cluster: config.Cluster{ID: "c1"},
+		Server: config.Server{Shard: "s1", Provider: config.Provider{Zone: zone}}})
+	if err != nil || len(found) != 1 || found[0].State != "RUNNING" || !strings.Contains(found[0].Output, "--unknown") {
+		t.Errorf("consoles %+v, %v", found, err)
+	}
+}
