@@ -145,6 +145,36 @@ func (m *countingMachine) Sample(ctx context.Context) (*nstancev1.Metrics, time.
 	return m.plainMachine.Sample(ctx)
 }
 
+// TestKeyRequestsWithFiles checks that an agent takes key requests from the stream of files, and opens no other stream
+// for them if the server says so. TestLife has a server that does not.
+func TestKeyRequestsWithFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.keysWithFiles = true
+		defer s.start(t, n.listen(address))()
+		m := newMemories(t, s)
+		_, stop := run(t, m.options(s, n))
+		s.next(t, "sequence 1", first)
+		request := &nstancev1.KeyGenRequestsResponse{Keys: []*nstancev1.KeyRequest{{Name: "a.pub"}}}
+		s.fileSends <- &nstancev1.ReceiveFilesResponse{
+			Event: &nstancev1.ReceiveFilesResponse_KeyRequests{KeyRequests: request}}
+		if keys := <-s.submitted; len(keys) != 1 || keys[0].GetName() != "a.pub" {
+			t.Errorf("submitted %v", keys)
+		}
+		s.sendFiles("hash-1", map[string]string{"a.env": "A=1"})
+		s.next(t, "the hash", func(r *nstancev1.ReportHealthRequest) bool { return r.GetRuntimeHash() == "hash-1" })
+		s.keyAsks <- request
+		synctest.Wait()
+		if len(s.keyAsks) != 1 {
+			t.Error("the agent has opened a stream for key requests")
+		}
+		if err := stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
 // TestNoticesAreStanding checks that notices are sent immediately, and that the first report of every stream repeats
 // them.
 func TestNoticesAreStanding(t *testing.T) {

@@ -33,7 +33,8 @@ func FuzzInterval(f *testing.F) {
 			t.Helper()
 			intervals, answer := make(chan time.Duration, 1), make(chan error, 1)
 			client := New(Options{Log: slog.New(slog.DiscardHandler)})
-			(&reporter{Client: client}).listen(headed{header: metadata.MD{intervalHeader: values}}, intervals, answer)
+			r := &reporter{Client: client, onOldServer: func() {}}
+			r.listen(headed{header: metadata.MD{intervalHeader: values}}, intervals, answer)
 			if err := <-answer; err != io.EOF { //nolint:errorlint // passed on as it is
 				t.Fatal(err)
 			}

@@ -21,9 +21,11 @@ const (
 	intervalHeader  = "nstance-report-interval"
 	endpointsHeader = "nstance-agent-endpoints"
 	renewHeader     = "nstance-renew-within"
-	defaultInterval = time.Minute
-	minInterval     = 50 * time.Millisecond
-	maxInterval     = time.Hour
+	// keyRequestsHeader is set by servers that send key requests with the files.
+	keyRequestsHeader = "nstance-key-requests"
+	defaultInterval   = time.Minute
+	minInterval       = 50 * time.Millisecond
+	maxInterval       = time.Hour
 )
 
 // announcement is a stop that the server must learn of. It ends when the server confirms it or another announcement
@@ -79,6 +81,8 @@ type reporter struct {
 	*Client
 	api      nstancev1.AgentServiceClient
 	onAccept func() // called once, when the server has accepted the agent
+	// onOldServer is called if the server does not send key requests with the files.
+	onOldServer func()
 
 	facts   Facts
 	metrics *nstancev1.Metrics
@@ -169,6 +173,9 @@ func (r *reporter) listen(stream grpc.ClientStreamingClient[nstancev1.ReportHeal
 		}
 		if values := header.Get(endpointsHeader); len(values) > 0 {
 			r.storeAddrs(values[0])
+		}
+		if len(header.Get(keyRequestsHeader)) == 0 {
+			r.onOldServer()
 		}
 		if values := header.Get(renewHeader); len(values) > 0 {
 			if within, err := time.ParseDuration(values[0]); err == nil {

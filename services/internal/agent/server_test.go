@@ -61,6 +61,7 @@ type fakeServer struct {
 	refuse            error // error of every call
 	interval          string
 	endpoints         string
+	keysWithFiles     bool // the header of reports says that key requests come with the files
 	mute              bool // does not answer the end of a report stream
 	drop              bool // accepts agents and drops them immediately
 	// The first messages of every stream.
@@ -285,6 +286,9 @@ func (s *fakeServer) ReportHealth(stream grpc.ClientStreamingServer[nstancev1.Re
 	}
 	if endpoints := get(s, func() string { return s.endpoints }); endpoints != "" {
 		header.Set("nstance-agent-endpoints", endpoints)
+	}
+	if get(s, func() bool { return s.keysWithFiles }) {
+		header.Set("nstance-key-requests", "with-files")
 	}
 	if err := stream.SendHeader(header); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -29,6 +30,10 @@ const (
 
 	// An agent sends about a hundred bytes a minute, and a server has thousands of agents.
 	bufferSize = 4 << 10
+
+	// maxKeyRequests is how many key requests may wait while keys are made and submitted. The agent reads no files
+	// while more wait.
+	maxKeyRequests = 16
 )
 
 // errRenewed ends a session because the agent has a new certificate. The server closes a connection when the
@@ -111,14 +116,23 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 			c.Log.Warn("The interrupted renewal was not completed; trying again", "error", err)
 		}
 	}
+	keys, oldServer := make(chan []*nstancev1.KeyRequest, maxKeyRequests), make(chan struct{})
 	reports := &reporter{Client: c, api: api, onAccept: func() {
 		accepted = true
 		c.setHealth(nil)
 		c.Log.Info("Connected", "address", addr)
-	}}
+	}, onOldServer: sync.OnceFunc(func() { close(oldServer) })}
 	group, inner := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.keepKeys(inner, api) })
-	group.Go(func() error { return c.receiveFiles(inner, api) })
+	group.Go(func() error { return c.makeKeys(inner, api, keys) })
+	group.Go(func() error { return c.receiveFiles(inner, api, keys) })
+	group.Go(func() error {
+		select {
+		case <-inner.Done():
+			return inner.Err()
+		case <-oldServer:
+			return c.receiveKeyRequests(inner, api, keys)
+		}
+	})
 	group.Go(func() error { return c.keepRenewed(inner, api) })
 	group.Go(func() error { return reports.run(inner) })
 	err = group.Wait()
@@ -133,8 +147,9 @@ func ended(stream string, err error) error {
 	return fmt.Errorf("%s: %w", stream, err)
 }
 
-// keepKeys generates the keys that the server requests and submits their public keys.
-func (c *Client) keepKeys(ctx context.Context, api nstancev1.AgentServiceClient) error {
+// receiveKeyRequests passes on the key requests of a server that does not send them with the files.
+func (c *Client) receiveKeyRequests(ctx context.Context, api nstancev1.AgentServiceClient,
+	keys chan<- []*nstancev1.KeyRequest) error {
 	stream, err := api.KeyGenRequests(ctx, &nstancev1.KeyGenRequestsRequest{InstanceId: c.ID.String()})
 	if err != nil {
 		return ended("key requests", err)
@@ -144,8 +159,33 @@ func (c *Client) keepKeys(ctx context.Context, api nstancev1.AgentServiceClient)
 		if err != nil {
 			return ended("key requests", err)
 		}
+		if err := passOn(ctx, keys, message.GetKeys()); err != nil {
+			return err
+		}
+	}
+}
+
+func passOn(ctx context.Context, keys chan<- []*nstancev1.KeyRequest, requested []*nstancev1.KeyRequest) error {
+	select {
+	case keys <- requested:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// makeKeys generates the keys that the server requests and submits their public keys.
+func (c *Client) makeKeys(ctx context.Context, api nstancev1.AgentServiceClient,
+	requests <-chan []*nstancev1.KeyRequest) error {
+	for {
+		var requested []*nstancev1.KeyRequest
+		select {
+		case requested = <-requests:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 		var keys []*nstancev1.PublicKey
-		for _, request := range message.GetKeys() {
+		for _, request := range requested {
 			pkix, err := c.keys.Ensure(request.GetName(), request.GetAlgorithm())
 			if err != nil {
 				c.Log.Error("A key that the server asks for cannot be made", "key", request.GetName(), "error", err)
@@ -186,9 +226,12 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 	}
 }
 
-// receiveFiles stores the batches of files that the server sends. An unfinished batch is dropped with its stream.
-func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient) error {
-	stream, err := api.ReceiveFiles(ctx, &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String()})
+// receiveFiles stores the batches of files that the server sends, and passes on its key requests. An unfinished batch
+// is dropped with its stream.
+func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
+	keys chan<- []*nstancev1.KeyRequest) error {
+	stream, err := api.ReceiveFiles(ctx, &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(),
+		WithKeyRequests: true})
 	if err != nil {
 		return ended("files", err)
 	}
@@ -199,6 +242,10 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 			return ended("files", err)
 		}
 		switch event := message.GetEvent().(type) {
+		case *nstancev1.ReceiveFilesResponse_KeyRequests:
+			if err := passOn(ctx, keys, event.KeyRequests.GetKeys()); err != nil {
+				return err
+			}
 		case *nstancev1.ReceiveFilesResponse_File:
 			batch.Add(event.File)
 		case *nstancev1.ReceiveFilesResponse_Commit:

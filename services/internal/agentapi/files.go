@@ -47,12 +47,29 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	return nil
 }
 
-// ReceiveFiles sends an instance its files whenever it lacks some.
+// ReceiveFiles sends an instance its files whenever it lacks some, and, if the agent says so, key requests.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
-	return s.serveStream(stream.Context(), filesStream, instanceOf(req), func(*call) error {
-		return nil
-	}, func(c *call) error { return s.deliverBatch(c, stream) })
+	requestKeys := func(c *call) error {
+		if !req.GetWithKeyRequests() {
+			return nil
+		}
+		return c.agent.requestKeys(func(keys *nstancev1.KeyGenRequestsResponse) error {
+			return stream.Send(&nstancev1.ReceiveFilesResponse{
+				Event: &nstancev1.ReceiveFilesResponse_KeyRequests{KeyRequests: keys}})
+		})
+	}
+	return s.serveStream(stream.Context(), filesStream, instanceOf(req), func(c *call) error {
+		if req.GetWithKeyRequests() {
+			s.findMissingKeys(stream.Context(), c)
+		}
+		return requestKeys(c)
+	}, func(c *call) error {
+		if err := s.deliverBatch(c, stream); err != nil {
+			return err
+		}
+		return requestKeys(c)
+	})
 }
 
 // deliverBatch makes and sends one batch. It returns an error only if the stream is broken. Any other failure is raised

@@ -19,6 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
@@ -97,6 +98,41 @@ func TestFilesAndKeys(t *testing.T) {
 	}
 	if len(w.log(t)) != 1 {
 		t.Error("another certificate was issued")
+	}
+}
+
+// TestKeyRequestsWithFiles checks that an agent which asks for it gets the requests for keys on the stream of files,
+// before the first batch and after each batch that lacks a key, and that ReportHealth's header says so.
+func TestKeyRequestsWithFiles(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	c.keysWithFiles = true
+	r, files := c.reports(), c.files()
+	if header, err := r.Header(); err != nil || !slices.Equal(header.Get(agentapi.KeyRequestsHeader),
+		[]string{"with-files"}) {
+		t.Errorf("header %v (%v)", header, err)
+	}
+	awaitRequest := func() {
+		t.Helper()
+		message, err := files.Recv()
+		if keys := message.GetKeyRequests().GetKeys(); err != nil || len(keys) != 1 || keys[0].GetName() != "node.pub" {
+			t.Fatalf("%v (%v), want a request for node.pub", message, err)
+		}
+	}
+	awaitRequest()
+	r.send(nil)
+	if err := c.push(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"node.env", "secret.key"}, receive(t, files).names()); diff != "" {
+		t.Error(diff)
+	}
+	awaitRequest()
+	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
+		t.Fatal(err)
+	}
+	if b := receive(t, files); len(b.files) != 1 || b.commit.GetRuntimeHash() != "r1" {
+		t.Errorf("%v %v, want the certificate", b.names(), b.commit)
 	}
 }
 

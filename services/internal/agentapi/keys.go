@@ -25,34 +25,42 @@ import (
 // KeyGenRequests requests from an agent the public keys that its instance's files need and that it has not submitted.
 func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest,
 	stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
-	requestKeys := func(c *call) error {
-		c.agent.mu.Lock()
-		wanted := c.agent.wantedKeys
-		c.agent.wantedKeys = nil
-		c.agent.mu.Unlock()
-		if len(wanted) == 0 {
-			return nil
-		}
-		message := &nstancev1.KeyGenRequestsResponse{}
-		for _, request := range wanted {
-			message.Keys = append(message.Keys, &nstancev1.KeyRequest{Name: request.Name,
-				Algorithm: algorithm(request.Algorithm)})
-		}
-		return stream.Send(message)
-	}
+	requestKeys := func(c *call) error { return c.agent.requestKeys(stream.Send) }
 	return s.serveStream(stream.Context(), keysStream, instanceOf(req), func(c *call) error {
-		s.loadKeys(stream.Context(), c.agent)
-		wanted := s.keysOfGroup(c)
-		c.agent.mu.Lock()
-		for _, request := range wanted {
-			if filegen.CheckKey(c.agent.keys[request.Name], request.Algorithm) != nil &&
-				!slices.Contains(c.agent.wantedKeys, request) {
-				c.agent.wantedKeys = append(c.agent.wantedKeys, request)
-			}
-		}
-		c.agent.mu.Unlock()
+		s.findMissingKeys(stream.Context(), c)
 		return requestKeys(c)
 	}, requestKeys)
+}
+
+// findMissingKeys adds to the wanted keys those of the caller's group that the agent has not submitted.
+func (s *Service) findMissingKeys(ctx context.Context, c *call) {
+	s.loadKeys(ctx, c.agent)
+	needed := s.keysOfGroup(c)
+	c.agent.mu.Lock()
+	defer c.agent.mu.Unlock()
+	for _, request := range needed {
+		if filegen.CheckKey(c.agent.keys[request.Name], request.Algorithm) != nil &&
+			!slices.Contains(c.agent.wantedKeys, request) {
+			c.agent.wantedKeys = append(c.agent.wantedKeys, request)
+		}
+	}
+}
+
+// requestKeys sends the wanted keys, if there are any, to the agent.
+func (a *agent) requestKeys(send func(*nstancev1.KeyGenRequestsResponse) error) error {
+	a.mu.Lock()
+	wanted := a.wantedKeys
+	a.wantedKeys = nil
+	a.mu.Unlock()
+	if len(wanted) == 0 {
+		return nil
+	}
+	message := &nstancev1.KeyGenRequestsResponse{}
+	for _, request := range wanted {
+		message.Keys = append(message.Keys, &nstancev1.KeyRequest{Name: request.Name,
+			Algorithm: algorithm(request.Algorithm)})
+	}
+	return send(message)
 }
 
 func algorithm(name string) nstancev1.KeyAlgorithm {

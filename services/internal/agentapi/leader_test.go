@@ -120,6 +120,8 @@ type client struct {
 	key  ed25519.PrivateKey
 	cert *tls.Certificate
 	conn *grpc.ClientConn
+	// keysWithFiles: the agent asks for key requests on the stream of files.
+	keysWithFiles bool
 }
 
 // registered returns an instance whose agent has registered with a key.
@@ -215,7 +217,8 @@ func (c *client) files() filesStream {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) // a failing test ends after this time
 	c.t.Cleanup(cancel)
-	stream, err := c.ReceiveFiles(ctx, &nstancev1.ReceiveFilesRequest{InstanceId: c.id.String()})
+	stream, err := c.ReceiveFiles(ctx, &nstancev1.ReceiveFilesRequest{InstanceId: c.id.String(),
+		WithKeyRequests: c.keysWithFiles})
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -36,6 +36,9 @@ const (
 	// RenewHeader is the response header that asks the agent to renew its certificate early, because the CA is being
 	// rotated. It holds the time within which agents spread their renewals, a Go duration.
 	RenewHeader = "nstance-renew-within"
+	// KeyRequestsHeader is the response header that tells agents not to open a stream for key requests. It is always
+	// "with-files". See ReceiveFilesRequest.
+	KeyRequestsHeader = "nstance-key-requests"
 )
 
 // Limits of a report.
@@ -54,7 +57,8 @@ func (s *Service) ReportHealth(stream reports) error {
 		c.agent.mu.Lock()
 		c.stream.told = told
 		c.agent.mu.Unlock()
-		header := metadata.Pairs(IntervalHeader, told.interval.String(), EndpointsHeader, told.endpoints)
+		header := metadata.Pairs(IntervalHeader, told.interval.String(), EndpointsHeader, told.endpoints,
+			KeyRequestsHeader, "with-files")
 		if c.mustRenew() {
 			header.Set(RenewHeader, c.leader.renewWithin().String())
 		}

@@ -411,10 +411,12 @@ func (*SubmitPublicKeysResponse) Descriptor() ([]byte, []int) {
 }
 
 type ReceiveFilesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// Send key requests on this stream, so that the agent needs no KeyGenRequests stream.
+	WithKeyRequests bool `protobuf:"varint,2,opt,name=with_key_requests,json=withKeyRequests,proto3" json:"with_key_requests,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ReceiveFilesRequest) Reset() {
@@ -454,12 +456,20 @@ func (x *ReceiveFilesRequest) GetInstanceId() string {
 	return ""
 }
 
+func (x *ReceiveFilesRequest) GetWithKeyRequests() bool {
+	if x != nil {
+		return x.WithKeyRequests
+	}
+	return false
+}
+
 type ReceiveFilesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
 	//
 	//	*ReceiveFilesResponse_File
 	//	*ReceiveFilesResponse_Commit
+	//	*ReceiveFilesResponse_KeyRequests
 	Event         isReceiveFilesResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -520,6 +530,15 @@ func (x *ReceiveFilesResponse) GetCommit() *FilesCommit {
 	return nil
 }
 
+func (x *ReceiveFilesResponse) GetKeyRequests() *KeyGenRequestsResponse {
+	if x != nil {
+		if x, ok := x.Event.(*ReceiveFilesResponse_KeyRequests); ok {
+			return x.KeyRequests
+		}
+	}
+	return nil
+}
+
 type isReceiveFilesResponse_Event interface {
 	isReceiveFilesResponse_Event()
 }
@@ -532,9 +551,16 @@ type ReceiveFilesResponse_Commit struct {
 	Commit *FilesCommit `protobuf:"bytes,2,opt,name=commit,proto3,oneof"`
 }
 
+type ReceiveFilesResponse_KeyRequests struct {
+	// Comes between batches, and only if the request has with_key_requests.
+	KeyRequests *KeyGenRequestsResponse `protobuf:"bytes,3,opt,name=key_requests,json=keyRequests,proto3,oneof"`
+}
+
 func (*ReceiveFilesResponse_File) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_Commit) isReceiveFilesResponse_Event() {}
+
+func (*ReceiveFilesResponse_KeyRequests) isReceiveFilesResponse_Event() {}
 
 type File struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1281,13 +1307,15 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\tPublicKey\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pkix\x18\x02 \x01(\fR\x04pkix\"\x1a\n" +
-	"\x18SubmitPublicKeysResponse\"6\n" +
+	"\x18SubmitPublicKeysResponse\"b\n" +
 	"\x13ReceiveFilesRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
-	"instanceId\"z\n" +
+	"instanceId\x12*\n" +
+	"\x11with_key_requests\x18\x02 \x01(\bR\x0fwithKeyRequests\"\xc3\x01\n" +
 	"\x14ReceiveFilesResponse\x12&\n" +
 	"\x04file\x18\x01 \x01(\v2\x10.nstance.v1.FileH\x00R\x04file\x121\n" +
-	"\x06commit\x18\x02 \x01(\v2\x17.nstance.v1.FilesCommitH\x00R\x06commitB\a\n" +
+	"\x06commit\x18\x02 \x01(\v2\x17.nstance.v1.FilesCommitH\x00R\x06commit\x12G\n" +
+	"\fkey_requests\x18\x03 \x01(\v2\".nstance.v1.KeyGenRequestsResponseH\x00R\vkeyRequestsB\a\n" +
 	"\x05event\"H\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -1412,31 +1440,32 @@ var file_nstance_v1_agent_proto_depIdxs = []int32{
 	6,  // 2: nstance.v1.SubmitPublicKeysRequest.keys:type_name -> nstance.v1.PublicKey
 	10, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
 	11, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
-	20, // 5: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
-	13, // 6: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
-	14, // 7: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
-	15, // 8: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
-	16, // 9: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
-	1,  // 10: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
-	21, // 11: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
-	21, // 12: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
-	21, // 13: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	21, // 14: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	2,  // 15: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
-	5,  // 16: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
-	8,  // 17: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
-	12, // 18: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
-	18, // 19: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
-	3,  // 20: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
-	7,  // 21: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
-	9,  // 22: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
-	17, // 23: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
-	19, // 24: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
-	20, // [20:25] is the sub-list for method output_type
-	15, // [15:20] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	3,  // 5: nstance.v1.ReceiveFilesResponse.key_requests:type_name -> nstance.v1.KeyGenRequestsResponse
+	20, // 6: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
+	13, // 7: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
+	14, // 8: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
+	15, // 9: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
+	16, // 10: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
+	1,  // 11: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
+	21, // 12: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
+	21, // 13: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
+	21, // 14: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	21, // 15: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	2,  // 16: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
+	5,  // 17: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
+	8,  // 18: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
+	12, // 19: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
+	18, // 20: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
+	3,  // 21: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
+	7,  // 22: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
+	9,  // 23: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
+	17, // 24: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
+	19, // 25: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
+	21, // [21:26] is the sub-list for method output_type
+	16, // [16:21] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
@@ -1447,6 +1476,7 @@ func file_nstance_v1_agent_proto_init() {
 	file_nstance_v1_agent_proto_msgTypes[7].OneofWrappers = []any{
 		(*ReceiveFilesResponse_File)(nil),
 		(*ReceiveFilesResponse_Commit)(nil),
+		(*ReceiveFilesResponse_KeyRequests)(nil),
 	}
 	file_nstance_v1_agent_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}

@@ -33,7 +33,8 @@ const (
 // AgentService serves agents: mutual TLS with an agent certificate. An agent speaks for the instance in its certificate only;
 // a message that names another instance is PERMISSION_DENIED. A second connection of the same instance replaces the first.
 type AgentServiceClient interface {
-	// KeyGenRequests streams the names of key pairs that the instance's template needs.
+	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the response header of
+	// ReportHealth has no "nstance-key-requests": other servers send these requests with the files.
 	KeyGenRequests(ctx context.Context, in *KeyGenRequestsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[KeyGenRequestsResponse], error)
 	// SubmitPublicKeys hands in public keys by name. They are cached, not durable: a server without them asks again.
 	SubmitPublicKeys(ctx context.Context, in *SubmitPublicKeysRequest, opts ...grpc.CallOption) (*SubmitPublicKeysResponse, error)
@@ -132,7 +133,8 @@ func (c *agentServiceClient) RenewCertificate(ctx context.Context, in *AgentServ
 // AgentService serves agents: mutual TLS with an agent certificate. An agent speaks for the instance in its certificate only;
 // a message that names another instance is PERMISSION_DENIED. A second connection of the same instance replaces the first.
 type AgentServiceServer interface {
-	// KeyGenRequests streams the names of key pairs that the instance's template needs.
+	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the response header of
+	// ReportHealth has no "nstance-key-requests": other servers send these requests with the files.
 	KeyGenRequests(*KeyGenRequestsRequest, grpc.ServerStreamingServer[KeyGenRequestsResponse]) error
 	// SubmitPublicKeys hands in public keys by name. They are cached, not durable: a server without them asks again.
 	SubmitPublicKeys(context.Context, *SubmitPublicKeysRequest) (*SubmitPublicKeysResponse, error)
