@@ -69,8 +69,8 @@ func (n Nonce) LogValue() slog.Value { return slog.StringValue(n.String()) }
 // MarshalText redacts, in JSON too. There is no way back.
 func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
 
-// NonceKey signs nonces: an Ed25519 key of the cluster. It does not show itself. While the cluster's keys are rotated, it
-// also names the other key, old or new, of which nonces are accepted.
+// NonceKey signs nonces: an Ed25519 key of the cluster. It does not show itself. While the cluster's keys are rotated,
+// it also names the other key, old or new, of which nonces are accepted.
 type NonceKey struct {
 	private func() ed25519.PrivateKey
 	other   ed25519.PublicKey // nil if there is none
@@ -340,8 +340,9 @@ func (w *wireClaims) claims() (NonceClaims, error) {
 	return c, c.validate()
 }
 
-// ParseNonce verifies a presented nonce with any of keys and returns its claims. With allowExpired it accepts an expired nonce: the
-// caller must then refuse every key but the one that has consumed this nonce. Errors never quote the nonce.
+// ParseNonce verifies a presented nonce with any of keys and returns its claims. With allowExpired it accepts an
+// expired nonce: the caller must then refuse every key but the one that has consumed this nonce. Errors never quote the
+// nonce.
 func ParseNonce(keys []ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
 	claims, err := parseNonce(keys, cluster, text, now, allowExpired)
 	if err != nil {

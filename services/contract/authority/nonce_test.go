@@ -137,7 +137,8 @@ func TestParseNonceRefuses(t *testing.T) {
 	}
 	set := func(name string, value any) string { return claims(func(m map[string]any) { m[name] = value }) }
 	drop := func(name string) string { return claims(func(m map[string]any) { delete(m, name) }) }
-	if _, err := authority.ParseNonce(key.Accepted(), "example", claims(func(map[string]any) {}), t0, false); err != nil {
+	if _, err := authority.ParseNonce(key.Accepted(), "example", claims(func(map[string]any) {}), t0,
+		false); err != nil {
 		t.Fatal("the forger is no good:", err)
 	}
 	malformed := authority.ErrNonceMalformed
@@ -281,7 +282,10 @@ func TestAcceptedNonces(t *testing.T) {
 	for who, c := range map[string]struct {
 		key  authority.NonceKey
 		want error
-	}{"itself": {key, nil}, "the other": {others[1], nil}, "an earlier other": {others[0], authority.ErrNonceSignature}} {
+	}{
+		"itself": {key, nil}, "the other": {others[1], nil},
+		"an earlier other": {others[0], authority.ErrNonceSignature},
+	} {
 		nonce, _, err := authority.MintNonce(c.key, operatorNonce(), random(1), t0)
 		if err != nil {
 			t.Fatal(err)

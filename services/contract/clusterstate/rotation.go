@@ -32,8 +32,8 @@ func (s RotationStep) String() string {
 	return [...]string{"none", "prepared", "announced", "issued"}[s]
 }
 
-// Rotation is the state of a rotation of the CA and the nonce key. It is derived from `ca.key`, `ca-next.key` and `ca.crt`, so any
-// program can continue a rotation that another one left unfinished.
+// Rotation is the state of a rotation of the CA and the nonce key. It is derived from `ca.key`, `ca-next.key` and
+// `ca.crt`, so any program can continue a rotation that another one left unfinished.
 type Rotation struct {
 	Step RotationStep
 	// Current is the CA that issues certificates: the one in `ca.key`.
@@ -96,8 +96,8 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 }
 
 // AnnounceCA begins a rotation of the CA, or continues one: it makes a new CA and a new nonce key, lets leaders accept
-// nonces of the new key, and adds the CA to the bundle. It changes nothing if that has been done. The next step is [State.IssueFromNewCA], after every client has followed, see
-// [Followers].
+// nonces of the new key, and adds the CA to the bundle. It changes nothing if that has been done. The next step is
+// [State.IssueFromNewCA], after every client has followed, see [Followers].
 func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("announce the new CA: %w", err) }
 	if _, _, err := s.EnsureCA(ctx); err != nil { // it signs the documents of a former version
@@ -166,7 +166,8 @@ func (s *State) makeNextKeys(ctx context.Context, r rotation) error {
 }
 
 // IssueFromNewCA lets the new CA issue certificates and sign the cluster's documents, and the new key sign nonces. Call
-// it when every client trusts the new CA: clients that do not will refuse the servers' certificates. It changes nothing if that has been done.
+// it when every client trusts the new CA: clients that do not will refuse the servers' certificates. It changes nothing
+// if that has been done.
 func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("issue from the new CA: %w", err) }
 	r, err := s.readRotation(ctx)
@@ -203,7 +204,8 @@ func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 }
 
 // RemoveOldCA ends a rotation: nonces of the old key are refused, and the old CA leaves the bundle. Call it when no
-// certificate of the old CA is left, because their holders are refused from then on. It changes nothing if no rotation is under way.
+// certificate of the old CA is left, because their holders are refused from then on. It changes nothing if no rotation
+// is under way.
 func (s *State) RemoveOldCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("remove the old CA: %w", err) }
 	r, err := s.readRotation(ctx)

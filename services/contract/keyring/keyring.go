@@ -26,6 +26,9 @@ const maxSource = 4096
 type Ring struct {
 	Current envelope.Key
 	Old     []envelope.Key
+	// IsText means that the current key is a text of 32 printable characters, not 32 random bytes. A text that a person
+	// chose can be guessed.
+	IsText bool
 }
 
 // Keys returns all keys that can open blobs, starting with the current key.
@@ -69,14 +72,14 @@ func Load(ctx context.Context, secrets config.Secrets, sources []Source) (Ring, 
 	var ring Ring
 	var errs []error
 	if secrets.EncryptionKey != nil {
-		key, err := read(ctx, *secrets.EncryptionKey, sources)
+		key, text, err := read(ctx, *secrets.EncryptionKey, sources)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("encryption_key: %w", err))
 		}
-		ring.Current = key
+		ring.Current, ring.IsText = key, text
 	}
 	for i, source := range secrets.OldEncryptionKeys {
-		key, err := read(ctx, source, sources)
+		key, _, err := read(ctx, source, sources)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("old_encryption_keys[%d]: %w", i, err))
 			continue
@@ -91,27 +94,29 @@ func Load(ctx context.Context, secrets config.Secrets, sources []Source) (Ring, 
 	return ring, nil
 }
 
-func read(ctx context.Context, source config.KeySource, sources []Source) (envelope.Key, error) {
+// read reads a key. text means that it is a text of printable characters.
+func read(ctx context.Context, source config.KeySource, sources []Source) (key envelope.Key, text bool, err error) {
 	if source.Provider == config.EnvKeySource {
 		source.Source = cmp.Or(source.Source, config.DefaultKeyVariable)
 	}
 	from := fmt.Sprintf("%s %q", source.Provider, source.Source)
 	i := slices.IndexFunc(sources, func(s Source) bool { return s.Name == source.Provider })
 	if i < 0 {
-		return envelope.Key{}, fmt.Errorf("read key from %s: this program has no such provider", from)
+		return envelope.Key{}, false, fmt.Errorf("read key from %s: this program has no such provider", from)
 	}
 	data, err := sources[i].Read(ctx, source)
 	if errors.Is(err, fs.ErrPermission) {
 		err = fmt.Errorf("%w: %w", ErrDenied, err)
 	}
 	if err != nil {
-		return envelope.Key{}, fmt.Errorf("read key from %s: %w", from, err)
+		return envelope.Key{}, false, fmt.Errorf("read key from %s: %w", from, err)
 	}
-	key, err := Parse(data)
+	key, err = Parse(data)
 	if err != nil {
-		return envelope.Key{}, fmt.Errorf("read key from %s: %w", from, err)
+		return envelope.Key{}, false, fmt.Errorf("read key from %s: %w", from, err)
 	}
-	return key, nil
+	text = !slices.ContainsFunc(data, func(b byte) bool { return b < ' ' || b > '~' }) && len(data) == envelope.KeySize
+	return key, text, nil
 }
 
 // Parse parses a key. The length determines the encoding: 32 bytes are the raw key, and 43 or 44 characters are its

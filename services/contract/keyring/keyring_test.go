@@ -113,6 +113,22 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// TestTextIsNoRandomKey checks that a ring says whether its key is a text that a person may have chosen. An encoded or
+// binary key is not.
+func TestTextIsNoRandomKey(t *testing.T) {
+	for value, want := range map[string]bool{
+		"thisisatest32bytekey123456789012": true, "a password of 32 characters ~~~~": true,
+		base64.StdEncoding.EncodeToString([]byte(text)): false, strings.Repeat("k", 31) + "\xff": false,
+	} {
+		t.Setenv(config.DefaultKeyVariable, value)
+		ring, err := keyring.Load(t.Context(), config.Secrets{EncryptionKey: &config.KeySource{Provider: "env"}},
+			keyring.Sources())
+		if err != nil || ring.IsText != want {
+			t.Errorf("a key of %d bytes: text %t, want %t, %v", len(value), ring.IsText, want, err)
+		}
+	}
+}
+
 func TestLoadErrors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(path, []byte(strings.Repeat("s", 5000)), 0o600); err != nil {

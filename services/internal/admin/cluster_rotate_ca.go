@@ -101,8 +101,8 @@ must have their configuration in the bucket that the command is given.`,
 
 type caRotation struct {
 	Finished bool `json:"finished"`
-	// Step is prepared (the new CA is not trusted yet), announced (the old CA issues), issued (the new CA issues, the old
-	// one is trusted) or none.
+	// Step is prepared (the new CA is not trusted yet), announced (the old CA issues), issued (the new CA issues, the
+	// old one is trusted) or none.
 	Step string `json:"step"`
 	// Fingerprint and NotAfter are those of the CA that issues.
 	Fingerprint string    `json:"ca_fingerprint"`

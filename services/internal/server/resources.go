@@ -155,6 +155,10 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	if err != nil {
 		return fmt.Errorf("cluster.secrets: %w", err)
 	}
+	if ring.IsText {
+		s.log.Warn("the encryption key is a text of 32 characters, which may be guessed: rotate it to 32 random bytes",
+			"make", "openssl rand -base64 32")
+	}
 	r.marks = &highwater.Marks{Scope: shard.Cluster.ID}
 	if err := s.readMarks(ctx, r.marks); err != nil {
 		return err
