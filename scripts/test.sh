@@ -171,9 +171,10 @@ step_gcpstack() {
 	go test ./tests/stacks/gcp -count=1 -timeout 20m -terraform="$(command -v terraform)"
 }
 
-# VMs of a real libvirtd, in namespaces. It needs root.
+# VMs of a real libvirtd, in namespaces: the provider alone, and a shard. It needs root.
 step_libvirt() {
 	go test ./services/internal/infra/libvirt/... -count=1 -timeout 10m
+	scripts/libvirt.sh
 }
 
 # The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator.

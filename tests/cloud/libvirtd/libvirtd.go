@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,8 +24,9 @@ type Daemon struct {
 	// Socket is the path of the daemon's socket, and Pool the directory of its storage pool, both on this machine.
 	Socket, Pool string
 
-	dir  string
-	init *exec.Cmd // process 1 of the namespaces
+	dir        string
+	init       *exec.Cmd // process 1 of the namespaces
+	namespaces []string  // names of the namespaces, as options of unshare and nsenter
 }
 
 // packages are the Debian packages that the tests need.
@@ -85,6 +87,21 @@ const startTimeout = time.Minute
 // Start starts a daemon, which ends with the test.
 func Start(t testing.TB) *Daemon {
 	t.Helper()
+	return start(t, "--mount", "--pid", "--net")
+}
+
+// StartInNetwork starts a daemon in the network namespace of this process, so that programs outside of the VMs reach
+// them. The addresses of the hosts in the networks "a" and "b" are [Gateway] and 10.77.2.1.
+func StartInNetwork(t testing.TB) *Daemon {
+	t.Helper()
+	return start(t, "--mount", "--pid")
+}
+
+// Gateway is the address of the host in the network "a".
+const Gateway = "10.77.1.1"
+
+func start(t testing.TB, namespaces ...string) *Daemon {
+	t.Helper()
 	for _, program := range []string{"libvirtd", "qemu-system-x86_64", "qemu-img", "virsh", "dnsmasq", "nsenter"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Fatalf("%v: on Debian, apt-get install --no-install-recommends %s", err, packages)
@@ -96,7 +113,7 @@ func Start(t testing.TB) *Daemon {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	d := &Daemon{dir: dir, Socket: filepath.Join(dir, "run/libvirt/libvirt-sock"),
+	d := &Daemon{dir: dir, namespaces: namespaces, Socket: filepath.Join(dir, "run/libvirt/libvirt-sock"),
 		Pool: filepath.Join(dir, "var/lib/libvirt/images")}
 	d.init = exec.CommandContext(context.WithoutCancel(t.Context()), "unshare", "--mount", "--net", "--pid", "--fork",
 		"--kill-child", "--mount-proc",
@@ -159,8 +176,8 @@ func (d *Daemon) Virsh(t testing.TB, args ...string) string {
 // Enter returns a command that runs in the namespaces of the daemon.
 func (d *Daemon) Enter(ctx context.Context, args ...string) *exec.Cmd {
 	target := strconv.Itoa(d.firstProcess())
-	return exec.CommandContext(ctx, "nsenter", append([]string{"--target", target, "--mount", "--net", "--pid", "--"},
-		args...)...)
+	return exec.CommandContext(ctx, "nsenter", slices.Concat([]string{"--target", target}, d.namespaces, []string{"--"},
+		args)...)
 }
 
 // firstProcess returns the process ID, on this machine, of process 1 of the namespaces.
