@@ -163,7 +163,8 @@ step_stacks() {
 	else
 		echo "-- tofu only: terraform is NOT TESTED, because it is not on PATH"
 	fi
-	go test ./tests/stacks -count=1 -timeout 30m -terraform="$terraform"
+	# The stacks mostly wait, so all four run at the same time.
+	go test ./tests/stacks -count=1 -timeout 30m -parallel 4 -terraform="$terraform"
 }
 
 # The example for Google Cloud, applied to the fake cloud and destroyed.

@@ -17,7 +17,8 @@ import (
 )
 
 // environments applies the example with two environments side by side in one account. Destroying staging must not
-// change production, and production must refuse to be destroyed while it is protected.
+// change production, and production must refuse to be destroyed while it is protected. A destroyed environment can be
+// applied again.
 func environments(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	// The example's bucket for the Terraform state. It exists before the environments and after them.
@@ -58,8 +59,21 @@ func environments(t *testing.T, calls *ledger) {
 	if diff := cmp.Diff(workers, ids(productionFleet.workers())); diff != "" {
 		t.Errorf("VMs of production after a refused destroy (-before +now):\n%s", diff)
 	}
+	var shards map[string]shard
 	production.Override(t, override(2, false))
 	production.Apply(t)
+	production.Destroy(t)
+	// What was destroyed does not keep its names.
+	production.Apply(t)
+	production.Output(t, "shards", &shards)
+	again := &fleet{Lab: l, cluster: productionFleet.cluster, shard: shards["us-west-2a"]}
+	again.open(t, production)
+	again.healthy(t)
+	again.settled(t, 2, nil)
+	if again.key == productionFleet.key {
+		t.Error("the cluster that was applied again has the encryption key of the destroyed one")
+	}
+	again.refresh(t)
 	production.Destroy(t)
 	for _, f := range []*fleet{productionFleet, stagingFleet} {
 		calls.addCalls(l, f.cluster)

@@ -50,6 +50,11 @@ module "account" {
   shards = { main = {} }
 }
 
+# The AWS provider waits a minute for the lifecycle rules, which the other stacks have.
+module "cluster" {
+  versioning = false
+}
+
 module "shard" {
   shard          = "main"
   zone           = %[1]q
@@ -94,7 +99,7 @@ module "shard" {
 		t.Errorf("a removed subnet: exit code %d, want 2 and the group that loses VMs:\n%s", code, output)
 	}
 	kept := f.workers()
-	stack.Apply(t)
+	stack.ApplyPlan(t)
 	f.settled(t, 3, moved)
 	f.kept(t, kept, moved)
 	unharmed()
@@ -109,7 +114,7 @@ module "shard" {
 		!strings.Contains(output, "rolling_groups") || strings.Contains(output, "Instances will be replaced") {
 		t.Errorf("another subnet of the servers: exit code %d, want 2 and a warning:\n%s", code, output)
 	}
-	stack.Apply(t)
+	stack.ApplyPlan(t)
 	f.moved(t, stack, zone, "10.0.2.100")
 	f.settled(t, 3, nil)
 	f.kept(t, kept, nil)
@@ -123,10 +128,11 @@ module "shard" {
 	old := ids(f.workers())
 	const otherZone = "us-west-2b"
 	network(otherZone, "10.0.3.0/24", "10.0.4.0/24", "10.0.48.0/28")
-	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "The address of the leader of shard") {
-		t.Errorf("another zone: exit code %d, want 2 and a warning:\n%s", code, output)
+	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "The address of the leader of shard") ||
+		!strings.Contains(output, "Instances in subnets that leave their pool are replaced") {
+		t.Errorf("another zone: exit code %d, want 2 and two warnings:\n%s", code, output)
 	}
-	stack.Apply(t)
+	stack.ApplyPlan(t)
 	f.moved(t, stack, otherZone, "10.0.4.100")
 	f.settled(t, 3, old)
 	unharmed()
@@ -134,16 +140,24 @@ module "shard" {
 		t.Errorf("a plan after the change of the zone finds changes (exit code %d):\n%s", code, output)
 	}
 
-	// These mistakes fail at plan.
-	for what, wrong := range map[string]struct{ variable, value, want string }{
-		"another architecture": {"server_instance_type", "t4g.nano",
-			"t4g.nano do not exist, or are not of the architecture"},
-		"no such type": {"server_instance_type", "t9.nano", "does not offer the instance types t9.nano"},
-		"a fraction":   {"worker_count", "1.5", "worker_count is a whole number"},
+	// These mistakes fail at plan. One plan reports several of them.
+	const nobody = "999999999999"
+	for _, wrong := range []struct {
+		vars map[string]any
+		want []string
+	}{
+		{map[string]any{"server_instance_type": "t4g.nano", "worker_instance_types": []string{"t9.nano"}}, []string{
+			"t4g.nano, t9.nano do not exist, or are not of the architecture amd64",
+			"does not offer the instance types t9.nano"}},
+		{map[string]any{"server_ami": nil, "image_owners": []string{nobody}, "worker_count": "1.5"}, []string{
+			"No image for server_image: owners " + nobody + "; name = nstance-server-*; architecture = x86_64.",
+			"worker_count is a whole number"}},
 	} {
-		changed := stack.With(map[string]any{wrong.variable: wrong.value})
-		if code, output := changed.Plan(t); code != 1 || !strings.Contains(output, wrong.want) {
-			t.Errorf("%s: exit code %d, want 1 and %q:\n%s", what, code, wrong.want, output)
+		output := stack.With(wrong.vars).PlanFails(t)
+		for _, want := range wrong.want {
+			if !strings.Contains(output, want) {
+				t.Errorf("the errors of a plan with %v lack %q:\n%s", wrong.vars, want, output)
+			}
 		}
 	}
 

@@ -118,22 +118,21 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 
 	f.rollBadImage(t, stack, vars)
-	f.replaceUnhealthy(t)
+	f.replaceUnhealthy(t, func() {
+		// plan reports a mistake in the configuration.
+		wrong := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}})
+		if output := wrong.PlanFails(t); !strings.Contains(output, "health_check_interval") {
+			t.Errorf("the error of a wrong duration lacks its name:\n%s", output)
+		}
+	})
 
 	// A VM dies without notice.
 	f.scenario().ReplacesKilled(t, 2)
 
-	// plan reports a mistake in the configuration.
-	code, output := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}}).Plan(t)
-	if code != 1 || !strings.Contains(output, "health_check_interval") {
-		t.Errorf("a configuration with a wrong duration: exit code %d, want 1 and its name:\n%s", code, output)
-	}
-
 	// The group's arguments change. plan names the group that rolls, and apply rolls it.
-	f.scenario().Rolls(t, stack, vars, `{"Monitoring": {"Enabled": true}}`)
+	f.scenario().Rolls(t, stack, vars, `{"InstanceMarketOptions": {"MarketType": "spot"}}`)
 
 	// The cloud announces that it takes a VM away. The replacement starts while the VM still runs.
-	f.scenario().Rolls(t, stack, vars, `{"InstanceMarketOptions": {"MarketType": "spot"}}`)
 	f.scenario().ReplacesInterrupted(t, 2)
 
 	// Another service for the encryption key is a rotation: the cluster's secrets are sealed under a new key before the
@@ -211,13 +210,15 @@ func (f *fleet) consoles(t *testing.T) string {
 	return all.String()
 }
 
-// replaceUnhealthy stops the server, as if it hung. Its machine must report that and be replaced.
-func (f *fleet) replaceUnhealthy(t *testing.T) {
+// replaceUnhealthy stops the server, as if it hung. Its machine must report that and be replaced. Until then, meanwhile
+// may do what needs no server.
+func (f *fleet) replaceUnhealthy(t *testing.T, meanwhile func()) {
 	t.Helper()
 	old := f.servers()[0].ID
 	if out, err := f.Machines.Exec(old, "systemctl", "stop", "nstance-server"); err != nil {
 		t.Fatalf("stop the server: %v\n%s", err, out)
 	}
+	meanwhile()
 	f.rolled(t, old)
 }
 

@@ -17,6 +17,7 @@ import (
 type Stack struct {
 	options *terraform.Options
 	outputs map[string]json.RawMessage // Those after the last Apply, or nil if they have not been read.
+	saved   string                     // The file with the plan of the last Plan.
 }
 
 // Stack copies an example, such as "aws/single-shard", and the modules, and initializes it. The copy exists until the
@@ -77,11 +78,12 @@ func (s *Stack) ApplyError(t *testing.T) error {
 	return err
 }
 
-// With returns the same stack with some variables replaced.
+// With returns the same stack with some variables replaced. A nil value leaves the variable out.
 func (s *Stack) With(vars map[string]any) *Stack {
 	options := *s.options
 	options.Vars = maps.Clone(options.Vars)
 	maps.Copy(options.Vars, vars)
+	maps.DeleteFunc(options.Vars, func(_ string, value any) bool { return value == nil })
 	return &Stack{options: &options}
 }
 
@@ -104,12 +106,38 @@ func (s *Stack) ApplyFails(t *testing.T) string {
 	return unwrap(stdout + stderr)
 }
 
-// Plan runs plan and returns its exit code and output. The code is 0 for no changes, 1 for an error, and 2 for changes.
-// The output includes errors and warnings.
+// Plan saves a plan and returns the CLI's exit code and output. The code is 0 for no changes, 1 for an error, and 2 for
+// changes. The output includes errors and warnings.
 func (s *Stack) Plan(t *testing.T) (code int, output string) {
 	t.Helper()
+	s.saved = filepath.Join(t.TempDir(), "plan")
+	return s.plan(t, "-out="+s.saved)
+}
+
+// ApplyPlan applies the plan of the last Plan, as automation does. It takes half of the time of Apply, which plans
+// again.
+func (s *Stack) ApplyPlan(t *testing.T) {
+	t.Helper()
+	s.outputs = nil
+	terraform.RunTerraformCommandContext(t, t.Context(), s.options, "apply", "-input=false", "-no-color", s.saved)
+}
+
+// PlanFails runs a plan, which must fail, and returns the CLI's errors. The plan does not refresh the state, which
+// takes most of the time of a plan: a mistake in the configuration does not depend on it.
+func (s *Stack) PlanFails(t *testing.T) string {
+	t.Helper()
+	code, output := s.plan(t, "-refresh=false")
+	if code != 1 {
+		t.Errorf("plan: exit code %d, want 1:\n%s", code, output)
+	}
+	return output
+}
+
+func (s *Stack) plan(t *testing.T, flags ...string) (code int, output string) {
+	t.Helper()
+	args := append([]string{"plan", "-input=false", "-detailed-exitcode"}, flags...)
 	stdout, stderr, code, err := terraform.RunTerraformCommandAndGetStdOutErrCodeContextE(t, t.Context(), s.options,
-		terraform.FormatArgs(s.options, "plan", "-input=false", "-detailed-exitcode")...)
+		terraform.FormatArgs(s.options, args...)...)
 	if code < 0 || code > 2 { // For terratest every code except 0 is an error.
 		t.Fatalf("plan: exit code %d: %v", code, err)
 	}
@@ -119,9 +147,11 @@ func (s *Stack) Plan(t *testing.T) (code int, output string) {
 // ShowPlan saves a plan and returns it as the CLI shows it in JSON, with all values.
 func (s *Stack) ShowPlan(t *testing.T) string {
 	t.Helper()
-	options := *s.options
-	options.PlanFilePath = filepath.Join(t.TempDir(), "plan")
-	return terraform.InitAndPlanAndShowContext(t, t.Context(), &options)
+	file := filepath.Join(t.TempDir(), "plan")
+	if code, output := s.plan(t, "-refresh=false", "-out="+file); code == 1 {
+		t.Fatalf("plan: %s", output)
+	}
+	return terraform.RunTerraformCommandContext(t, t.Context(), s.options, "show", "-no-color", "-json", file)
 }
 
 // Destroy destroys all resources of the stack.
