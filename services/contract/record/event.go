@@ -28,6 +28,8 @@ const (
 	EventGroupDeleted            EventKind = "group_deleted"
 	EventDeletionRequested       EventKind = "deletion_requested"
 	EventInstanceRequested       EventKind = "instance_requested" // on demand
+	EventLeaderStepsDown         EventKind = "leader_steps_down"  // because an operator asked for it
+	EventOrphanConfirmed         EventKind = "orphan_confirmed"
 	EventConfigApplied           EventKind = "config_applied"
 	EventAlertRaised             EventKind = "alert_raised"
 	EventAlertResolved           EventKind = "alert_resolved"
@@ -43,7 +45,7 @@ func EventKinds() []EventKind {
 		EventInstanceUnhealthy, EventInstanceLost, EventInstanceNotice, EventInstancePendingDeletion,
 		EventInstanceDeleted, EventInstanceFilesPushed, EventRegistrationRefused, EventGroupChanged, EventGroupDeleted,
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
-		EventLeaderStarted, EventLeaderEnded, EventLost}
+		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard, and order it: a later leader has
@@ -62,7 +64,7 @@ type Event struct {
 	Replaces string `json:"replaces,omitempty"`
 	// Cause is a planner's cause, or the kind of an alert.
 	Cause string `json:"cause,omitempty"`
-	// Actor is who caused the event: "agent", "provider", "leader", or an operator's ID.
+	// Actor is who caused the event: "agent", "provider", "leader", or an operator's name or ID.
 	Actor   string `json:"actor,omitempty"`
 	Message string `json:"message,omitempty"`
 }

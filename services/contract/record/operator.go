@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"slices"
 	"time"
@@ -10,6 +11,9 @@ import (
 
 // OperatorSchema is the newest version of the operator record.
 const OperatorSchema = 1
+
+// MaxOperatorName is the largest name of an operator, in bytes.
+const MaxOperatorName = 63
 
 // Operator is the record of one registered operator, `cluster/operator/{tenant}.{id}.json`. Its ID is the jti of the
 // nonce that it registered with, so the conditional write of the record consumes the nonce. A removed operator stays as
@@ -21,6 +25,9 @@ type Operator struct {
 	ID       ident.ID `json:"id"`
 	Cluster  string   `json:"cluster"`
 	Tenant   string   `json:"tenant"`
+	// Name is for people, such as "alice"; the journal names it. Role limits what the operator may do; "": RoleOperator.
+	Name string       `json:"name,omitempty"`
+	Role OperatorRole `json:"role,omitempty"`
 	// Writer is the incarnation of the program that wrote this version.
 	Writer    string `json:"writer"`
 	PublicKey []byte `json:"public_key"` // Ed25519, 32 bytes
@@ -32,6 +39,26 @@ type Operator struct {
 	RemovedAt   time.Time      `json:"removed_at,omitzero"`
 	// NonceExpires is when the nonce expires. The tombstone stays for longer.
 	NonceExpires time.Time `json:"nonce_expires,omitzero"`
+}
+
+// OperatorRole says what an operator may do.
+type OperatorRole string
+
+const (
+	// RoleViewer may read.
+	RoleViewer OperatorRole = "viewer"
+	// RoleOperator may also change what belongs to its tenant.
+	RoleOperator OperatorRole = "operator"
+	// RoleAdmin may also do what concerns the whole shard.
+	RoleAdmin OperatorRole = "admin"
+)
+
+// OperatorRoles are the roles, from the least to the most powerful.
+var OperatorRoles = []OperatorRole{RoleViewer, RoleOperator, RoleAdmin}
+
+// Includes reports whether an operator with the role r may do what needs the role other.
+func (r OperatorRole) Includes(other OperatorRole) bool {
+	return slices.Index(OperatorRoles, cmp.Or(r, RoleOperator)) >= slices.Index(OperatorRoles, other)
 }
 
 // Removed reports whether the record is a tombstone.
@@ -68,6 +95,8 @@ func (o Operator) Validate() error {
 	p.add("cluster", ident.ValidateClusterName(o.Cluster))
 	p.add("tenant", ident.ValidateTenantName(o.Tenant))
 	p.text("writer", o.Writer, maxWriter, true)
+	p.text("name", o.Name, MaxOperatorName, false)
+	p.check(o.Role == "" || slices.Contains(OperatorRoles, o.Role), "role: is %q", o.Role)
 	p.check(len(o.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d", len(o.PublicKey),
 		ed25519.PublicKeySize)
 	p.previousKey(o.PublicKey, o.PreviousKey)

@@ -119,7 +119,8 @@ func (a *app) command() *cobra.Command {
 	root.SetErr(a.Stderr)
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.explainCommand(),
-		a.eventsCommand(), a.doctorCommand(), a.serveCommand(), a.versionCommand())
+		a.statusCommand(), a.eventsCommand(), a.serverCommand(),
+		a.orphansCommand(), a.doctorCommand(), a.serveCommand(), a.versionCommand())
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
 	a.prepare(root)

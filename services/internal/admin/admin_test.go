@@ -105,6 +105,10 @@ func fixture(shard string) *fleettest.Shard {
 			Etag: "c0ffee", LastModified: ago(time.Hour), Size: 4301, Generation: 2, Shard: shard, LeaderId: shard +
 				"-server", Term: 7, ClusterId: "example",
 		},
+		Status: &nstancev1.GetShardStatusResponse{Shard: shard, ClusterId: "example", LeaderId: shard + "-server",
+			Version: "v1.2.3", Term: 7, LeaderSince: ago(time.Hour), LeaseLeft: durationpb.New(80 * time.Second),
+			HeirId: shard + "-heir", StandbyIds: []string{shard + "-heir", shard + "-third"}, ConfigEtag: "c0ffee",
+			Groups: 2, Instances: 3, AgentsConnected: 2},
 		Refresh: &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_UPDATED,
 			Etag: "c0ffef"},
 		Groups: []*nstancev1.GroupStatus{
@@ -260,6 +264,22 @@ func TestTranscripts(t *testing.T) {
 			b: func(s *fleettest.Shard) { s.History = nil }},
 		"events-since-bad":    {args: "events --since=-1s --shard us-a"},
 		"events-instance-bad": {args: "events --instance i-1 --shard us-a"},
+		"status": {args: "status", b: func(s *fleettest.Shard) {
+			s.Status.HeirId, s.Status.StandbyIds, s.Status.RefusedEtag = "", nil, "bad"
+			s.Status.Problems = invalid.Problems
+			s.Status.Errors = []*nstancev1.ErrorEvent{{Kind: "backoff", Group: "workers", Message: "no capacity"}}
+		}},
+		"status-down":            {args: "status", b: down},
+		"status-json":            {args: "status --shard us-a -o json"},
+		"server-list":            {args: "server list --all-shards"},
+		"server-step-down":       {args: "server step-down --shard us-a --yes"},
+		"server-step-down-ask":   {args: "server step-down --shard us-a"},
+		"server-step-down-dry":   {args: "server step-down --shard us-a --dry-run"},
+		"orphans-list-none":      {args: "orphans list --shard us-a"},
+		"orphans-list":           {args: "orphans list --all-shards", b: orphaned},
+		"orphans-confirm":        {args: "orphans confirm vm-1 vm-2 vm-3 --shard us-b --yes", b: orphaned},
+		"orphans-confirm-others": {args: "orphans confirm vm-1 --shard us-b --yes", b: orphaned},
+		"orphans-confirm-all":    {args: "orphans confirm vm-1 --all-shards --yes"},
 		"config-status": {args: "config status --all-shards", b: func(s *fleettest.Shard) {
 			s.Config.RefusedEtag = "bad"
 			s.Config.Problems = invalid.Problems
@@ -292,6 +312,14 @@ func TestTranscripts(t *testing.T) {
 			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.transcript(t, replace,
 				strings.Fields(test.args)...))
 		})
+	}
+}
+
+// orphaned gives a shard three orphans.
+func orphaned(s *fleettest.Shard) {
+	for _, id := range []string{"vm-1", "vm-2", "vm-3"} {
+		s.Orphans = append(s.Orphans, &nstancev1.Orphan{ProviderId: id, InstanceId: firstID, Tenant: "default",
+			Group: "workers", State: "running"})
 	}
 }
 

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/x509"
@@ -11,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -26,7 +28,7 @@ import (
 
 func (a *app) registerOperatorCommand(s *secretFlags) *cobra.Command {
 	var r registration
-	var id string
+	var id, role string
 	var hours int
 	cmd := &cobra.Command{
 		Use: "register-operator", Short: "Register an operator, and write its identity", Args: cobra.NoArgs,
@@ -42,6 +44,10 @@ is changed while more than a third of the certificate's life is left.`,
 	cmd.Flags().StringVar(&r.tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")
 	cmd.Flags().StringVar(&id, "operator-id", "",
 		"the operator's ID (opr…); that of the key, or a new one, if not given")
+	cmd.Flags().StringVar(&r.name, "name", "", "the operator's name in the journal, such as alice; its ID if not given")
+	cmd.Flags().StringVar(&role, "role", "",
+		"what the operator may do: viewer (read), operator (also change what its tenant has), admin (also what concerns "+
+			"whole shards); operator if not given")
 	cmd.Flags().StringVar(&r.publicKeyFile, "public-key-file", "",
 		"Ed25519 public key (PEM, PKIX) whose private key stays elsewhere; a key is made if not given")
 	cmd.Flags().StringVar(&r.dir, "output-dir", "", "directory to write the identity to (required)")
@@ -56,6 +62,12 @@ is changed while more than a third of the certificate's life is left.`,
 		}
 		if hours < 1 || hours > 10*365*24 {
 			return usagef("--cert-ttl-hours %d is not between 1 and %d", hours, 10*365*24)
+		}
+		if r.role = record.OperatorRole(role); role != "" && !slices.Contains(record.OperatorRoles, r.role) {
+			return usagef("--role %s is not viewer, operator or admin", role)
+		}
+		if len(r.name) > record.MaxOperatorName {
+			return usagef("--name has %d bytes, at most %d are allowed", len(r.name), record.MaxOperatorName)
 		}
 		r.ttl, r.renew = time.Duration(hours)*time.Hour, cmd.Flags().Changed("cert-ttl-hours")
 		if id != "" {
@@ -82,9 +94,16 @@ is changed while more than a third of the certificate's life is left.`,
 // registration holds the parameters of a registration.
 type registration struct {
 	tenant, publicKeyFile, dir string
-	id                         ident.ID // zero: the operator that has the key, or a new one
+	name                       string              // "": as it is
+	role                       record.OperatorRole // "": as it is
+	id                         ident.ID            // zero: the operator that has the key, or a new one
 	ttl                        time.Duration
 	renew                      bool // also if the certificate is not due for renewal
+}
+
+// changes reports whether the registration gives the operator another name or role.
+func (r registration) changes(have record.Operator) bool {
+	return r.name != "" && r.name != have.Name || r.role != "" && r.role != cmp.Or(have.Role, record.RoleOperator)
 }
 
 type registered struct {
@@ -130,7 +149,7 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 	if err := write(r.dir, operatorclient.CAFile, authority.EncodeBundle(bundle...)); err != nil {
 		return registered{}, err
 	}
-	if notAfter, good := a.stillGood(r, have, c.state.Trust()); good && !r.renew {
+	if notAfter, good := a.stillGood(r, have, c.state.Trust()); good && !r.renew && !r.changes(have) {
 		result.NotAfter = notAfter
 		return result, nil
 	}
@@ -139,6 +158,7 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 	if err != nil {
 		return registered{}, err
 	}
+	have.Name, have.Role = cmp.Or(r.name, have.Name), cmp.Or(r.role, have.Role)
 	if err := a.recordOperator(ctx, c, have, token, who, key, cert); err != nil {
 		return registered{}, err
 	}
@@ -265,7 +285,7 @@ func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operat
 	rec := have
 	if rec.Revision == 0 {
 		rec = record.Operator{Schema: record.OperatorSchema, ID: who.ID, Cluster: c.id, Tenant: who.Tenant,
-			PublicKey: key, CreatedAt: a.Now().UTC()}
+			PublicKey: key, CreatedAt: a.Now().UTC(), Name: have.Name, Role: have.Role}
 	}
 	rec.Revision++
 	rec.Writer = writer

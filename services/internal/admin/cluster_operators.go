@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
 func (a *app) operatorCommand(s *secretFlags) *cobra.Command {
@@ -31,6 +33,8 @@ type operatorList struct {
 type operatorEntry struct {
 	ID        string    `json:"operator_id"`
 	Tenant    string    `json:"tenant"`
+	Name      string    `json:"name,omitempty"`
+	Role      string    `json:"role"`
 	CreatedAt time.Time `json:"created_at"`
 	NotAfter  time.Time `json:"not_after"` // of its newest certificate
 	RemovedAt time.Time `json:"removed_at,omitzero"`
@@ -59,7 +63,8 @@ Records that the cluster's CA has not signed are refused.`,
 			all, err := c.state.ListOperators(ctx, tenant)
 			for _, rec := range all {
 				if !rec.Removed() || removed {
-					listed.Operators = append(listed.Operators, operatorEntry{rec.ID.String(), rec.Tenant,
+					listed.Operators = append(listed.Operators, operatorEntry{rec.ID.String(), rec.Tenant, rec.Name,
+						string(cmp.Or(rec.Role, record.RoleOperator)),
 						rec.CreatedAt, rec.Certificate.NotAfter, rec.RemovedAt})
 				}
 			}
@@ -79,9 +84,10 @@ Records that the cluster's CA has not signed are refused.`,
 				if !o.RemovedAt.IsZero() {
 					until = "removed " + stamp(o.RemovedAt)
 				}
-				rows = append(rows, plain(o.ID, o.Tenant, stamp(o.CreatedAt), until))
+				rows = append(rows, plain(o.ID, o.Name, o.Role, o.Tenant, stamp(o.CreatedAt), until))
 			}
-			return writeTable(w, a.style.out, []string{"OPERATOR", "TENANT", "REGISTERED", "CERTIFICATE ENDS"}, rows)
+			return writeTable(w, a.style.out, []string{"OPERATOR", "NAME", "ROLE", "TENANT", "REGISTERED",
+				"CERTIFICATE ENDS"}, rows)
 		})
 	}
 	return cmd

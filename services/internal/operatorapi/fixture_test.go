@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -90,7 +91,10 @@ type testShard struct {
 	id       ident.ID
 	key      ed25519.PrivateKey
 	cert     *tls.Certificate
-	cut      chan struct{} // closed when the leadership has ended and this server knows it
+
+	steppedDown atomic.Bool
+
+	cut chan struct{} // closed when the leadership has ended and this server knows it
 
 	mu     sync.Mutex
 	fault  func(mem.Request) mem.Fault
@@ -202,7 +206,12 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 		Refresh:        w.manager.Refresh,
 		ConfigModified: func(ctx context.Context) (time.Time, error) { return w.state.ConfigModified(ctx, "a") },
 		Events:         events, Journal: newJournal(t, ctx, w), Store: w.state, Issuer: w.Issuer(), Now: w.Clock.Now,
-		Log: w.Log}
+		Log: w.Log,
+		Status: func() operatorapi.Leading {
+			return operatorapi.Leading{Version: "v1", LeaseLeft: new(80 * time.Second), Heir: "two",
+				Standbys: []string{"three", "two"}}
+		},
+		StepDown: func() { w.steppedDown.Store(true) }}
 	w.service = operatorapi.New(func() (*operatorapi.Leader, error) {
 		select {
 		case <-w.cut:

@@ -17,7 +17,7 @@ const eventPage = 1000
 
 // addEvent adds an event that the caller caused to the journal.
 func (c *call) addEvent(e record.Event) {
-	e.Tenant, e.Actor = c.tenant, c.operator.String()
+	e.Tenant, e.Actor = c.tenant, cmp.Or(c.name, c.operator.String())
 	c.Journal.Record(e)
 }
 

@@ -53,10 +53,13 @@ type Leader struct {
 	ConfigModified func(context.Context) (time.Time, error)
 	Events         *Events
 	Journal        *journal.Journal
-	Store          Store
-	Issuer         transport.Issuer
-	Now            func() time.Time
-	Log            *slog.Logger
+	// Status describes the leadership. StepDown makes the leader hand over soon.
+	Status   func() Leading
+	StepDown func()
+	Store    Store
+	Issuer   transport.Issuer
+	Now      func() time.Time
+	Log      *slog.Logger
 
 	mu        sync.Mutex
 	operators map[admission]checked
@@ -100,6 +103,9 @@ type call struct {
 	peer     *transport.Peer
 	tenant   string
 	operator ident.ID
+	// name and role are those of the operator's record.
+	name string
+	role record.OperatorRole
 	// next is the key for which the call renews the certificate; nil: the same key, or another call.
 	next ed25519.PublicKey
 }
@@ -131,6 +137,10 @@ func (s *Service) begin(ctx context.Context, next ed25519.PublicKey) (c *call, e
 	if err := c.admit(); err != nil {
 		end()
 		return nil, nil, c.fault("operator record", err)
+	}
+	if err := c.permit(ctx); err != nil {
+		end()
+		return nil, nil, err
 	}
 	c.requestRenewal()
 	return c, end, nil

@@ -51,6 +51,8 @@ type checked struct {
 	refused error
 	// mustRenew means that the operator's certificate is of an earlier step of a rotation of the CA.
 	mustRenew bool
+	name      string
+	role      record.OperatorRole
 }
 
 // admit checks that the operator is registered and not removed. It returns an error with code PermissionDenied if not,
@@ -65,10 +67,14 @@ func (c *call) admit() error {
 		fresh = refusalMemory
 	}
 	age := now.Sub(known.at)
+	c.name, c.role = known.name, known.role
 	if ok && age >= 0 && age < fresh {
 		return known.refused
 	}
-	_, _, err := c.record()
+	rec, _, err := c.record()
+	if err == nil {
+		c.name, c.role = rec.Name, rec.Role
+	}
 	if err == nil || status.Code(err) == codes.PermissionDenied || c.Context.Err() != nil {
 		return err
 	}
@@ -110,7 +116,8 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 			return record.Operator{}, "", err
 		}
 	}
-	c.remember(err, err == nil && c.mustRenew(rec.Certificate))
+	c.remember(checked{refused: err, mustRenew: err == nil && c.mustRenew(rec.Certificate), name: rec.Name,
+		role: rec.Role})
 	return rec, token, err
 }
 
@@ -145,13 +152,14 @@ func (c *call) forgetPreviousKey(rec record.Operator, token objstore.Token) (rec
 	return rec, token, err
 }
 
-func (c *call) remember(refused error, mustRenew bool) {
+func (c *call) remember(result checked) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	result.at = c.Now()
 	if c.operators == nil || len(c.operators) >= maxOperators {
 		c.operators = map[admission]checked{}
 	}
-	c.operators[c.admission()] = checked{at: c.Now(), refused: refused, mustRenew: mustRenew}
+	c.operators[c.admission()] = result
 }
 
 // RenewCertificate issues a new certificate for the same operator and its next key. The client must present a

@@ -134,6 +134,19 @@ func (n *Network) Events(ctx context.Context) <-chan election.Input {
 	return events
 }
 
+// Peers returns the servers that are connected to this one.
+func (n *Network) Peers() []election.Peer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var peers []election.Peer
+	for _, l := range n.links {
+		if l.incoming {
+			peers = append(peers, l.peer)
+		}
+	}
+	return peers
+}
+
 // add registers a link. It replaces an earlier link to the same process.
 func (n *Network) add(l *link) {
 	n.mu.Lock()

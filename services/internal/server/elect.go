@@ -23,6 +23,14 @@ func (s *server) elect(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return s.besidesTerm(err)
 		}
+		if errors.Is(err, errSteppedDown) {
+			try = 0
+			s.log.Info("stepped down", "again_in", stepDownPause.String())
+			if s.env.Sleep(ctx, stepDownPause) != nil {
+				return nil
+			}
+			continue
+		}
 		if s.served.Swap(false) {
 			try = 1
 		}

@@ -32,6 +32,7 @@ type leadership struct {
 	registration *registerapi.Registrar
 	agent        *agentapi.Leadership
 	operator     *operatorapi.Leader
+	stepDown     <-chan struct{} // closed when an operator asks the leader to step down
 
 	journal   *journal.Journal
 	generator *filegen.Generator
@@ -122,6 +123,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	}
 
 	wake := make(chan struct{}, 1)
+	stepDown := make(chan struct{})
 	events, journal := operatorapi.NewEvents(), s.openJournal(ctx, a.Term())
 	leader := leader.NewLeader(&execute.Executor{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a,
@@ -153,7 +155,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
 			Interval:  func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
 			Endpoints: s.agentAddrs},
-		operator: s.operatorLeader(ctx, a, leader, events, journal, issuer),
+		operator: s.operatorLeader(ctx, a, leader, events, journal, issuer, stepDown),
+		stepDown: stepDown,
 		journal:  journal, generator: generator, caPEM: caPEM,
 		workloadCAPEM: authority.EncodeCertificate(workloadCA.Certificate()),
 		images:        &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},
@@ -206,6 +209,7 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 		func(ctx context.Context) error { s.watchVMs(ctx, leader); return nil },
 		func(ctx context.Context) error { return s.pollConfig(ctx, leader, l.generator) },
 		func(ctx context.Context) error { return s.refreshImages(ctx, l) },
+		func(ctx context.Context) error { return awaitStepDown(ctx, l.stepDown) },
 	)
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -18,7 +19,7 @@ import (
 
 // operatorLeader returns the part of a leadership that serves operators.
 func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *leader.Leader,
-	events *operatorapi.Events, journal *journal.Journal, issuer transport.Issuer) *operatorapi.Leader {
+	events *operatorapi.Events, journal *journal.Journal, issuer transport.Issuer, stepDown chan<- struct{}) *operatorapi.Leader {
 	return &operatorapi.Leader{
 		Context: ctx, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, ID: s.opts.ID,
 		Incarnation: s.incarnation, Leader: leader,
@@ -33,7 +34,9 @@ func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader 
 		ConfigModified: func(ctx context.Context) (time.Time, error) {
 			return s.state.ConfigModified(ctx, s.opts.Shard)
 		},
-		Events: events, Journal: journal, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
+		Status:   func() operatorapi.Leading { return s.leadingStatus(a) },
+		StepDown: sync.OnceFunc(func() { close(stepDown) }),
+		Events:   events, Journal: journal, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
 	}
 }
 

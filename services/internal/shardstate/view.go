@@ -141,6 +141,13 @@ func (w *State) DrainTimeout(key config.GroupKey) time.Duration {
 	return w.defaults.drain
 }
 
+// Since returns when this leader began to load the shard's state.
+func (w *State) Since() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.since
+}
+
 // Numbers returns counts of the shard's objects, for metrics.
 func (w *State) Numbers() (groups, instances, connected, reserved, tombstones int, silenceFrom time.Time) {
 	w.mu.Lock()

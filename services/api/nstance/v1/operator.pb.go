@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46, 0}
 }
 
 type InstanceEvent_Type int32
@@ -201,7 +201,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -358,6 +358,574 @@ func (x *GetConfigStatusResponse) GetClusterId() string {
 	return ""
 }
 
+type GetShardStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetShardStatusRequest) Reset() {
+	*x = GetShardStatusRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetShardStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetShardStatusRequest) ProtoMessage() {}
+
+func (x *GetShardStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetShardStatusRequest.ProtoReflect.Descriptor instead.
+func (*GetShardStatusRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{2}
+}
+
+type GetShardStatusResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Shard     string                 `protobuf:"bytes,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	ClusterId string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// The leader's --id, version and term.
+	LeaderId    string                 `protobuf:"bytes,3,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	Version     string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Term        uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"`
+	LeaderSince *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=leader_since,json=leaderSince,proto3" json:"leader_since,omitempty"`
+	// How long the leader may act without another renewal. Unset: it leads without a lock.
+	LeaseLeft *durationpb.Duration `protobuf:"bytes,7,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
+	// The standby that takes over when the leader fails. Empty: none.
+	HeirId string `protobuf:"bytes,8,opt,name=heir_id,json=heirId,proto3" json:"heir_id,omitempty"`
+	// The standbys that are connected to the leader, the heir included.
+	StandbyIds []string `protobuf:"bytes,9,rep,name=standby_ids,json=standbyIds,proto3" json:"standby_ids,omitempty"`
+	// The configuration in force, and of a newer one that was refused.
+	ConfigEtag  string           `protobuf:"bytes,10,opt,name=config_etag,json=configEtag,proto3" json:"config_etag,omitempty"`
+	RefusedEtag string           `protobuf:"bytes,11,opt,name=refused_etag,json=refusedEtag,proto3" json:"refused_etag,omitempty"`
+	Problems    []*ConfigProblem `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
+	// Of the whole shard.
+	Groups          uint32 `protobuf:"varint,13,opt,name=groups,proto3" json:"groups,omitempty"`
+	Instances       uint32 `protobuf:"varint,14,opt,name=instances,proto3" json:"instances,omitempty"`
+	AgentsConnected uint32 `protobuf:"varint,15,opt,name=agents_connected,json=agentsConnected,proto3" json:"agents_connected,omitempty"`
+	// Errors that stand now: those of the caller's tenant and of the shard.
+	Errors        []*ErrorEvent `protobuf:"bytes,16,rep,name=errors,proto3" json:"errors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetShardStatusResponse) Reset() {
+	*x = GetShardStatusResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetShardStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetShardStatusResponse) ProtoMessage() {}
+
+func (x *GetShardStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetShardStatusResponse.ProtoReflect.Descriptor instead.
+func (*GetShardStatusResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *GetShardStatusResponse) GetShard() string {
+	if x != nil {
+		return x.Shard
+	}
+	return ""
+}
+
+func (x *GetShardStatusResponse) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *GetShardStatusResponse) GetLeaderId() string {
+	if x != nil {
+		return x.LeaderId
+	}
+	return ""
+}
+
+func (x *GetShardStatusResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *GetShardStatusResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *GetShardStatusResponse) GetLeaderSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LeaderSince
+	}
+	return nil
+}
+
+func (x *GetShardStatusResponse) GetLeaseLeft() *durationpb.Duration {
+	if x != nil {
+		return x.LeaseLeft
+	}
+	return nil
+}
+
+func (x *GetShardStatusResponse) GetHeirId() string {
+	if x != nil {
+		return x.HeirId
+	}
+	return ""
+}
+
+func (x *GetShardStatusResponse) GetStandbyIds() []string {
+	if x != nil {
+		return x.StandbyIds
+	}
+	return nil
+}
+
+func (x *GetShardStatusResponse) GetConfigEtag() string {
+	if x != nil {
+		return x.ConfigEtag
+	}
+	return ""
+}
+
+func (x *GetShardStatusResponse) GetRefusedEtag() string {
+	if x != nil {
+		return x.RefusedEtag
+	}
+	return ""
+}
+
+func (x *GetShardStatusResponse) GetProblems() []*ConfigProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *GetShardStatusResponse) GetGroups() uint32 {
+	if x != nil {
+		return x.Groups
+	}
+	return 0
+}
+
+func (x *GetShardStatusResponse) GetInstances() uint32 {
+	if x != nil {
+		return x.Instances
+	}
+	return 0
+}
+
+func (x *GetShardStatusResponse) GetAgentsConnected() uint32 {
+	if x != nil {
+		return x.AgentsConnected
+	}
+	return 0
+}
+
+func (x *GetShardStatusResponse) GetErrors() []*ErrorEvent {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+type StepDownRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepDownRequest) Reset() {
+	*x = StepDownRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepDownRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepDownRequest) ProtoMessage() {}
+
+func (x *StepDownRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepDownRequest.ProtoReflect.Descriptor instead.
+func (*StepDownRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{4}
+}
+
+type StepDownResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	LeaderId string                 `protobuf:"bytes,1,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	Term     uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	// The standby that is expected to take over. Empty: any other server, or the same one if it is alone.
+	HeirId        string `protobuf:"bytes,3,opt,name=heir_id,json=heirId,proto3" json:"heir_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepDownResponse) Reset() {
+	*x = StepDownResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepDownResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepDownResponse) ProtoMessage() {}
+
+func (x *StepDownResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepDownResponse.ProtoReflect.Descriptor instead.
+func (*StepDownResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StepDownResponse) GetLeaderId() string {
+	if x != nil {
+		return x.LeaderId
+	}
+	return ""
+}
+
+func (x *StepDownResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *StepDownResponse) GetHeirId() string {
+	if x != nil {
+		return x.HeirId
+	}
+	return ""
+}
+
+type ListOrphansRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOrphansRequest) Reset() {
+	*x = ListOrphansRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOrphansRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOrphansRequest) ProtoMessage() {}
+
+func (x *ListOrphansRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOrphansRequest.ProtoReflect.Descriptor instead.
+func (*ListOrphansRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{6}
+}
+
+type ListOrphansResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Orphans []*Orphan              `protobuf:"bytes,1,rep,name=orphans,proto3" json:"orphans,omitempty"`
+	// Garbage collection has stopped until the orphans are confirmed.
+	NeedsConfirmation bool `protobuf:"varint,2,opt,name=needs_confirmation,json=needsConfirmation,proto3" json:"needs_confirmation,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ListOrphansResponse) Reset() {
+	*x = ListOrphansResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOrphansResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOrphansResponse) ProtoMessage() {}
+
+func (x *ListOrphansResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOrphansResponse.ProtoReflect.Descriptor instead.
+func (*ListOrphansResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ListOrphansResponse) GetOrphans() []*Orphan {
+	if x != nil {
+		return x.Orphans
+	}
+	return nil
+}
+
+func (x *ListOrphansResponse) GetNeedsConfirmation() bool {
+	if x != nil {
+		return x.NeedsConfirmation
+	}
+	return false
+}
+
+// Orphan is a VM of the shard without a record.
+type Orphan struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ProviderId    string                 `protobuf:"bytes,1,opt,name=provider_id,json=providerId,proto3" json:"provider_id,omitempty"`
+	InstanceId    string                 `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Group         string                 `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	State         string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
+	LaunchedAt    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=launched_at,json=launchedAt,proto3" json:"launched_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Orphan) Reset() {
+	*x = Orphan{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Orphan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Orphan) ProtoMessage() {}
+
+func (x *Orphan) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Orphan.ProtoReflect.Descriptor instead.
+func (*Orphan) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Orphan) GetProviderId() string {
+	if x != nil {
+		return x.ProviderId
+	}
+	return ""
+}
+
+func (x *Orphan) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *Orphan) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Orphan) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *Orphan) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Orphan) GetLaunchedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LaunchedAt
+	}
+	return nil
+}
+
+type ConfirmOrphansRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The provider IDs to confirm, as ListOrphans answered. The call is refused if they differ from the present orphans.
+	ProviderIds   []string `protobuf:"bytes,1,rep,name=provider_ids,json=providerIds,proto3" json:"provider_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmOrphansRequest) Reset() {
+	*x = ConfirmOrphansRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmOrphansRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmOrphansRequest) ProtoMessage() {}
+
+func (x *ConfirmOrphansRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmOrphansRequest.ProtoReflect.Descriptor instead.
+func (*ConfirmOrphansRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ConfirmOrphansRequest) GetProviderIds() []string {
+	if x != nil {
+		return x.ProviderIds
+	}
+	return nil
+}
+
+type ConfirmOrphansResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many VMs the leader may terminate now.
+	Confirmed     uint32 `protobuf:"varint,1,opt,name=confirmed,proto3" json:"confirmed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmOrphansResponse) Reset() {
+	*x = ConfirmOrphansResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmOrphansResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmOrphansResponse) ProtoMessage() {}
+
+func (x *ConfirmOrphansResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmOrphansResponse.ProtoReflect.Descriptor instead.
+func (*ConfirmOrphansResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ConfirmOrphansResponse) GetConfirmed() uint32 {
+	if x != nil {
+		return x.Confirmed
+	}
+	return 0
+}
+
 type ConfigProblem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// JSON path.
@@ -371,7 +939,7 @@ type ConfigProblem struct {
 
 func (x *ConfigProblem) Reset() {
 	*x = ConfigProblem{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[2]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +951,7 @@ func (x *ConfigProblem) String() string {
 func (*ConfigProblem) ProtoMessage() {}
 
 func (x *ConfigProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[2]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +964,7 @@ func (x *ConfigProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigProblem.ProtoReflect.Descriptor instead.
 func (*ConfigProblem) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{2}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ConfigProblem) GetPath() string {
@@ -435,7 +1003,7 @@ type RefreshConfigRequest struct {
 
 func (x *RefreshConfigRequest) Reset() {
 	*x = RefreshConfigRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[3]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +1015,7 @@ func (x *RefreshConfigRequest) String() string {
 func (*RefreshConfigRequest) ProtoMessage() {}
 
 func (x *RefreshConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[3]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +1028,7 @@ func (x *RefreshConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshConfigRequest.ProtoReflect.Descriptor instead.
 func (*RefreshConfigRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{3}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 type RefreshConfigResponse struct {
@@ -476,7 +1044,7 @@ type RefreshConfigResponse struct {
 
 func (x *RefreshConfigResponse) Reset() {
 	*x = RefreshConfigResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[4]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +1056,7 @@ func (x *RefreshConfigResponse) String() string {
 func (*RefreshConfigResponse) ProtoMessage() {}
 
 func (x *RefreshConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[4]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +1069,7 @@ func (x *RefreshConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshConfigResponse.ProtoReflect.Descriptor instead.
 func (*RefreshConfigResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{4}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RefreshConfigResponse) GetResult() RefreshResult {
@@ -540,7 +1108,7 @@ type ListGroupsRequest struct {
 
 func (x *ListGroupsRequest) Reset() {
 	*x = ListGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -552,7 +1120,7 @@ func (x *ListGroupsRequest) String() string {
 func (*ListGroupsRequest) ProtoMessage() {}
 
 func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -565,7 +1133,7 @@ func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{5}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 type ListGroupsResponse struct {
@@ -577,7 +1145,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[6]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +1157,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[6]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +1170,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{6}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*GroupStatus {
@@ -659,7 +1227,7 @@ type GroupStatus struct {
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[7]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +1239,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[7]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +1252,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GroupStatus) GetGroup() string {
@@ -929,7 +1497,7 @@ type UpsertGroupRequest struct {
 
 func (x *UpsertGroupRequest) Reset() {
 	*x = UpsertGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1509,7 @@ func (x *UpsertGroupRequest) String() string {
 func (*UpsertGroupRequest) ProtoMessage() {}
 
 func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1522,7 @@ func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupRequest.ProtoReflect.Descriptor instead.
 func (*UpsertGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UpsertGroupRequest) GetGroup() string {
@@ -1106,7 +1674,7 @@ type UpsertGroupResponse struct {
 
 func (x *UpsertGroupResponse) Reset() {
 	*x = UpsertGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1686,7 @@ func (x *UpsertGroupResponse) String() string {
 func (*UpsertGroupResponse) ProtoMessage() {}
 
 func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1699,7 @@ func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupResponse.ProtoReflect.Descriptor instead.
 func (*UpsertGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *UpsertGroupResponse) GetGroup() *GroupStatus {
@@ -1151,7 +1719,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1731,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1744,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteGroupRequest) GetGroup() string {
@@ -1203,7 +1771,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1215,7 +1783,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1228,7 +1796,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteGroupResponse) GetRestoredStatic() bool {
@@ -1247,7 +1815,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1827,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1840,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PauseGroupRequest) GetGroup() string {
@@ -1291,7 +1859,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1871,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1884,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PauseGroupResponse) GetGroup() *GroupStatus {
@@ -1335,7 +1903,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +1915,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +1928,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ResumeGroupRequest) GetGroup() string {
@@ -1379,7 +1947,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1959,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1972,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *GroupStatus {
@@ -1423,7 +1991,7 @@ type RollGroupRequest struct {
 
 func (x *RollGroupRequest) Reset() {
 	*x = RollGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +2003,7 @@ func (x *RollGroupRequest) String() string {
 func (*RollGroupRequest) ProtoMessage() {}
 
 func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +2016,7 @@ func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupRequest.ProtoReflect.Descriptor instead.
 func (*RollGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RollGroupRequest) GetGroup() string {
@@ -1467,7 +2035,7 @@ type RollGroupResponse struct {
 
 func (x *RollGroupResponse) Reset() {
 	*x = RollGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +2047,7 @@ func (x *RollGroupResponse) String() string {
 func (*RollGroupResponse) ProtoMessage() {}
 
 func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +2060,7 @@ func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupResponse.ProtoReflect.Descriptor instead.
 func (*RollGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RollGroupResponse) GetGroup() *GroupStatus {
@@ -1511,7 +2079,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +2091,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +2104,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExplainGroupRequest) GetGroup() string {
@@ -1570,7 +2138,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +2150,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +2163,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExplainGroupResponse) GetPlannedAt() *timestamppb.Timestamp {
@@ -1678,7 +2246,7 @@ type PlannedAction struct {
 
 func (x *PlannedAction) Reset() {
 	*x = PlannedAction{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +2258,7 @@ func (x *PlannedAction) String() string {
 func (*PlannedAction) ProtoMessage() {}
 
 func (x *PlannedAction) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +2271,7 @@ func (x *PlannedAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedAction.ProtoReflect.Descriptor instead.
 func (*PlannedAction) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PlannedAction) GetKind() string {
@@ -1768,7 +2336,7 @@ type InstanceVerdict struct {
 
 func (x *InstanceVerdict) Reset() {
 	*x = InstanceVerdict{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +2348,7 @@ func (x *InstanceVerdict) String() string {
 func (*InstanceVerdict) ProtoMessage() {}
 
 func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +2361,7 @@ func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceVerdict.ProtoReflect.Descriptor instead.
 func (*InstanceVerdict) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *InstanceVerdict) GetInstanceId() string {
@@ -1858,7 +2426,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +2438,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +2451,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -1923,7 +2491,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2503,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2516,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -1972,7 +2540,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2552,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2565,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -2032,7 +2600,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2612,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2625,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -2083,7 +2651,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2663,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2676,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -2129,7 +2697,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2709,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2722,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -2180,7 +2748,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2760,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2773,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -2224,7 +2792,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2804,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2817,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -2269,7 +2837,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2849,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2862,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -2313,7 +2881,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2325,7 +2893,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2338,7 +2906,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -2391,7 +2959,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2971,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2984,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -2645,7 +3213,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2657,7 +3225,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2670,7 +3238,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -2688,7 +3256,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2700,7 +3268,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2713,7 +3281,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 type WatchGroupsRequest struct {
@@ -2724,7 +3292,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +3304,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +3317,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 type WatchGroupsResponse struct {
@@ -2761,7 +3329,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +3341,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +3354,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -2809,7 +3377,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +3389,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +3402,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -2866,7 +3434,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +3446,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +3459,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 type WatchInstancesResponse struct {
@@ -2903,7 +3471,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2915,7 +3483,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2928,7 +3496,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -2956,7 +3524,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3536,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3549,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -3041,7 +3609,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3621,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3634,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 type WatchErrorsResponse struct {
@@ -3078,7 +3646,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3090,7 +3658,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3103,7 +3671,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -3129,7 +3697,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3141,7 +3709,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3154,7 +3722,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -3213,7 +3781,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3793,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3806,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -3290,7 +3858,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3870,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3883,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -3357,7 +3925,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3937,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3950,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -3410,7 +3978,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3422,7 +3990,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3435,7 +4003,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -3461,7 +4029,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +4041,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +4054,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -3518,7 +4086,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3530,7 +4098,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3543,7 +4111,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -3627,7 +4195,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3639,7 +4207,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3652,7 +4220,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -3673,7 +4241,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3685,7 +4253,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3698,7 +4266,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -3743,7 +4311,53 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04term\x18\t \x01(\x04R\x04term\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\n" +
-	" \x01(\tR\tclusterId\"i\n" +
+	" \x01(\tR\tclusterId\"\x17\n" +
+	"\x15GetShardStatusRequest\"\xd7\x04\n" +
+	"\x16GetShardStatusResponse\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\tR\x05shard\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12\x1b\n" +
+	"\tleader_id\x18\x03 \x01(\tR\bleaderId\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12\x12\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\x12=\n" +
+	"\fleader_since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\vleaderSince\x128\n" +
+	"\n" +
+	"lease_left\x18\a \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\x12\x17\n" +
+	"\aheir_id\x18\b \x01(\tR\x06heirId\x12\x1f\n" +
+	"\vstandby_ids\x18\t \x03(\tR\n" +
+	"standbyIds\x12\x1f\n" +
+	"\vconfig_etag\x18\n" +
+	" \x01(\tR\n" +
+	"configEtag\x12!\n" +
+	"\frefused_etag\x18\v \x01(\tR\vrefusedEtag\x125\n" +
+	"\bproblems\x18\f \x03(\v2\x19.nstance.v1.ConfigProblemR\bproblems\x12\x16\n" +
+	"\x06groups\x18\r \x01(\rR\x06groups\x12\x1c\n" +
+	"\tinstances\x18\x0e \x01(\rR\tinstances\x12)\n" +
+	"\x10agents_connected\x18\x0f \x01(\rR\x0fagentsConnected\x12.\n" +
+	"\x06errors\x18\x10 \x03(\v2\x16.nstance.v1.ErrorEventR\x06errors\"\x11\n" +
+	"\x0fStepDownRequest\"\\\n" +
+	"\x10StepDownResponse\x12\x1b\n" +
+	"\tleader_id\x18\x01 \x01(\tR\bleaderId\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x17\n" +
+	"\aheir_id\x18\x03 \x01(\tR\x06heirId\"\x14\n" +
+	"\x12ListOrphansRequest\"r\n" +
+	"\x13ListOrphansResponse\x12,\n" +
+	"\aorphans\x18\x01 \x03(\v2\x12.nstance.v1.OrphanR\aorphans\x12-\n" +
+	"\x12needs_confirmation\x18\x02 \x01(\bR\x11needsConfirmation\"\xcb\x01\n" +
+	"\x06Orphan\x12\x1f\n" +
+	"\vprovider_id\x18\x01 \x01(\tR\n" +
+	"providerId\x12\x1f\n" +
+	"\vinstance_id\x18\x02 \x01(\tR\n" +
+	"instanceId\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\tR\x05group\x12\x14\n" +
+	"\x05state\x18\x05 \x01(\tR\x05state\x12;\n" +
+	"\vlaunched_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"launchedAt\":\n" +
+	"\x15ConfirmOrphansRequest\x12!\n" +
+	"\fprovider_ids\x18\x01 \x03(\tR\vproviderIds\"6\n" +
+	"\x16ConfirmOrphansResponse\x12\x1c\n" +
+	"\tconfirmed\x18\x01 \x01(\rR\tconfirmed\"i\n" +
 	"\rConfigProblem\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04line\x18\x02 \x01(\rR\x04line\x12\x16\n" +
@@ -4052,9 +4666,13 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xb3\x0e\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xfc\x10\n" +
 	"\x0fOperatorService\x12Z\n" +
-	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\x12T\n" +
+	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\x12W\n" +
+	"\x0eGetShardStatus\x12!.nstance.v1.GetShardStatusRequest\x1a\".nstance.v1.GetShardStatusResponse\x12E\n" +
+	"\bStepDown\x12\x1b.nstance.v1.StepDownRequest\x1a\x1c.nstance.v1.StepDownResponse\x12N\n" +
+	"\vListOrphans\x12\x1e.nstance.v1.ListOrphansRequest\x1a\x1f.nstance.v1.ListOrphansResponse\x12W\n" +
+	"\x0eConfirmOrphans\x12!.nstance.v1.ConfirmOrphansRequest\x1a\".nstance.v1.ConfirmOrphansResponse\x12T\n" +
 	"\rRefreshConfig\x12 .nstance.v1.RefreshConfigRequest\x1a!.nstance.v1.RefreshConfigResponse\x12K\n" +
 	"\n" +
 	"ListGroups\x12\x1d.nstance.v1.ListGroupsRequest\x1a\x1e.nstance.v1.ListGroupsResponse\x12N\n" +
@@ -4092,171 +4710,194 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
 	(InstanceEvent_Type)(0),                         // 2: nstance.v1.InstanceEvent.Type
 	(*GetConfigStatusRequest)(nil),                  // 3: nstance.v1.GetConfigStatusRequest
 	(*GetConfigStatusResponse)(nil),                 // 4: nstance.v1.GetConfigStatusResponse
-	(*ConfigProblem)(nil),                           // 5: nstance.v1.ConfigProblem
-	(*RefreshConfigRequest)(nil),                    // 6: nstance.v1.RefreshConfigRequest
-	(*RefreshConfigResponse)(nil),                   // 7: nstance.v1.RefreshConfigResponse
-	(*ListGroupsRequest)(nil),                       // 8: nstance.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),                      // 9: nstance.v1.ListGroupsResponse
-	(*GroupStatus)(nil),                             // 10: nstance.v1.GroupStatus
-	(*UpsertGroupRequest)(nil),                      // 11: nstance.v1.UpsertGroupRequest
-	(*UpsertGroupResponse)(nil),                     // 12: nstance.v1.UpsertGroupResponse
-	(*DeleteGroupRequest)(nil),                      // 13: nstance.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),                     // 14: nstance.v1.DeleteGroupResponse
-	(*PauseGroupRequest)(nil),                       // 15: nstance.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),                      // 16: nstance.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),                      // 17: nstance.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),                     // 18: nstance.v1.ResumeGroupResponse
-	(*RollGroupRequest)(nil),                        // 19: nstance.v1.RollGroupRequest
-	(*RollGroupResponse)(nil),                       // 20: nstance.v1.RollGroupResponse
-	(*ExplainGroupRequest)(nil),                     // 21: nstance.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),                    // 22: nstance.v1.ExplainGroupResponse
-	(*PlannedAction)(nil),                           // 23: nstance.v1.PlannedAction
-	(*InstanceVerdict)(nil),                         // 24: nstance.v1.InstanceVerdict
-	(*CreateInstanceRequest)(nil),                   // 25: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 26: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 27: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 28: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 29: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 30: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceStatusRequest)(nil),                // 31: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 32: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 33: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 34: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 35: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 36: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 37: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 38: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 39: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 40: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 41: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 42: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 43: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 44: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 45: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 46: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 47: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 48: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 49: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 50: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 51: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 52: nstance.v1.JournalEvent
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 53: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 54: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 55: nstance.v1.GroupStatus.VarsEntry
-	nil,                           // 56: nstance.v1.UpsertGroupRequest.VarsEntry
-	nil,                           // 57: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 58: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 59: google.protobuf.Duration
-	(*Metrics)(nil),               // 60: nstance.v1.Metrics
+	(*GetShardStatusRequest)(nil),                   // 5: nstance.v1.GetShardStatusRequest
+	(*GetShardStatusResponse)(nil),                  // 6: nstance.v1.GetShardStatusResponse
+	(*StepDownRequest)(nil),                         // 7: nstance.v1.StepDownRequest
+	(*StepDownResponse)(nil),                        // 8: nstance.v1.StepDownResponse
+	(*ListOrphansRequest)(nil),                      // 9: nstance.v1.ListOrphansRequest
+	(*ListOrphansResponse)(nil),                     // 10: nstance.v1.ListOrphansResponse
+	(*Orphan)(nil),                                  // 11: nstance.v1.Orphan
+	(*ConfirmOrphansRequest)(nil),                   // 12: nstance.v1.ConfirmOrphansRequest
+	(*ConfirmOrphansResponse)(nil),                  // 13: nstance.v1.ConfirmOrphansResponse
+	(*ConfigProblem)(nil),                           // 14: nstance.v1.ConfigProblem
+	(*RefreshConfigRequest)(nil),                    // 15: nstance.v1.RefreshConfigRequest
+	(*RefreshConfigResponse)(nil),                   // 16: nstance.v1.RefreshConfigResponse
+	(*ListGroupsRequest)(nil),                       // 17: nstance.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),                      // 18: nstance.v1.ListGroupsResponse
+	(*GroupStatus)(nil),                             // 19: nstance.v1.GroupStatus
+	(*UpsertGroupRequest)(nil),                      // 20: nstance.v1.UpsertGroupRequest
+	(*UpsertGroupResponse)(nil),                     // 21: nstance.v1.UpsertGroupResponse
+	(*DeleteGroupRequest)(nil),                      // 22: nstance.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),                     // 23: nstance.v1.DeleteGroupResponse
+	(*PauseGroupRequest)(nil),                       // 24: nstance.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),                      // 25: nstance.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),                      // 26: nstance.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),                     // 27: nstance.v1.ResumeGroupResponse
+	(*RollGroupRequest)(nil),                        // 28: nstance.v1.RollGroupRequest
+	(*RollGroupResponse)(nil),                       // 29: nstance.v1.RollGroupResponse
+	(*ExplainGroupRequest)(nil),                     // 30: nstance.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),                    // 31: nstance.v1.ExplainGroupResponse
+	(*PlannedAction)(nil),                           // 32: nstance.v1.PlannedAction
+	(*InstanceVerdict)(nil),                         // 33: nstance.v1.InstanceVerdict
+	(*CreateInstanceRequest)(nil),                   // 34: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 35: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 36: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 37: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 38: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 39: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceStatusRequest)(nil),                // 40: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 41: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 42: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 43: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 44: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 45: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 46: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 47: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 48: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 49: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 50: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 51: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 52: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 53: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 54: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 55: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 56: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 57: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 58: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 59: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 60: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 61: nstance.v1.JournalEvent
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 62: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 63: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 64: nstance.v1.GroupStatus.VarsEntry
+	nil,                           // 65: nstance.v1.UpsertGroupRequest.VarsEntry
+	nil,                           // 66: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 67: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 68: google.protobuf.Duration
+	(*Metrics)(nil),               // 69: nstance.v1.Metrics
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	58, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
-	5,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	0,  // 2: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
-	5,  // 3: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
-	10, // 4: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	55, // 5: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	59, // 6: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	56, // 7: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	59, // 8: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
-	10, // 9: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	10, // 10: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	10, // 11: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	10, // 12: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	58, // 13: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	23, // 14: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	58, // 15: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	24, // 16: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	46, // 17: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	58, // 18: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	58, // 19: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	58, // 20: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	57, // 21: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	35, // 22: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	35, // 23: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	10, // 24: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	35, // 25: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	35, // 26: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	58, // 27: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	58, // 28: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	58, // 29: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	58, // 30: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	58, // 31: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	58, // 32: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	60, // 33: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	58, // 34: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	40, // 35: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 36: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	10, // 37: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	43, // 38: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 39: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	35, // 40: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	58, // 41: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	58, // 42: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	46, // 43: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	58, // 44: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	58, // 45: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	47, // 46: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	58, // 47: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	52, // 48: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	47, // 49: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	52, // 50: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	58, // 51: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	58, // 52: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 53: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	6,  // 54: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	8,  // 55: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	11, // 56: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	13, // 57: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	15, // 58: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	17, // 59: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	19, // 60: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	21, // 61: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	25, // 62: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	27, // 63: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	29, // 64: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	31, // 65: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	33, // 66: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	36, // 67: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	38, // 68: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	41, // 69: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	44, // 70: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	48, // 71: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	50, // 72: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	53, // 73: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 74: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	7,  // 75: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	9,  // 76: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 77: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	14, // 78: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	16, // 79: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	18, // 80: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	20, // 81: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	22, // 82: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	26, // 83: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	28, // 84: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	30, // 85: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	32, // 86: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	34, // 87: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	37, // 88: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	39, // 89: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	42, // 90: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	45, // 91: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	49, // 92: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	51, // 93: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	54, // 94: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	74, // [74:95] is the sub-list for method output_type
-	53, // [53:74] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	67, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	14, // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
+	67, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	68, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	14, // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
+	55, // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	11, // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
+	67, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	0,  // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
+	14, // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
+	19, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
+	64, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	68, // 12: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
+	65, // 13: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
+	68, // 14: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
+	19, // 15: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 16: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 17: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 18: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	67, // 19: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	32, // 20: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	67, // 21: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	33, // 22: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	55, // 23: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	67, // 24: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	67, // 25: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	67, // 26: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	66, // 27: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	44, // 28: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	44, // 29: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19, // 30: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	44, // 31: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	44, // 32: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	67, // 33: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	67, // 34: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	67, // 35: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	67, // 36: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	67, // 37: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	67, // 38: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	69, // 39: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	67, // 40: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	49, // 41: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 42: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19, // 43: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	52, // 44: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 45: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	44, // 46: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	67, // 47: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	67, // 48: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	55, // 49: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	67, // 50: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	67, // 51: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	56, // 52: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	67, // 53: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	61, // 54: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	56, // 55: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	61, // 56: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	67, // 57: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	67, // 58: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 59: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,  // 60: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,  // 61: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,  // 62: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12, // 63: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15, // 64: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17, // 65: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	20, // 66: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	22, // 67: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	24, // 68: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	26, // 69: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	28, // 70: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	30, // 71: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	34, // 72: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	36, // 73: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	38, // 74: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	40, // 75: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	42, // 76: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	45, // 77: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	47, // 78: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	50, // 79: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	53, // 80: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	57, // 81: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	59, // 82: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	62, // 83: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 84: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,  // 85: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,  // 86: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10, // 87: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13, // 88: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16, // 89: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18, // 90: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	21, // 91: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	23, // 92: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	25, // 93: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	27, // 94: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	29, // 95: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	31, // 96: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	35, // 97: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	37, // 98: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	39, // 99: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	41, // 100: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	43, // 101: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	46, // 102: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	48, // 103: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	51, // 104: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	54, // 105: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	58, // 106: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	60, // 107: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	63, // 108: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	84, // [84:109] is the sub-list for method output_type
+	59, // [59:84] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -4265,14 +4906,14 @@ func file_nstance_v1_operator_proto_init() {
 		return
 	}
 	file_nstance_v1_agent_proto_init()
-	file_nstance_v1_operator_proto_msgTypes[8].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   55,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -20,6 +20,10 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	OperatorService_GetConfigStatus_FullMethodName    = "/nstance.v1.OperatorService/GetConfigStatus"
+	OperatorService_GetShardStatus_FullMethodName     = "/nstance.v1.OperatorService/GetShardStatus"
+	OperatorService_StepDown_FullMethodName           = "/nstance.v1.OperatorService/StepDown"
+	OperatorService_ListOrphans_FullMethodName        = "/nstance.v1.OperatorService/ListOrphans"
+	OperatorService_ConfirmOrphans_FullMethodName     = "/nstance.v1.OperatorService/ConfirmOrphans"
 	OperatorService_RefreshConfig_FullMethodName      = "/nstance.v1.OperatorService/RefreshConfig"
 	OperatorService_ListGroups_FullMethodName         = "/nstance.v1.OperatorService/ListGroups"
 	OperatorService_UpsertGroup_FullMethodName        = "/nstance.v1.OperatorService/UpsertGroup"
@@ -50,6 +54,15 @@ const (
 // certificate's tenant. A standby answers UNAVAILABLE with a NotLeader detail.
 type OperatorServiceClient interface {
 	GetConfigStatus(ctx context.Context, in *GetConfigStatusRequest, opts ...grpc.CallOption) (*GetConfigStatusResponse, error)
+	// GetShardStatus tells how the shard is led and whether it is well.
+	GetShardStatus(ctx context.Context, in *GetShardStatusRequest, opts ...grpc.CallOption) (*GetShardStatusResponse, error)
+	// StepDown makes the leader hand over to another server. It answers before that. Needs the role admin.
+	StepDown(ctx context.Context, in *StepDownRequest, opts ...grpc.CallOption) (*StepDownResponse, error)
+	// ListOrphans lists the VMs of the shard that have no record, of all tenants. Needs the role admin.
+	ListOrphans(ctx context.Context, in *ListOrphansRequest, opts ...grpc.CallOption) (*ListOrphansResponse, error)
+	// ConfirmOrphans allows the leader to terminate the orphans whose number stopped garbage collection. Needs the role
+	// admin. FAILED_PRECONDITION if nothing waits for a confirmation.
+	ConfirmOrphans(ctx context.Context, in *ConfirmOrphansRequest, opts ...grpc.CallOption) (*ConfirmOrphansResponse, error)
 	// RefreshConfig fetches and applies the configuration now. INVALID keeps the old one.
 	RefreshConfig(ctx context.Context, in *RefreshConfigRequest, opts ...grpc.CallOption) (*RefreshConfigResponse, error)
 	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
@@ -103,6 +116,46 @@ func (c *operatorServiceClient) GetConfigStatus(ctx context.Context, in *GetConf
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetConfigStatusResponse)
 	err := c.cc.Invoke(ctx, OperatorService_GetConfigStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) GetShardStatus(ctx context.Context, in *GetShardStatusRequest, opts ...grpc.CallOption) (*GetShardStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetShardStatusResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetShardStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) StepDown(ctx context.Context, in *StepDownRequest, opts ...grpc.CallOption) (*StepDownResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StepDownResponse)
+	err := c.cc.Invoke(ctx, OperatorService_StepDown_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ListOrphans(ctx context.Context, in *ListOrphansRequest, opts ...grpc.CallOption) (*ListOrphansResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListOrphansResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ListOrphans_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ConfirmOrphans(ctx context.Context, in *ConfirmOrphansRequest, opts ...grpc.CallOption) (*ConfirmOrphansResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmOrphansResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ConfirmOrphans_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -353,6 +406,15 @@ func (c *operatorServiceClient) RenewCertificate(ctx context.Context, in *Operat
 // certificate's tenant. A standby answers UNAVAILABLE with a NotLeader detail.
 type OperatorServiceServer interface {
 	GetConfigStatus(context.Context, *GetConfigStatusRequest) (*GetConfigStatusResponse, error)
+	// GetShardStatus tells how the shard is led and whether it is well.
+	GetShardStatus(context.Context, *GetShardStatusRequest) (*GetShardStatusResponse, error)
+	// StepDown makes the leader hand over to another server. It answers before that. Needs the role admin.
+	StepDown(context.Context, *StepDownRequest) (*StepDownResponse, error)
+	// ListOrphans lists the VMs of the shard that have no record, of all tenants. Needs the role admin.
+	ListOrphans(context.Context, *ListOrphansRequest) (*ListOrphansResponse, error)
+	// ConfirmOrphans allows the leader to terminate the orphans whose number stopped garbage collection. Needs the role
+	// admin. FAILED_PRECONDITION if nothing waits for a confirmation.
+	ConfirmOrphans(context.Context, *ConfirmOrphansRequest) (*ConfirmOrphansResponse, error)
 	// RefreshConfig fetches and applies the configuration now. INVALID keeps the old one.
 	RefreshConfig(context.Context, *RefreshConfigRequest) (*RefreshConfigResponse, error)
 	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
@@ -404,6 +466,18 @@ type UnimplementedOperatorServiceServer struct{}
 
 func (UnimplementedOperatorServiceServer) GetConfigStatus(context.Context, *GetConfigStatusRequest) (*GetConfigStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetConfigStatus not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetShardStatus(context.Context, *GetShardStatusRequest) (*GetShardStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetShardStatus not implemented")
+}
+func (UnimplementedOperatorServiceServer) StepDown(context.Context, *StepDownRequest) (*StepDownResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StepDown not implemented")
+}
+func (UnimplementedOperatorServiceServer) ListOrphans(context.Context, *ListOrphansRequest) (*ListOrphansResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListOrphans not implemented")
+}
+func (UnimplementedOperatorServiceServer) ConfirmOrphans(context.Context, *ConfirmOrphansRequest) (*ConfirmOrphansResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmOrphans not implemented")
 }
 func (UnimplementedOperatorServiceServer) RefreshConfig(context.Context, *RefreshConfigRequest) (*RefreshConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RefreshConfig not implemented")
@@ -500,6 +574,78 @@ func _OperatorService_GetConfigStatus_Handler(srv interface{}, ctx context.Conte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OperatorServiceServer).GetConfigStatus(ctx, req.(*GetConfigStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_GetShardStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetShardStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetShardStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetShardStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetShardStatus(ctx, req.(*GetShardStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_StepDown_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StepDownRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).StepDown(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_StepDown_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).StepDown(ctx, req.(*StepDownRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ListOrphans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListOrphansRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ListOrphans(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ListOrphans_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ListOrphans(ctx, req.(*ListOrphansRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ConfirmOrphans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmOrphansRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ConfirmOrphans(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ConfirmOrphans_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ConfirmOrphans(ctx, req.(*ConfirmOrphansRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -846,6 +992,22 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetConfigStatus",
 			Handler:    _OperatorService_GetConfigStatus_Handler,
+		},
+		{
+			MethodName: "GetShardStatus",
+			Handler:    _OperatorService_GetShardStatus_Handler,
+		},
+		{
+			MethodName: "StepDown",
+			Handler:    _OperatorService_StepDown_Handler,
+		},
+		{
+			MethodName: "ListOrphans",
+			Handler:    _OperatorService_ListOrphans_Handler,
+		},
+		{
+			MethodName: "ConfirmOrphans",
+			Handler:    _OperatorService_ConfirmOrphans_Handler,
 		},
 		{
 			MethodName: "RefreshConfig",

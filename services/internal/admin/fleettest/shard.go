@@ -27,6 +27,8 @@ type Shard struct {
 	// Before, if set, runs before every call with the method's name. An error rejects the call.
 	Before    func(method string) error
 	Config    *nstancev1.GetConfigStatusResponse
+	Status    *nstancev1.GetShardStatusResponse
+	Orphans   []*nstancev1.Orphan
 	Refresh   *nstancev1.RefreshConfigResponse
 	Groups    []*nstancev1.GroupStatus
 	Instances []*nstancev1.InstanceStatus

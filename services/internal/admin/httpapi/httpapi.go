@@ -52,7 +52,7 @@ const (
 	RoleViewer Role = "viewer"
 	// RoleOperator may also change groups and instances.
 	RoleOperator Role = "operator"
-	// RoleAdmin may do what an operator may.
+	// RoleAdmin may also do what concerns a whole shard.
 	RoleAdmin Role = "admin"
 )
 
@@ -220,6 +220,12 @@ func (a *api) serve(r route) http.HandlerFunc {
 			if c.who = client.Name; !ok || !strings.EqualFold(scheme, "Bearer") {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="nstance-admin"`)
 				refuse(w, http.StatusUnauthorized, "a bearer token is needed: Authorization: Bearer TOKEN")
+				return
+			}
+			if r.admin && client.Role != RoleAdmin {
+				a.Log.Warn("call refused", "who", c.who, "remote", req.RemoteAddr, "path", req.URL.Path,
+					"error", "the role is not admin")
+				refuse(w, http.StatusForbidden, "this needs a token with the role admin")
 				return
 			}
 			if r.method != http.MethodGet && client.Role == RoleViewer {

@@ -34,6 +34,8 @@ func shard() *fleettest.Shard {
 	return &fleettest.Shard{
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1, ClusterId: "example", Term: 3,
 			LastModified: timestamppb.New(fleettest.Now)},
+		Status:  &nstancev1.GetShardStatusResponse{ClusterId: "example", LeaderId: "one", Term: 3, HeirId: "heir"},
+		Orphans: []*nstancev1.Orphan{{ProviderId: "vm-1", Group: "workers", State: "running"}},
 		Refresh: &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_UNCHANGED, Etag: "e1"},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk",
 			Etag: "etag-1", ArgsJson: `{"a": [1]}`}},
@@ -137,6 +139,13 @@ func TestAnswers(t *testing.T) {
 		}, 400, []string{`"line": 4`, `"invalid"`}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, nil, 200,
 			[]string{`"size": 5`, `"previous_size": 2`}},
+		{"GET", "/status?shard=a", "", nil, 200, []string{`"heir_id": "heir"`}},
+		{"GET", "/orphans?shard=a", "", nil, 200, []string{`"provider_id": "vm-1"`}},
+		{"POST", "/orphans/confirm?shard=a", `{"provider_ids": ["vm-1"]}`, nil, 200, []string{`"confirmed": 1`}},
+		{"POST", "/orphans/confirm?shard=a", `{"provider_ids": []}`, nil, 409, []string{"list them again"}},
+		{"POST", "/orphans/confirm?all_shards=true", `{"provider_ids": []}`, nil, 400, []string{"one shard at a time"}},
+		{"POST", "/server/step-down?shard=a", "", nil, 200, []string{`"leader_id": "one"`}},
+		{"POST", "/server/step-down?shard=a", `{"x": 1}`, nil, 400, []string{"takes none"}},
 		{"POST", "/group/rollout?shard=a", `{"group": "workers", "action": "pause"}`, nil, 200,
 			[]string{`"paused": true`}},
 		{"POST", "/group/rollout?shard=a", `{"group": "nobody", "action": "roll"}`, nil, 404, []string{`"not_found"`}},
@@ -238,6 +247,20 @@ func TestParseTokens(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), alice) ||
 			strings.Contains(err.Error(), "short") {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestAdminRole shows that only a token with the role admin may do what concerns a whole shard.
+func TestAdminRole(t *testing.T) {
+	x := newAPI(t, "root "+alice+" admin\nci "+ci+" operator\n")
+	for token, status := range map[string]int{alice: 200, ci: 403} {
+		header := map[string]string{"Authorization": "Bearer " + token}
+		for _, r := range []request{{method: "GET", path: "/orphans?shard=a", header: header},
+			{method: "POST", path: "/server/step-down?shard=a", header: header}} {
+			if got, text, _ := x.do(t, r); got != status {
+				t.Errorf("%s %s: status %d, want %d: %s", r.method, r.path, got, status, text)
+			}
 		}
 	}
 }
@@ -358,8 +381,11 @@ func TestOpenAPI(t *testing.T) {
 			for _, r := range requests {
 				if operation.RequestBody.Content != nil {
 					r.body = `{"group": "workers", "size": 3}`
-					if path == "/group/rollout" {
+					switch path {
+					case "/group/rollout":
 						r.body = `{"group": "workers", "action": "roll"}`
+					case "/orphans/confirm":
+						r.body = `{"provider_ids": ["vm-1"]}`
 					}
 					check(t, operation.RequestBody.Content["application/json"].Schema, r.body)
 				}
@@ -385,8 +411,9 @@ func TestOpenAPI(t *testing.T) {
 	}
 	slices.Sort(described)
 	want := []string{"GET /config/status", "GET /events", "GET /group/explain", "GET /groups", "GET /health",
-		"GET /instances", "GET /openapi.json",
-		"POST /config/refresh", "POST /group/rollout", "POST /group/scale"}
+		"GET /instances", "GET /openapi.json", "GET /orphans", "GET /status",
+		"POST /config/refresh", "POST /group/rollout", "POST /group/scale", "POST /orphans/confirm",
+		"POST /server/step-down"}
 	if diff := cmp.Diff(want, described); diff != "" || document.OpenAPI != "3.1.0" {
 		t.Error(document.OpenAPI, diff)
 	}

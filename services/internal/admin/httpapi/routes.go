@@ -14,8 +14,8 @@ import (
 // route is one method of one path.
 type route struct {
 	method, path, name, summary string
-	// open routes need no token.
-	open bool
+	// open routes need no token. admin routes need one with the role admin.
+	open, admin bool
 	// shards means that the query selects shards.
 	shards bool
 	// query holds the parameters in addition to those that select shards.
@@ -55,6 +55,11 @@ type RolloutRequest struct {
 	Action fleet.RolloutAction `json:"action" jsonschema:"enum=pause,enum=resume,enum=roll"`
 }
 
+// ConfirmOrphansRequest is the body of POST /orphans/confirm.
+type ConfirmOrphansRequest struct {
+	ProviderIDs []string `json:"provider_ids"`
+}
+
 func (a *api) routes() []route {
 	return []route{
 		{
@@ -65,6 +70,32 @@ func (a *api) routes() []route {
 			method: http.MethodGet, path: "/openapi.json", name: "openapi", summary: "This document.", open: true,
 			answer: map[string]any{},
 			do:     func(*call) (int, any, error) { return http.StatusOK, a.document(), nil },
+		}, {
+			method: http.MethodGet, path: "/status", name: "status",
+			summary: "How shards are led and whether they are well.", shards: true,
+			answer: fleet.Answers[fleet.StatusAnswer]{},
+			do:     func(c *call) (int, any, error) { return answer(a.Fleet.Status(c.Context(), c.shards)) },
+		}, {
+			method: http.MethodPost, path: "/server/step-down", name: "serverStepDown", admin: true,
+			summary: "Make the leader hand over to another server.", shards: true,
+			answer: fleet.Answers[fleet.StepDownAnswer]{},
+			do: func(c *call) (int, any, error) {
+				if err := c.empty(); err != nil {
+					return 0, nil, err
+				}
+				c.detail = "step down"
+				return answer(a.Fleet.StepDown(c.Context(), c.shards))
+			},
+		}, {
+			method: http.MethodGet, path: "/orphans", name: "orphans", admin: true,
+			summary: "The VMs of shards that have no record.", shards: true,
+			answer: fleet.Answers[fleet.OrphansAnswer]{},
+			do:     func(c *call) (int, any, error) { return answer(a.Fleet.Orphans(c.Context(), c.shards)) },
+		}, {
+			method: http.MethodPost, path: "/orphans/confirm", name: "orphansConfirm", admin: true,
+			summary: "Allow the leader to terminate the VMs without a record. The body names all of them.", shards: true,
+			body: ConfirmOrphansRequest{}, answer: fleet.Answers[fleet.OrphansAnswer]{},
+			do: a.confirmOrphans,
 		}, {
 			method: http.MethodGet, path: "/config/status", name: "configStatus",
 			summary: "Which configuration is in force, and what is wrong with a newer one that was refused.",
@@ -182,6 +213,18 @@ func (a *api) rollout(c *call) (int, any, error) {
 	}
 	c.detail = fmt.Sprintf("%s group %s", body.Action, body.Group)
 	return answer(a.Fleet.Rollout(c.Context(), c.shards, body.Group, body.Action))
+}
+
+func (a *api) confirmOrphans(c *call) (int, any, error) {
+	var body ConfirmOrphansRequest
+	if err := c.read(&body); err != nil {
+		return 0, nil, err
+	}
+	if len(c.shards) != 1 {
+		return 0, nil, badRequest("query: all_shards: confirm the orphans of one shard at a time")
+	}
+	c.detail = fmt.Sprintf("terminate %d orphans", len(body.ProviderIDs))
+	return answer(a.Fleet.ConfirmOrphans(c.Context(), c.shards, body.ProviderIDs))
 }
 
 // answer returns what a route answers for its shards.

@@ -1,0 +1,254 @@
+package admin
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+func (a *app) statusCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show how shards are led and whether they are well", Args: cobra.NoArgs,
+		Long: `Shows for each shard its leader, heir, term and configuration, and counts its groups,
+instances and connected agents. Errors that stand, and why a newer configuration was
+refused, follow the table. Without --shard it asks every shard.`,
+		Example: `  nstance-admin status
+  nstance-admin status --output json | jq '.shards[] | {shard, leader_id, errors}'`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if s.shard == "" && a.Getenv(envShard) == "" {
+			s.all = true
+		}
+		call := (*fleet.Fleet).Status
+		return ask(cmd.Context(), a, s, *f, "asking", call, a.writeStatus)
+	}
+	return cmd
+}
+
+func (a *app) writeStatus(w io.Writer, answers []fleet.StatusAnswer) error {
+	var rows [][]cell
+	var notes []string
+	for _, answer := range answers {
+		if answer.Status == nil {
+			continue
+		}
+		rows = append(rows, a.statusRow(answer.Shard, answer.Status))
+		for _, e := range answer.Errors {
+			about := e.Kind
+			if e.Group != "" {
+				about += " of group " + e.Group
+			}
+			notes = append(notes, fmt.Sprintf("%s: %s: %s", answer.Shard, about, e.Reason))
+		}
+		for _, p := range answer.Problems {
+			notes = append(notes, fmt.Sprintf("%s: refused configuration: %s", answer.Shard,
+				strings.TrimPrefix(p.Path+": "+p.Message, ": ")))
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	if err := writeTable(w, a.style.out, []string{"SHARD", "LEADER", "TERM", "HEIR", "LEASE LEFT", "CONFIGURATION",
+		"GROUPS", "INSTANCES", "CONNECTED", "ERRORS"}, rows); err != nil {
+		return err
+	}
+	for n, note := range notes {
+		if n == 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintln(w, note)
+	}
+	return nil
+}
+
+func (a *app) statusRow(shard string, s *fleet.Status) []cell {
+	configuration := "applied"
+	if s.RefusedETag != "" {
+		configuration = "newer one refused"
+	}
+	row := plain(shard, s.Leader, num(s.Term), cmp.Or(s.Heir, "none"), cmp.Or(s.LeaseLeft, "no lock"), configuration,
+		num(s.Groups), num(s.Instances), num(s.Connected), num(len(s.Errors)))
+	for n, wrong := range map[int]bool{3: s.Heir == "", 5: s.RefusedETag != "", 9: len(s.Errors) > 0} {
+		if wrong {
+			row[n].paint = a.style.out.warn
+		}
+	}
+	return row
+}
+
+func (a *app) serverCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "server", Short: "List the servers of shards, and make a leader step down"}
+	cmd.AddCommand(a.serverListCommand(), a.stepDownCommand())
+	return cmd
+}
+
+func (a *app) serverListCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "list", Short: "List the servers of shards", Args: cobra.NoArgs,
+		Long:    "Lists the leader of each shard and the standbys that are connected to it.",
+		Example: `  nstance-admin server list --all-shards`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		call := (*fleet.Fleet).Status
+		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.StatusAnswer) error {
+			var rows [][]cell
+			for _, answer := range answers {
+				if answer.Status == nil {
+					continue
+				}
+				rows = append(rows, plain(answer.Shard, answer.Leader, "leader", answer.Version,
+					"since "+stamp(answer.Since)))
+				for _, id := range answer.Standbys {
+					role := "standby"
+					if id == answer.Heir {
+						role = "heir"
+					}
+					rows = append(rows, plain(answer.Shard, id, role, "", ""))
+				}
+			}
+			return writeTable(w, a.style.out, []string{"SHARD", "SERVER", "ROLE", "VERSION", ""}, rows)
+		})
+	}
+	return cmd
+}
+
+func (a *app) stepDownCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "step-down", Short: "Make the leader hand over to another server", Args: cobra.NoArgs,
+		Long: `Makes the leader of a shard hand over, and keeps it out of the election for 15 s. If
+there is no other server, the same one leads again after that. Needs an identity with
+the role admin.`,
+		Example: `  nstance-admin server step-down --shard us-west-2a`,
+	}
+	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if done, err := a.confirm(cmd, sure, "the leader of "+cmp.Or(s.shard, a.Getenv(envShard), "the shard")+
+			" hands over to another server"); done || err != nil {
+			return err
+		}
+		call := (*fleet.Fleet).StepDown
+		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.StepDownAnswer) error {
+			for _, answer := range answers {
+				if answer.Err == nil {
+					fmt.Fprintf(w, "%s: %s steps down, term %d ends; %s takes over\n", answer.Shard, answer.Leader,
+						answer.Term, cmp.Or(answer.Heir, "another server"))
+				}
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+func (a *app) orphansCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "orphans", Short: "List VMs without a record, and allow their termination",
+		Long: `An orphan is a VM of the shard that has no record. The leader terminates a few of them
+without asking. Many point to a fault, such as a wrong bucket, so the leader waits
+until a person has confirmed them. Needs an identity with the role admin.`}
+	cmd.AddCommand(a.orphansListCommand(), a.orphansConfirmCommand())
+	return cmd
+}
+
+func (a *app) orphansListCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "list", Short: "List VMs without a record", Args: cobra.NoArgs,
+		Example: `  nstance-admin orphans list --shard us-west-2a`}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return ask(cmd.Context(), a, s, *f, "asking", (*fleet.Fleet).Orphans, a.writeOrphans)
+	}
+	return cmd
+}
+
+func (a *app) writeOrphans(w io.Writer, answers []fleet.OrphansAnswer) error {
+	var rows [][]cell
+	waits := false
+	for _, answer := range answers {
+		for _, o := range answer.Orphans {
+			rows = append(rows, plain(answer.Shard, o.ProviderID, o.InstanceID, o.Tenant, o.Group, o.State,
+				stamp(o.LaunchedAt)))
+		}
+		waits = waits || answer.NeedsConfirmation
+	}
+	if len(rows) == 0 {
+		a.note("There are no orphans.")
+		return nil
+	}
+	if waits {
+		a.note("The leader terminates none of them before nstance-admin orphans confirm.")
+	}
+	return writeTable(w, a.style.out, []string{"SHARD", "VM", "INSTANCE", "TENANT", "GROUP", "STATE", "LAUNCHED"}, rows)
+}
+
+func (a *app) orphansConfirmCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "confirm VM...", Short: "Allow the leader to terminate the orphans of a shard",
+		Args: cobra.MinimumNArgs(1),
+		Long: `Allows the leader to terminate the VMs without a record. Give all of them, as "orphans
+list" shows them: the leader refuses if the shard has others by now. The VMs are
+terminated without a drain.`,
+		Example: `  nstance-admin orphans confirm i-0a1b2c3d4e5f60718 i-1b2c3d4e5f6071829 --shard us-west-2a`}
+	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if s.all {
+			return usagef("--all-shards: confirm the orphans of one shard at a time")
+		}
+		if done, err := a.confirm(cmd, sure, fmt.Sprintf("the leader terminates %d VMs: %s", len(args),
+			strings.Join(args, ", "))); done || err != nil {
+			return err
+		}
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.OrphansAnswer {
+			return f.ConfirmOrphans(ctx, shards, args)
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.OrphansAnswer) error {
+			for _, answer := range answers {
+				if answer.Err == nil {
+					fmt.Fprintf(w, "%s: %d VMs may be terminated\n", answer.Shard, answer.Confirmed)
+				}
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+// sure holds the flags of commands that ask before they act.
+type sure struct{ yes, dryRun bool }
+
+func sureFlags(cmd *cobra.Command) *sure {
+	s := new(sure)
+	cmd.Flags().BoolVar(&s.yes, "yes", false, "do not ask for a confirmation")
+	cmd.Flags().BoolVar(&s.dryRun, "dry-run", false, "say what would be done, and do nothing")
+	return s
+}
+
+// confirm asks on a terminal whether to go on. done is true after a dry run. Without a terminal it goes on only with
+// --yes.
+func (a *app) confirm(cmd *cobra.Command, s *sure, what string) (done bool, err error) {
+	switch {
+	case s.dryRun:
+		return true, a.line("Would do: %s", what)
+	case s.yes:
+		return false, nil
+	case !isTerminal(a.Stdin):
+		return false, &usageError{err: errors.New(cmd.CommandPath() + " asks before it acts, and there is no terminal"),
+			hint: "add --yes"}
+	}
+	fmt.Fprintf(a.Stderr, "This changes the cluster: %s.\nGo on? Type yes: ", what)
+	answer, err := bufio.NewReader(a.Stdin).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, fmt.Errorf("read the confirmation: %w", err)
+	}
+	if strings.TrimSpace(answer) != "yes" {
+		return false, errors.New("not confirmed: nothing was done")
+	}
+	return false, nil
+}
