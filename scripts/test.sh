@@ -198,6 +198,17 @@ step_dev() {
 	timeout -k 60 900 scripts/dev-check.sh
 }
 
+# The page of nstance-admin serve in Chromium. It writes the screenshots of the documentation if $screenshots names their directory.
+step_web() {
+	chromium=$(command -v chromium) || {
+		echo "chromium is needed: Debian: apt-get install chromium" >&2
+		return 1
+	}
+	make -s build GO_BUILD="go build -tags grpcnotrace"
+	go test ./services/internal/admin/web/browsertest -count=1 -timeout 5m -v -args -bin="$PWD/bin" -chromium="$chromium" \
+		-axe="$(scripts/tool.sh axe-core)" -screenshots="${screenshots:-}"
+}
+
 step_kill9() {
 	scripts/kill9.sh
 }
@@ -265,7 +276,7 @@ run() {
 basic='tools unit race sim acceptance demo'
 waiting='libvirt stacks gcpstack kube'
 computing='long terraform mutants cloud modules images dev'
-rest='alltools generated lint parallel kill9 failover paused refused chaos bench'
+rest='alltools generated lint parallel kill9 failover paused refused web chaos bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;

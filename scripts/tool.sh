@@ -3,6 +3,7 @@
 #
 #   scripts/tool.sh NAME               a module under tests/tools, or one of the binaries of such a module
 #   scripts/tool.sh tofu               tofu on PATH, else a built one
+#   scripts/tool.sh axe-core           axe.min.js of axe-core, which npm fetches
 #   scripts/tool.sh terraform-or-tofu  tofu on PATH, else terraform on PATH, else a built tofu
 #
 # The cache is in $NSTANCE_TOOLS_CACHE (default ~/.cache/nstance-tools), outside the clone. Its key is a hash of the tool's
@@ -14,13 +15,45 @@ tools=$root/tests/tools
 name=${1:-}
 
 if [ $# -ne 1 ] || [ -z "$name" ]; then
-	echo "usage: scripts/tool.sh NAME, one of: terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler kubectl controller-gen capi-core $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
+	echo "usage: scripts/tool.sh NAME, one of: axe-core terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler kubectl controller-gen capi-core $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
 	exit 2
 fi
+
+sha256() {
+	if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi
+}
+
+cache=${NSTANCE_TOOLS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nstance-tools}
+
+# fetch_axe fetches a pinned version of axe-core into the cache and prints the path of its script.
+fetch_axe() {
+	version=4.14.1
+	hash=e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745
+	dir=$cache/axe-core-$version
+	if [ ! -f "$dir/axe.min.js" ]; then
+		mkdir -p "$cache"
+		tmp=$(mktemp -d "$cache/.fetch-XXXXXX")
+		trap 'rm -rf "$tmp"' EXIT
+		trap 'exit 1' HUP INT TERM
+		(cd "$tmp" && npm pack --silent "axe-core@$version" >&2)
+		if [ "$(sha256 <"$tmp/axe-core-$version.tgz" | cut -c1-64)" != "$hash" ]; then
+			echo "tool.sh: axe-core $version is not the pinned one: its SHA-256 is not $hash" >&2
+			exit 1
+		fi
+		tar -xzf "$tmp/axe-core-$version.tgz" -C "$tmp" package/axe.min.js
+		mkdir -p "$dir"
+		mv "$tmp/package/axe.min.js" "$dir/"
+	fi
+	echo "$dir/axe.min.js"
+}
 
 ldflags='-s -w'
 module=$name
 case $name in
+axe-core)
+	fetch_axe
+	exit 0
+	;;
 terraform-or-tofu)
 	command -v tofu || command -v terraform || exec "$0" tofu
 	exit 0
@@ -57,11 +90,6 @@ if [ ! -f "$tools/$module/go.mod" ]; then
 	exit 2
 fi
 
-sha256() {
-	if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi
-}
-
-cache=${NSTANCE_TOOLS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nstance-tools}
 key=$(cat "$tools/$module/go.mod" "$tools/$module/go.sum" | sha256 | cut -c1-16)
 dir=$cache/$module-$key
 bin=$dir/$name

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// TestServe shows that the command serves the API and the page until it is stopped, and then exits with 0. The log names
-// the client of a change.
+// TestServe shows that the command serves the API and the page until it is stopped, and then exits with 0. The log
+// names the client of a change.
 func TestServe(t *testing.T) {
 	cli, _, _, _ := shards(t)
 	tokens := filepath.Join(t.TempDir(), "tokens")

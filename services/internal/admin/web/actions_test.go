@@ -54,7 +54,8 @@ func TestActions(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]string{groupPath + "?done=pause": "The rollout is paused.",
-		instancePath + "?done=delete": "The instance is being deleted.", groupPath: `action="` + groupPath + `/scale"`} {
+		instancePath + "?done=delete": "The instance is being deleted.",
+		groupPath:                     `action="` + groupPath + `/scale"`} {
 		resp := s.do(t, request{path: path, header: header})
 		text, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
@@ -90,8 +91,8 @@ func TestRefusedActions(t *testing.T) {
 		{"another origin", operator, "POST", groupPath + "/scale", confirmed,
 			map[string]string{"Origin": "https://evil.example"}, 403},
 		{"link", operator, "GET", groupPath + "/scale?confirm=workers&size=9", nil, nil, 404},
-		{"confirmation in the address", operator, "POST", groupPath + "/scale?confirm=workers&size=9", url.Values{}, nil,
-			400},
+		{"confirmation in the address", operator, "POST", groupPath + "/scale?confirm=workers&size=9", url.Values{},
+			nil, 400},
 		{"no number", operator, "POST", groupPath + "/scale", url.Values{"confirm": {"workers"}, "size": {"-1"}}, nil,
 			400},
 		{"unknown action", operator, "POST", groupPath + "/stop", confirmed, nil, 404},

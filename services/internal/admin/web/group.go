@@ -69,11 +69,13 @@ type row struct {
 }
 
 // classes are the classes of instances, those that need attention first.
-var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "drifted", "healthy"}
+var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "drifted", "healthy", "deleted"}
 
-// classOf returns the class of an instance: its health, or that it is healthy and drifted.
+// classOf returns the class of an instance: its health, or that it is healthy and drifted, or deleted.
 func classOf(i fleet.Instance) string {
 	switch {
+	case i.State == "deleted":
+		return "deleted"
 	case i.Health == "healthy" && (i.InfraDrift || i.RuntimeDrift):
 		return "drifted"
 	case !slices.Contains(classes, i.Health):

@@ -181,7 +181,11 @@ func (p *page) read(do func(http.ResponseWriter, *http.Request) error) http.Hand
 			http.Redirect(w, r, Path+"login?to="+url.QueryEscape(r.URL.RequestURI()), http.StatusSeeOther)
 			return nil
 		}
-		return do(w, r.WithContext(context.WithValue(r.Context(), clientKey{}, client)))
+		r = r.WithContext(context.WithValue(r.Context(), clientKey{}, client))
+		if err := do(w, r); err != nil {
+			p.fail(w, r, err) // with the client's name
+		}
+		return nil
 	})
 }
 

@@ -152,8 +152,8 @@ func TestPages(t *testing.T) {
 		status int
 		want   []string
 	}{
-		{"/ui/", 200, []string{`id="s-a"`, `id="s-b"`, "server-1", `<td class="number">7</td><td class="number">6</td>` +
-			`<td class="number">5</td>`}},
+		{"/ui/", 200, []string{`id="s-a"`, `id="s-b"`, "server-1",
+			`<td class="number">7</td><td class="number">6</td>` + `<td class="number">5</td>`}},
 		{"/ui/shards/a", 200, []string{"Shard a", `href="/ui/shards/a/groups/workers"`, "no capacity for &lt;big&gt;"}},
 		{"/ui/shards/c", 404, []string{"There are: a, b."}},
 		{"/ui/shards/a/groups/workers", 200, []string{"1 healthy", "1 silent", "it is silent", "1 × rule 9 (silent)",
@@ -181,7 +181,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestShardWithoutAnswer shows that a shard without an answer keeps its row, with the reason, and does not hide another.
+// TestShardWithoutAnswer shows that a shard without an answer keeps its row, with the reason, and hides no other.
 func TestShardWithoutAnswer(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Do(func() {
@@ -276,8 +276,8 @@ func (s *site) login(t testing.TB, token string) *http.Cookie {
 	return resp.Cookies()[0]
 }
 
-// TestLogin shows that a page needs a login, which sets a cookie that scripts and other sites cannot use, that a changed
-// cookie is refused, and that a proxy may send a token.
+// TestLogin shows that a page needs a login, which sets a cookie that scripts and other sites cannot use, that a
+// changed cookie is refused, and that a proxy may send a token.
 func TestLogin(t *testing.T) {
 	s := newSite(t, logins)
 	resp := s.do(t, request{path: "/ui/events?group=workers"})

@@ -85,7 +85,8 @@ func Command(version string) *cobra.Command {
 
 // check finds the programs that every subcommand needs.
 func (s *settings) check() error {
-	for _, name := range []string{"dev-s3", "nstance-admin", "nstance-server", "nstance-agent", "terraform-provider-nstance"} {
+	for _, name := range []string{"dev-s3", "nstance-admin", "nstance-server", "nstance-agent",
+		"terraform-provider-nstance"} {
 		if _, err := os.Stat(filepath.Join(s.root, "bin", name)); err != nil {
 			return fmt.Errorf(
 				"%s is not in %s: run \"make build\" in the repository, or name the repository with --root",
