@@ -33,6 +33,8 @@ const (
 // not created again, because a kubelet registers only when it starts.
 type Nodes struct {
 	Client client.Client
+	// Taints returns the taints that the kubelet of an instance registers with. Optional.
+	Taints func(*nstancev1.InstanceStatus) []corev1.Taint
 	// Failed receives each error. The failed step is retried.
 	Failed func(error)
 
@@ -162,7 +164,11 @@ func (n *Nodes) join(ctx context.Context, instance *nstancev1.InstanceStatus) er
 	if _, ok := n.made[id]; ok {
 		return nil
 	}
-	if err := n.Client.Create(ctx, node(instance)); err != nil && !apierrors.IsAlreadyExists(err) {
+	object := node(instance)
+	if n.Taints != nil {
+		object.Spec.Taints = n.Taints(instance)
+	}
+	if err := n.Client.Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make node %s: %w", id, err)
 	}
 	if n.made == nil {

@@ -22,6 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/tests/kube"
 )
@@ -95,6 +97,8 @@ type lab struct {
 	east, west *shard
 	metadata   *metadata
 	operators  []*kube.Process
+	// tainted: the kubelets of on-demand machines register with the taint of the documentation.
+	tainted atomic.Bool
 }
 
 // newLab starts Kubernetes and both shards in parallel. The directory's name is short, because the path of a Unix
@@ -181,13 +185,21 @@ func (l *lab) followEvents(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	nodes := &kube.Nodes{Client: l.Client}
+	nodes := &kube.Nodes{Client: l.Client, Taints: l.kubeletTaints}
 	all.Go(func() { nodes.Follow(ctx, l.east, l.west) })
 	for _, s := range []*shard{l.east, l.west} {
 		all.Go(func() { s.supervise(ctx) })
 		all.Go(func() { s.watch(ctx) })
 	}
 	t.Cleanup(func() { cancel(); all.Wait() })
+}
+
+// kubeletTaints returns the taints with which the boot script of an instance starts the kubelet.
+func (l *lab) kubeletTaints(instance *nstancev1.InstanceStatus) []corev1.Taint {
+	if !instance.GetOnDemand() || !l.tainted.Load() {
+		return nil
+	}
+	return []corev1.Taint{{Key: v1beta1.OnDemandPodNodeLabel, Value: "waiting", Effect: corev1.TaintEffectNoSchedule}}
 }
 
 // install does the manual steps before the operator starts: namespace, permissions, CA and nonce. The CRDs are

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -45,6 +46,7 @@ func TestOnDemandPods(t *testing.T) {
 		{"two pods", l.testTwoPods},
 		{"tolerant guest", l.testGuest},
 		{"changed minds", l.testChangedMinds},
+		{"new Node", l.testNewNode},
 		{"admission", l.testOnDemandAdmission},
 		{"limit", l.testOnDemandLimit},
 		{"many pods", l.testCrowd},
@@ -243,6 +245,63 @@ func (l *lab) testChangedMinds(t *testing.T) {
 		t.Error(err)
 	}
 	l.removePods(t, elsewhere, undecided)
+}
+
+// testNewNode stops the operator while the Node of an on-demand machine registers. With the taint that the documentation
+// gives to the kubelet, a pod that selects nothing does not get the Node, and the pod of the machine does.
+func (l *lab) testNewNode(t *testing.T) {
+	ctx := t.Context()
+	l.tainted.Store(true)
+	defer l.tainted.Store(false)
+	known, before := l.ids(t, "", l.shards()...), map[*shard]int{}
+	for _, s := range l.shards() {
+		before[s] = len(s.creations(machines))
+	}
+	stray := &corev1.Pod{ObjectMeta: objectMeta("stray"), Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "main", Image: "none"}},
+		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
+					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: known}}}}}}}}}
+	l.create(ctx, t, stray)
+	owner := requestingPod("owner")
+	l.create(ctx, t, owner)
+	var id string
+	await(t, "the machine is being created", patience, func(context.Context) error {
+		for _, s := range l.shards() {
+			for _, event := range s.creations(machines)[before[s]:] {
+				id = event.GetInstance().GetInstanceId()
+			}
+		}
+		if id == "" {
+			return errors.New("no instance is created")
+		}
+		return nil
+	})
+	operator := l.operators[len(l.operators)-1]
+	if err := operator.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = operator.Signal(syscall.SIGCONT) }() // The process may have ended.
+	await(t, "the Node is ready", patience, func(ctx context.Context) error { return l.nodeReady(ctx, id) })
+	waits := func(ctx context.Context) error {
+		return has(ctx, l, &corev1.Pod{}, stray.Name, func(p *corev1.Pod) error {
+			if p.Spec.NodeName != "" {
+				return fmt.Errorf("it runs on %s", p.Spec.NodeName)
+			}
+			return nil
+		})
+	}
+	steady(t, "the other pod waits", waits)
+	if err := operator.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	var node string
+	await(t, "the owner runs", patience, func(ctx context.Context) error { return l.runs(ctx, owner, &node) })
+	if err := errors.Join(l.belongs(ctx, node, owner), waits(ctx)); err != nil || node != id {
+		t.Errorf("the owner runs on %s, want %s: %v", node, id, err)
+	}
+	l.removePods(t, owner, stray)
 }
 
 // testOnDemandAdmission installs the admission policy. A pod without a selector then runs only on its machine.
