@@ -85,6 +85,8 @@ type reconciler struct {
 	warned map[types.UID]string
 	// tolerant are the UIDs of the pods that got a toleration. The cache may not show it yet.
 	tolerant sync.Map
+	// deleted are the UIDs of the Machines that were deleted. The cache may not show it yet.
+	deleted sync.Map
 	// waiting reports whether a change on a shard may allow a pod's machine.
 	waiting atomic.Bool
 }

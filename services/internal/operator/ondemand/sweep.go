@@ -49,6 +49,10 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		_, done := r.tolerant.Load(pod.UID)
 		return done
 	})
+	d.remove = slices.DeleteFunc(d.remove, func(one machineRemoval) bool {
+		_, done := r.deleted.Load(one.machine.UID)
+		return done
+	})
 	var intolerant sync.Map // by the pod's UID
 	problems := []error{
 		inParallel(d.reserve, func(one nodeReservation) error { return r.reserveNode(ctx, one) }),
@@ -197,7 +201,7 @@ func podFinished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// recordWarnings records what pods wait for, each reason once. It forgets pods that have ended.
+// recordWarnings records what pods wait for, each reason once. It forgets pods and Machines that have ended.
 func (r *reconciler) recordWarnings(w snapshot, warnings []podWarning) {
 	for uid := range r.warned {
 		if w.alive[uid] == nil {
@@ -207,6 +211,16 @@ func (r *reconciler) recordWarnings(w snapshot, warnings []podWarning) {
 	r.tolerant.Range(func(uid, _ any) bool {
 		if w.alive[uid.(types.UID)] == nil {
 			r.tolerant.Delete(uid)
+		}
+		return true
+	})
+	present := map[types.UID]bool{}
+	for _, m := range w.machines {
+		present[m.UID] = true
+	}
+	r.deleted.Range(func(uid, _ any) bool {
+		if !present[uid.(types.UID)] {
+			r.deleted.Delete(uid)
 		}
 		return true
 	})
@@ -321,6 +335,7 @@ func (r *reconciler) deleteMachine(ctx context.Context, one machineRemoval) (beh
 	if err := r.Client.Delete(ctx, m, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("delete Machine %s: %w", m.Name, err)
 	}
+	r.deleted.Store(uid, true)
 	r.Log.Info("deleted the machine of a pod that does not need it", "machine", m.Name, "pod",
 		m.Annotations[v1beta1.PodAnnotation])
 	return false, nil

@@ -475,3 +475,30 @@ func TestGone(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// TestDeletesAMachineOnce sweeps with a cache that does not show a deletion yet.
+func TestDeletesAMachineOnce(t *testing.T) {
+	c := newCluster(t)
+	pod := c.pod("p", "1", "gpu")
+	c.sweep()
+	var before clusterv1.MachineList
+	if err := errors.Join(c.client.List(t.Context(), &before), c.client.Delete(t.Context(), pod)); err != nil ||
+		len(before.Items) != 1 {
+		t.Fatalf("%d machines, error %v", len(before.Items), err)
+	}
+	c.rec.Client = interceptor.NewClient(c.client.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context,
+		k client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+		if machines, ok := list.(*clusterv1.MachineList); ok {
+			before.DeepCopyInto(machines)
+			return nil
+		}
+		return k.List(ctx, list, opts...)
+	}})
+	writes := c.writes
+	for range 3 {
+		c.sweep()
+	}
+	if n := c.writes - writes; n != 1 {
+		t.Errorf("%d writes, want one deletion", n)
+	}
+}
