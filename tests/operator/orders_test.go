@@ -7,11 +7,41 @@ import (
 	"testing"
 	"time"
 
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// TestDeletionOrders deletes the Cluster and its parts in different orders while a shard hangs. Everything must end
-// within a minute after the shard answers, and no deletion may create an instance.
+// orderedKinds are the kinds that a user can delete, by the letter that stands for the kind in deletionOrders, with the
+// names of the objects.
+var orderedKinds = map[rune]struct {
+	kind  string
+	names []string
+}{
+	'C': {"cluster", []string{clusterName}},
+	'I': {"nstancecluster", []string{clusterName}},
+	'M': {"machinepool", []string{dynamic, workers}},
+	'P': {"nstancemachinepool", []string{dynamic, workers}},
+	'G': {"nstanceshardgroup", []string{v1beta1.ShardGroupName(dynamic, "west"), v1beta1.ShardGroupName(workers, "west")}},
+}
+
+// deletionOrders are orders in which every kind is deleted directly before every other kind.
+var deletionOrders = []string{"CPGMI", "PIMGC", "ICGPM", "GIPCM", "CIGMP", "PMCGI"}
+
+// TestEveryKindIsDeletedBeforeEveryOther checks that the orders of TestDeletionOrders cover all pairs.
+func TestEveryKindIsDeletedBeforeEveryOther(t *testing.T) {
+	all := strings.Join(deletionOrders, " ")
+	for first := range orderedKinds {
+		for second := range orderedKinds {
+			if first != second && !strings.Contains(all, string([]rune{first, second})) {
+				t.Errorf("no order deletes %s directly before %s", orderedKinds[first].kind, orderedKinds[second].kind)
+			}
+		}
+	}
+}
+
+// TestDeletionOrders deletes the Cluster and its parts in different orders while a shard hangs. Everything must end within
+// a minute after the shard answers, and no deletion may create an instance.
 func TestDeletionOrders(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -21,48 +51,39 @@ func TestDeletionOrders(t *testing.T) {
 	l.settleServers(t)
 	l.bootstrap(t)
 	l.imported(t)
-	type object struct{ kind, name string }
-	cluster, infra := object{"cluster", clusterName}, object{"nstancecluster", clusterName}
-	machinePool, pool := object{"machinepool", dynamic}, object{"nstancemachinepool", dynamic}
-	group := object{"nstanceshardgroup", v1beta1.ShardGroupName(dynamic, "west")}
-	staticMachinePool, staticPool := object{"machinepool", workers}, object{"nstancemachinepool", workers}
-	staticGroup := object{"nstanceshardgroup", v1beta1.ShardGroupName(workers, "west")}
-	for _, order := range [][]object{
-		{infra, cluster},
-		{machinePool, staticMachinePool, cluster},
-		{pool, staticPool, cluster, infra},
-		{group, staticGroup, pool, machinePool, cluster},
-		{cluster, infra, staticMachinePool, machinePool, group},
-	} {
-		var name []string
-		for _, o := range order {
-			name = append(name, o.kind)
-		}
-		if !t.Run(strings.Join(name, ", "), func(t *testing.T) {
-			l.dynamicPool(t, dynamic)
-			await(t, "the dynamic group runs", patience, func(ctx context.Context) error {
-				return l.spread(ctx, dynamic, l.both(1, 1))
-			})
-			kept, created := l.ids(t, workers, l.shards()...), l.countCreations()
-			proceed := l.hang(t, l.west)
-			for _, o := range order {
-				l.remove(t, o.kind, o.name)
-				<-time.After(2 * time.Second) // The controllers react before the next deletion.
-			}
-			await(t, "east has done its part", patience, func(ctx context.Context) error {
-				return l.withoutGroup(ctx, dynamic, l.east)
-			})
-			proceed()
-			await(t, "everything has ended", time.Minute, func(ctx context.Context) error {
-				return errors.Join(l.empty(ctx), l.static(ctx), l.withoutGroup(ctx, dynamic, l.shards()...))
-			})
-			steady(t, "it stays so", l.empty)
-			l.unchanged(t, workers, kept, created)
-			l.kubectl(t, "-n", namespace, "annotate", "configmap", deleted, v1beta1.RecreateAnnotation+"=true")
-			l.recreated(t)
-			l.unchanged(t, workers, kept, created)
-		}) {
+	for _, order := range deletionOrders {
+		if !t.Run(order, func(t *testing.T) { l.testDeletionOrder(t, order) }) {
 			return // Later parts would fail for the same reason.
 		}
 	}
+}
+
+func (l *lab) testDeletionOrder(t *testing.T, order string) {
+	l.dynamicPool(t, dynamic)
+	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {
+		return l.spread(ctx, dynamic, l.both(1, 1))
+	})
+	kept, created := l.ids(t, workers, l.shards()...), l.countCreations()
+	proceed := l.hang(t, l.west)
+	for _, letter := range order {
+		for _, name := range orderedKinds[letter].names {
+			l.remove(t, orderedKinds[letter].kind, name)
+		}
+		<-time.After(time.Second) // The controllers react before the next deletion.
+	}
+	await(t, "east has done its part", patience, func(ctx context.Context) error {
+		return l.withoutGroup(ctx, dynamic, l.east)
+	})
+	proceed()
+	await(t, "everything has ended", time.Minute, func(ctx context.Context) error {
+		return errors.Join(l.empty(ctx), l.static(ctx), l.withoutGroup(ctx, dynamic, l.shards()...))
+	})
+	steady(t, "it stays so", l.empty)
+	l.unchanged(t, workers, kept, created)
+	// The operator notices a new Cluster immediately. It reads the record of the deletion only every 10 s.
+	l.create(t.Context(), t, &clusterv1.Cluster{ObjectMeta: objectMeta(clusterName), Spec: clusterv1.ClusterSpec{
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+			Kind: "NstanceCluster", Name: clusterName}}})
+	l.recreated(t)
+	l.unchanged(t, workers, kept, created)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -19,10 +20,10 @@ import (
 // model is what the steps of a sequence have asked for.
 type model struct {
 	pools   map[string]*poolModel
-	singles []string        // Single Machines.
-	pods    map[string]bool // True if the pod requests a machine.
-	paused  []string        // Paused pools.
-	ended   bool            // The Cluster was deleted.
+	singles map[string]string // The shards of single Machines.
+	pods    map[string]bool   // True if the pod requests a machine.
+	paused  []string          // Paused pools.
+	ended   bool              // The Cluster was deleted.
 }
 
 type poolModel struct {
@@ -53,13 +54,13 @@ func (m *model) forgetPod(name string) { delete(m.pods, name) }
 func (s *sequence) resetModel() {
 	s.model = model{pools: map[string]*poolModel{
 		workers: {replicas: 4, configured: 4, static: true},
-		guarded: {replicas: 1, configured: 1, static: true}}, pods: map[string]bool{}}
+		guarded: {replicas: 1, configured: 1, static: true}}, singles: map[string]string{}, pods: map[string]bool{}}
 	s.startRound()
 }
 
 // startRound lets pools that were imported again be changed.
 func (s *sequence) startRound() {
-	s.evicted = map[string]string{}
+	s.evicted, s.disturbed = map[string]string{}, map[string]bool{}
 	for _, one := range s.model.pools {
 		one.frozen = false
 	}
@@ -207,7 +208,7 @@ func (s *sequence) onlyAskedFor(ctx context.Context, groups map[string]int) erro
 
 // requestsMet returns an error unless single machines exist and pods with a request run, with one instance for each.
 func (s *sequence) requestsMet(ctx context.Context, instances int) error {
-	want := len(s.model.singles)
+	want := 0
 	for _, name := range s.model.podNames() {
 		if !s.model.pods[name] {
 			continue
@@ -222,10 +223,18 @@ func (s *sequence) requestsMet(ctx context.Context, instances int) error {
 			return err
 		}
 	}
-	for _, name := range s.model.singles {
-		if err := s.Client.Get(ctx, in(name), &clusterv1.Machine{}); err != nil {
+	for name, shard := range s.model.singles {
+		err := s.Client.Get(ctx, in(name), &clusterv1.Machine{})
+		// A new leader refuses an ID that its predecessor had begun to use. The operator deletes the Machine then.
+		if apierrors.IsNotFound(err) && s.disturbed[shard] {
+			s.record("machine", name+" was removed")
+			delete(s.model.singles, name)
+			continue
+		}
+		if err != nil {
 			return err
 		}
+		want++
 	}
 	if instances != want {
 		return fmt.Errorf("%d instances of %s, want %d", instances, machines, want)

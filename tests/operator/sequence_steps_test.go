@@ -222,17 +222,17 @@ func (s *sequence) createMachine() string {
 	}
 	name, shard := fmt.Sprint("single-", s.step), s.pickShard().id
 	s.machine(s.t, name, shard)
-	s.model.singles = append(s.model.singles, name)
+	s.model.singles[name] = shard
 	return "create Machine " + name + " on " + shard
 }
 
 func (s *sequence) deleteMachine() string {
-	name := s.pick(s.model.singles)
+	name := s.pick(slices.Sorted(maps.Keys(s.model.singles)))
 	if name == "" {
 		return ""
 	}
 	s.done(s.Client.Delete(s.t.Context(), &clusterv1.Machine{ObjectMeta: objectMeta(name)}))
-	s.model.singles = slices.DeleteFunc(s.model.singles, func(other string) bool { return other == name })
+	delete(s.model.singles, name)
 	return "delete Machine " + name
 }
 
@@ -346,6 +346,7 @@ func (s *sequence) restartServer() string {
 		return ""
 	}
 	at.server().Kill()
+	s.disturbed[at.id] = true
 	return "kill the server of " + at.id
 }
 
@@ -354,7 +355,7 @@ func (s *sequence) hangShard() string {
 	if s.hanging != nil || at.server().Signal(syscall.SIGSTOP) != nil {
 		return ""
 	}
-	s.hanging = at
+	s.hanging, s.disturbed[at.id] = at, true
 	return at.id + " hangs"
 }
 

@@ -104,6 +104,7 @@ type sequence struct {
 	seen      map[*shard]int    // The number of inspected events of a shard.
 	nodes     map[string]string // The Nodes of running pods, by the pod's name.
 	evicted   map[string]string // The Nodes of pods that were evicted in this round.
+	disturbed map[string]bool   // The shards whose server hung or was killed in this round.
 	evictions int
 	secrets   []string
 	slowest   time.Duration
