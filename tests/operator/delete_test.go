@@ -160,7 +160,7 @@ func (l *lab) testDeleteCluster(t *testing.T) {
 	})
 	kept := l.ids(t, workers, l.shards()...)
 	created := l.countCreations()
-	l.remove(t, "cluster", clusterName)
+	l.runSteps(t, deletePage, "Delete the Cluster")
 	l.ended(t)
 	// The pod may have ended with its Node.
 	if err := l.Client.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
@@ -179,7 +179,7 @@ func (l *lab) testDeleteCluster(t *testing.T) {
 	if n := l.countCreations() - created; n != 0 {
 		t.Errorf("the deletion created %d instances, want none", n)
 	}
-	l.kubectl(t, "-n", namespace, "annotate", "configmap", deleted, v1beta1.RecreateAnnotation+"=true")
+	l.runSteps(t, deletePage, "Create the Cluster again")
 	l.recreated(t)
 	if after := l.ids(t, workers, l.shards()...); !slices.Equal(kept, after) {
 		t.Errorf("the instances of a static group changed from %v to %v", kept, after)
@@ -216,8 +216,7 @@ func (l *lab) testDeleteWithHangingShard(t *testing.T) {
 	proceed = l.hang(t, l.west)
 	l.remove(t, "cluster", clusterName)
 	l.clusterWaitsFor(t, "west")
-	l.kubectl(t, "-n", namespace, "annotate", "cluster.cluster.x-k8s.io", clusterName,
-		v1beta1.SkipShardsAnnotation+"=west")
+	l.runSteps(t, deletePage, "When the deletion does not end")
 	await(t, "the Cluster has ended without west", endsWithin, l.empty)
 	proceed()
 	await(t, "west still has what was left behind", patience, func(ctx context.Context) error {

@@ -41,7 +41,8 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// testRecoverNamespace deletes the namespace while it has objects of all kinds. The operator ends with its Deployment.
+// testRecoverNamespace deletes the namespace while it has objects of all kinds and west hangs. The operator ends with its
+// Deployment.
 func (l *lab) testRecoverNamespace(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	l.machine(t, "single", "west")
@@ -53,6 +54,7 @@ func (l *lab) testRecoverNamespace(t *testing.T) {
 	}
 	l.restored(t, workers, l.both(3, 3))
 	created := l.countCreations()
+	proceed := l.hang(t, l.west)
 	l.operators[len(l.operators)-1].Kill()
 	l.kubectl(t, "delete", "namespace", namespace, "--wait=false")
 	await(t, "the namespace does not end", patience, func(ctx context.Context) error {
@@ -67,12 +69,12 @@ func (l *lab) testRecoverNamespace(t *testing.T) {
 		}
 		return fmt.Errorf("conditions %+v", found.Status.Conditions)
 	})
-	if err := errors.Join(l.east.settled(t.Context(), dynamic, 1),
-		l.west.settled(t.Context(), dynamic, 1)); err != nil {
-		t.Fatal(err)
-	}
+	proceed()
+	await(t, "the instances still run", patience, func(ctx context.Context) error {
+		return errors.Join(l.east.settled(ctx, dynamic, 1), l.west.settled(ctx, dynamic, 1))
+	})
 
-	l.runSteps(t, "Recover a deleted namespace")
+	l.runSteps(t, deletePage, "Recover a deleted namespace")
 	await(t, "only the static groups are left", patience, func(ctx context.Context) error {
 		return errors.Join(l.gone(ctx, &corev1.Namespace{}, client.ObjectKey{Name: namespace}), l.static(ctx),
 			l.withoutGroup(ctx, dynamic, l.shards()...))
@@ -120,45 +122,4 @@ func (l *lab) testUninstall(t *testing.T) {
 		return l.gone(ctx, &corev1.Namespace{}, client.ObjectKey{Name: namespace})
 	})
 	l.unchanged(t, workers, kept, created)
-}
-
-// runSteps runs the shell commands in a section of the page about deletions, with the real kubectl and nstance-admin.
-func (l *lab) runSteps(t *testing.T, section string) {
-	t.Helper()
-	root, err := kube.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "how-to", "delete-a-cluster.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, text, found := strings.Cut(string(page), "\n## "+section+"\n")
-	if !found {
-		t.Fatalf("the page has no section %q", section)
-	}
-	text, _, _ = strings.Cut(text, "\n## ")
-	var script strings.Builder
-	for i, block := range strings.Split(text, "```") {
-		if command, isShell := strings.CutPrefix(block, "sh\n"); i%2 == 1 && isShell {
-			script.WriteString(command)
-		}
-	}
-	identity := filepath.Join(l.dir, "admin")
-	env := append(os.Environ(), "HOME="+l.dir, "KUBECONFIG="+l.Kubeconfig, "NSTANCE_ENCRYPTION_KEY="+encryptionKey,
-		"PATH="+l.bin+string(os.PathListSeparator)+os.Getenv("PATH"), "NSTANCE_ADMIN_IDENTITY_DIR="+identity,
-		fmt.Sprintf("NSTANCE_ADMIN_SERVERS=east=%s,west=%s", address(l.east.ports[3]), address(l.west.ports[3])))
-	for _, command := range []string{
-		"nstance-admin cluster register-operator --cluster-id " + clusterID + " --storage-provider file " +
-			"--storage-bucket " + l.east.bucket.dir + " --output-dir " + identity,
-		script.String(),
-	} {
-		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", command)
-		cmd.Env = env
-		out, err := cmd.CombinedOutput()
-		t.Logf("%s\n%s", command, out)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 }

@@ -39,6 +39,7 @@ func TestUse(t *testing.T) {
 		name string
 		run  func(*testing.T)
 	}{
+		{"documented", l.testDocumented},
 		{"autoscaler", l.testAutoscaler},
 		{"apply", l.testApply},
 	} {
@@ -52,6 +53,7 @@ func TestUse(t *testing.T) {
 // would choose the oldest, so that the newest are drained here.
 func (l *lab) testAutoscaler(t *testing.T) {
 	ctx := t.Context()
+	l.runSteps(t, startPage, "Scale with the cluster autoscaler")
 	for _, group := range []struct {
 		name string
 		size int

@@ -1,0 +1,184 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/tests/kube"
+)
+
+// The pages about Kubernetes, whose commands are tested.
+const (
+	deletePage   = "how-to/delete-a-cluster.md"
+	onDemandPage = "how-to/on-demand-pods.md"
+	startPage    = "start/kubernetes.md"
+)
+
+// documented names the test of each section with shell commands.
+var documented = map[string]map[string]struct {
+	test string
+	// instead is what the test does in place of the commands. If empty, it runs them literally.
+	instead string
+}{
+	deletePage: {
+		"Delete the Cluster": {test: "TestDelete"},
+		"Uninstall the operator, or delete its namespace": {"TestNamespace",
+			"runs nstance-operator uninstall outside of a pod"},
+		"Recover a deleted namespace":    {test: "TestNamespace"},
+		"When the deletion does not end": {test: "TestDelete"},
+		"Create the Cluster again":       {test: "TestDelete"},
+	},
+	onDemandPage: {
+		"See what a pod waits for": {test: "TestUse"},
+	},
+	startPage: {
+		"Choose a scenario":                 {test: "TestUse"},
+		"Prepare the CA and the nonce":      {"TestOperator", "creates the same objects from a bucket in a directory"},
+		"Helm":                              {"TestInstall", "installs with the chart's test values and with Terraform's"},
+		"Kustomize":                         {"TestInstall", "applies the example"},
+		"clusterctl":                        {"TestInstall", "renders with clusterctl and applies the result"},
+		"Check the installation":            {"TestInstall", "reads the Deployment; no kubelet runs its pod"},
+		"Scale with the cluster autoscaler": {test: "TestUse"},
+		"Uninstall":                         {"TestInstall", "runs the hook that does the same"},
+	},
+}
+
+var (
+	heading   = regexp.MustCompile(`(?m)^##+ (.*)$`)
+	testNames = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+)
+
+// TestDocumentedCommands checks that every section with shell commands is in the table, and that the named test exists
+// and runs the section's commands, unless the table says what it does instead.
+func TestDocumentedCommands(t *testing.T) {
+	var source strings.Builder
+	for _, pattern := range []string{"*_test.go", "../delivery/*_test.go"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			source.Write(tail(path))
+		}
+	}
+	var tests []string
+	for _, match := range testNames.FindAllStringSubmatch(source.String(), -1) {
+		tests = append(tests, match[1])
+	}
+	for page, sections := range documented {
+		text := string(tail(filepath.Join("..", "..", "docs", page)))
+		var found []string
+		for _, at := range heading.FindAllStringSubmatchIndex(text, -1) {
+			body := text[at[1]:]
+			if next := heading.FindStringIndex(body); next != nil {
+				body = body[:next[0]]
+			}
+			if strings.Contains(body, "```sh") {
+				found = append(found, text[at[2]:at[3]])
+			}
+		}
+		slices.Sort(found)
+		if listed := slices.Sorted(maps.Keys(sections)); !slices.Equal(found, listed) {
+			t.Errorf("%s has commands in the sections %q; the table lists %q", page, found, listed)
+		}
+		for name, one := range sections {
+			if !slices.Contains(tests, one.test) {
+				t.Errorf("%s: %s: there is no %s", page, name, one.test)
+			}
+			if one.instead == "" && !strings.Contains(source.String(), fmt.Sprintf(`Page, %q)`, name)) {
+				t.Errorf("%s: %s: no test runs its commands", page, name)
+			}
+		}
+	}
+}
+
+// section returns a section of a page below docs.
+func section(t *testing.T, page, name string) string {
+	t.Helper()
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(root, "docs", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, body, found := strings.Cut(string(text), "\n## "+name+"\n")
+	if !found {
+		t.Fatalf("%s has no section %q", page, name)
+	}
+	body, _, _ = strings.Cut(body, "\n## ")
+	return body
+}
+
+// blocks returns the code blocks of a language, joined.
+func blocks(text, language string) string {
+	var all strings.Builder
+	for i, block := range strings.Split(text, "```") {
+		if code, is := strings.CutPrefix(block, language+"\n"); i%2 == 1 && is {
+			all.WriteString(code)
+		}
+	}
+	return all.String()
+}
+
+// runSteps runs the shell commands in a section of a page, with the real kubectl and nstance-admin. The Cluster of the
+// page is this one.
+func (l *lab) runSteps(t *testing.T, page, name string) {
+	t.Helper()
+	identity := filepath.Join(l.dir, "admin")
+	env := append(os.Environ(), "HOME="+l.dir, "KUBECONFIG="+l.Kubeconfig, "NSTANCE_ENCRYPTION_KEY="+encryptionKey,
+		"PATH="+l.bin+string(os.PathListSeparator)+os.Getenv("PATH"), "NSTANCE_ADMIN_IDENTITY_DIR="+identity,
+		fmt.Sprintf("NSTANCE_ADMIN_SERVERS=east=%s,west=%s", address(l.east.ports[3]), address(l.west.ports[3])))
+	for _, command := range []string{
+		"[ -e " + identity + " ] || nstance-admin cluster register-operator --cluster-id " + clusterID + " --storage-provider file " +
+			"--storage-bucket " + l.east.bucket.dir + " --output-dir " + identity,
+		strings.ReplaceAll(blocks(section(t, page, name), "sh"), "example-cluster--default", clusterName),
+	} {
+		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", command)
+		cmd.Env, cmd.Dir = env, l.dir
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s\n%s", command, out)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// testDocumented runs what the pages for users say about on-demand pods and external clusters.
+func (l *lab) testDocumented(t *testing.T) {
+	manifest := filepath.Join(l.dir, "train.yaml")
+	text := strings.ReplaceAll(blocks(section(t, onDemandPage, "Request a machine"), "yaml"), "group: gpu",
+		"group: "+machines)
+	if err := errors.Join(os.WriteFile(manifest, []byte(text), 0o600),
+		os.WriteFile(filepath.Join(l.dir, "workload.kubeconfig"), tail(l.operatorKubeconfig()), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	l.kubectl(t, "apply", "--server-side", "--validate=strict", "-n", "default", "-f", manifest)
+	pod := &corev1.Pod{}
+	pod.Namespace, pod.Name = "default", "train"
+	await(t, "the pod of the page runs", patience, func(ctx context.Context) error {
+		if err := l.Client.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
+			return err
+		}
+		if pod.Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("it is %s: %+v", pod.Status.Phase, pod.Status.Conditions)
+		}
+		return l.belongs(ctx, pod.Spec.NodeName, pod)
+	})
+	l.runSteps(t, onDemandPage, "See what a pod waits for")
+	l.removePods(t, pod)
+	l.runSteps(t, startPage, "Choose a scenario")
+}
