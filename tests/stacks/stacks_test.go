@@ -44,7 +44,7 @@ func TestStacks(t *testing.T) {
 			})
 		}
 	})
-	t.Run("permissions", calls.checkPermissions)
+	t.Run("permissions", func(t *testing.T) { calls.Compare(t, "aws.md") })
 	t.Run("operations", calls.checkOperations)
 }
 

@@ -16,7 +16,7 @@ locals {
       title = "servers read Compute Engine"
       permissions = [
         "compute.images.list", "compute.images.useReadOnly",
-        "compute.instanceGroups.list", "compute.instances.get", "compute.instances.list", "compute.subnetworks.get",
+        "compute.instanceGroups.list", "compute.instances.get", "compute.instances.list", "compute.machineTypes.get", "compute.subnetworks.get",
         "compute.subnetworks.use", "compute.subnetworks.useExternalIp", "compute.zoneOperations.get", "compute.zoneOperations.list",
       ]
     }

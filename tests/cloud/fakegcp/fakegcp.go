@@ -1,7 +1,8 @@
 // Package fakegcp is a fake of Google Cloud with one project, for Google's SDK and Terraform provider. It composes the
 // services behind one server.
 //
-// Invariant: a call without a valid token is refused, and every call is in the ledger.
+// Invariant: a call without a valid token is refused, and every call is in the ledger. A service account other than
+// [credentials.Account], the project's owner, may make only the calls that its roles permit.
 package fakegcp
 
 import (
@@ -54,6 +55,7 @@ func New(zones ...string) (*Cloud, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make %s: %w", s.name, err)
 		}
+		server.Authorize = c.authorize
 		c.services[s.name] = server
 	}
 	return c, nil

@@ -49,16 +49,37 @@ func cli(t *testing.T, terraform string) string {
 var settings = map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 	"garbage_collection": map[string]any{"interval": "5s"}}
 
-// TestSingleShard applies the example single-shard with tofu and runs the scenario. The leader's address is an alias.
-func TestSingleShard(t *testing.T) {
-	t.Parallel()
+// TestStacks applies the examples, with different CLIs if -terraform is set. It compares the recorded calls of the
+// servers with their roles and with docs/reference/gcp.md.
+func TestStacks(t *testing.T) {
+	var calls scenario.Ledger
+	t.Run("apply", func(t *testing.T) {
+		for name, test := range map[string]func(*testing.T, *scenario.Ledger){"single-shard": singleShard,
+			"multi-zone": multiZone} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				test(t, &calls)
+			})
+		}
+	})
+	t.Run("permissions", func(t *testing.T) { calls.Compare(t, "gcp.md") })
+}
+
+// withAccount lets the VMs have a service account, so that the servers use their permission to give them one.
+const withAccount = `module "account" {
+  agent_service_account = true
+}
+`
+
+// singleShard applies the example single-shard with tofu and runs the scenario. The leader's address is an alias.
+func singleShard(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a")
 	c.makeKey(t)
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "solo", "encryption_key": "projects/" + fakegcp.Project + "/secrets/key",
 		"force_destroy": true, "worker_count": 2, "agent_image": images + "nstance-agent-1", "settings": settings,
 		"server_ready_timeout": 40}
-	stack := lab.NewStack(t, cli(t, ""), "gcp/single-shard", vars, "", c.environment)
+	stack := lab.NewStack(t, cli(t, ""), "gcp/single-shard", vars, withAccount, c.environment)
 	stack.Apply(t)
 
 	var out struct {
@@ -82,7 +103,7 @@ func TestSingleShard(t *testing.T) {
 	deleted := s.Workers()[0]
 	zone.vanish(deleted)
 	s.Settled(t, 2, []string{deleted})
-	s.Rolls(t, stack, vars, `{"scheduling": {"provisioningModel": "SPOT"}}`)
+	s.Rolls(t, stack, vars, `{"scheduling": {"provisioningModel": "SPOT"}, "networkInterfaces": [{"accessConfigs": [{}]}]}`)
 	s.ReplacesInterrupted(t, 2)
 
 	// The group repairs a server that was deleted behind its back. The new one has its name, but is not it.
@@ -110,16 +131,17 @@ func TestSingleShard(t *testing.T) {
 
 	s.OutlivesServers(t, stack, vars, 2)
 
+	calls.Allow(c.IAM.Granted()...)
 	stack.Destroy(t)
+	c.addCalls(calls)
 	if diff := cmp.Diff(before, c.Inventory()); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
 }
 
-// TestMultiZone applies the example multi-zone with terraform, if it is there: a shard in each of two zones, each with a
+// multiZone applies the example multi-zone with terraform, if it is there: a shard in each of two zones, each with a
 // hot standby behind a load balancer. The leader of one shard is killed. The secrets are in Secret Manager.
-func TestMultiZone(t *testing.T) {
-	t.Parallel()
+func multiZone(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a", "us-central1-b")
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "duo", "force_destroy": true, "worker_count": 1,
@@ -159,7 +181,9 @@ func TestMultiZone(t *testing.T) {
 		return s.Health(s.Dial)
 	})
 
+	calls.Allow(c.IAM.Granted()...)
 	stack.Destroy(t)
+	c.addCalls(calls)
 	if diff := cmp.Diff(before, c.Inventory()); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}

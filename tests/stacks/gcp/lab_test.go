@@ -144,6 +144,23 @@ func (c *cloud) state(t *testing.T, bucket, cluster, shard, prefix string) *clus
 	return clusterstate.New(options)
 }
 
+// addCalls records the calls of the servers.
+func (c *cloud) addCalls(calls *scenario.Ledger) {
+	for _, call := range c.Calls() {
+		if call.Identity == credentials.Account || call.Identity == "" {
+			continue
+		}
+		calls.Use(call.Method)
+		for _, check := range call.Checks {
+			denied := ""
+			if !check.Allowed {
+				denied = "on " + check.Resource
+			}
+			calls.Check(call.Method, check.Permission, denied)
+		}
+	}
+}
+
 // shard is one shard of the cloud, for the scenario.
 type shard struct {
 	*cloud

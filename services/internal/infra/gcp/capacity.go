@@ -8,6 +8,7 @@ import (
 	"google.golang.org/api/compute/v1"
 
 	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
 // fewAddresses is the number of free addresses up to which a subnet counts as full. Other users of the subnet need
@@ -41,6 +42,15 @@ func hasRoom(subnet *compute.Subnetwork) bool {
 		}
 	}
 	return true
+}
+
+// DescribeType implements infra.InstanceTypes with machineTypes.get.
+func (p *Provider) DescribeType(ctx context.Context, name string) (infra.InstanceType, error) {
+	found, err := p.api.machineType(ctx, name)
+	if err != nil {
+		return infra.InstanceType{}, p.classify("describe machine type "+name, "machineTypes.get", err)
+	}
+	return infra.InstanceType{CPUs: int(found.GuestCpus), MemoryMiB: found.MemoryMb}, nil
 }
 
 // createdAt returns the time of an image, or the zero time.

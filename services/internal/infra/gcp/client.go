@@ -46,6 +46,8 @@ var Calls = []Call{
 	{"compute.instanceGroups.listInstances", []string{"compute.instanceGroups.list"},
 		"instance groups are checked; an instance is drained or gone"},
 	{"compute.images.list", []string{"compute.images.list"}, "images are looked up"},
+	{"compute.machineTypes.get", []string{"compute.machineTypes.get"},
+		"an operator asks for the size of a machine type"},
 	{"compute.subnetworks.get", []string{"compute.subnetworks.get"},
 		"subnets are checked at start and on change; their room, every collection interval"},
 }
@@ -213,6 +215,12 @@ func (c client) images(ctx context.Context, project string) (all []*compute.Imag
 		all, token = append(all, page.Items...), page.NextPageToken
 	}
 	return all, nil
+}
+
+func (c client) machineType(ctx context.Context, name string) (*compute.MachineType, error) {
+	return googlecloud.Repeat(ctx, func() (*compute.MachineType, error) {
+		return c.service.MachineTypes.Get(c.project, c.zone, name).Context(ctx).Do()
+	})
 }
 
 // getSubnet describes a subnet with the use of its ranges.

@@ -68,6 +68,7 @@ var (
 	_ infra.SubnetCapacity  = (*Provider)(nil)
 	_ infra.LoadBalancers   = (*Provider)(nil)
 	_ infra.Images          = (*Provider)(nil)
+	_ infra.InstanceTypes   = (*Provider)(nil)
 	_ infra.UserdataRemover = (*Provider)(nil)
 	_ infra.Configurer      = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)

@@ -252,3 +252,14 @@ func TestMachineIDIsThatOfTheMetadataServer(t *testing.T) {
 }
 
 func failed(_ infra.Machine, err error) bool { return err != nil }
+
+// TestDescribeType asks for the size of a machine type, and of one that does not exist.
+func TestDescribeType(t *testing.T) {
+	p := newTestCloud(t).open(nil)
+	size, err := p.DescribeType(t.Context(), "e2-standard-2")
+	if err != nil || size != (infra.InstanceType{CPUs: 2, MemoryMiB: 8192}) {
+		t.Errorf("e2-standard-2 is %+v, %v", size, err)
+	}
+	_, err = p.DescribeType(t.Context(), "e2-tiny")
+	wantClass(t, "an unknown type", err, infra.NotFound, "e2-tiny")
+}

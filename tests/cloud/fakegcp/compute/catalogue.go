@@ -131,7 +131,7 @@ func (c *Compute) changeMembers(k Kind, adding bool) rest.Handler {
 			return nil, err
 		}
 		var links []string
-		for _, reference := range objects(call.Body["instances"]) {
+		for _, reference := range Objects(call.Body["instances"]) {
 			r := c.Find(rest.Text(reference, "instance"))
 			if r == nil || r.Collection != "instances" || r.scope() != group.scope() {
 				return nil, rest.NotFound("The resource '%s' was not found", rest.Text(reference, "instance"))

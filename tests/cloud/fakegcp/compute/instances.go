@@ -39,7 +39,7 @@ func (c *Compute) addInstances() {
 		for _, group := range c.All(r.scope(), "instanceGroups") {
 			removeMember(group, r.Link())
 		}
-		for _, disk := range objects(r.Body["disks"]) {
+		for _, disk := range Objects(r.Body["disks"]) {
 			if disk["autoDelete"] == true {
 				if d := c.Find(rest.Text(disk, "source")); d != nil {
 					delete(c.resources, d.Path)
@@ -78,10 +78,10 @@ func (c *Compute) checkInstance(call *rest.Call, r *Resource, _ map[string]any) 
 	if err := c.checkDisks(r); err != nil {
 		return err
 	}
-	if accounts := objects(body["serviceAccounts"]); len(accounts) > 1 {
+	if accounts := Objects(body["serviceAccounts"]); len(accounts) > 1 {
 		return Invalid("Invalid value for field 'resource.serviceAccounts': at most one service account is supported")
 	}
-	interfaces := objects(body["networkInterfaces"])
+	interfaces := Objects(body["networkInterfaces"])
 	if len(interfaces) == 0 {
 		return Invalid("Invalid value for field 'resource.networkInterfaces': ''. At least one network interface is " +
 			"required.")
@@ -102,7 +102,7 @@ func (c *Compute) checkInstance(call *rest.Call, r *Resource, _ map[string]any) 
 			nic["network"] = network
 		}
 		nic["kind"], nic["stackType"] = "compute#networkInterface", "IPV4_ONLY"
-		for n, config := range objects(nic["accessConfigs"]) {
+		for n, config := range Objects(nic["accessConfigs"]) {
 			config["kind"], config["natIP"] = "compute#accessConfig", fmt.Sprintf("203.0.113.%d", 1+(len(c.ops)+n)%250)
 			config["name"], config["type"] = "external-nat", "ONE_TO_ONE_NAT"
 		}
@@ -118,7 +118,8 @@ func sign(nic map[string]any) {
 	nic["fingerprint"] = Fingerprint(nic)
 }
 
-func objects(list any) (out []map[string]any) {
+// Objects returns the objects in a JSON array.
+func Objects(list any) (out []map[string]any) {
 	elements, _ := list.([]any)
 	for _, element := range elements {
 		if object, ok := element.(map[string]any); ok {
@@ -139,7 +140,7 @@ func checkMetadata(body map[string]any) error {
 		body["metadata"] = metadata
 	}
 	total, seen := 0, map[string]bool{}
-	for _, item := range objects(metadata["items"]) {
+	for _, item := range Objects(metadata["items"]) {
 		key, value := rest.Text(item, "key"), rest.Text(item, "value")
 		total += len(key) + len(value)
 		switch {
@@ -181,7 +182,7 @@ func checkScheduling(body map[string]any) error {
 
 // checkDisks checks the disks of a new instance. The boot disk is made from an image and is named after the instance.
 func (c *Compute) checkDisks(r *Resource) error {
-	disks := objects(r.Body["disks"])
+	disks := Objects(r.Body["disks"])
 	if len(disks) == 0 || disks[0]["boot"] != true {
 		return Invalid("Invalid value for field 'resource.disks': ''. At least one boot disk must be specified.")
 	}
@@ -202,7 +203,7 @@ func (c *Compute) checkDisks(r *Resource) error {
 
 // makeDisks makes the disks of an instance at the end of its insert.
 func (c *Compute) makeDisks(r *Resource) {
-	for i, disk := range objects(r.Body["disks"]) {
+	for i, disk := range Objects(r.Body["disks"]) {
 		disk["kind"], disk["index"] = "compute#attachedDisk", i
 		params, _ := disk["initializeParams"].(map[string]any)
 		delete(disk, "initializeParams")
@@ -273,11 +274,11 @@ func (c *Compute) addresses(except *Resource) map[netip.Addr]string {
 		if r == except {
 			continue
 		}
-		for _, nic := range objects(r.Body["networkInterfaces"]) {
+		for _, nic := range Objects(r.Body["networkInterfaces"]) {
 			if addr, err := netip.ParseAddr(rest.Text(nic, "networkIP")); err == nil {
 				used[addr] = r.Name()
 			}
-			for _, alias := range objects(nic["aliasIpRanges"]) {
+			for _, alias := range Objects(nic["aliasIpRanges"]) {
 				if p, err := netip.ParsePrefix(rest.Text(alias, "ipCidrRange")); err == nil {
 					used[p.Addr()] = r.Name()
 				}
@@ -290,9 +291,9 @@ func (c *Compute) addresses(except *Resource) map[netip.Addr]string {
 // checkAliases checks that the alias ranges of an interface are in the subnet's ranges and free.
 func (c *Compute) checkAliases(r *Resource, nic map[string]any, subnet *Resource) error {
 	inUse := c.addresses(r)
-	for _, alias := range objects(nic["aliasIpRanges"]) {
+	for _, alias := range Objects(nic["aliasIpRanges"]) {
 		rangeText, name := rest.Text(subnet.Body, "ipCidrRange"), rest.Text(alias, "subnetworkRangeName")
-		for _, secondary := range objects(subnet.Body["secondaryIpRanges"]) {
+		for _, secondary := range Objects(subnet.Body["secondaryIpRanges"]) {
 			if name != "" && rest.Text(secondary, "rangeName") == name {
 				rangeText, name = rest.Text(secondary, "ipCidrRange"), ""
 			}
@@ -317,7 +318,7 @@ func (c *Compute) updateInterface(call *rest.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	nics := objects(r.Body["networkInterfaces"])
+	nics := Objects(r.Body["networkInterfaces"])
 	i := slices.IndexFunc(nics, func(nic map[string]any) bool {
 		return rest.Text(nic, "name") == call.Query.Get("networkInterface")
 	})
@@ -340,7 +341,7 @@ func (c *Compute) updateInterface(call *rest.Call) (any, error) {
 			if err := c.checkAliases(r, next, c.Find(rest.Text(nic, "subnetwork"))); err != nil {
 				return err
 			}
-			if nic["aliasIpRanges"] = aliases; len(objects(aliases)) == 0 {
+			if nic["aliasIpRanges"] = aliases; len(Objects(aliases)) == 0 {
 				delete(nic, "aliasIpRanges")
 			}
 		}

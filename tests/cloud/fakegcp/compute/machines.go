@@ -26,7 +26,7 @@ type Instance struct {
 
 // Interface returns the first network interface.
 func (i Instance) Interface() map[string]any {
-	if nics := objects(i.Body["networkInterfaces"]); len(nics) > 0 {
+	if nics := Objects(i.Body["networkInterfaces"]); len(nics) > 0 {
 		return nics[0]
 	}
 	return nil
@@ -45,18 +45,18 @@ func (i Instance) Label(key string) string { return rest.Text(i.Body, "labels", 
 func (i Instance) Metadata() map[string]string {
 	items := map[string]string{}
 	metadata, _ := i.Body["metadata"].(map[string]any)
-	for _, item := range objects(metadata["items"]) {
+	for _, item := range Objects(metadata["items"]) {
 		items[rest.Text(item, "key")] = rest.Text(item, "value")
 	}
 	return items
 }
 
 // Objects returns the objects in a JSON array at a field, such as the service accounts of an instance.
-func (i Instance) Objects(field string) []map[string]any { return objects(i.Body[field]) }
+func (i Instance) Objects(field string) []map[string]any { return Objects(i.Body[field]) }
 
 // Aliases returns the alias addresses of an interface.
 func Aliases(nic map[string]any) (found []string) {
-	for _, alias := range objects(nic["aliasIpRanges"]) {
+	for _, alias := range Objects(nic["aliasIpRanges"]) {
 		found = append(found, rest.Text(alias, "ipCidrRange"))
 	}
 	return found
@@ -84,7 +84,7 @@ func (c *Compute) boot(r *Resource) error {
 	if c.resources[r.Path] != r || r.Body["status"] == stopping {
 		return nil // deleted meanwhile
 	}
-	for _, nic := range objects(r.Body["networkInterfaces"]) {
+	for _, nic := range Objects(r.Body["networkInterfaces"]) {
 		if err := c.assign(r, nic); err != nil {
 			return err
 		}
@@ -139,7 +139,7 @@ func (c *Compute) machineView(r *Resource) Instance {
 	scope := r.scope()
 	view := Instance{ID: r.ID, Path: r.Path, Name: r.Name(), Zone: scope[strings.LastIndexByte(scope, '/')+1:],
 		Body: body, Forwarded: c.forwarded(r), Preempted: r.preempted}
-	for _, disk := range objects(body["disks"]) {
+	for _, disk := range Objects(body["disks"]) {
 		if source := c.Find(rest.Text(disk, "source")); source != nil && disk["boot"] == true {
 			if image := c.findImage(rest.Text(source.Body, "sourceImage")); image != nil {
 				view.Image = image.Path
@@ -197,7 +197,7 @@ func (c *Compute) backends(rule *Resource) (groups []*Resource) {
 	if service == nil {
 		return nil
 	}
-	for _, backend := range objects(service.Body["backends"]) {
+	for _, backend := range Objects(service.Body["backends"]) {
 		if group := c.Find(rest.Text(backend, "group")); group != nil {
 			groups = append(groups, group)
 		}
@@ -236,7 +236,7 @@ func (c *Compute) HealthChecks() (checks []HealthCheck) {
 	}
 	c.Do(func() {
 		for _, manager := range c.All("", managers.Collection) {
-			for _, policy := range objects(manager.Body["autoHealingPolicies"]) {
+			for _, policy := range Objects(manager.Body["autoHealingPolicies"]) {
 				add(rest.Text(policy, "healthCheck"), c.groupOf(manager).members, "")
 			}
 		}

@@ -27,15 +27,15 @@ func (c *Compute) addManagedGroups() {
 		Methods: []string{"insert", "get", "list", "delete"},
 		Check: func(_ *rest.Call, r *Resource, _ map[string]any) error {
 			properties, _ := r.Body["properties"].(map[string]any)
-			if len(objects(properties["disks"])) == 0 || len(objects(properties["networkInterfaces"])) == 0 {
+			if len(Objects(properties["disks"])) == 0 || len(Objects(properties["networkInterfaces"])) == 0 {
 				return Invalid("Invalid value for field 'resource.properties': needs disks and " +
 					"network interfaces.")
 			}
-			for i, disk := range objects(properties["disks"]) {
+			for i, disk := range Objects(properties["disks"]) {
 				disk["kind"], disk["index"] = "compute#attachedDisk", i
 				setDefaults(disk, map[string]any{"deviceName": fmt.Sprintf("persistent-disk-%d", i)})
 			}
-			for i, nic := range objects(properties["networkInterfaces"]) {
+			for i, nic := range Objects(properties["networkInterfaces"]) {
 				nic["name"] = fmt.Sprintf("nic%d", i)
 				if subnet := c.Find(rest.Text(nic, "subnetwork")); subnet != nil {
 					nic["network"] = subnet.Body["network"]
@@ -112,7 +112,7 @@ func (c *Compute) groupOf(r *Resource) *Resource {
 }
 
 func (c *Compute) checkManager(_ *rest.Call, r *Resource, old map[string]any) error {
-	if versions := objects(r.Body["versions"]); len(versions) == 1 {
+	if versions := Objects(r.Body["versions"]); len(versions) == 1 {
 		r.Body["instanceTemplate"] = versions[0]["instanceTemplate"]
 	}
 	template := c.Find(rest.Text(r.Body, "instanceTemplate"))
@@ -233,7 +233,7 @@ func (c *Compute) deleteManaged(r *Resource) {
 
 // healDelay is the time in which a new instance is not replaced.
 func healDelay(r *Resource) time.Duration {
-	for _, policy := range objects(r.Body["autoHealingPolicies"]) {
+	for _, policy := range Objects(r.Body["autoHealingPolicies"]) {
 		seconds, _ := strconv.Atoi(rest.Text(policy, "initialDelaySec"))
 		return time.Duration(seconds) * time.Second
 	}
@@ -242,7 +242,7 @@ func healDelay(r *Resource) time.Duration {
 
 // healthyInstance asks the probe about an instance of a group with a health check.
 func (c *Compute) healthyInstance(r, instance *Resource) bool {
-	policies := objects(r.Body["autoHealingPolicies"])
+	policies := Objects(r.Body["autoHealingPolicies"])
 	if c.Healthy == nil || len(policies) == 0 {
 		return true
 	}
@@ -270,7 +270,7 @@ func (c *Compute) createManaged(r *Resource, m managedInstance) bool {
 	parts := strings.Split(r.Path, "/")
 	body["name"] = m.name
 	body["machineType"] = r.scope() + "/machineTypes/" + rest.Text(body, "machineType")
-	for _, disk := range objects(body["disks"]) {
+	for _, disk := range Objects(body["disks"]) {
 		if params, _ := disk["initializeParams"].(map[string]any); params["diskType"] != nil {
 			params["diskType"] = r.scope() + "/diskTypes/" + rest.Text(params, "diskType")
 		}

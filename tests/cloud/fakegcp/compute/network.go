@@ -130,7 +130,7 @@ func (c *Compute) addNetworks() {
 	})
 	c.addReferring(Kind{Collection: "routers", Type: "router", Methods: []string{"insert", "get", "list", "delete",
 		"patch"}, Check: func(_ *rest.Call, r *Resource, _ map[string]any) error {
-		for _, nat := range objects(r.Body["nats"]) {
+		for _, nat := range Objects(r.Body["nats"]) {
 			setDefaults(nat, map[string]any{"endpointTypes": []any{"ENDPOINT_TYPE_VM"}, "type": "PUBLIC",
 				"enableEndpointIndependentMapping": false})
 		}
@@ -138,7 +138,7 @@ func (c *Compute) addNetworks() {
 	}})
 	c.addReferring(Kind{Collection: "firewalls", Type: "firewall", Methods: []string{"insert", "get", "list", "delete",
 		"patch", "update"}, Check: func(_ *rest.Call, r *Resource, _ map[string]any) error {
-		if len(objects(r.Body["allowed"])) == 0 && len(objects(r.Body["denied"])) == 0 {
+		if len(Objects(r.Body["allowed"])) == 0 && len(Objects(r.Body["denied"])) == 0 {
 			return Invalid("Invalid value for field 'resource': a firewall rule needs allowed or denied.")
 		}
 		setDefaults(r.Body, map[string]any{"direction": "INGRESS", "priority": 1000, "disabled": false,
@@ -151,7 +151,7 @@ func (c *Compute) addNetworks() {
 func (c *Compute) checkSubnet(_ *rest.Call, r *Resource, _ map[string]any) error {
 	ranges := func(body map[string]any) (out []netip.Prefix, err error) {
 		texts := []string{rest.Text(body, "ipCidrRange")}
-		for _, secondary := range objects(body["secondaryIpRanges"]) {
+		for _, secondary := range Objects(body["secondaryIpRanges"]) {
 			texts = append(texts, rest.Text(secondary, "ipCidrRange"))
 		}
 		for _, text := range texts {
@@ -209,7 +209,7 @@ func (c *Compute) addBalancers() {
 		Check: func(_ *rest.Call, r *Resource, _ map[string]any) error {
 			setDefaults(r.Body, map[string]any{"sessionAffinity": "NONE", "timeoutSec": 30, "port": 80,
 				"portName": "http"})
-			for _, backend := range objects(r.Body["backends"]) {
+			for _, backend := range Objects(r.Body["backends"]) {
 				setDefaults(backend, map[string]any{"balancingMode": "CONNECTION"})
 			}
 			delete(r.Body, "fingerprint")

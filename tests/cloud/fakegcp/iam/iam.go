@@ -237,6 +237,56 @@ func (r *role) setDeleted(deleted bool) (any, error) {
 	return r.describe(), nil
 }
 
+// predefined are Google's roles that the modules use.
+var predefined = map[string][]string{
+	"roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
+	"roles/iam.serviceAccountUser":       {"iam.serviceAccounts.actAs"},
+}
+
+// Granted returns the permissions of all custom roles, and of the predefined roles that the modules use.
+func (i *IAM) Granted() (found []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, name := range slices.Concat(slices.Collect(maps.Keys(i.roles)), slices.Collect(maps.Keys(predefined))) {
+		found = append(found, i.permissions(name)...)
+	}
+	return found
+}
+
+// permissions returns the permissions of a custom role that is not deleted, or of a predefined one.
+func (i *IAM) permissions(name string) (found []string) {
+	r := i.roles[name]
+	if r == nil || r.deleted {
+		return predefined[name]
+	}
+	list, _ := r.body["includedPermissions"].([]any)
+	for _, p := range list {
+		found = append(found, fmt.Sprint(p))
+	}
+	return found
+}
+
+// Allows reports whether a member has a permission by a binding of the project or of a resource. of is the policy of
+// the resource. It may be nil.
+func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of *policy.Policy) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	includes := func(role string) bool { return slices.Contains(i.permissions(role), permission) }
+	return i.policy.Allows(member, attributes, includes) || of != nil && of.Allows(member, attributes, includes)
+}
+
+// PolicyOf returns a copy of the policy of a service account, which is named by its email, or nil.
+func (i *IAM) PolicyOf(email string) *policy.Policy {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	a := i.accounts["projects/"+i.project+"/serviceAccounts/"+email]
+	if a == nil {
+		return nil
+	}
+	of := a.policy
+	return &of
+}
+
 // Inventory returns the accounts, the roles that are not deleted, and the bindings of the project.
 func (i *IAM) Inventory() (found []string) {
 	i.mu.Lock()

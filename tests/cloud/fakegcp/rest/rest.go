@@ -30,6 +30,8 @@ type Call struct {
 	Media    []byte         // of an upload
 	Identity string         // the caller's email
 	Host     string         // of the request, for URLs in answers
+
+	checks []Check
 }
 
 // Media is an answer other than JSON.
@@ -59,6 +61,13 @@ func NotFound(format string, args ...any) *Error {
 type Record struct {
 	Method, Identity, Path string
 	Code                   int
+	Checks                 []Check
+}
+
+// Check is the decision about a permission that a call needs.
+type Check struct {
+	Permission, Resource string
+	Allowed              bool
 }
 
 // Server serves one API.
@@ -66,6 +75,10 @@ type Server struct {
 	document *document
 	handlers map[string]Handler
 	identify func(*http.Request) (string, error)
+
+	// Authorize returns the permissions that a call needs, with the decisions. It runs before the handler. Nil: every
+	// call is allowed.
+	Authorize func(*Call) []Check
 
 	mu     sync.Mutex
 	ledger []Record
@@ -117,7 +130,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		code = refusal.Code
 	}
 	s.mu.Lock()
-	s.ledger = append(s.ledger, Record{call.Method, call.Identity, r.URL.Path, code})
+	s.ledger = append(s.ledger, Record{call.Method, call.Identity, r.URL.Path, code, call.checks})
 	s.mu.Unlock()
 	if refusal != nil {
 		writeError(w, refusal)
@@ -169,6 +182,15 @@ func (s *Server) answer(m *method, call *Call, r *http.Request, upload bool) (an
 	if handler == nil {
 		return nil, &Error{Code: http.StatusNotImplemented, Reason: "notImplemented",
 			Message: "the fake cloud does not implement " + m.ID}
+	}
+	if s.Authorize != nil {
+		call.checks = s.Authorize(call)
+	}
+	for _, check := range call.checks {
+		if !check.Allowed {
+			return nil, &Error{Code: http.StatusForbidden, Reason: "forbidden", Status: "PERMISSION_DENIED",
+				Message: fmt.Sprintf("Required '%s' permission for '%s'", check.Permission, check.Resource)}
+		}
 	}
 	fault := s.takeFault(m.ID)
 	if fault == nil {

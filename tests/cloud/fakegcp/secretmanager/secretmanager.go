@@ -224,3 +224,15 @@ func (s *SecretManager) setPolicy(c *rest.Call) (any, error) {
 	}
 	return found.policy.Set(c.Body["policy"])
 }
+
+// PolicyOf returns a copy of the policy of a secret, which is named by its resource name, or nil.
+func (s *SecretManager) PolicyOf(name string) *policy.Policy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := s.secrets[name]
+	if found == nil {
+		return nil
+	}
+	of := found.policy
+	return &of
+}

@@ -143,3 +143,23 @@ func (s *Storage) Inventory() (found []string) {
 	slices.Sort(found)
 	return found
 }
+
+// PolicyOf returns a copy of the policy of a bucket, or nil.
+func (s *Storage) PolicyOf(bucket string) *policy.Policy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.settings[bucket]
+	if b == nil {
+		return nil
+	}
+	of := b.policy
+	return &of
+}
+
+// Has reports whether an object exists.
+func (s *Storage) Has(bucket, name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.buckets[bucket][name]
+	return ok
+}

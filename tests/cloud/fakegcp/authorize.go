@@ -1,0 +1,215 @@
+package fakegcp
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
+)
+
+// need is a permission that a call needs.
+type need struct {
+	permission string
+	policy.Attributes
+
+	of *policy.Policy // of the resource, besides that of the project
+}
+
+// authorize decides about a call of a service account. A method whose permissions are not known here is denied.
+func (c *Cloud) authorize(call *rest.Call) (checks []rest.Check) {
+	if call.Identity == credentials.Account {
+		return nil
+	}
+	needs := c.needs(call)
+	if len(needs) == 0 {
+		return []rest.Check{{Permission: "of " + call.Method}}
+	}
+	for _, n := range needs {
+		checks = append(checks, rest.Check{Permission: n.permission, Resource: n.Name,
+			Allowed: c.IAM.Allows("serviceAccount:"+call.Identity, n.permission, n.Attributes, n.of)})
+	}
+	return checks
+}
+
+// needs returns the permissions that a call needs. The reference of each API lists them.
+func (c *Cloud) needs(call *rest.Call) []need {
+	service, method, _ := strings.Cut(call.Method, ".")
+	switch service {
+	case "storage":
+		return c.storageNeeds(call, method)
+	case "secretmanager":
+		return c.secretNeeds(call, method)
+	case "compute":
+		return c.computeNeeds(call)
+	}
+	return nil
+}
+
+// storageNeeds returns the permissions for calls of objects. https://cloud.google.com/storage/docs/access-control/iam-json
+func (c *Cloud) storageNeeds(call *rest.Call, method string) []need {
+	bucket, name := call.Params["bucket"], cmp.Or(call.Params["object"], call.Query.Get("name"))
+	path, of := "projects/_/buckets/"+bucket, c.Storage.PolicyOf(bucket)
+	object := policy.Attributes{Name: path + "/objects/" + name, Type: "storage.googleapis.com/Object"}
+	switch method {
+	case "objects.get":
+		return []need{{"storage.objects.get", object, of}}
+	case "objects.delete":
+		return []need{{"storage.objects.delete", object, of}}
+	case "objects.insert":
+		if name == "" {
+			object.Name += rest.Text(call.Body, "name")
+		}
+		needs := []need{{"storage.objects.create", object, of}}
+		if c.Storage.Has(bucket, cmp.Or(name, rest.Text(call.Body, "name"))) {
+			needs = append(needs, need{"storage.objects.delete", object, of})
+		}
+		return needs
+	case "objects.list":
+		return []need{{"storage.objects.list", policy.Attributes{Name: path, Type: "storage.googleapis.com/Bucket",
+			API: map[string]string{"storage.googleapis.com/objectListPrefix": call.Query.Get("prefix")}}, of}}
+	}
+	return nil
+}
+
+// secretNeeds returns the permissions for calls of secrets. Conditions see the project's number.
+// https://cloud.google.com/secret-manager/docs/access-control
+func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
+	name := cmp.Or(call.Params["name"], call.Params["parent"])
+	secret, _, _ := strings.Cut(name, "/versions/")
+	of := c.Secrets.PolicyOf(secret)
+	numbered := strings.Replace(name, "projects/"+Project, "projects/"+Number, 1)
+	on := policy.Attributes{Name: numbered, Type: "secretmanager.googleapis.com/Secret"}
+	switch method {
+	case "projects.secrets.create":
+		return []need{{"secretmanager.secrets.create", policy.Attributes{Name: numbered,
+			Type: "cloudresourcemanager.googleapis.com/Project"}, nil}}
+	case "projects.secrets.get":
+		return []need{{"secretmanager.secrets.get", on, of}}
+	case "projects.secrets.delete":
+		return []need{{"secretmanager.secrets.delete", on, of}}
+	case "projects.secrets.addVersion":
+		return []need{{"secretmanager.versions.add", on, of}}
+	case "projects.secrets.versions.access":
+		on.Type = "secretmanager.googleapis.com/SecretVersion"
+		return []need{{"secretmanager.versions.access", on, of}}
+	}
+	return nil
+}
+
+// computeTypes are the types of resources that conditions can name.
+// https://cloud.google.com/iam/docs/conditions-resource-attributes
+var computeTypes = map[string]string{"instances": "compute.googleapis.com/Instance",
+	"disks": "compute.googleapis.com/Disk", "images": "compute.googleapis.com/Image"}
+
+// on returns a permission for a resource of Compute Engine, given by its URL or path.
+func on(permission, link string) need {
+	if i := strings.Index(link, "projects/"); i > 0 {
+		link = link[i:]
+	}
+	parts := strings.Split(link, "/")
+	return need{permission: permission, Attributes: policy.Attributes{Name: link,
+		Type: computeTypes[parts[max(0, len(parts)-2)]]}}
+}
+
+// simple are the methods that need one permission on the resource in their path. "": the permission has the method's
+// name.
+var simple = map[string]string{"compute.instances.get": "", "compute.instances.list": "",
+	"compute.instances.delete": "", "compute.instances.getSerialPortOutput": "", "compute.images.list": "",
+	"compute.subnetworks.get": "", "compute.machineTypes.get": "", "compute.zoneOperations.list": "",
+	"compute.zoneOperations.wait": "compute.zoneOperations.get", "compute.zoneOperations.get": "",
+	"compute.instanceGroups.listInstances": "compute.instanceGroups.list"}
+
+// computeNeeds returns the permissions for calls of Compute Engine, from the section IAM Permissions of each method in
+// https://cloud.google.com/compute/docs/reference/rest/v1.
+func (c *Cloud) computeNeeds(call *rest.Call) []need {
+	collection := strings.Split(call.Method, ".")[1]
+	path := compute.Scope(call) + "/" + collection
+	for _, name := range []string{"instance", "instanceGroup", "subnetwork", "machineType", "operation"} {
+		if call.Params[name] != "" {
+			path += "/" + call.Params[name]
+		}
+	}
+	if permission, ok := simple[call.Method]; ok {
+		return []need{on(cmp.Or(permission, call.Method), path)}
+	}
+	switch call.Method {
+	case "compute.instances.insert":
+		return c.insertNeeds(call, path+"/"+rest.Text(call.Body, "name"))
+	case "compute.instances.setMetadata":
+		needs := []need{on(call.Method, path)}
+		c.Compute.Do(func() {
+			if r := c.Compute.Find(path); r != nil {
+				needs = append(needs, c.actAs(r.Body)...)
+			}
+		})
+		return needs
+	case "compute.instances.updateNetworkInterface":
+		needs := []need{on(call.Method, path)}
+		c.Compute.Do(func() {
+			if r := c.Compute.Find(path); r != nil {
+				for _, nic := range compute.Objects(r.Body["networkInterfaces"]) {
+					needs = append(needs, on("compute.subnetworks.use", rest.Text(nic, "subnetwork")))
+				}
+			}
+		})
+		return needs
+	case "compute.instanceGroups.addInstances", "compute.instanceGroups.removeInstances":
+		needs := []need{on("compute.instanceGroups.update", path)}
+		for _, reference := range compute.Objects(call.Body["instances"]) {
+			needs = append(needs, on("compute.instances.use", rest.Text(reference, "instance")))
+		}
+		return needs
+	}
+	return nil
+}
+
+// insertNeeds returns the permissions for the parts that a new instance has.
+func (c *Cloud) insertNeeds(call *rest.Call, path string) []need {
+	needs := []need{on("compute.instances.create", path)}
+	for field, permission := range map[string]string{"labels": "setLabels", "metadata": "setMetadata",
+		"tags": "setTags", "serviceAccounts": "setServiceAccount"} {
+		if call.Body[field] != nil {
+			needs = append(needs, on("compute.instances."+permission, path))
+		}
+	}
+	for i, disk := range compute.Objects(call.Body["disks"]) {
+		params, _ := disk["initializeParams"].(map[string]any)
+		if params == nil {
+			continue
+		}
+		name := rest.Text(call.Body, "name")
+		if i > 0 {
+			name = cmp.Or(rest.Text(params, "diskName"), name+"-disk")
+		}
+		made := compute.Scope(call) + "/disks/" + name
+		needs = append(needs, on("compute.disks.create", made))
+		if params["labels"] != nil {
+			needs = append(needs, on("compute.disks.setLabels", made))
+		}
+		if image := rest.Text(params, "sourceImage"); image != "" {
+			needs = append(needs, on("compute.images.useReadOnly", image))
+		}
+	}
+	for _, nic := range compute.Objects(call.Body["networkInterfaces"]) {
+		needs = append(needs, on("compute.subnetworks.use", rest.Text(nic, "subnetwork")))
+		if len(compute.Objects(nic["accessConfigs"])) > 0 {
+			needs = append(needs, on("compute.subnetworks.useExternalIp", rest.Text(nic, "subnetwork")))
+		}
+	}
+	return slices.Concat(needs, c.actAs(call.Body))
+}
+
+// actAs returns the permissions to use the service accounts in the body of an instance.
+func (c *Cloud) actAs(body map[string]any) (needs []need) {
+	for _, account := range compute.Objects(body["serviceAccounts"]) {
+		email := rest.Text(account, "email")
+		needs = append(needs, need{"iam.serviceAccounts.actAs", policy.Attributes{
+			Name: "projects/" + Project + "/serviceAccounts/" + email, Type: "iam.googleapis.com/ServiceAccount"},
+			c.IAM.PolicyOf(email)})
+	}
+	return needs
+}
