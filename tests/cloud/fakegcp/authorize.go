@@ -44,6 +44,7 @@ func (c *Cloud) needs(call *rest.Call) []need {
 	case "secretmanager":
 		return c.secretNeeds(call, method)
 	case "compute":
+		compute.Complete(Project, call.Body)
 		return c.computeNeeds(call)
 	}
 	return nil

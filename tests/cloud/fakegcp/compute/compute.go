@@ -89,6 +89,7 @@ func (c *Compute) Handle(method string, h rest.Handler) {
 		if op := c.repeated(call); op != nil {
 			return op.describe(), nil
 		}
+		Complete(call.Params["project"], call.Body)
 		answer, err := h(call)
 		if op, ok := answer.(*Operation); ok && err == nil {
 			op.user = call.Identity

@@ -303,3 +303,21 @@ func TestSpotVMsAreGoneAfterPreemption(t *testing.T) {
 	_, err := c.client.Instances.Get(project, zone, "a").Do()
 	c.wantRefused("get", err, 404, "notFound")
 }
+
+// TestPartialURLs makes an instance from references without a project. The API takes them and answers with whole URLs.
+func TestPartialURLs(t *testing.T) {
+	c := start(t)
+	c.AddImage(project, "own", "")
+	in := instance("a")
+	in.MachineType, in.NetworkInterfaces[0].Subnetwork = "zones/us-central1-a/machineTypes/e2-small",
+		"regions/us-central1/subnetworks/servers"
+	in.Disks[0].InitializeParams.SourceImage = "global/images/own"
+	if op := c.insert(in, ""); op.Error != nil {
+		t.Fatalf("insert: %s", codeOf(op))
+	}
+	vm := c.get("a")
+	if !strings.HasSuffix(vm.NetworkInterfaces[0].Subnetwork, "/"+subnet) ||
+		!strings.HasPrefix(vm.MachineType, "https://") {
+		t.Errorf("the instance has the type %s and the subnet %s", vm.MachineType, vm.NetworkInterfaces[0].Subnetwork)
+	}
+}

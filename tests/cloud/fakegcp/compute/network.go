@@ -16,6 +16,31 @@ import (
 var reference = regexp.MustCompile(
 	`^(?:https?://[^/]+/compute/v1/)?(projects/[^/]+/(?:global|(?:zones|regions)/[^/]+)/[a-zA-Z]+/[a-z0-9-]+)$`)
 
+// partial matches the URL of a resource without its project, which the API takes in the place of a whole one.
+// https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert
+var partial = regexp.MustCompile(`^(?:global|(?:zones|regions)/[a-z0-9-]+)/[a-zA-Z]+/[a-z0-9-]+(?:/[a-z0-9-]+)?$`)
+
+// Complete adds the project of a call to the partial URLs in its body, in place.
+func Complete(project string, value any) any {
+	switch value := value.(type) {
+	case string:
+		if partial.MatchString(value) {
+			return "projects/" + project + "/" + value
+		}
+	case []any:
+		for i := range value {
+			value[i] = Complete(project, value[i])
+		}
+	case map[string]any:
+		for field := range value {
+			if !slices.Contains([]string{"items", "labels", "description"}, field) { // items: metadata and tags
+				value[field] = Complete(project, value[field])
+			}
+		}
+	}
+	return value
+}
+
 // resolve replaces the references in a body by URLs. A referenced resource must exist.
 func (c *Compute) resolve(value any) (any, error) {
 	switch value := value.(type) {
