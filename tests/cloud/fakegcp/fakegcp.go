@@ -96,6 +96,9 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	service.ServeHTTP(w, r)
 }
 
+// Service returns the server of a service, such as "compute", for faults.
+func (c *Cloud) Service(name string) *rest.Server { return c.services[name] }
+
 // Calls returns the ledger of all services.
 func (c *Cloud) Calls() (all []rest.Record) {
 	for _, service := range c.services {

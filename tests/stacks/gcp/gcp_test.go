@@ -7,11 +7,14 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 	"github.com/nstance-kit/nstance/tests/stacks/scenario"
 )
@@ -99,7 +102,27 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	operator := lab.NewOperator(t, s.State, "solo", s.LeaderIP, s.Dial)
 	lab.KeepRefreshing(t, operator, nil)
 
+	// plan reports mistakes with their place.
+	for variable, mistake := range map[string][2]string{
+		"worker_args": {`{"scheduling": {"preemptable": true}}`, "scheduling.preemptable"},
+		"zone":        {"europe-west1-b", "zone is one of the region's"},
+	} {
+		if code, output := stack.With(map[string]any{variable: mistake[0]}).Plan(t); code != 1 ||
+			!strings.Contains(output, mistake[1]) {
+			t.Errorf("%s = %s: exit code %d, want 1 and %q:\n%s", variable, mistake[0], code, mistake[1], output)
+		}
+	}
+
+	// Without capacity for the first machine type, a lost VM is replaced by one of the next type. The answer of that
+	// insert is lost, and there is one VM.
+	c.Compute.Fail(compute.Fault{Type: "insert", Collection: "instances", Failure: compute.Stockout(),
+		Matches: func(r *compute.Resource) bool { return strings.HasSuffix(fmt.Sprint(r.Body["machineType"]), "/e2-small") }})
+	c.Service("compute").LoseAnswer("compute.instances.insert")
 	s.ReplacesKilled(t, 2)
+	if types := zone.types(); !slices.Equal(types, []string{"e2-medium", "e2-small"}) {
+		t.Errorf("the VMs have the types %v, want one of each", types)
+	}
+	c.Compute.Repair()
 	deleted := s.Workers()[0]
 	zone.vanish(deleted)
 	s.Settled(t, 2, []string{deleted})

@@ -191,6 +191,16 @@ func (s shard) Servers() []string {
 	return s.find(func(i compute.Instance) bool { return i.Label("nstance-server") == s.zone })
 }
 
+// types returns the machine types of the VMs, sorted.
+func (s shard) types() (types []string) {
+	for _, id := range s.Workers() {
+		link := fmt.Sprint(s.instance(id).Body["machineType"])
+		types = append(types, link[strings.LastIndexByte(link, '/')+1:])
+	}
+	slices.Sort(types)
+	return types
+}
+
 // instance returns the instance with a number.
 func (s shard) instance(id string) (found compute.Instance) {
 	for _, i := range s.Compute.Instances() {
