@@ -116,7 +116,9 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	// Without capacity for the first machine type, a lost VM is replaced by one of the next type. The answer of that
 	// insert is lost, and there is one VM.
 	c.Compute.Fail(compute.Fault{Type: "insert", Collection: "instances", Failure: compute.Stockout(),
-		Matches: func(r *compute.Resource) bool { return strings.HasSuffix(fmt.Sprint(r.Body["machineType"]), "/e2-small") }})
+		Matches: func(r *compute.Resource) bool {
+			return strings.HasSuffix(fmt.Sprint(r.Body["machineType"]), "/e2-small")
+		}})
 	c.Service("compute").LoseAnswer("compute.instances.insert")
 	s.ReplacesKilled(t, 2)
 	if types := zone.types(); !slices.Equal(types, []string{"e2-medium", "e2-small"}) {
