@@ -35,7 +35,8 @@ locals {
     object_writer = { title = "servers write the state", permissions = ["storage.objects.create", "storage.objects.delete"] }
     }, local.in_bucket ? {} : {
     secret_reader = { title = "servers read secrets", permissions = ["secretmanager.secrets.get", "secretmanager.versions.access"] }
-    secret_writer = { title = "servers make secrets", permissions = ["secretmanager.secrets.create", "secretmanager.versions.add"] }
+    # A creator that failed leaves a secret without a version, which the next one deletes.
+    secret_writer = { title = "servers make secrets", permissions = ["secretmanager.secrets.create", "secretmanager.secrets.delete", "secretmanager.versions.add"] }
   })
 
   # Names of servers' VMs, which the module shard makes, begin with this prefix.

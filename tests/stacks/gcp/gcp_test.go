@@ -165,9 +165,11 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 }
 
 // multiZone applies the example multi-zone with terraform, if it is there: a shard in each of two zones, each with a
-// hot standby behind a load balancer. The leader of one shard is killed. The secrets are in Secret Manager.
+// hot standby behind a load balancer. The leader of one shard is killed. The secrets are in Secret Manager, where an
+// earlier leader failed while it made the CA's key.
 func multiZone(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a", "us-central1-b")
+	c.abandonKey(t, "nstance-duo-")
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "duo", "force_destroy": true, "worker_count": 1,
 		"zones":       map[string]any{"us-central1-a": 0, "us-central1-b": 1},

@@ -111,18 +111,29 @@ func (c *cloud) client() *http.Client {
 // makeKey does what the documentation tells the user to do: it makes a secret with the encryption key.
 func (c *cloud) makeKey(t *testing.T) {
 	t.Helper()
-	for _, call := range [][2]string{
-		{"?secretId=key", `{"replication": {"automatic": {}}}`},
-		{"/key:addVersion", `{"payload": {"data": "` + base64.StdEncoding.EncodeToString([]byte(key)) + `"}}`},
-	} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.server.URL+"/secretmanager/v1/projects/"+
-			fakegcp.Project+"/secrets"+call[0], strings.NewReader(call[1]))
-		must(t, err)
-		answer, err := c.client().Do(r)
-		must(t, err)
-		if _ = answer.Body.Close(); answer.StatusCode != http.StatusOK {
-			t.Fatalf("make the key: %s", answer.Status)
-		}
+	c.postSecret(t, "?secretId=key", `{"replication": {"automatic": {}}}`)
+	c.postSecret(t, "/key:addVersion",
+		`{"payload": {"data": "`+base64.StdEncoding.EncodeToString([]byte(key))+`"}}`)
+}
+
+// abandonKey makes the secret of a cluster's CA without a version, as a leader that failed a while ago does.
+func (c *cloud) abandonKey(t *testing.T, prefix string) {
+	t.Helper()
+	now := c.Secrets.Now
+	c.Secrets.Now = func() time.Time { return now().Add(-time.Hour) }
+	c.postSecret(t, "?secretId="+googlesecretmanager.EncodeID(prefix+"ca.key"), `{"replication": {"automatic": {}}}`)
+	c.Secrets.Now = now
+}
+
+func (c *cloud) postSecret(t *testing.T, path, body string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.server.URL+"/secretmanager/v1/projects/"+
+		fakegcp.Project+"/secrets"+path, strings.NewReader(body))
+	must(t, err)
+	answer, err := c.client().Do(r)
+	must(t, err)
+	if _ = answer.Body.Close(); answer.StatusCode != http.StatusOK {
+		t.Fatalf("secret %s: %s", path, answer.Status)
 	}
 }
 
