@@ -4,6 +4,7 @@
 package gcp
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
@@ -100,7 +102,12 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	s.Settled(t, 2, nil)
 	scenario.Converged(t, stack)
 	operator := lab.NewOperator(t, s.State, "solo", s.LeaderIP, s.Dial)
-	lab.KeepRefreshing(t, operator, nil)
+	lab.KeepRefreshing(t, operator, func(ctx context.Context) {
+		size, err := operator.GetInstanceType(ctx, &nstancev1.GetInstanceTypeRequest{InstanceType: "e2-small"})
+		if err == nil && (size.GetCpus() != 2 || size.GetMemoryMib() != 2048) {
+			t.Errorf("e2-small is %v", size)
+		}
+	})
 
 	// plan reports mistakes with their place.
 	for variable, mistake := range map[string][2]string{
