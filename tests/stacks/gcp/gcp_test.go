@@ -82,7 +82,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	c.makeKey(t)
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "solo", "encryption_key": "projects/" + fakegcp.Project + "/secrets/key",
-		"force_destroy": true, "worker_count": 2, "agent_image": images + "nstance-agent-1", "settings": settings,
+		"force_destroy": true, "worker_count": 2, "agent_image": images + "nstance-agent-amd64-1", "settings": settings,
 		"server_ready_timeout": 40}
 	stack := lab.NewStack(t, cli(t, ""), "gcp/single-shard", vars, withAccount, c.environment)
 	stack.Apply(t)
@@ -173,14 +173,14 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 
 // multiZone applies the example multi-zone with terraform, if it is there: a shard in each of two zones, each with a
 // hot standby behind a load balancer. The leader of one shard is killed. The secrets are in Secret Manager, where an
-// earlier leader failed while it made the CA's key.
+// earlier leader failed while it made the CA's key. The servers look for the newest image of the VMs.
 func multiZone(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a", "us-central1-b")
 	c.abandonKey(t, "nstance-duo-")
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "duo", "force_destroy": true, "worker_count": 1,
 		"zones":       map[string]any{"us-central1-a": 0, "us-central1-b": 1},
-		"agent_image": images + "nstance-agent-1", "settings": settings, "server_ready_timeout": 40}
+		"settings": settings, "server_ready_timeout": 40}
 	stack := lab.NewStack(t, cli(t, *terraformFlag), "gcp/multi-zone", vars, "", c.environment)
 	stack.Apply(t)
 	var out map[string]struct {

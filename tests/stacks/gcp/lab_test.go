@@ -72,12 +72,12 @@ func newCloud(t *testing.T, zones ...string) *cloud {
 	c := &cloud{Cloud: fake}
 	dir := t.TempDir()
 	c.machines, err = machine.New(machine.Config{Dir: dir, API: fake,
-		Images: map[string]string{images + "nstance-server-1": programs.ServerImage,
-			images + "nstance-agent-1": programs.AgentImage},
+		Images: map[string]string{images + "nstance-server-amd64-1": programs.ServerImage,
+			images + "nstance-agent-amd64-1": programs.AgentImage},
 		Environment: fakegcp.Environment("http://169.254.170.1")})
 	must(t, err)
 	for _, role := range []string{"server", "agent"} {
-		fake.Compute.AddImage(fakegcp.Project, "nstance-"+role+"-1", "nstance-"+role+"-amd64")
+		fake.Compute.AddImage(fakegcp.Project, "nstance-"+role+"-amd64-1", "nstance-"+role+"-amd64")
 	}
 	guests := guest.New(guest.Options{Compute: fake.Compute, Runner: c.machines, Number: fakegcp.Number,
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
