@@ -179,7 +179,7 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 	c.abandonKey(t, "nstance-duo-")
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "duo", "force_destroy": true, "worker_count": 1,
-		"zones":       map[string]any{"us-central1-a": 0, "us-central1-b": 1},
+		"zones":    map[string]any{"us-central1-a": 0, "us-central1-b": 1},
 		"settings": settings, "server_ready_timeout": 40}
 	stack := lab.NewStack(t, cli(t, *terraformFlag), "gcp/multi-zone", vars, "", c.environment)
 	stack.Apply(t)
