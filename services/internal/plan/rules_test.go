@@ -1,0 +1,237 @@
+package plan_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
+)
+
+// TestThousandInstancesLostTogether checks that 1,000 VMs of a group that vanish at the same time are replaced in one
+// pass, after one shared question to the provider.
+func TestThousandInstancesLostTogether(t *testing.T) {
+	f := plantest.New(1)
+	f.Group.Size = 1000
+	for range 1000 {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	f.Begin()
+	for _, vm := range f.VMs {
+		f.Destroy(vm)
+	}
+	f.Run(f.Ask + f.Write)
+	creates, instants := 0, map[string]bool{}
+	for line := range strings.Lines(f.Transcript()) {
+		if fields := strings.Fields(line); fields[1] == "create" {
+			creates++
+			instants[fields[0]] = true
+		}
+	}
+	if creates != 1000 || len(instants) != 1 || !instants["+50ms"] {
+		t.Errorf("%d creates at %v, want 1000 at +50ms", creates, instants)
+	}
+	f.Run(10 * time.Minute)
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.VMs); n != 1000 {
+		t.Errorf("%d instances afterwards, want 1000", n)
+	}
+}
+
+// started returns a converged group of 500 instances without drain time-out, and then changes its configuration.
+func started(t *testing.T, rollout config.Rollout) *plantest.Fleet {
+	t.Helper()
+	f := plantest.New(1)
+	undrained(f)
+	f.Group.Size, f.Group.MaxSurge, f.Group.Rollout = 500, 25, rollout
+	for range f.Group.Size {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	f.Begin()
+	f.Group.InfraHash = "v2"
+	return f
+}
+
+// former counts the instances that run with the former configuration.
+func former(f *plantest.Fleet) (n int) {
+	for _, vm := range f.VMs {
+		if vm.InfraHash == "v1" && vm.Truth == plan.ProviderRunning && vm.State == record.Registered {
+			n++
+		}
+	}
+	return n
+}
+
+// TestRule20FiveHundredInWaves checks that 500 instances with max_surge 25 are replaced in 20 waves, and with 5
+// canaries in 21.
+func TestRule20FiveHundredInWaves(t *testing.T) {
+	for canary, want := range map[int]int{0: 20, 5: 21} {
+		f := started(t, config.Rollout{Canary: canary, BakeTime: config.Duration(10 * time.Minute), HaltOnFailures: 1})
+		f.Run(2 * time.Hour)
+		if err := f.Err(); err != nil {
+			t.Fatal(err)
+		}
+		waves := map[string]bool{}
+		for line := range strings.Lines(f.Transcript()) {
+			if fields := strings.Fields(line); fields[1] == "create" {
+				waves[fields[0]] = true
+			}
+		}
+		if len(waves) != want || former(f) != 0 || len(f.VMs) != 500 || countCreates(f) != 500 {
+			t.Errorf("canary %d: %d waves with %d creates, want %d with 500; %d of %d instances are left", canary,
+				len(waves), countCreates(f), want, former(f), len(f.VMs))
+		}
+	}
+}
+
+// TestRule47BadVersionIsHaltedAfterTheCanary checks that a configuration whose instances never register replaces none
+// of 500 instances and is tried once.
+func TestRule47BadVersionIsHaltedAfterTheCanary(t *testing.T) {
+	f := started(t, config.Rollout{Canary: 1, HaltOnFailures: 1})
+	f.Mute = true
+	f.Run(24 * time.Hour)
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := countCreates(f); n != 1 || former(f) != 500 || len(f.VMs) != 500 {
+		t.Errorf("%d creates, %d of %d instances are left, want 1 and 500", n, former(f), len(f.VMs))
+	}
+	if d := plan.Next(f.Snapshot()); !strings.Contains(d.Rollout, "halted") {
+		t.Errorf("the rollout says %q", d.Rollout)
+	}
+	if !strings.Contains(f.Transcript(), string(plan.AlertRolloutHalted)) {
+		t.Errorf("no alert:\n%s", f.Transcript())
+	}
+}
+
+// TestRule47LateFailureIsHaltedWithinItsWave checks that a configuration that fails from the third instance on is
+// halted in the wave of its first failures.
+func TestRule47LateFailureIsHaltedWithinItsWave(t *testing.T) {
+	f := started(t, config.Rollout{Canary: 2, BakeTime: config.Duration(time.Minute), HaltOnFailures: 2})
+	for range 3600 {
+		f.Mute = countCreates(f) >= 2
+		f.Run(time.Second)
+	}
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := countCreates(f); n != 27 || former(f) != 498 {
+		t.Errorf("%d creates and %d instances are left, want 2 canaries with one wave of 25, and 498", n, former(f))
+	}
+}
+
+// TestRule47UnhealthyAfterTheFirstWaves checks that instances that become unhealthy after their wave halt the rollout,
+// and that lost instances are replaced meanwhile.
+func TestRule47UnhealthyAfterTheFirstWaves(t *testing.T) {
+	f := started(t, config.Rollout{HaltOnFailures: 3})
+	for former(f) > 400 {
+		f.Run(time.Second)
+	}
+	left, cut := former(f), 0
+	for _, vm := range f.VMs {
+		if vm.InfraHash == "v2" && !vm.RegisteredAt.IsZero() && cut < 3 {
+			f.CutOff(vm)
+			cut++
+		}
+	}
+	f.Run(time.Hour)
+	if n := former(f); n < left-2*25 {
+		t.Errorf("%d instances with the former configuration are left of %d", n, left)
+	}
+	before := former(f)
+	f.Destroy(f.VMs[0])
+	f.Run(time.Hour)
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := former(f); n < before-1 || len(f.VMs) != 500 {
+		t.Errorf("%d instances with the former configuration of %d, %d in all", n, before, len(f.VMs))
+	}
+}
+
+// TestRule39SpotReclaimOfAWholeGroup checks that all instances of a group are replaced in the pass that learns of their
+// notices.
+func TestRule39SpotReclaimOfAWholeGroup(t *testing.T) {
+	f := plantest.New(1)
+	f.Group.Size = 1000
+	for range 1000 {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	f.Begin()
+	for _, vm := range f.VMs {
+		f.Notice(vm, 2*time.Minute)
+	}
+	f.Pass()
+	if n := countCreates(f); n != 1000 {
+		t.Errorf("%d creates in the first pass, want 1000", n)
+	}
+	f.Run(10 * time.Minute)
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := countCreates(f); n != 1000 || len(f.VMs) != 1000 {
+		t.Errorf("afterwards %d creates and %d instances, want 1000", n, len(f.VMs))
+	}
+}
+
+// TestRule39HostileNoticesArePaced plays a group in which every agent reports a notice as soon as it is registered. In
+// each hour the group creates no more than twice its size and what the backoff permits.
+func TestRule39HostileNoticesArePaced(t *testing.T) {
+	f := plantest.New(1)
+	f.Group.Size = 10
+	for range 10 {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	for hour := range 4 {
+		f.Begin()
+		for range 360 {
+			for _, vm := range f.VMs {
+				if vm.Agent && vm.Connected && !vm.Notice {
+					f.Notice(vm, 2*time.Minute)
+				}
+			}
+			f.Run(10 * time.Second)
+		}
+		if err := f.Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n := countCreates(f); n > 2*10+20 {
+			t.Errorf("hour %d: %d creates, want at most 40", hour+1, n)
+		}
+	}
+	if !strings.Contains(f.Transcript(), "raise_error backoff: its agents report more termination notices") {
+		t.Error("no alert")
+	}
+	f.Begin()
+	f.Run(2 * time.Hour)
+	if n := len(f.VMs); n != 10 || !strings.Contains(f.Transcript(), "resolve_error backoff") {
+		t.Errorf("two hours after the last notice there are %d instances, want 10:\n%s", n, f.Transcript())
+	}
+}
+
+func countCreates(f *plantest.Fleet) (n int) {
+	for line := range strings.Lines(f.Transcript()) {
+		if strings.Fields(line)[1] == "create" {
+			n++
+		}
+	}
+	return n
+}
+
+// window returns the window that a text describes.
+func window(text string) config.Window {
+	w, err := config.ParseWindow(text)
+	if err != nil {
+		panic(err)
+	}
+	return w
+}
