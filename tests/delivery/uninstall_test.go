@@ -37,7 +37,8 @@ func (i *installed) testUninstallHook(t *testing.T) {
 
 	uninstalled := make(chan error, 1)
 	go func() {
-		_, err := run(i.ctx, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", namespace, "--timeout", "2m")
+		_, err := run(i.ctx, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", namespace, "--timeout",
+			"2m")
 		uninstalled <- err
 	}()
 	job := &batchv1.Job{}

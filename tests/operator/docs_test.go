@@ -45,8 +45,8 @@ var documented = map[string]map[string]struct {
 	},
 	startPage: {
 		"Choose a scenario":                 {test: "TestUse"},
-		"Prepare the CA and the nonce":      {"TestOperator", "creates the same objects from a bucket in a directory"},
-		"Helm":                              {"TestInstall", "installs with the chart's test values and with Terraform's"},
+		"Prepare the CA and the nonce":      {"TestOperator", "creates the same objects from a directory"},
+		"Helm":                              {"TestInstall", "installs with values of the tests and of Terraform"},
 		"Kustomize":                         {"TestInstall", "applies the example"},
 		"clusterctl":                        {"TestInstall", "renders with clusterctl and applies the result"},
 		"Check the installation":            {"TestInstall", "reads the Deployment; no kubelet runs its pod"},
@@ -143,8 +143,8 @@ func (l *lab) runSteps(t *testing.T, page, name string) {
 		"PATH="+l.bin+string(os.PathListSeparator)+os.Getenv("PATH"), "NSTANCE_ADMIN_IDENTITY_DIR="+identity,
 		fmt.Sprintf("NSTANCE_ADMIN_SERVERS=east=%s,west=%s", address(l.east.ports[3]), address(l.west.ports[3])))
 	for _, command := range []string{
-		"[ -e " + identity + " ] || nstance-admin cluster register-operator --cluster-id " + clusterID + " --storage-provider file " +
-			"--storage-bucket " + l.east.bucket.dir + " --output-dir " + identity,
+		"[ -e " + identity + " ] || nstance-admin cluster register-operator --cluster-id " + clusterID +
+			" --storage-provider file --storage-bucket " + l.east.bucket.dir + " --output-dir " + identity,
 		strings.ReplaceAll(blocks(section(t, page, name), "sh"), "example-cluster--default", clusterName),
 	} {
 		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", command)

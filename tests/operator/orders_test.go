@@ -22,7 +22,8 @@ var orderedKinds = map[rune]struct {
 	'I': {"nstancecluster", []string{clusterName}},
 	'M': {"machinepool", []string{dynamic, workers}},
 	'P': {"nstancemachinepool", []string{dynamic, workers}},
-	'G': {"nstanceshardgroup", []string{v1beta1.ShardGroupName(dynamic, "west"), v1beta1.ShardGroupName(workers, "west")}},
+	'G': {"nstanceshardgroup", []string{v1beta1.ShardGroupName(dynamic, "west"),
+		v1beta1.ShardGroupName(workers, "west")}},
 }
 
 // deletionOrders are orders in which every kind is deleted directly before every other kind.

@@ -120,7 +120,8 @@ func (s *sequence) converged(ctx context.Context) error {
 		return err
 	}
 	if s.model.ended {
-		return errors.Join(s.empty(ctx), s.static(ctx), s.onlyStatic(sizes), s.secretsAre(ctx, clusterName+"-kubeconfig"))
+		return errors.Join(s.empty(ctx), s.static(ctx), s.onlyStatic(sizes),
+			s.secretsAre(ctx, clusterName+"-kubeconfig"))
 	}
 	for name, one := range s.model.pools {
 		if one.headless {
@@ -258,7 +259,8 @@ func (s *sequence) machinesMatch(ctx context.Context, instances map[string]*nsta
 	}
 	for _, m := range all.Items {
 		if instances[m.Status.NodeRef.Name] == nil || !m.DeletionTimestamp.IsZero() {
-			return fmt.Errorf("Machine %s has Node %q, deleted at %v", m.Name, m.Status.NodeRef.Name, m.DeletionTimestamp)
+			return fmt.Errorf("Machine %s has Node %q, deleted at %v", m.Name, m.Status.NodeRef.Name,
+				m.DeletionTimestamp)
 		}
 	}
 	if len(all.Items) != len(instances) || len(infra.Items) != len(instances) {

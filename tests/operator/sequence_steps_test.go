@@ -184,7 +184,8 @@ func (s *sequence) changeSizeOnShard() string {
 func (s *sequence) deleteObject() string {
 	name := s.pick(slices.Sorted(maps.Keys(s.model.pools)))
 	var object client.Object
-	what, one := "", s.model.pools[name]
+	var what string
+	one := s.model.pools[name]
 	switch s.random.IntN(4) {
 	case 0:
 		what, object = "MachinePool "+name, &clusterv1.MachinePool{ObjectMeta: objectMeta(name)}

@@ -30,7 +30,8 @@ type GroupSpec struct {
 	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
 	// How instances with an outdated configuration are replaced.
 	Rollout *Rollout `json:"rollout,omitempty"`
-	// When, and how often, instances may be replaced that still serve. Lost and unhealthy instances are always replaced.
+	// When, and how often, instances may be replaced that still serve. Lost and unhealthy instances are always
+	// replaced.
 	Disruption *Disruption `json:"disruption,omitempty"`
 	// Sizes that begin at certain times. The latest entry that has begun sets the size. Before the first one, it is
 	// size. An operator cannot change the size of a group with schedules.

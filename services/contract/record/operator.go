@@ -25,7 +25,8 @@ type Operator struct {
 	ID       ident.ID `json:"id"`
 	Cluster  string   `json:"cluster"`
 	Tenant   string   `json:"tenant"`
-	// Name is for people, such as "alice"; the journal names it. Role limits what the operator may do; "": RoleOperator.
+	// Name is for people, such as "alice". The journal names it. Role limits what the operator may do; "":
+	// RoleOperator.
 	Name string       `json:"name,omitempty"`
 	Role OperatorRole `json:"role,omitempty"`
 	// Writer is the incarnation of the program that wrote this version.

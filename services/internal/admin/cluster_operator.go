@@ -46,8 +46,8 @@ is changed while more than a third of the certificate's life is left.`,
 		"the operator's ID (opr…); that of the key, or a new one, if not given")
 	cmd.Flags().StringVar(&r.name, "name", "", "the operator's name in the journal, such as alice; its ID if not given")
 	cmd.Flags().StringVar(&role, "role", "",
-		"what the operator may do: viewer (read), operator (also change what its tenant has), admin (also what concerns "+
-			"whole shards); operator if not given")
+		"what the operator may do: viewer (read), operator (also change what its tenant has), admin (also what "+
+			"concerns whole shards); operator if not given")
 	cmd.Flags().StringVar(&r.publicKeyFile, "public-key-file", "",
 		"Ed25519 public key (PEM, PKIX) whose private key stays elsewhere; a key is made if not given")
 	cmd.Flags().StringVar(&r.dir, "output-dir", "", "directory to write the identity to (required)")

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // Cloud describes one provider of VMs. Each folder beside this file defines one in its cloud.go, and the server's main
@@ -57,4 +58,12 @@ type Attestor interface {
 	// Attest checks a proof that an agent sent. It fails as [Denied] if the proof does not show that the agent runs on
 	// vm, and as [NotFound] if vm is not known well enough yet. It calls nothing.
 	Attest(proof []byte, vm VM) error
+}
+
+// Watcher is an optional capability: it reports changes of VMs when they happen.
+type Watcher interface {
+	// Watch calls changed with the instance of each VM whose state may have changed, also if it belongs to another
+	// owner. An event proves nothing: the caller asks for the state. Watch has no timeout: it returns
+	// when ctx ends.
+	Watch(ctx context.Context, changed func(ident.ID))
 }

@@ -158,13 +158,6 @@ type Verifier interface {
 	Verify(ctx context.Context, shard *config.Shard) error
 }
 
-// Watcher is an optional capability: it reports changes of VMs when they happen.
-type Watcher interface {
-	// Watch calls changed with the instance of each VM whose state may have changed, also if it belongs to another
-	// owner. An event proves nothing: the caller asks for the state. Watch returns when ctx ends.
-	Watch(ctx context.Context, changed func(ident.ID))
-}
-
 // ImageQuery mirrors the shard configuration's image entry.
 type ImageQuery struct {
 	Owners  []string

@@ -133,8 +133,8 @@ func (c *call) confirmOrphans(req *nstancev1.ConfirmOrphansRequest) (*nstancev1.
 	slices.Sort(present)
 	slices.Sort(given)
 	if !slices.Equal(present, given) {
-		return nil, status.Errorf(codes.Aborted, "provider_ids: are %d, but the shard has %d orphans now: list them again",
-			len(given), len(present))
+		return nil, status.Errorf(codes.Aborted,
+			"provider_ids: are %d, but the shard has %d orphans now: list them again", len(given), len(present))
 	}
 	confirmed := c.state().ConfirmOrphans()
 	for _, vm := range confirmed {

@@ -513,11 +513,13 @@ func TestRules(t *testing.T) {
 				s.Group.Windows = []config.Window{window("Mon-Sun 09:00-17:00 UTC")}
 			}},
 		{name: "rule 50: no more than max_per_hour young instances",
-			snapshot: snapshot(3, drifted(), drifted(), with(func(i *plan.Instance) { i.CreatedAt = ago(50 * time.Minute) })),
-			change:   func(s *plan.Snapshot) { s.Group.MaxPerHour = 1 }},
+			snapshot: snapshot(3, drifted(), drifted(),
+				with(func(i *plan.Instance) { i.CreatedAt = ago(50 * time.Minute) })),
+			change: func(s *plan.Snapshot) { s.Group.MaxPerHour = 1 }},
 		{name: "rule 50: the rest of max_per_hour", want: []string{"create for i1"},
-			snapshot: snapshot(3, drifted(), drifted(), with(func(i *plan.Instance) { i.CreatedAt = ago(50 * time.Minute) })),
-			change:   func(s *plan.Snapshot) { s.Group.MaxSurge, s.Group.MaxPerHour = 3, 2 }},
+			snapshot: snapshot(3, drifted(), drifted(),
+				with(func(i *plan.Instance) { i.CreatedAt = ago(50 * time.Minute) })),
+			change: func(s *plan.Snapshot) { s.Group.MaxSurge, s.Group.MaxPerHour = 3, 2 }},
 		{name: "rule 51: the schedule that began last sets the size", snapshot: snapshot(1, well()),
 			want: []string{"create", "create"},
 			change: func(s *plan.Snapshot) {

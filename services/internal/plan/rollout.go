@@ -47,8 +47,8 @@ func (g *group) mayBeUnavailable() int {
 	return max(0, g.Group.Rollout.MaxUnavailable-g.tally.of[classHeld])
 }
 
-// wave is rule 20: how many drifted or aged instances are replaced now. A wave starts while the group is at its size and
-// no instance is draining, silent or booting. Drift does not wait for instances that the guard holds or that are
+// wave is rule 20: how many drifted or aged instances are replaced now. A wave starts while the group is at its size
+// and no instance is draining, silent or booting. Drift does not wait for instances that the guard holds or that are
 // unhealthy because of the outdated configuration: a wave is the cure.
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally

@@ -19,7 +19,8 @@ import (
 
 // operatorLeader returns the part of a leadership that serves operators.
 func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *leader.Leader,
-	events *operatorapi.Events, journal *journal.Journal, issuer transport.Issuer, stepDown chan<- struct{}) *operatorapi.Leader {
+	events *operatorapi.Events, journal *journal.Journal, issuer transport.Issuer,
+	stepDown chan<- struct{}) *operatorapi.Leader {
 	return &operatorapi.Leader{
 		Context: ctx, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, ID: s.opts.ID,
 		Incarnation: s.incarnation, Leader: leader,

@@ -441,8 +441,8 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 		cli.Write(t, "main.tf", main+`resource "terraform_data" "subnet" { input = ["c"] }`)
 		out = squeeze(cli.Run(t, "plan", "-no-color"))
 		for _, want := range []string{"Instances in subnets that leave their pool are replaced, in waves of up to " +
-			"max_surge, in the groups: default/workers, prod/others.", "Subnets that are not known before apply count " +
-			"as new ones."} {
+			"max_surge, in the groups: default/workers, prod/others.", "Subnets that are not known before apply " +
+			"count as new ones."} {
 			if !strings.Contains(out, want) {
 				t.Errorf("with the pool %s the output lacks %q:\n%s", pool, want, out)
 			}

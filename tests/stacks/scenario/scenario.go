@@ -62,7 +62,12 @@ func (s *Shard) Healthy(t *testing.T) {
 func (s *Shard) Health(dial func(ctx context.Context, network, address string) (net.Conn, error)) string {
 	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: dial}}
-	resp, err := client.Get("http://" + net.JoinHostPort(s.LeaderIP, "8990") + "/health")
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet,
+		"http://"+net.JoinHostPort(s.LeaderIP, "8990")+"/health", nil)
+	if err != nil {
+		return err.Error()
+	}
+	resp, err := client.Do(req)
 	if err != nil {
 		return err.Error()
 	}

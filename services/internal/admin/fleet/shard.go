@@ -41,9 +41,9 @@ func (f *Fleet) Status(ctx context.Context, shards []string) []StatusAnswer {
 				return err
 			}
 			s := &Status{Cluster: r.GetClusterId(), Leader: r.GetLeaderId(), Version: r.GetVersion(), Term: r.GetTerm(),
-				Since: at(r.GetLeaderSince()), Heir: r.GetHeirId(), Standbys: r.GetStandbyIds(), ETag: r.GetConfigEtag(),
-				RefusedETag: r.GetRefusedEtag(), Problems: viewProblems(r.GetProblems()), Groups: r.GetGroups(),
-				Instances: r.GetInstances(), Connected: r.GetAgentsConnected()}
+				Since: at(r.GetLeaderSince()), Heir: r.GetHeirId(), Standbys: r.GetStandbyIds(),
+				ETag: r.GetConfigEtag(), RefusedETag: r.GetRefusedEtag(), Problems: viewProblems(r.GetProblems()),
+				Groups: r.GetGroups(), Instances: r.GetInstances(), Connected: r.GetAgentsConnected()}
 			if left := r.GetLeaseLeft(); left != nil {
 				s.LeaseLeft = left.AsDuration().Round(time.Millisecond).String()
 			}

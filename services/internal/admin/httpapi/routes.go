@@ -93,8 +93,8 @@ func (a *api) routes() []route {
 			do:     func(c *call) (int, any, error) { return answer(a.Fleet.Orphans(c.Context(), c.shards)) },
 		}, {
 			method: http.MethodPost, path: "/orphans/confirm", name: "orphansConfirm", admin: true,
-			summary: "Allow the leader to terminate the VMs without a record. The body names all of them.", shards: true,
-			body: ConfirmOrphansRequest{}, answer: fleet.Answers[fleet.OrphansAnswer]{},
+			summary: "Allow the leader to terminate the VMs without a record. The body names all of them.",
+			shards:  true, body: ConfirmOrphansRequest{}, answer: fleet.Answers[fleet.OrphansAnswer]{},
 			do: a.confirmOrphans,
 		}, {
 			method: http.MethodGet, path: "/config/status", name: "configStatus",

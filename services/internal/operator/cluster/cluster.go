@@ -178,8 +178,9 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 		return err
 	}
 	if cluster.UID != r.cleared && r.External == nil {
-		// Cluster API connects when the infrastructure is provisioned, and waits 30 s after a failure. So the kubeconfig
-		// comes first. An error is in the status and does not stop the rest; the attempt is repeated in the background.
+		// Cluster API connects when the infrastructure is provisioned, and waits 30 s after a failure. So the
+		// kubeconfig comes first. An error is in the status and does not stop the rest; the attempt is repeated in the
+		// background.
 		_ = r.kubeconfig.updateSecret(ctx, cluster)
 	}
 	r.cleared, r.recreate, r.reported = cluster.UID, false, false

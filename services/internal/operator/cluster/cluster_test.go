@@ -419,7 +419,8 @@ func TestKubeconfigComesWithTheCluster(t *testing.T) {
 		owners := w.secret(t).OwnerReferences
 		if !meta.IsStatusConditionTrue(infra.Status.Conditions, v1beta1.ReadyCondition) || len(owners) != 1 ||
 			owners[0].UID != cluster.UID || w.token(t) != fmt.Sprint("token-", i+1) {
-			t.Errorf("Cluster %s: conditions %+v, owners of the Secret %+v", cluster.UID, infra.Status.Conditions, owners)
+			t.Errorf("Cluster %s: conditions %+v, owners of the Secret %+v", cluster.UID, infra.Status.Conditions,
+				owners)
 		}
 		mustSucceed(t, w.Client.Delete(t.Context(), cluster))
 	}
