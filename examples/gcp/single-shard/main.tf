@@ -77,7 +77,7 @@ module "shard" {
   # new VMs and replaces no VM.
   images = {
     agent = {
-      owners   = var.image_project == null ? null : [var.image_project]
+      owners   = [coalesce(var.image_project, "self")]
       filters  = [{ name = "name", values = ["nstance-agent-amd64-*"] }]
       fallback = var.agent_image
     }
