@@ -274,8 +274,8 @@ run() {
 }
 
 basic='tools unit race sim acceptance demo'
-waiting='libvirt stacks gcpstack kube'
-computing='long terraform mutants cloud modules images dev'
+waiting='stacks gcpstack kube'
+computing='long terraform mutants cloud modules images dev libvirt'
 rest='alltools generated lint parallel kill9 failover paused refused web chaos bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
