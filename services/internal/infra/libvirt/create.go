@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"hash/fnv"
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
 	"libvirt.org/go/libvirtxml"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -93,9 +94,10 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 }
 
 // lock waits until no other call changes the same instance. It returns the function that unlocks.
-func (h *host) lock(key any) func() {
-	mu, _ := h.creates.LoadOrStore(key, &sync.Mutex{})
-	lock := mu.(*sync.Mutex)
+func (h *host) lock(instance ident.ID) func() {
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(instance.String())) // it never fails
+	lock := &h.changing[hash.Sum32()%uint32(len(h.changing))]
 	lock.Lock()
 	return lock.Unlock
 }
@@ -210,6 +212,15 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	}
 	if err := v.create(libvirtxml.StorageVolume{Name: m.name + consoleSuffix,
 		Capacity: &libvirtxml.StorageVolumeSize{Value: 0}}); err != nil {
+		return infra.VM{}, err
+	}
+	meta.Starting = p.now().UTC()
+	content, err := meta.encode()
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
+	}
+	if err := c.DomainSetMetadata(dom, int32(libvirt.DomainMetadataElement), libvirt.OptString{"<vm>" + content + "</vm>"},
+		libvirt.OptString{"nstance"}, libvirt.OptString{namespace}, libvirt.DomainAffectConfig); err != nil {
 		return infra.VM{}, err
 	}
 	if _, err := c.DomainCreateWithFlags(dom, 0); err != nil {

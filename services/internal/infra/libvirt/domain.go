@@ -28,8 +28,11 @@ type metadata struct {
 	Digest   string     `json:"digest"` // of the create request
 	Hostname string     `json:"hostname"`
 	Created  time.Time  `json:"created"` // when the domain was defined, by the server's clock
+	// Starting is when its only start was asked for; zero: it was not.
+	Starting time.Time `json:"starting,omitzero"`
 }
 
+// encode returns the content of the XML element.
 func (m metadata) encode() (string, error) {
 	raw, err := json.Marshal(m)
 	if err != nil {
@@ -39,10 +42,15 @@ func (m metadata) encode() (string, error) {
 	if err := xml.EscapeText(&text, raw); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf(`<nstance:vm xmlns:nstance=%q>%s</nstance:vm>`, namespace, text.String()), nil
+	return text.String(), nil
 }
 
-// decodeMetadata reads what encode wrote. ok is false if a domain has no metadata of this namespace.
+// element returns the XML element for the description of a domain.
+func element(content string) string {
+	return fmt.Sprintf(`<nstance:vm xmlns:nstance=%q>%s</nstance:vm>`, namespace, content)
+}
+
+// decodeMetadata reads what element wrote. ok is false if a domain has no metadata of this namespace.
 func decodeMetadata(text string) (m metadata, ok bool, err error) {
 	var all struct {
 		Text *string `xml:"https://nstance.dev/libvirt/1 vm"`
@@ -89,7 +97,7 @@ func macAddress(id libvirt.UUID) string {
 type machine struct {
 	id         libvirt.UUID
 	name       string
-	metadata   string
+	metadata   string // encoded
 	size       contract.Size
 	arch       string
 	domainType string
@@ -104,7 +112,7 @@ type machine struct {
 func (m machine) domainXML() (string, error) {
 	d := libvirtxml.Domain{
 		Type: m.domainType, Name: m.name, UUID: formatUUID(m.id),
-		Metadata: &libvirtxml.DomainMetadata{XML: m.metadata},
+		Metadata: &libvirtxml.DomainMetadata{XML: element(m.metadata)},
 		Memory:   &libvirtxml.DomainMemory{Value: uint(m.size.MemoryMiB), Unit: "MiB"}, //nolint:gosec // checked
 		VCPU:     &libvirtxml.DomainVCPU{Value: uint(m.size.CPUs)},                     //nolint:gosec // checked
 		OS: &libvirtxml.DomainOS{
@@ -242,8 +250,12 @@ func stateOf(state libvirt.DomainState, reason int32) (infra.State, string) {
 	}
 }
 
-// startGrace is the time in which a domain that is off may still be started by the request that defined it.
-const startGrace = 2 * time.Minute
+const (
+	// prepareGrace is the time in which a domain that is off may still be started by the request that defined it.
+	prepareGrace = 2 * time.Minute
+	// startGrace is the same, after the request has written that it starts the domain.
+	startGrace = 10 * time.Second
+)
 
 // describe translates a domain to a VM. leases has addresses by MAC address.
 func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
@@ -252,8 +264,12 @@ func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
 	if d.undecoded != nil {
 		vm.Warning = d.undecoded.Error()
 	}
-	neverStarted := d.state == infra.Stopped && d.reason == ""
-	if neverStarted && p.now().Sub(d.metadata.Created) < startGrace {
+	// A domain before its start, and one that ended while libvirtd did not run, are off without a reason.
+	until := d.metadata.Created.Add(prepareGrace)
+	if !d.metadata.Starting.IsZero() {
+		until = d.metadata.Starting.Add(startGrace)
+	}
+	if d.state == infra.Stopped && d.reason == "" && p.now().Before(until) {
 		vm.State = infra.Pending
 	}
 	for _, text := range vm.Addresses {

@@ -88,17 +88,27 @@ func TestStateOf(t *testing.T) {
 	}
 }
 
-// TestNeverStarted describes a domain that is off. It counts as Pending while its request may still start it.
-func TestNeverStarted(t *testing.T) {
+// TestOffWithoutReason describes a domain that is off without a reason. It counts as Pending while its request may
+// still start it.
+func TestOffWithoutReason(t *testing.T) {
 	now := time.Now()
 	p := New(Config{Now: func() time.Time { return now }})
-	d := domain{host: &host{name: "a"}, state: infra.Stopped, metadata: metadata{Created: now.Add(-time.Minute)}}
-	if vm := p.describe(d, nil); vm.State != infra.Pending {
-		t.Errorf("a minute after it was defined: %s, want %s", vm.State, infra.Pending)
-	}
-	now = now.Add(startGrace)
-	if vm := p.describe(d, nil); vm.State != infra.Stopped {
-		t.Errorf("after the grace: %s, want %s", vm.State, infra.Stopped)
+	for name, test := range map[string]struct {
+		created, starting time.Duration // ago; starting 0: not
+		want              infra.State
+	}{
+		"being prepared":         {created: time.Minute, want: infra.Pending},
+		"prepared too long":      {created: 3 * time.Minute, want: infra.Stopped},
+		"being started":          {created: time.Minute, starting: time.Second, want: infra.Pending},
+		"started, then it ended": {created: time.Minute, starting: 20 * time.Second, want: infra.Stopped},
+	} {
+		d := domain{host: &host{name: "a"}, state: infra.Stopped, metadata: metadata{Created: now.Add(-test.created)}}
+		if test.starting > 0 {
+			d.metadata.Starting = now.Add(-test.starting)
+		}
+		if vm := p.describe(d, nil); vm.State != test.want {
+			t.Errorf("%s: %s, want %s", name, vm.State, test.want)
+		}
 	}
 }
 
@@ -118,7 +128,7 @@ func FuzzDecodeMetadata(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			back, ok, err := decodeMetadata(encoded)
+			back, ok, err := decodeMetadata(element(encoded))
 			if diff := cmp.Diff(m, back, cmp.AllowUnexported(ident.ID{})); err != nil || !ok || diff != "" {
 				t.Errorf("%v, %v (-encoded +decoded):\n%s", ok, err, diff)
 			}

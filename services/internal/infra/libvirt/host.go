@@ -20,7 +20,8 @@ type host struct {
 	conn     *libvirt.Libvirt // nil: not connected
 	creating map[string]int64 // memory in MiB of VMs that are being created and not defined yet
 
-	creates sync.Map // ident.ID → *sync.Mutex: one create or delete of an instance at a time
+	// changing allows one create or delete of an instance at a time. Instances share a mutex by their name.
+	changing [64]sync.Mutex
 }
 
 // connect returns the connection, and makes it if there is none.
