@@ -219,8 +219,9 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	if err != nil {
 		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
 	}
-	if err := c.DomainSetMetadata(dom, int32(libvirt.DomainMetadataElement), libvirt.OptString{"<vm>" + content + "</vm>"},
-		libvirt.OptString{"nstance"}, libvirt.OptString{namespace}, libvirt.DomainAffectConfig); err != nil {
+	err = c.DomainSetMetadata(dom, int32(libvirt.DomainMetadataElement), libvirt.OptString{"<vm>" + content + "</vm>"},
+		libvirt.OptString{"nstance"}, libvirt.OptString{namespace}, libvirt.DomainAffectConfig)
+	if err != nil {
 		return infra.VM{}, err
 	}
 	if _, err := c.DomainCreateWithFlags(dom, 0); err != nil {
