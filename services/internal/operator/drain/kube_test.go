@@ -46,6 +46,7 @@ type testKubernetes struct {
 	*testing.T
 	kube    *kube.Cluster
 	client  client.Client
+	cached  client.Client // reads what the operator has seen
 	shards  *shardstest.Set
 	shard   *shardstest.Shard
 	metrics *drainMetrics
@@ -87,6 +88,7 @@ func (kube *testKubernetes) start() {
 		}))
 	kube.mustSucceed(c.GetFieldIndexer().IndexField(kube.Context(), &v1beta1.NstanceMachine{}, machineByInstance,
 		indexMachine))
+	kube.cached = c.GetClient()
 	clientset, err := kubernetes.NewForConfig(c.GetConfig())
 	kube.mustSucceed(err)
 	s := scope.Scope{Client: c.GetClient(), Recorder: c.GetEventRecorder("test"), Namespace: namespace,
@@ -312,6 +314,9 @@ func testBudget(kube *testKubernetes) {
 		Spec: v1beta1.NstanceMachineSpec{
 			GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: kube.shard.ID(), InstanceID: id}}
 	kube.mustSucceed(kube.client.Create(kube.Context(), m))
+	kube.eventually("the operator has seen the Machine", func() bool {
+		return kube.cached.Get(kube.Context(), client.ObjectKeyFromObject(m), &v1beta1.NstanceMachine{}) == nil
+	})
 
 	kube.shard.Drain(id, "expired", time.Now().Add(10*time.Minute))
 	kube.eventually("the Node is cordoned", kube.cordoned(node))
