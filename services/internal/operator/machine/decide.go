@@ -304,6 +304,10 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 		// Deleting the pool deletes a dynamic group with its instances. The instances of a static group stay.
 		d.step = stepRelease
 		return
+	case isPoolMachine(m) && v.owner != nil && v.owner.DeletionTimestamp.IsZero():
+		// Only this object was deleted, for example with its definition. The pool creates it again for its instance.
+		d.step = stepRelease
+		return
 	}
 	v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
 	if !v.checkShard(d, s) {

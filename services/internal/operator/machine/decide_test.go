@@ -246,7 +246,9 @@ func TestDecide(t *testing.T) {
 		"end, deletion requested, dropped from the mirror": {runningView(allOf(deleted, absent, func(v *view) {
 			v.machine.Status.State = "deleting"
 		})), stepAsk, ""},
-		"end of a pool machine": {runningView(allOf(deleted, ofPool)), stepDestroy, ""},
+		"end of a pool machine":              {runningView(allOf(deleted, ofPool, ownerGoes)), stepDestroy, ""},
+		"end of a pool machine, no Machine":  {runningView(allOf(deleted, ofPool, noOwner)), stepDestroy, ""},
+		"end of a pool machine, not Machine": {runningView(allOf(deleted, ofPool)), stepRelease, ""},
 		"end, pool being deleted": {runningView(allOf(deleted, ofPool, func(v *view) {
 			v.poolGone = true
 		})), stepRelease, ""},

@@ -92,6 +92,9 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 		if v.poolGone, err = r.poolGone(ctx, m); err != nil {
 			return v, false, err
 		}
+		if v.owner, err = r.readCurrentOwner(ctx, v.owner); err != nil {
+			return v, false, err
+		}
 	}
 	waiting := &v1beta1.NstanceMachineList{}
 	if m.Spec.Shard == "" {
@@ -151,6 +154,23 @@ func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (
 		}
 	}
 	return owner, false, nil
+}
+
+// readCurrentOwner reads a Machine that the cache does not show as deleted from the API server. It returns nil if the
+// Machine does not exist.
+func (r *Reconciler) readCurrentOwner(ctx context.Context, owner *clusterv1.Machine) (*clusterv1.Machine, error) {
+	if owner == nil || !owner.DeletionTimestamp.IsZero() {
+		return owner, nil
+	}
+	current := &clusterv1.Machine{}
+	err := r.Reader.Get(ctx, client.ObjectKeyFromObject(owner), current)
+	switch {
+	case apierrors.IsNotFound(err), err == nil && current.UID != owner.UID:
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read the Machine %s: %w", owner.Name, err)
+	}
+	return current, nil
 }
 
 // readReferenced reads the object that an owner reference names, nil if it does not exist. If the cache does not have
