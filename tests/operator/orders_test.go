@@ -3,13 +3,17 @@ package operator
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/tests/kube"
 )
 
 // orderedKinds are the kinds that a user can delete, by the letter that stands for the kind in deletionOrders, with the
@@ -41,8 +45,8 @@ func TestEveryKindIsDeletedBeforeEveryOther(t *testing.T) {
 	}
 }
 
-// TestDeletionOrders deletes the Cluster and its parts in different orders while a shard hangs. Everything must end within
-// a minute after the shard answers, and no deletion may create an instance.
+// TestDeletionOrders deletes the Cluster and its parts in different orders while a shard hangs, and then the
+// definitions. Everything must end within a minute after the shard answers, and no deletion may create an instance.
 func TestDeletionOrders(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -57,6 +61,7 @@ func TestDeletionOrders(t *testing.T) {
 			return // Later parts would fail for the same reason.
 		}
 	}
+	t.Run("definitions", l.testDeleteDefinitions)
 }
 
 func (l *lab) testDeletionOrder(t *testing.T, order string) {
@@ -85,6 +90,43 @@ func (l *lab) testDeletionOrder(t *testing.T, order string) {
 	l.create(t.Context(), t, &clusterv1.Cluster{ObjectMeta: objectMeta(clusterName), Spec: clusterv1.ClusterSpec{
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
 			Kind: "NstanceCluster", Name: clusterName}}})
+	l.recreated(t)
+	l.unchanged(t, workers, kept, created)
+}
+
+// testDeleteDefinitions deletes Nstance's definitions, and with them all objects, while west hangs. Then it installs the
+// definitions again.
+func (l *lab) testDeleteDefinitions(t *testing.T) {
+	l.dynamicPool(t, dynamic)
+	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {
+		return l.spread(ctx, dynamic, l.both(1, 1))
+	})
+	kept, created := l.ids(t, workers, l.shards()...), l.countCreations()
+	proceed := l.hang(t, l.west)
+	ours := client.MatchingLabels{"cluster.x-k8s.io/provider": "infrastructure-nstance"}
+	l.kubectl(t, "delete", "crd", "-l", "cluster.x-k8s.io/provider=infrastructure-nstance", "--wait=false")
+	await(t, "east has done its part", patience, func(ctx context.Context) error {
+		return l.withoutGroup(ctx, dynamic, l.east)
+	})
+	proceed()
+	await(t, "no definition and only static groups are left", time.Minute, func(ctx context.Context) error {
+		var list apiextensionsv1.CustomResourceDefinitionList
+		if err := l.Client.List(ctx, &list, ours); err != nil {
+			return err
+		}
+		if len(list.Items) > 0 {
+			return errors.New(list.Items[0].Name + " is left")
+		}
+		return errors.Join(l.static(ctx), l.withoutGroup(ctx, dynamic, l.shards()...))
+	})
+	l.unchanged(t, workers, kept, created)
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.kubectl(t, "apply", "--server-side", "-k", filepath.Join(root, "config", "crd"))
+	l.operators[len(l.operators)-1].Kill() // Its watches wait up to half a minute before they try again.
+	l.operator(t)                          // Without leader election it does not wait for the lease.
 	l.recreated(t)
 	l.unchanged(t, workers, kept, created)
 }
