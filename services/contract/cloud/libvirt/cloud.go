@@ -209,31 +209,6 @@ func wholeNumber(v any) (int, bool) {
 	return 0, false
 }
 
-// Size is the size of a VM, which instance_type gives as CPUS x MIB, for example 2x4096.
-type Size struct {
-	CPUs      int
-	MemoryMiB int64
-}
-
-var sizeText = regexp.MustCompile(`^([1-9][0-9]{0,3})x([1-9][0-9]{0,8})$`)
-
-// ParseSize parses an instance_type.
-func ParseSize(text string) (Size, error) {
-	m := sizeText.FindStringSubmatch(text)
-	if m == nil {
-		return Size{}, fmt.Errorf("instance type %q is not CPUS x MIB, such as 2x4096", text)
-	}
-	cpus, err := strconv.Atoi(m[1])
-	if err != nil {
-		return Size{}, fmt.Errorf("instance type %q: %w", text, err)
-	}
-	mib, err := strconv.ParseInt(m[2], 10, 64)
-	if err != nil {
-		return Size{}, fmt.Errorf("instance type %q: %w", text, err)
-	}
-	return Size{CPUs: cpus, MemoryMiB: mib}, nil
-}
-
 // ParseSubnet splits a subnet into the name of its host and the name of its network.
 func ParseSubnet(text string) (host, network string, err error) {
 	host, network = path.Split(text)

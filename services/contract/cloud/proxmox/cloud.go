@@ -1,7 +1,188 @@
-// Package proxmox describes Proxmox VE to the shard configuration.
+// Package proxmox describes clusters of Proxmox VE to the shard configuration.
 package proxmox
 
-import "github.com/nstance-kit/nstance/services/contract/cloud"
+import (
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+)
+
+// Name is the cloud's name.
+const Name = "proxmox"
 
 // Block describes the cloud.
-var Block = cloud.Block{Name: "proxmox", Planned: true, NeedsInstanceType: true, HasImages: true}
+var Block = cloud.Block{Name: Name, Planned: true, NeedsInstanceType: true, HasImages: true,
+	CheckOptions: func(options map[string]string) []cloud.Problem {
+		_, problems := ParseOptions(options)
+		return problems
+	}, CheckArgs: func(args map[string]any) []cloud.Problem {
+		_, problems := ParseArgs(args)
+		return problems
+	}}
+
+// Options are server.provider.options.
+type Options struct {
+	// Endpoints are the URLs of the API on nodes of the cluster. All are equal: the next is used if one does not answer.
+	Endpoints []*url.URL
+	// TokenFile is the file with the API token on the servers, USER@REALM!TOKENID=SECRET.
+	TokenFile string
+	// Fingerprints are SHA-256 hashes of the nodes' certificates. If there are any, no other certificate is accepted.
+	Fingerprints [][]byte
+	// CAFile holds the certificates of the authorities that sign the nodes' certificates; "": the system's.
+	CAFile string
+	// Pool is the resource pool that new VMs become members of; "": none.
+	Pool string
+	// SeedStorage is the storage that userdata is uploaded to as ISO images, default "local".
+	SeedStorage string
+}
+
+// objectName matches names of nodes, bridges, storages, pools and templates.
+var objectName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+
+// optionNames lists the options.
+var optionNames = []string{"endpoints", "token_file", "fingerprints", "ca_file", "pool", "seed_storage"}
+
+// ParseOptions parses the options and fills in defaults. It reports all problems.
+func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
+	o := Options{TokenFile: "/etc/nstance/proxmox-token", SeedStorage: "local"}
+	var found []cloud.Problem
+	report := func(option, hint, format string, args ...any) {
+		found = append(found, cloud.Problem{Path: []any{option}, Message: fmt.Sprintf(format, args...), Hint: hint})
+	}
+	for _, name := range slices.Sorted(maps.Keys(raw)) {
+		value := raw[name]
+		switch name {
+		case "endpoints":
+			var err error
+			if o.Endpoints, err = parseEndpoints(value); err != nil {
+				report(name, "write URLs, separated by commas, such as https://pve1.example.com:8006", "%s", err)
+			}
+		case "fingerprints":
+			var err error
+			if o.Fingerprints, err = parseFingerprints(value); err != nil {
+				report(name, "pvenode cert info shows it", "%s", err)
+			}
+		case "token_file", "ca_file":
+			if !path.IsAbs(value) {
+				report(name, "", "%q is not an absolute path", value)
+			}
+			*map[string]*string{"token_file": &o.TokenFile, "ca_file": &o.CAFile}[name] = value
+		case "pool", "seed_storage":
+			if !objectName.MatchString(value) {
+				report(name, "", "%q is not a name", value)
+			}
+			*map[string]*string{"pool": &o.Pool, "seed_storage": &o.SeedStorage}[name] = value
+		case "token":
+			report(name, "write it to a file on the servers and give token_file", "a secret does not belong here")
+		case "insecure":
+			report(name, "give the fingerprints of the nodes' certificates, or ca_file",
+				"the identity of the nodes is always checked")
+		default:
+			report(name, "there are "+strings.Join(optionNames, ", "), "provider proxmox has no such option")
+		}
+	}
+	if raw["endpoints"] == "" {
+		report("endpoints", "such as https://pve1.example.com:8006", "is missing")
+	}
+	if o.CAFile != "" && len(o.Fingerprints) > 0 {
+		report("ca_file", "with fingerprints, no authority is asked", "is given together with fingerprints")
+	}
+	return o, found
+}
+
+// parseEndpoints parses URL,URL.
+func parseEndpoints(text string) (all []*url.URL, err error) {
+	if text == "" {
+		return nil, nil // reported as missing
+	}
+	for entry := range strings.SplitSeq(text, ",") {
+		entry = strings.TrimSpace(entry)
+		u, err := url.Parse(entry)
+		switch {
+		case err != nil || u.Host == "":
+			return nil, fmt.Errorf("%q is not a URL", entry)
+		case u.Scheme != "https":
+			return nil, fmt.Errorf("%q does not begin with https://", entry)
+		case u.User != nil || strings.Trim(u.Path, "/")+u.RawQuery+u.Fragment != "":
+			return nil, fmt.Errorf("%q has more than a host and a port", u.Redacted())
+		}
+		all = append(all, &url.URL{Scheme: u.Scheme, Host: u.Host})
+	}
+	return all, nil
+}
+
+// parseFingerprints parses hashes in hexadecimal, with or without colons, separated by commas.
+func parseFingerprints(text string) (all [][]byte, err error) {
+	for entry := range strings.SplitSeq(text, ",") {
+		entry = strings.TrimSpace(entry)
+		hash, err := hex.DecodeString(strings.ReplaceAll(entry, ":", ""))
+		if err != nil || len(hash) != 32 {
+			return nil, fmt.Errorf("%q is not the SHA-256 fingerprint of a certificate", entry)
+		}
+		all = append(all, hash)
+	}
+	return all, nil
+}
+
+// Args are the args of a template or group.
+type Args struct {
+	// Template is the name of the VM template on the VM's node, or else on any node with shared storage. New content
+	// needs a new name.
+	Template string
+	// Storage is where a full clone stores its disks; "": the VM is a linked clone, on the template's storage.
+	Storage string
+	// VLAN is the tag of the network interface; 0: none.
+	VLAN int
+}
+
+// ParseArgs parses the args. It reports all problems. A text that holds a template is not checked.
+func ParseArgs(raw map[string]any) (Args, []cloud.Problem) {
+	var a Args
+	var found []cloud.Problem
+	report := func(arg, format string, args ...any) {
+		found = append(found, cloud.Problem{Path: []any{arg}, Message: fmt.Sprintf(format, args...)})
+	}
+	texts := map[string]*string{"template": &a.Template, "storage": &a.Storage}
+	for _, name := range slices.Sorted(maps.Keys(raw)) {
+		if name == "vlan" {
+			n, err := strconv.Atoi(fmt.Sprint(raw[name]))
+			if err != nil || n < 1 || n > 4094 {
+				report(name, "%v is not a VLAN tag from 1 to 4094", raw[name])
+			}
+			a.VLAN = n
+			continue
+		}
+		field, known := texts[name]
+		if !known {
+			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider proxmox has no such argument",
+				Hint: "there are storage, template, vlan"})
+			continue
+		}
+		text, ok := raw[name].(string)
+		*field = text
+		switch {
+		case !ok:
+			report(name, "is not a string")
+		case !strings.Contains(text, "{{") && !objectName.MatchString(text):
+			report(name, "%q is not a name", text)
+		}
+	}
+	return a, found
+}
+
+// ParseSubnet splits a subnet into the name of its node and the name of its bridge or virtual network.
+func ParseSubnet(text string) (node, bridge string, err error) {
+	node, bridge, _ = strings.Cut(text, "/")
+	if !objectName.MatchString(node) || !objectName.MatchString(bridge) {
+		return "", "", fmt.Errorf("subnet %q is not NODE/BRIDGE, such as pve1/vmbr0", text)
+	}
+	return node, bridge, nil
+}

@@ -11,6 +11,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -32,7 +33,7 @@ type order struct {
 	what    string
 	host    *host
 	network string
-	size    contract.Size
+	size    vmsize.Size
 	args    contract.Args
 	digest  string
 	id      libvirt.UUID
@@ -53,7 +54,7 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 			hostName))
 	}
 	o.network = network
-	if o.size, err = contract.ParseSize(req.InstanceType); err != nil {
+	if o.size, err = vmsize.Parse(req.InstanceType); err != nil {
 		return invalid(err)
 	}
 	args, problems := contract.ParseArgs(req.Args)

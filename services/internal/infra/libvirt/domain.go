@@ -15,7 +15,7 @@ import (
 	"github.com/google/uuid"
 	"libvirt.org/go/libvirtxml"
 
-	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -98,7 +98,7 @@ type machine struct {
 	id         libvirt.UUID
 	name       string
 	metadata   string // encoded
-	size       contract.Size
+	size       vmsize.Size
 	arch       string
 	domainType string
 	network    string

@@ -8,14 +8,14 @@ import (
 	"github.com/digitalocean/go-libvirt"
 	"github.com/google/go-cmp/cmp"
 
-	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
 // TestDomainXML compares descriptions of VMs with what libvirt's schema needs for each processor and type of domain.
 func TestDomainXML(t *testing.T) {
-	m := machine{name: "x", size: contract.Size{CPUs: 2, MemoryMiB: 512}, domainType: "kvm", network: "a",
+	m := machine{name: "x", size: vmsize.Size{CPUs: 2, MemoryMiB: 512}, domainType: "kvm", network: "a",
 		disk: "/p/x.qcow2"}
 	for name, test := range map[string]struct {
 		change          func(*machine)

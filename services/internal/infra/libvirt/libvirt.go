@@ -21,6 +21,7 @@ import (
 	"github.com/digitalocean/go-libvirt"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
+	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -273,7 +274,7 @@ func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bo
 
 // DescribeType implements infra.InstanceTypes. The name gives the size.
 func (p *Provider) DescribeType(_ context.Context, name string) (infra.InstanceType, error) {
-	size, err := contract.ParseSize(name)
+	size, err := vmsize.Parse(name)
 	if err != nil {
 		return infra.InstanceType{}, infra.Wrap(infra.Invalid, "describe type", err)
 	}

@@ -1,0 +1,33 @@
+// Package vmsize reads instance types of clouds that have no named types: they give the size itself.
+package vmsize
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+)
+
+// Size is the size of a VM, which instance_type gives as CPUS x MIB, for example 2x4096.
+type Size struct {
+	CPUs      int
+	MemoryMiB int64
+}
+
+var sizeText = regexp.MustCompile(`^([1-9][0-9]{0,3})x([1-9][0-9]{0,8})$`)
+
+// Parse parses an instance_type.
+func Parse(text string) (Size, error) {
+	m := sizeText.FindStringSubmatch(text)
+	if m == nil {
+		return Size{}, fmt.Errorf("instance type %q is not CPUS x MIB, such as 2x4096", text)
+	}
+	cpus, err := strconv.Atoi(m[1])
+	if err != nil {
+		return Size{}, fmt.Errorf("instance type %q: %w", text, err)
+	}
+	mib, err := strconv.ParseInt(m[2], 10, 64)
+	if err != nil {
+		return Size{}, fmt.Errorf("instance type %q: %w", text, err)
+	}
+	return Size{CPUs: cpus, MemoryMiB: mib}, nil
+}
