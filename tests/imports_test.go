@@ -154,7 +154,7 @@ func providers(p pkg) (complaints []string) {
 	}
 	for _, path := range p.Imports {
 		if within(path, "services/internal/infra") && path != "services/internal/infra" &&
-			path != "services/internal/infra/infratest" &&
+			path != "services/internal/infra/infratest" && path != "services/internal/infra/nocloud" &&
 			!within(p.ImportPath, path) {
 			complaints = append(complaints, "imports the provider "+path)
 		}

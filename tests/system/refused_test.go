@@ -103,9 +103,9 @@ func (r *refused) start(ctx context.Context) (err error) {
 
 func (r *refused) run(ctx context.Context) error {
 	for _, bad := range []badConfiguration{
-		{"a provider that the build lacks",
-			[2]string{`kind = "tmux"`, `kind = "proxmox"`}, [2]string{`"kind": "tmux"`, `"kind": "proxmox"`},
-			"proxmox"},
+		{"a provider that does not exist",
+			[2]string{`kind = "tmux"`, `kind = "vsphere"`}, [2]string{`"kind": "tmux"`, `"kind": "vsphere"`},
+			"vsphere"},
 		{"an encryption key that is not there",
 			[2]string{`secrets = { encryption_key = { provider = "env", source = "NSTANCE_ENCRYPTION_KEY" } }`,
 				`secrets = { encryption_key = { provider = "env", source = "NO_SUCH_KEY" } }`},

@@ -18,6 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/services/internal/infra/gcp"
 	"github.com/nstance-kit/nstance/services/internal/infra/libvirt"
+	"github.com/nstance-kit/nstance/services/internal/infra/proxmox"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
@@ -115,5 +116,5 @@ func self() string {
 
 // clouds returns the clouds that this server can make VMs in.
 func clouds() []infra.Cloud {
-	return []infra.Cloud{aws.Cloud(), gcp.Cloud(), libvirt.Cloud(), tmux.Cloud()}
+	return []infra.Cloud{aws.Cloud(), gcp.Cloud(), libvirt.Cloud(), proxmox.Cloud(), tmux.Cloud()}
 }

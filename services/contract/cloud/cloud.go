@@ -11,9 +11,6 @@ type Block struct {
 	Name string
 	// Hidden clouds are for tests and development: their shards accept images and load balancers of every cloud.
 	Hidden bool
-	// Planned clouds have a name and fields, but no server can create their VMs yet. A configuration with this provider
-	// is refused. The stores of the cloud are accepted.
-	Planned bool
 
 	// NeedsZone reports whether region and zone are required.
 	NeedsZone bool

@@ -114,10 +114,6 @@ func (c *checker) server() {
 		c.err("server.shard", ident.ValidateName(sv.Shard))
 	}
 	block := blockOf(sv.Provider.Kind)
-	if block.Planned {
-		c.add("server.provider.kind", "%s is planned: this version of nstance-server has no such provider",
-			quote(block.Name)).ofCloud = true
-	}
 	if block.NeedsZone {
 		if sv.Provider.Region == "" {
 			c.add("server.provider.region", "is required for provider %s", sv.Provider.Kind)

@@ -48,13 +48,4 @@ func TestValidate(t *testing.T) {
 		!strings.Contains(errOut.String(), `did you mean "EbsOptimized"?`) {
 		t.Errorf("args that the cloud refuses: exit %d, %s", code, errOut.String())
 	}
-	errOut.Reset()
-	config = bytes.Replace(config, []byte(`"kind": "aws"`), []byte(`"kind": "proxmox"`), 1)
-	if err := os.WriteFile(file, config, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if code := Validate(t.Context(), Options{ValidateFile: file}, &out, &errOut); code != 1 ||
-		!strings.Contains(errOut.String(), `server.provider.kind: "proxmox" is planned`) {
-		t.Errorf("a provider that the server lacks: exit %d, %s", code, errOut.String())
-	}
 }

@@ -19,7 +19,7 @@ import (
 const Name = "proxmox"
 
 // Block describes the cloud.
-var Block = cloud.Block{Name: Name, Planned: true, NeedsInstanceType: true, HasImages: true,
+var Block = cloud.Block{Name: Name, NeedsInstanceType: true,
 	CheckOptions: func(options map[string]string) []cloud.Problem {
 		_, problems := ParseOptions(options)
 		return problems
@@ -30,7 +30,7 @@ var Block = cloud.Block{Name: Name, Planned: true, NeedsInstanceType: true, HasI
 
 // Options are server.provider.options.
 type Options struct {
-	// Endpoints are the URLs of the API on nodes of the cluster. All are equal: the next is used if one does not answer.
+	// Endpoints are the URLs of the API on nodes of the cluster. If one cannot be reached, the next is used.
 	Endpoints []*url.URL
 	// TokenFile is the file with the API token on the servers, USER@REALM!TOKENID=SECRET.
 	TokenFile string

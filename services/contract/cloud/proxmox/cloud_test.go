@@ -44,7 +44,7 @@ func TestParseOptions(t *testing.T) {
 				`fingerprints "AB:CD" is not the SHA-256 fingerprint of a certificate`,
 				"host provider proxmox has no such option", `pool "a b" is not a name`,
 				`seed_storage "" is not a name`, `token_file "token" is not an absolute path`}},
-		"CA and fingerprint": {raw: map[string]string{"endpoints": endpoint, "ca_file": "/ca.pem", "fingerprints": hash},
+		"two checks": {raw: map[string]string{"endpoints": endpoint, "ca_file": "/ca.pem", "fingerprints": hash},
 			want: []string{"ca_file is given together with fingerprints"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,6 +24,10 @@ func TestFind(t *testing.T) {
 			t.Errorf("found %s, want %s", got, want)
 		}
 	}
+	written := fstest.MapFS{"sys_vendor": {Data: []byte("Proxmox\n")}, "bios_vendor": {Data: []byte("SeaBIOS\n")}}
+	if got := Find("", Firmware{written}).Name; got != "proxmox" {
+		t.Errorf("detected %s by the vendor that the provider writes", got)
+	}
 	if got := Find("", Firmware{fstest.MapFS{}}).Name; got != NoCloud {
 		t.Errorf("detected %s without firmware", got)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/nocloud"
 )
 
 // Names of a VM's volumes begin with its instance ID.
@@ -184,7 +185,7 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	if m.metadata, err = meta.encode(); err != nil {
 		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
 	}
-	iso, err := seedISO(o)
+	iso, err := nocloud.ISO(o.Tags.Instance, o.Hostname, o.Userdata)
 	if err != nil {
 		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
 	}
@@ -343,15 +344,4 @@ func (p *Provider) freeMemory(c *libvirt.Libvirt, h *host) (int64, error) {
 		free -= mib
 	}
 	return free, nil
-}
-
-// metaData is the meta-data file of NoCloud. It must be YAML; JSON is.
-// https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html
-func metaData(o order) string {
-	return fmt.Sprintf("{\"instance-id\": %q, \"local-hostname\": %q}\n", o.Tags.Instance.String(), o.Hostname)
-}
-
-// seedISO makes the CD-ROM with the userdata.
-func seedISO(o order) ([]byte, error) {
-	return isoImage(map[string][]byte{"user-data": o.Userdata, "meta-data": []byte(metaData(o))})
 }

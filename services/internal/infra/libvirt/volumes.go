@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
-	"github.com/kdomanski/iso9660"
 	"libvirt.org/go/libvirtxml"
 )
 
@@ -174,23 +173,4 @@ func (v *volumes) changed(vol libvirt.StorageVol) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("volume %s: time of its last change: %w", vol.Name, err)
 	}
 	return time.Unix(int64(seconds), 0), nil
-}
-
-// isoImage makes a CD-ROM with the label that NoCloud looks for.
-func isoImage(files map[string][]byte) ([]byte, error) {
-	writer, err := iso9660.NewWriter()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = writer.Cleanup() }() // a directory that only this user may read
-	for name, content := range files {
-		if err := writer.AddFile(bytes.NewReader(content), name); err != nil {
-			return nil, err
-		}
-	}
-	var image bytes.Buffer
-	if err := writer.WriteTo(&image, "cidata"); err != nil {
-		return nil, err
-	}
-	return image.Bytes(), nil
 }

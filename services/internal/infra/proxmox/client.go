@@ -1,0 +1,389 @@
+package proxmox
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// client calls the API of a cluster. Its methods are safe for concurrent use.
+type client struct {
+	endpoints []*url.URL
+	http      *http.Client
+	token     string
+	throttled func(call string)
+	// current is the position in endpoints of the node that answered last.
+	current atomic.Int64
+}
+
+func newClient(o contract.Options, throttled func(call string)) (*client, error) {
+	token, err := readToken(o.TokenFile)
+	if err != nil {
+		return nil, err
+	}
+	check, err := tlsConfig(o)
+	if err != nil {
+		return nil, err
+	}
+	if throttled == nil {
+		throttled = func(string) {}
+	}
+	transport := &http.Transport{TLSClientConfig: check, TLSHandshakeTimeout: 10 * time.Second,
+		DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext, MaxIdleConnsPerHost: 8,
+		IdleConnTimeout: time.Minute}
+	return &client{endpoints: o.Endpoints, http: &http.Client{Transport: transport}, token: token,
+		throttled: throttled}, nil
+}
+
+// readToken reads the API token from a file that only its owner may read.
+func readToken(file string) (string, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return "", fmt.Errorf("read the API token: %w", err)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return "", fmt.Errorf("the API token in %s may be read by other users (mode %o): chmod 600 %s", file,
+			info.Mode().Perm(), file)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("read the API token: %w", err)
+	}
+	token := strings.TrimSpace(string(raw))
+	id, secret, _ := strings.Cut(token, "=")
+	if user, name, _ := strings.Cut(id, "!"); !strings.Contains(user, "@") || name == "" || secret == "" ||
+		strings.ContainsAny(token, " \n") {
+		return "", fmt.Errorf("%s does not hold USER@REALM!TOKENID=SECRET", file)
+	}
+	return token, nil
+}
+
+// tlsConfig makes the check of the nodes' certificates: by fingerprint, or by authority and name.
+func tlsConfig(o contract.Options) (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	switch {
+	case len(o.Fingerprints) > 0:
+		config.InsecureSkipVerify = true //nolint:gosec // VerifyConnection checks the certificate instead
+		config.VerifyConnection = func(state tls.ConnectionState) error {
+			sum := sha256.Sum256(state.PeerCertificates[0].Raw)
+			if slices.ContainsFunc(o.Fingerprints, func(f []byte) bool { return bytes.Equal(f, sum[:]) }) {
+				return nil
+			}
+			return &certificateError{fmt.Errorf("its certificate has the fingerprint %X, which the option "+
+				"fingerprints does not list", sum)}
+		}
+	case o.CAFile != "":
+		raw, err := os.ReadFile(o.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("read ca_file: %w", err)
+		}
+		if config.RootCAs = x509.NewCertPool(); !config.RootCAs.AppendCertsFromPEM(raw) {
+			return nil, fmt.Errorf("ca_file %s holds no certificate", o.CAFile)
+		}
+	}
+	return config, nil
+}
+
+// certificateError means that a node has another certificate than configured.
+type certificateError struct{ error }
+
+// apiError is an answer of the API that is not 200, or the failure of a task. Text is what it says.
+type apiError struct {
+	status int // 0: a task failed
+	text   string
+}
+
+func (e *apiError) Error() string {
+	if e.status == 0 {
+		return "task failed: " + e.text
+	}
+	return fmt.Sprintf("%d %s", e.status, e.text)
+}
+
+// get makes a call that reads.
+func (c *client) get(ctx context.Context, out any, query url.Values, path ...any) error {
+	target := apiPath(path)
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	return c.send(ctx, http.MethodGet, target, "", nil, out)
+}
+
+// change makes a call that changes something.
+func (c *client) change(ctx context.Context, method string, out any, form url.Values, path ...any) error {
+	target := apiPath(path)
+	if method == http.MethodDelete {
+		if len(form) > 0 {
+			target += "?" + form.Encode()
+		}
+		return c.send(ctx, method, target, "", nil, out)
+	}
+	return c.send(ctx, method, target, "application/x-www-form-urlencoded", []byte(form.Encode()), out)
+}
+
+// run makes a call that starts a task, and waits until the task has ended. The call is an attempt: after the error
+// that it returns, the task may still run.
+func (c *client) run(ctx context.Context, method string, form url.Values, path ...any) error {
+	var upid string
+	if err := c.change(ctx, method, &upid, form, path...); err != nil {
+		return err
+	}
+	return c.wait(ctx, upid)
+}
+
+// The pause between two looks at a task doubles from taskSoonest to taskLatest.
+const taskSoonest, taskLatest = 20 * time.Millisecond, time.Second
+
+// wait waits until a task has ended, and returns its failure. A task can fail after the call that started it succeeded.
+func (c *client) wait(ctx context.Context, upid string) error {
+	parts := strings.Split(upid, ":")
+	if len(parts) < 8 || parts[0] != "UPID" {
+		return fmt.Errorf("the answer %q is not the ID of a task", upid)
+	}
+	for pause := taskSoonest; ; pause = min(2*pause, taskLatest) {
+		var task struct {
+			Status string `json:"status"`
+			Exit   string `json:"exitstatus"`
+		}
+		err := c.get(ctx, &task, nil, "nodes", parts[1], "tasks", upid, "status")
+		switch {
+		case err != nil:
+			return fmt.Errorf("ask for the result of task %s: %w", upid, &lostError{err})
+		case task.Status != "stopped":
+			if err := sleep(ctx, pause); err != nil {
+				return &lostError{err}
+			}
+		case task.Exit == "OK" || strings.HasPrefix(task.Exit, "WARNINGS:"):
+			return nil
+		default:
+			return &apiError{text: task.Exit}
+		}
+	}
+}
+
+// lostError means that a task's result is not known.
+type lostError struct{ error }
+
+func (e *lostError) Unwrap() error { return e.error }
+
+func sleep(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// upload stores an ISO image in a storage of a node. It replaces an image of the same name.
+func (c *client) upload(ctx context.Context, node, storage, name string, content []byte) error {
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	if err := form.WriteField("content", "iso"); err != nil {
+		return err
+	}
+	part, err := form.CreateFormFile("filename", name)
+	if err != nil {
+		return err
+	}
+	if _, err := part.Write(content); err != nil {
+		return err
+	}
+	if err := form.Close(); err != nil {
+		return err
+	}
+	var upid string
+	err = c.send(ctx, http.MethodPost, apiPath([]any{"nodes", node, "storage", storage, "upload"}),
+		form.FormDataContentType(), body.Bytes(), &upid)
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx, upid)
+}
+
+func apiPath(parts []any) string {
+	var path strings.Builder
+	for _, part := range parts {
+		path.WriteString("/" + url.PathEscape(fmt.Sprint(part)))
+	}
+	return path.String()
+}
+
+// send sends a request to the node that answered last, or to the next one if that node cannot be reached. A request
+// that may have been received is not sent again.
+func (c *client) send(ctx context.Context, method, path, contentType string, body []byte, out any) error {
+	first := c.current.Load()
+	var err error
+	for i := range c.endpoints {
+		at := (int(first) + i) % len(c.endpoints)
+		if err = c.sendTo(ctx, c.endpoints[at], method, path, contentType, body, out); !notSent(err) {
+			c.current.Store(int64(at))
+			break
+		}
+	}
+	return err
+}
+
+// notSent reports whether a request failed before it was sent.
+func notSent(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial" && !errors.Is(err, context.Canceled)
+}
+
+// maxAnswer bounds the size of an answer.
+const maxAnswer = 64 << 20
+
+func (c *client) sendTo(ctx context.Context, endpoint *url.URL, method, path, contentType string, body []byte,
+	out any) error {
+	request, err := http.NewRequestWithContext(ctx, method, endpoint.String()+"/api2/json"+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Authorization", "PVEAPIToken="+c.token)
+	if contentType != "" {
+		request.Header.Set("Content-Type", contentType)
+	}
+	answer, err := c.http.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	if err != nil {
+		return err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return readError(answer, raw)
+	}
+	var envelope struct {
+		Data json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(raw, &envelope); err != nil {
+		return fmt.Errorf("the answer is not JSON: %w", err)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(envelope.Data, out); err != nil {
+		return fmt.Errorf("the answer has another form than expected: %w", err)
+	}
+	return nil
+}
+
+// readError reads an answer that is not 200. What went wrong is in the reason phrase of the status line, and for
+// parameters also in the body.
+func readError(answer *http.Response, raw []byte) error {
+	_, text, _ := strings.Cut(answer.Status, " ")
+	var body struct {
+		Errors map[string]string `json:"errors"`
+	}
+	_ = json.Unmarshal(raw, &body) // the body of other errors may be empty
+	var parameters []string
+	for name, problem := range body.Errors {
+		parameters = append(parameters, name+": "+strings.TrimSpace(problem))
+	}
+	slices.Sort(parameters)
+	text = strings.Join(append([]string{strings.TrimSpace(text)}, parameters...), " ")
+	return &apiError{answer.StatusCode, text}
+}
+
+// classes are the texts of errors that mean more than a failure, in the order in which they are tried. The API has no
+// codes for them. The texts are of PVE/API2/Qemu.pm, PVE/QemuServer.pm, PVE/AbstractConfig.pm, PVE/Storage.pm and
+// PVE/Cluster.pm; those about space are of the programs that the storages call.
+var classes = []struct {
+	text  string
+	class infra.Class
+}{
+	{"no quorum", infra.Indeterminate},
+	{"VM is locked (", infra.Indeterminate},
+	{"file changed by other user", infra.Indeterminate},
+	{"got timeout", infra.Throttled}, // can't lock file '…'
+	{"got lock request timeout", infra.Throttled},
+	{"No space left on device", infra.Capacity},
+	{"out of space", infra.Capacity},
+	{"free space", infra.Capacity},
+	{"quota exceeded", infra.Capacity},
+	{"Cannot allocate memory", infra.Capacity},
+	{"start failed", infra.Capacity}, // another node may start it
+	{"Configuration file 'nodes/", infra.NotFound},
+	{"does not exist", infra.Invalid},
+	{"no such cluster node", infra.Invalid},
+	{"not allowed for", infra.Invalid},
+	{"not supported", infra.Invalid},
+	{"does not support", infra.Invalid},
+	{"uses local storage", infra.Invalid},
+	{"can't clone to non-shared storage", infra.Invalid},
+	{"protection mode enabled", infra.Invalid},
+}
+
+// classify gives an error its class. An error that it does not know, or that comes from the connection, is
+// Indeterminate: the call may take effect.
+func (c *client) classify(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if classed, ok := errors.AsType[*infra.Error](err); ok {
+		return classed
+	}
+	if _, lost := errors.AsType[*lostError](err); lost {
+		return infra.Wrap(infra.Indeterminate, what, err)
+	}
+	if certificate, ok := errors.AsType[*certificateError](err); ok {
+		return infra.Errorf(infra.Denied, what, "the node is not the configured one: %w", certificate)
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return infra.Errorf(infra.Denied, what, "the node is not trusted: %w; give the option ca_file or fingerprints",
+			err)
+	}
+	class := infra.Indeterminate
+	if answer, ok := errors.AsType[*apiError](err); ok {
+		class = answer.class()
+	}
+	if class == infra.Throttled {
+		c.throttled(what)
+	}
+	return infra.Wrap(class, what, err)
+}
+
+func (e *apiError) class() infra.Class {
+	switch {
+	case e.status == http.StatusUnauthorized || e.status == http.StatusForbidden:
+		return infra.Denied
+	case e.status == http.StatusBadRequest:
+		return infra.Invalid
+	case e.status != 0 && e.status != http.StatusInternalServerError:
+		return infra.Indeterminate // 595, 596 and 599: the node in the path does not answer
+	}
+	for _, known := range classes {
+		if strings.Contains(e.text, known.text) {
+			return known.class
+		}
+	}
+	return infra.Indeterminate
+}
+
+// has reports whether an error is an answer or the failure of a task with one of the texts.
+func has(err error, texts ...string) bool {
+	answer, ok := errors.AsType[*apiError](err)
+	return ok && slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(answer.text, text) })
+}

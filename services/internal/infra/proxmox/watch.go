@@ -1,0 +1,60 @@
+package proxmox
+
+import (
+	"context"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// watchInterval is the time between two looks at the statuses of all VMs.
+const watchInterval = 2 * time.Second
+
+// Watch implements infra.Watcher. The API has no events, so Watch asks every node for the statuses of its VMs.
+func (p *Provider) Watch(ctx context.Context, changed func(ident.ID)) {
+	seen := map[string]map[int]liveVM{}
+	for ctx.Err() == nil {
+		p.watchOnce(ctx, seen, changed)
+		_ = sleep(ctx, watchInterval) // the loop ends with ctx
+	}
+}
+
+// watchOnce reports the VMs whose status differs from the one that was seen last on their node.
+func (p *Provider) watchOnce(ctx context.Context, seen map[string]map[int]liveVM, changed func(ident.ID)) {
+	var nodes []struct {
+		Type   string `json:"type"`
+		Name   string `json:"name"`
+		Online int    `json:"online"`
+	}
+	if err := p.client.get(ctx, &nodes, nil, "cluster", "status"); err != nil {
+		return // List reports what is wrong
+	}
+	for _, n := range nodes {
+		if n.Type != "node" || n.Online == 0 {
+			continue
+		}
+		now, err := p.readNode(ctx, n.Name)
+		if err != nil {
+			continue
+		}
+		before := seen[n.Name]
+		seen[n.Name] = now
+		for vmid, vm := range now {
+			if vm != before[vmid] {
+				report(vm, changed)
+			}
+		}
+		for vmid, vm := range before {
+			if _, still := now[vmid]; !still {
+				report(vm, changed)
+			}
+		}
+	}
+}
+
+// report calls changed if the name of a VM is an instance ID.
+func report(vm liveVM, changed func(ident.ID)) {
+	if id, err := ident.ParseID(vm.Name); err == nil && vmidOf(id) == vm.VMID {
+		changed(id)
+	}
+}
