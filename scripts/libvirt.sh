@@ -1,5 +1,6 @@
 #!/bin/sh
-# Run a shard of two real VMs on a real libvirtd in namespaces: scripts/libvirt.sh [-keep]. It needs root and Debian.
+# Run a shard of two real VMs on a real libvirtd, and then on a fake cluster of Proxmox VE, in namespaces:
+# scripts/libvirt.sh [-keep]. It needs root and Debian.
 set -eu
 # shellcheck source=scripts/system.sh
 . "$(dirname -- "$0")/system.sh"
@@ -8,4 +9,4 @@ CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '-s -w' -o bin/guest/nstance-a
 images/local/guest.sh bin/guest/nstance-agent bin/guest
 # The test runs in a new network namespace.
 exec unshare --net -- sh -c 'ip link set lo up && exec "$@"' sh \
-	bin/tests/system -test.run='^TestLibvirt$' -test.v -bin="$PWD/bin" -guest="$PWD/bin/guest" "$@"
+	bin/tests/system -test.run='^Test(Libvirt|Proxmox)$' -test.v -bin="$PWD/bin" -guest="$PWD/bin/guest" "$@"

@@ -172,7 +172,8 @@ step_gcpstack() {
 	go test ./tests/stacks/gcp -count=1 -timeout 20m -terraform="$(command -v terraform)"
 }
 
-# VMs of a real libvirtd, in namespaces: the provider alone, and a shard. It needs root.
+# VMs of a real libvirtd, in namespaces: the provider alone, and a shard; and a shard of VMs on a fake cluster of Proxmox
+# VE. It needs root.
 step_libvirt() {
 	go test ./services/internal/infra/libvirt/... -count=1 -timeout 10m
 	scripts/libvirt.sh

@@ -32,16 +32,16 @@ func TestLibvirt(t *testing.T) {
 	runShard(t, "scripts/libvirt.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 9*time.Minute, errors.New("timeout after 9 minutes"))
 		defer cancel()
-		stack.Network = gateway{}
+		stack.Network = hostNetwork(libvirtd.Gateway)
 		return (&libvirtShard{t: t, daemon: daemon, stack: stack}).run(ctx)
 	})
 }
 
-// gateway is the network of the VMs: every program runs on the host and has its address there.
-type gateway struct{}
+// hostNetwork is the network of the VMs: every program runs on the host and has this address there.
+type hostNetwork string
 
-func (gateway) Host(string) string                  { return libvirtd.Gateway }
-func (gateway) Start(_ string, cmd *exec.Cmd) error { return cmd.Start() }
+func (n hostNetwork) Host(string) string                { return string(n) }
+func (hostNetwork) Start(_ string, cmd *exec.Cmd) error { return cmd.Start() }
 
 // libvirtSize is the number of VMs.
 const libvirtSize = 2

@@ -39,6 +39,7 @@ type Cluster struct {
 	faults   []*Fault
 	inquor   bool
 	calls    []string
+	guest    Guest
 }
 
 type node struct {
@@ -180,6 +181,21 @@ func (c *Cluster) CAFile(t testing.TB) string {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// Guest is what VMs boot.
+type Guest struct {
+	Kernel, Initrd string // files of images/local/guest.sh
+	// Dir is for the images with userdata and the consoles, VMID.iso and VMID.log. It must exist.
+	Dir string
+}
+
+// Boot makes VMs that start from now on real: QEMU boots the guest, with the userdata on a CD-ROM. VMs can connect to
+// this machine and not to each other. Without Boot, the process of a VM does nothing.
+func (c *Cluster) Boot(guest Guest) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.guest = guest
 }
 
 // SetOnline takes a node down or up. VMs of a node that goes down go on running, and nobody can tell.

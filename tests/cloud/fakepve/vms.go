@@ -2,10 +2,13 @@ package fakepve
 
 import (
 	"crypto/sha1" //nolint:gosec // the digest of a configuration is a SHA-1 hash
+	"encoding/base64"
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -343,6 +346,12 @@ func (c *Cluster) start(in request) (any, *apiError) {
 // runVM starts the process of a VM.
 func (c *Cluster) runVM(v *vm) string {
 	command := exec.CommandContext(c.t.Context(), "sleep", "infinity")
+	if c.guest.Kernel != "" {
+		var err error
+		if command, err = c.qemu(v); err != nil {
+			return "start failed: " + err.Error()
+		}
+	}
 	if err := command.Start(); err != nil {
 		return "start failed: " + err.Error()
 	}
@@ -353,6 +362,32 @@ func (c *Cluster) runVM(v *vm) string {
 		close(exited)
 	})
 	return ""
+}
+
+// qemu returns the command that boots the guest of a VM, without hardware support.
+func (c *Cluster) qemu(v *vm) (*exec.Cmd, error) {
+	base := filepath.Join(c.guest.Dir, strconv.Itoa(v.id))
+	volume, _, _ := strings.Cut(v.conf["ide2"], ",")
+	on, _, _ := strings.Cut(volume, ":")
+	if err := os.WriteFile(base+".iso", c.storages[on].volumes[c.volumeKey(v.node, on, volume)], 0o600); err != nil {
+		return nil, err
+	}
+	smbios := "type=1"
+	for field := range strings.SplitSeq(v.conf["smbios1"], ",") {
+		name, value, _ := strings.Cut(field, "=")
+		if text, err := base64.StdEncoding.DecodeString(value); err == nil && name != "uuid" && name != "base64" {
+			value = string(text)
+		}
+		if name != "base64" {
+			smbios += "," + name + "=" + value
+		}
+	}
+	return exec.CommandContext(c.t.Context(), "qemu-system-x86_64", "-name", v.conf["name"], "-nodefaults",
+		"-display", "none", "-no-reboot", "-machine", "q35", "-accel", "tcg,tb-size=48", "-cpu", "max",
+		"-m", v.conf["memory"], "-smp", v.conf["cores"], "-kernel", c.guest.Kernel, "-initrd", c.guest.Initrd,
+		"-append", "console=ttyS0 quiet panic=1", "-serial", "file:"+base+".log", "-smbios", smbios,
+		"-device", "virtio-scsi-pci", "-drive", "if=none,id=seed,media=cdrom,readonly=on,format=raw,file="+base+".iso",
+		"-device", "scsi-cd,drive=seed", "-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0"), nil
 }
 
 func (c *Cluster) stop(in request) (any, *apiError) {

@@ -261,6 +261,10 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 		}
 		return infra.VM{}, infra.Errorf(infra.Conflict, o.what, "VM %d was deleted while it was started", o.vmid)
 	}
+	config.metadata.Started = true
+	if err := p.writeMetadata(ctx, node, o.vmid, config); err != nil {
+		p.log.Info("that a VM was started is not written down: its end is noticed late", "vmid", o.vmid, "error", err)
+	}
 	return p.describe(o.vmid, "running", config.metadata), nil
 }
 
@@ -297,6 +301,19 @@ func (p *Provider) settings(o order, m metadata) (url.Values, error) {
 // uuidOf makes the UUID of a VM (RFC 9562, version 8) from the digest of its request, which is a hash in hexadecimal.
 func uuidOf(digest string) string {
 	return digest[:8] + "-" + digest[8:12] + "-8" + digest[13:16] + "-8" + digest[17:20] + "-" + digest[20:32]
+}
+
+// writeMetadata writes the metadata of a VM. It fails as errChanged if the configuration has changed since it was read.
+func (p *Provider) writeMetadata(ctx context.Context, node string, vmid int, config vmConfig) error {
+	description, err := config.metadata.encode()
+	if err != nil {
+		return err
+	}
+	if err := p.writeConfig(ctx, node, vmid, config.digest, url.Values{"description": {description}}); err != nil {
+		return err
+	}
+	p.remember(vmid, config)
+	return nil
 }
 
 // writeConfig changes settings of a VM. It fails as errChanged if its configuration has another digest.

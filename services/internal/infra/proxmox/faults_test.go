@@ -59,6 +59,7 @@ func list(t *testing.T, p *proxmox.Provider) map[string]infra.State {
 
 // TestSettings checks what a new VM gets from its request and not from its template.
 func TestSettings(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	pve.AddPool("nstance")
 	raw := rawOptions(t, pve)
@@ -93,6 +94,7 @@ func TestSettings(t *testing.T) {
 // TestVMIDIsUsed asks for a VM while its VMID is used by a VM that is not an instance. The request is a conflict, and
 // the instance is not found, so the server uses another instance ID.
 func TestVMIDIsUsed(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	req := request(t)
@@ -116,6 +118,7 @@ func TestVMIDIsUsed(t *testing.T) {
 // TestCloneCollision lets another server clone the VM of the same request in the moment before the clone: on the same
 // node, where the call is refused, and on another node, where the task fails. There is one VM.
 func TestCloneCollision(t *testing.T) {
+	t.Parallel()
 	for _, template := range []string{"debian", "shared"} {
 		t.Run(template, func(t *testing.T) {
 			pve := fakepve.Start(t)
@@ -140,6 +143,7 @@ func TestCloneCollision(t *testing.T) {
 
 // TestTwoServersFinish lets another server start the VM in the moment before it is configured. It is started once.
 func TestTwoServersFinish(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p, other := open(t, pve), open(t, pve)
 	req := request(t)
@@ -160,6 +164,7 @@ func TestTwoServersFinish(t *testing.T) {
 // indeterminate, and its repetition makes one VM that runs. If the loss left it open whether the VM was started, it is
 // not started again: it is pending for half a minute, and then stopped.
 func TestLostAnswers(t *testing.T) {
+	t.Parallel()
 	for _, call := range []string{cloneCall, uploadCall, configCall, startCall} {
 		for _, received := range []bool{true, false} {
 			name := call + " not received"
@@ -199,6 +204,7 @@ func TestLostAnswers(t *testing.T) {
 // TestTaskIsNotKnown has a node that stops to answer while a task runs there. The create call is indeterminate, and its
 // repetition makes one VM that runs.
 func TestTaskIsNotKnown(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	req := request(t)
@@ -213,6 +219,7 @@ func TestTaskIsNotKnown(t *testing.T) {
 
 // TestLostDelete loses the request or the answer of each call of a deletion. Its repetition removes everything.
 func TestLostDelete(t *testing.T) {
+	t.Parallel()
 	for _, call := range []string{configCall, stopCall, "DELETE /nodes/{node}/storage/{storage}/content/{volume}"} {
 		for _, received := range []bool{true, false} {
 			pve := fakepve.Start(t)
@@ -233,6 +240,7 @@ func TestLostDelete(t *testing.T) {
 // TestLockedTemplate asks for a VM of a template that is locked. A timeout of the lock is throttling. A lock that an
 // administrator or a backup holds fails with its name until it is gone.
 func TestLockedTemplate(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	req := request(t)
@@ -253,6 +261,7 @@ func TestLockedTemplate(t *testing.T) {
 // TestStuckClone has a VM that stays locked by a clone that was interrupted. It is not gone, and all calls name the
 // reason.
 func TestStuckClone(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	req := request(t)
@@ -270,6 +279,7 @@ func TestStuckClone(t *testing.T) {
 
 // TestFullStorage asks for a VM while the storage of its disk, or that of its userdata, is full.
 func TestFullStorage(t *testing.T) {
+	t.Parallel()
 	for storage, text := range map[string]string{"local-lvm": "thin pool", "local": "No space left on device"} {
 		pve := fakepve.Start(t)
 		p := open(t, pve)
@@ -292,6 +302,7 @@ func TestFullStorage(t *testing.T) {
 
 // TestStartFails asks for a VM that QEMU refuses to start. Its disk and its userdata are removed.
 func TestStartFails(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	for name, change := range map[string]func(*infra.CreateRequest){
@@ -313,6 +324,7 @@ func TestStartFails(t *testing.T) {
 
 // TestMigration moves a VM to another node. It stays the same VM, and is deleted there.
 func TestMigration(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	req := request(t)
@@ -339,6 +351,7 @@ func TestMigration(t *testing.T) {
 
 // TestMigrationDuringList moves a VM after the list has asked where it is. The VM is not absent.
 func TestMigrationDuringList(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	vm := create(t, p, request(t))
@@ -351,6 +364,7 @@ func TestMigrationDuringList(t *testing.T) {
 // TestNodeDown takes a node down. Its VMs are neither gone nor running, and cannot be deleted. The other node gets new
 // VMs. A server that starts in this time knows the VMs, too.
 func TestNodeDown(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	onDead, onLiving := request(t), request(t)
@@ -384,6 +398,7 @@ func TestNodeDown(t *testing.T) {
 
 // TestNodeGoesDown takes a node down while its VMs are listed: the cluster does not know it yet.
 func TestNodeGoesDown(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	vm := create(t, p, request(t))
@@ -395,6 +410,7 @@ func TestNodeGoesDown(t *testing.T) {
 
 // TestNoQuorum asks a node that the majority of the cluster has lost. Nothing is known, and nothing is made.
 func TestNoQuorum(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	create(t, p, request(t))
@@ -407,6 +423,7 @@ func TestNoQuorum(t *testing.T) {
 
 // TestToken takes privileges from the token. A token that may not see VMs must not make them look gone.
 func TestToken(t *testing.T) {
+	t.Parallel()
 	for privilege, ask := range map[string]func(*proxmox.Provider) error{
 		"VM.Audit": func(p *proxmox.Provider) error { _, err := p.List(t.Context(), owner); return err },
 		"VM.Clone": func(p *proxmox.Provider) error { _, err := p.Create(t.Context(), request(t)); return err },
@@ -437,6 +454,7 @@ func TestToken(t *testing.T) {
 
 // TestTokenFile opens providers with bad token files.
 func TestTokenFile(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	for text, test := range map[string]struct {
 		mode os.FileMode
@@ -462,6 +480,7 @@ func TestTokenFile(t *testing.T) {
 
 // TestCertificate connects to a node with another certificate than configured, and to one that no authority signed.
 func TestCertificate(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	raw := rawOptions(t, pve)
 	raw["fingerprints"] = strings.Repeat("00", 32)
@@ -481,6 +500,7 @@ func TestCertificate(t *testing.T) {
 
 // TestRefused checks requests that name something that is not there. Nothing is left.
 func TestRefused(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	for name, test := range map[string]struct {
@@ -530,6 +550,7 @@ func shard(t *testing.T, subnetPools string) *config.Shard {
 
 // TestVerify compares configurations with a cluster.
 func TestVerify(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	raw := rawOptions(t, pve)
 	p := openWith(t, raw, new(atomic.Int64))
@@ -543,6 +564,26 @@ func TestVerify(t *testing.T) {
 	} {
 		wantClass(t, p.Verify(t.Context(), shard(t, `{"p":`+subnets+`}`)), infra.Invalid, text)
 	}
+	for args, text := range map[string]string{
+		`{"template":"debian"}`:                   "",
+		`{"template":"{{.Vars.image}}"}`:          "",
+		`{"template":"none"}`:                     `no VM template "none"`,
+		`{"template":"debian","storage":"none"}`:  "no storage none for disks",
+		`{"template":"debian","storage":"local"}`: "no storage local for disks",
+		`{"template":"debian","storage":"ceph"}`:  "",
+		`{"template":"shared","storage":"ceph"}`:  "",
+	} {
+		s := shard(t, `{"p":["pve1/vmbr0"]}`)
+		if err := json.Unmarshal([]byte(`{"templates":{"w":{"args":`+args+`}}}`), s); err != nil {
+			t.Fatal(err)
+		}
+		err := p.Verify(t.Context(), s)
+		if text == "" && err != nil {
+			t.Errorf("%s: %v", args, err)
+		} else if text != "" {
+			wantClass(t, err, infra.Invalid, text)
+		}
+	}
 	raw["seed_storage"] = "local-lvm"
 	pve.GrantStorage("local-lvm")
 	err := openWith(t, raw, new(atomic.Int64)).Verify(t.Context(), shard(t, `{"p":["pve1/vmbr0"]}`))
@@ -553,6 +594,7 @@ func TestVerify(t *testing.T) {
 
 // TestUserdata removes the userdata of a VM that runs.
 func TestUserdata(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	req := request(t)
@@ -584,6 +626,7 @@ func TestUserdata(t *testing.T) {
 
 // TestDeletedStaysADay deletes a VM. What is left has no disks, and is removed by a deletion a day later.
 func TestDeletedStaysADay(t *testing.T) {
+	t.Parallel()
 	pve, ahead := fakepve.Start(t), new(atomic.Int64)
 	p := openWith(t, rawOptions(t, pve), ahead)
 	first, second := create(t, p, request(t)), create(t, p, request(t))
@@ -605,6 +648,7 @@ func TestDeletedStaysADay(t *testing.T) {
 // TestDeletedDuringStart deletes a VM in the moment before its start, and in the moment after it. The create call fails,
 // and the VM does not stay running.
 func TestDeletedDuringStart(t *testing.T) {
+	t.Parallel()
 	for _, before := range []bool{true, false} {
 		pve := fakepve.Start(t)
 		p, other := open(t, pve), open(t, pve)
@@ -631,6 +675,7 @@ func TestDeletedDuringStart(t *testing.T) {
 
 // TestNextEndpoint has an endpoint that does not answer. The next one is used, also for calls that change something.
 func TestNextEndpoint(t *testing.T) {
+	t.Parallel()
 	pve := fakepve.Start(t)
 	raw := rawOptions(t, pve)
 	raw["endpoints"] = "https://127.0.0.1:1," + raw["endpoints"]
@@ -641,7 +686,7 @@ func TestNextEndpoint(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "connection refused")
 }
 
-// TestWatch reports a VM that is made and then killed.
+// TestWatch reports a VM that is made and then killed. Its end is known, although its start was a moment ago.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -654,7 +699,8 @@ func TestWatch(t *testing.T) {
 		p.Watch(ctx, func(id ident.ID) { changed <- id })
 	}()
 	defer func() { cancel(); <-ended }()
-	vm := create(t, p, request(t))
+	req := request(t)
+	vm := create(t, p, req)
 	for _, step := range []func(){func() {}, func() { pve.Kill(vmid(t, vm)) }} {
 		step()
 		select {
@@ -665,5 +711,8 @@ func TestWatch(t *testing.T) {
 		case <-time.After(30 * time.Second):
 			t.Fatal("no report")
 		}
+	}
+	if vm := find(t, p, req); vm.State != infra.Stopped {
+		t.Errorf("the VM is %s", vm.State)
 	}
 }

@@ -32,6 +32,8 @@ type metadata struct {
 	Created  time.Time  `json:"created"` // when the clone was asked for, by the server's clock
 	// Starting is when its only start was asked for; zero: it was not.
 	Starting time.Time `json:"starting,omitzero"`
+	// Started reports that the start succeeded. From then on, a VM that is off has ended.
+	Started bool `json:"started,omitzero"`
 	// Deleted is when its deletion was asked for; zero: it was not. The VM stays for a day without disks, so that its
 	// ID is not used again.
 	Deleted time.Time `json:"deleted,omitzero"`

@@ -212,7 +212,7 @@ func (p *Provider) describe(vmid int, status string, m metadata) infra.VM {
 		vm.State = infra.Running
 	case status == "stopped" && !m.Deleted.IsZero():
 		vm.State = infra.Deleted
-	case status == "stopped" && p.now().Before(until):
+	case status == "stopped" && !m.Started && p.now().Before(until):
 		vm.State = infra.Pending
 	case status == "stopped":
 		vm.State = infra.Stopped
@@ -356,7 +356,7 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 		status := live[r.VMID].Status
 		m, ok := p.recall(r)
 		// A VM that runs keeps its metadata. Any other VM may have been started or deleted by another server.
-		if status == "stopped" || status == "running" && (!ok || m.Created.IsZero()) {
+		if status == "stopped" || status == "running" && (!ok || !m.Started) {
 			config, err := p.readConfig(ctx, node, r.VMID)
 			switch class := infra.ClassOf(p.client.classify("", err)); {
 			case isUnreachable(err) || class == infra.NotFound:

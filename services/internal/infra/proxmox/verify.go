@@ -21,8 +21,8 @@ var needed = []string{"VM.Allocate", "VM.Audit", "VM.Clone", "VM.Config.CDROM", 
 // neededOnSeeds are the privileges that the token needs on the storage of the userdata.
 var neededOnSeeds = []string{"Datastore.Allocate", "Datastore.AllocateTemplate", "Datastore.Audit"}
 
-// Verify implements infra.Verifier. It checks the token's privileges, and that the nodes, bridges and the storage of
-// the configuration exist. It reports all mistakes on the nodes that answer.
+// Verify implements infra.Verifier. It checks the token's privileges, and that the nodes, bridges, storages and VM
+// templates of the configuration exist. It reports all mistakes on the nodes that answer.
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 	const what = "verify the configuration"
 	if err := p.verifyToken(ctx, what); err != nil {
@@ -48,9 +48,11 @@ func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 			}
 		}
 	}
+	storages := map[string]string{p.options.SeedStorage: "iso"}
+	mistakes = append(mistakes, verifyArgs(shard, inv, storages)...)
 	var unknown error
 	for _, node := range slices.Sorted(maps.Keys(bridges)) {
-		found, err := p.verifyNode(ctx, node, bridges[node])
+		found, err := p.verifyNode(ctx, node, bridges[node], storages)
 		mistakes = append(mistakes, found...)
 		if err != nil {
 			unknown = p.client.classify(what, err)
@@ -83,7 +85,9 @@ func (p *Provider) verifyToken(ctx context.Context, what string) error {
 	return nil
 }
 
-func (p *Provider) verifyNode(ctx context.Context, node string, bridges []string) (mistakes []error, err error) {
+// verifyNode checks that a node has bridges, and storages by the content that they are for.
+func (p *Provider) verifyNode(ctx context.Context, node string, bridges []string,
+	storages map[string]string) (mistakes []error, err error) {
 	var networks []struct {
 		Interface string `json:"iface"`
 	}
@@ -91,30 +95,54 @@ func (p *Provider) verifyNode(ctx context.Context, node string, bridges []string
 	if err != nil {
 		return nil, err
 	}
+	usable := map[string]bool{}
+	for _, n := range networks {
+		usable[n.Interface] = true
+	}
 	for _, bridge := range bridges {
-		if !slices.ContainsFunc(networks, func(n struct {
-			Interface string `json:"iface"`
-		}) bool {
-			return n.Interface == bridge
-		}) {
+		if !usable[bridge] {
 			mistakes = append(mistakes, fmt.Errorf("node %s has no bridge %s that the token may use (SDN.Use)", node,
 				bridge))
 		}
 	}
-	var storages []struct {
+	var found []struct {
 		Storage string `json:"storage"`
+		Content string `json:"content"`
 	}
-	query := url.Values{"content": {"iso"}, "enabled": {"1"}}
-	if err := p.client.get(ctx, &storages, query, "nodes", node, "storage"); err != nil {
+	if err := p.client.get(ctx, &found, url.Values{"enabled": {"1"}}, "nodes", node, "storage"); err != nil {
 		return mistakes, err
 	}
-	if !slices.ContainsFunc(storages, func(s struct {
-		Storage string `json:"storage"`
-	}) bool {
-		return s.Storage == p.options.SeedStorage
-	}) {
-		mistakes = append(mistakes, fmt.Errorf("node %s has no storage %s for ISO images: set the option seed_storage",
-			node, p.options.SeedStorage))
+	content := map[string][]string{}
+	for _, f := range found {
+		content[f.Storage] = strings.Split(f.Content, ",")
+	}
+	for _, storage := range slices.Sorted(maps.Keys(storages)) {
+		if kind := storages[storage]; !slices.Contains(content[storage], kind) {
+			mistakes = append(mistakes, fmt.Errorf("node %s has no storage %s for %s", node, storage,
+				map[string]string{"iso": "ISO images: set the option seed_storage", "images": "disks"}[kind]))
+		}
 	}
 	return mistakes, nil
+}
+
+// verifyArgs checks the VM templates that args name. It adds the storages that args name. A text that holds a template
+// is known only when a VM is made.
+func verifyArgs(shard *config.Shard, inv inventory, storages map[string]string) (mistakes []error) {
+	check := func(path string, raw map[string]any) {
+		args, _ := contract.ParseArgs(raw) // the configuration was checked
+		isTemplate := func(r resource) bool { return r.Template != 0 && r.Name == args.Template }
+		if args.Template != "" && !strings.Contains(args.Template, "{{") &&
+			!slices.ContainsFunc(slices.Collect(maps.Values(inv.guests)), isTemplate) {
+			mistakes = append(mistakes, fmt.Errorf("%s: there is no VM template %q that the token may see", path,
+				args.Template))
+		}
+		if args.Storage != "" && !strings.Contains(args.Storage, "{{") {
+			storages[args.Storage] = "images"
+		}
+	}
+	check("defaults.args", shard.Defaults.Args)
+	for name, template := range shard.Templates {
+		check("templates."+name+".args", template.Args)
+	}
+	return mistakes
 }
