@@ -673,6 +673,28 @@ func TestDeletedDuringStart(t *testing.T) {
 	}
 }
 
+// TestDeletedBeforeStart deletes a VM that was cloned and not started. The request does not go on.
+func TestDeletedBeforeStart(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	pve.Inject(fakepve.Fault{Call: uploadCall, RequestLost: true})
+	_, err := p.Create(t.Context(), req)
+	wantClass(t, err, infra.Indeterminate, "EOF")
+	if vm := find(t, p, req); vm.State != infra.Pending {
+		t.Errorf("the VM is %s", vm.State)
+	}
+	if err := p.Delete(t.Context(), find(t, p, req).ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.Create(t.Context(), req)
+	wantClass(t, err, infra.Conflict, "of this request was deleted")
+	if volumes := pve.Volumes(); len(volumes) > 0 {
+		t.Errorf("volumes stay: %v", volumes)
+	}
+}
+
 // TestNextEndpoint has an endpoint that does not answer. The next one is used, also for calls that change something.
 func TestNextEndpoint(t *testing.T) {
 	t.Parallel()
