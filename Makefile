@@ -1,6 +1,6 @@
 # The commands for users and developers of this repository. Each target runs a script or go. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench fuzz chaos generate lint test test-all test-aws test-gcp test-k8s test-short vulnerabilities
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator release publish sim sim-swarm bench fuzz chaos generate docs lint test test-all test-aws test-gcp test-k8s test-short vulnerabilities
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -12,8 +12,8 @@ DURATION ?= 60s
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-up: ## Start a cluster on this machine: object store, tofu apply, servers, agents
-	@scripts/nstance-dev.sh up
+up: ## Start a cluster on this machine: object store, tofu apply, servers, agents (PROVIDER=libvirt: real VMs)
+	@scripts/nstance-dev.sh up --provider=$(or $(PROVIDER),tmux)
 
 down: ## Destroy the cluster of `make up` and remove its files
 	@scripts/nstance-dev.sh down
@@ -56,6 +56,12 @@ image: ## Build a machine image with Packer (ROLE=server|agent ARCH=arm64|amd64 
 image-operator: ## Build the container image of the operator (PUSH=registry.example.com/name:tag pushes it)
 	@VERSION='$(VERSION)' PUSH='$(PUSH)' scripts/image-operator.sh
 
+release: ## Build everything that a release publishes into dist/ (VERSION=v0.2.0; STRICT=1 fails on warnings, PUSH=1 pushes images)
+	@VERSION='$(VERSION)' STRICT='$(STRICT)' PUSH='$(PUSH)' PLATFORMS='$(PLATFORMS)' scripts/release.sh
+
+publish: ## Publish dist/ as a release on GitHub (VERSION=v0.2.0; needs gh and its token)
+	@VERSION='$(VERSION)' scripts/publish.sh
+
 sim: ## Simulate shards with faults (SEED=n repeats one world, DURATION=60s)
 	SIM_SEED='$(SEED)' SIM_DURATION='$(DURATION)' go test ./services/internal/sim -run TestWorlds -count=1 -timeout=0 -v
 
@@ -74,7 +80,10 @@ bench: ## Run the benchmarks of the documentation
 generate: ## Regenerate all generated files
 	@scripts/generate.sh
 
-lint: ## gofmt, vet, golangci-lint, buf, shellcheck, actionlint
+docs: ## Build the documentation as a static site with search into temp/site
+	@scripts/docs.sh
+
+lint: ## gofmt, vet, golangci-lint, buf, shellcheck, actionlint, spelling
 	@scripts/lint.sh
 
 vulnerabilities: ## Check dependencies and the Go version against the Go vulnerability database (needs the network)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Generate the files that install the operator, from config/ and the Helm chart: CRDs, role and admission policy in the chart and in the kustomize bases, the
+# Generate the files that install the operator, from config/ and the Helm chart: CRDs, role, admission policy, alert rules and dashboards, the
 # kustomize component for monitoring, and the components for clusterctl. Run after scripts/generate-crds.sh.
 set -eu
 cd "$(dirname -- "$0")/../services/operator"
@@ -29,6 +29,8 @@ put kustomize/rbac/role.yaml <../../config/rbac/role.yaml
 put chart/files/on-demand.yaml <kustomize/components/on-demand-admission/on-demand.yaml
 put chart/files/rbac/workload-role.yaml <kustomize/rbac/workload-role.yaml
 put chart/files/admission.yaml <kustomize/base/admission.yaml
+put chart/files/server-rules.yaml <../../config/prometheus/nstance.rules.yaml
+cp ../../config/grafana/*.json chart/dashboards/
 
 # Remove the labels of Helm releases, and the namespace, which the user of the component chooses.
 "$helm" template nstance-operator chart --kube-version "$kube" --namespace nstance-system -f chart/ci/minimal.yaml --show-only templates/metrics.yaml \

@@ -1,20 +1,27 @@
 #!/bin/sh
-# Regenerate all generated files: protobuf code with buf, the documents of the Terraform provider with tfplugindocs, the files that install the
-# operator with scripts/generate-operator.sh, the rest with go generate.
+# Regenerate all generated files: protobuf code with buf, the references of RPCs and Kubernetes objects with protoc-gen-doc and crd-ref-docs, the
+# documents of the Terraform provider with tfplugindocs, the files that install the operator with scripts/generate-operator.sh, the rest with go
+# generate.
 set -eu
 cd "$(dirname -- "$0")/.."
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
 
 buf=$(scripts/tool.sh buf)
 plugins=$(dirname -- "$(scripts/tool.sh protoc-gen-go)")
 scripts/tool.sh protoc-gen-go-grpc >/dev/null
 PATH=$plugins:$PATH "$buf" generate
+PATH=$(dirname -- "$(scripts/tool.sh protoc-gen-doc)"):$PATH "$buf" generate --template scripts/reference/buf.gen.yaml
 go generate ./...
 scripts/generate-operator.sh
 
+"$(scripts/tool.sh crd-ref-docs)" --source-path=services/api/v1beta1 --config=scripts/reference/crds.yaml --templates-dir=scripts/reference/crds \
+	--renderer=markdown --output-path="$work/crds.md" --log-level=ERROR
+sed 's/ *$//; s|<br />| |g' "$work/crds.md" >docs/reference/kubernetes-objects.md
+
 # The documents of the provider are made from its schema and its examples. tfplugindocs accepts only a schema of a provider in hashicorp/.
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' HUP INT TERM
 plugindocs=$(scripts/tool.sh tfplugindocs)
 cli=$(scripts/tool.sh terraform-or-tofu)
 go build -o "$work/" ./terraform-provider-nstance

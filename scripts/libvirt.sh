@@ -5,8 +5,7 @@ set -eu
 # shellcheck source=scripts/system.sh
 . "$(dirname -- "$0")/system.sh"
 build_system
-CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '-s -w' -o bin/guest/nstance-agent ./services/cmd/nstance-agent
-images/local/guest.sh bin/guest/nstance-agent bin/guest
+build_guest
 # The test runs in a new network namespace.
 exec unshare --net -- sh -c 'ip link set lo up && exec "$@"' sh \
 	bin/tests/system -test.run='^Test(Libvirt|Proxmox)$' -test.v -bin="$PWD/bin" -guest="$PWD/bin/guest" "$@"

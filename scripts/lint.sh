@@ -42,7 +42,14 @@ shell_scripts() {
 	} | xargs shellcheck -x
 }
 
+# The documents. golangci-lint checks the spelling of Go code.
+spelling() {
+	git ls-files -co --exclude-standard '*.md' '*.tf' '*.tmpl' '*.html' | while read -r f; do [ ! -f "$f" ] || echo "$f"; done |
+		xargs "$misspell" -error
+}
+
 buf=$(scripts/tool.sh buf)
+misspell=$(scripts/tool.sh misspell)
 golangci_lint=$(scripts/tool.sh golangci-lint)
 actionlint=$(scripts/tool.sh actionlint)
 
@@ -52,6 +59,7 @@ run golangci-lint "$golangci_lint" run --allow-parallel-runners ./...
 run buf-lint "$buf" lint
 run buf-breaking buf_breaking
 run actionlint "$actionlint"
+run spelling spelling
 if command -v shellcheck >/dev/null; then
 	run shellcheck shell_scripts
 else

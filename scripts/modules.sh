@@ -29,7 +29,7 @@ export TF_CLI_CONFIG_FILE TF_IN_AUTOMATION=1
 # init writes files into a copy, not into the clone.
 mkdir -p "$work/examples"
 cp -R modules "$work/"
-cp -R examples/aws examples/gcp "$work/examples/"
+cp -R examples/aws examples/gcp examples/onprem "$work/examples/"
 find "$work/modules" "$work/examples" -name '.terraform*' -prune -exec rm -rf {} +
 
 prepare() { # CLI DIRECTORY
@@ -41,17 +41,17 @@ prepare() { # CLI DIRECTORY
 
 all=
 [ $# -gt 0 ] || all=yes
-[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard gcp/account gcp/cluster gcp/network gcp/shard
+[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard gcp/account gcp/cluster gcp/network gcp/shard libvirt/shard proxmox/shard
 
 if [ -n "$all" ]; then
 	echo "-- format"
 	"$tofu" fmt -check -diff -recursive modules
 	"$tofu" fmt -check -diff -recursive examples
-	for dir in modules/*/* examples/aws/single-shard examples/aws/multi-az examples/aws/environments/*/ examples/gcp/*; do
+	for dir in modules/*/* examples/aws/single-shard examples/aws/multi-az examples/aws/environments/*/ examples/gcp/single-shard examples/gcp/multi-zone examples/gcp/environments/*/ examples/onprem/*/; do
 		echo "-- tflint $dir"
 		"$tflint" --config="$PWD/.tflint.hcl" --chdir="$dir"
 	done
-	for example in aws/single-shard aws/multi-az aws/environments/staging aws/environments/production gcp/single-shard gcp/multi-zone; do
+	for example in aws/single-shard aws/multi-az aws/environments/staging aws/environments/production gcp/single-shard gcp/multi-zone gcp/environments/staging gcp/environments/production onprem/libvirt onprem/proxmox; do
 		cli=$tofu
 		case $example in
 		*/multi-*) cli=$terraform ;;
@@ -79,7 +79,7 @@ if [ -n "$all" ]; then
 	prepare "$tofu" "$work/modules/aws/shard"
 	"$tofu" -chdir="$work/modules/aws/shard" test -no-color -filter=tests/new_network.tftest.hcl
 
-	for dir in examples/aws/*/tests; do
+	for dir in examples/aws/*/tests examples/gcp/*/tests examples/onprem/*/tests; do
 		example=$work/$(dirname -- "$dir")
 		echo "-- tofu test $(dirname -- "$dir")"
 		prepare "$tofu" "$example"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Run nstance-dev on the cluster of this clone, after building what it needs: scripts/nstance-dev.sh up|down|demo [FLAG...]
-# scripts/nstance-dev.sh demo --keep keeps the directory of the demo.
+# scripts/nstance-dev.sh demo --keep keeps the directory of the demo. up --provider=libvirt starts real VMs; it needs root and Debian.
 set -eu
 cd "$(dirname -- "$0")/.."
 # shellcheck source=scripts/progress.sh
@@ -8,7 +8,16 @@ cd "$(dirname -- "$0")/.."
 
 # What runs is stopped with the programs that started it.
 if [ "${1:-}" = down ] && [ -x bin/nstance-dev ]; then
+	[ ! -d temp/libvirt ] || exec bin/nstance-dev "$@" --root=.
 	exec bin/nstance-dev "$@" --root=. --terraform="$(scripts/tool.sh terraform-or-tofu)"
 fi
+case " $* " in
+*" --provider=libvirt "*)
+	need go "https://go.dev/dl (Go downloads the version that go.mod names, if it is newer)"
+	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" make -s build GO_BUILD="go build -tags grpcnotrace"
+	build_guest
+	exec bin/nstance-dev "$@" --root=.
+	;;
+esac
 prepare
 exec bin/nstance-dev "$@" --root=. --terraform="${terraform:?}"

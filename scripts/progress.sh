@@ -48,6 +48,13 @@ need() {
 	}
 }
 
+# build_guest makes the small guest of images/local in bin/guest.
+build_guest() {
+	step "Building the agent of the guest" env CGO_ENABLED=0 \
+		go build -tags grpcnotrace -ldflags '-s -w' -o bin/guest/nstance-agent ./services/cmd/nstance-agent
+	step "Making the guest" images/local/guest.sh bin/guest/nstance-agent bin/guest
+}
+
 # prepare checks and builds what nstance-dev needs. It sets $terraform to the path of tofu or terraform, unless $terraform has a value.
 prepare() {
 	need go "https://go.dev/dl (Go downloads the version that go.mod names, if it is newer)"

@@ -98,7 +98,7 @@ step_demo() {
 # Building the tools of the rest is not part of the time of any other step.
 step_alltools() {
 	for name in terraform-provider-google buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd fake-gcs-server kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
-		clusterctl air overmind; do
+		clusterctl air overmind promtool hugo protoc-gen-doc crd-ref-docs misspell minisign; do
 		scripts/tool.sh "$name"
 	done
 }
@@ -117,6 +117,17 @@ tree() {
 	git ls-files -co --exclude-standard | sort -u | while read -r f; do
 		[ ! -f "$f" ] || printf '%s %s\n' "$(git hash-object -- "$f")" "$f"
 	done
+}
+
+# The alert rules: their syntax, and on samples.
+step_monitoring() {
+	promtool=$(scripts/tool.sh promtool)
+	"$promtool" check rules --lint=all --lint-fatal config/prometheus/nstance.rules.yaml
+	(cd config/prometheus && "$promtool" test rules nstance.rules_test.yaml)
+	# The chart fills in these names.
+	sed -e 's/NAMESPACE/nstance-system/g' -e 's/JOB/nstance-operator-metrics/g' -e 's/CERTIFICATE_EXPIRY/432000/' services/operator/chart/files/rules.yaml \
+		>"$work/operator.rules.yaml"
+	"$promtool" check rules --lint=all --lint-fatal "$work/operator.rules.yaml"
 }
 
 step_lint() {
@@ -177,6 +188,7 @@ step_gcpstack() {
 step_libvirt() {
 	go test ./services/internal/infra/libvirt/... -count=1 -timeout 10m
 	scripts/libvirt.sh
+	scripts/onprem.sh
 }
 
 # The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator.
@@ -210,6 +222,22 @@ step_web() {
 		-axe="$(scripts/tool.sh axe-core)" -screenshots="${screenshots:-}"
 }
 
+# The documentation as a static site, with checked links; and the commands of pages that can run here.
+step_docs() {
+	scripts/docs.sh "$work/site"
+	scripts/pages-check.sh
+}
+
+# A release of this platform, and a stranger's path with nothing else.
+step_release() {
+	scripts/release-check.sh
+}
+
+# A cluster of an earlier version, upgraded part by part under load.
+step_upgrade() {
+	terraform=$(scripts/tool.sh tofu) scripts/upgrade.sh
+}
+
 step_kill9() {
 	scripts/kill9.sh
 }
@@ -226,6 +254,10 @@ step_paused() {
 
 step_refused() {
 	terraform=$(scripts/tool.sh tofu) scripts/refused.sh
+}
+
+step_debug() {
+	terraform=$(scripts/tool.sh tofu) scripts/debug.sh
 }
 
 step_chaos() {
@@ -276,8 +308,8 @@ run() {
 
 basic='tools unit race sim acceptance demo'
 waiting='stacks gcpstack kube'
-computing='long terraform mutants cloud modules images dev libvirt'
-rest='alltools generated lint parallel kill9 failover paused refused web chaos bench'
+computing='monitoring long terraform mutants cloud modules images dev docs libvirt'
+rest='alltools generated lint parallel kill9 failover paused refused debug upgrade release web chaos bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;

@@ -4,6 +4,7 @@
 #   scripts/tool.sh NAME               a module under tests/tools, or one of the binaries of such a module
 #   scripts/tool.sh tofu               tofu on PATH, else a built one
 #   scripts/tool.sh axe-core           axe.min.js of axe-core, which npm fetches
+#   scripts/tool.sh minisearch         the script of MiniSearch, which npm fetches
 #   scripts/tool.sh terraform-or-tofu  tofu on PATH, else terraform on PATH, else a built tofu
 #
 # The cache is in $NSTANCE_TOOLS_CACHE (default ~/.cache/nstance-tools), outside the clone. Its key is a hash of the tool's
@@ -15,7 +16,7 @@ tools=$root/tests/tools
 name=${1:-}
 
 if [ $# -ne 1 ] || [ -z "$name" ]; then
-	echo "usage: scripts/tool.sh NAME, one of: axe-core terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler kubectl controller-gen capi-core $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
+	echo "usage: scripts/tool.sh NAME, one of: axe-core minisearch terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler kubectl controller-gen capi-core $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
 	exit 2
 fi
 
@@ -25,33 +26,36 @@ sha256() {
 
 cache=${NSTANCE_TOOLS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nstance-tools}
 
-# fetch_axe fetches a pinned version of axe-core into the cache and prints the path of its script.
-fetch_axe() {
-	version=4.14.1
-	hash=e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745
-	dir=$cache/axe-core-$version
-	if [ ! -f "$dir/axe.min.js" ]; then
+# fetch_npm PACKAGE VERSION SHA256 FILE fetches one file of a pinned npm package into the cache and prints its path.
+fetch_npm() {
+	dir=$cache/$1-$2
+	script=$dir/$(basename "$4")
+	if [ ! -f "$script" ]; then
 		mkdir -p "$cache"
 		tmp=$(mktemp -d "$cache/.fetch-XXXXXX")
 		trap 'rm -rf "$tmp"' EXIT
 		trap 'exit 1' HUP INT TERM
-		(cd "$tmp" && npm pack --silent "axe-core@$version" >&2)
-		if [ "$(sha256 <"$tmp/axe-core-$version.tgz" | cut -c1-64)" != "$hash" ]; then
-			echo "tool.sh: axe-core $version is not the pinned one: its SHA-256 is not $hash" >&2
+		(cd "$tmp" && npm pack --silent "$1@$2" >&2)
+		if [ "$(sha256 <"$tmp/$1-$2.tgz" | cut -c1-64)" != "$3" ]; then
+			echo "tool.sh: $1 $2 is not the pinned one: its SHA-256 is not $3" >&2
 			exit 1
 		fi
-		tar -xzf "$tmp/axe-core-$version.tgz" -C "$tmp" package/axe.min.js
+		tar -xzf "$tmp/$1-$2.tgz" -C "$tmp" "package/$4"
 		mkdir -p "$dir"
-		mv "$tmp/package/axe.min.js" "$dir/"
+		mv "$tmp/package/$4" "$dir/"
 	fi
-	echo "$dir/axe.min.js"
+	echo "$script"
 }
 
 ldflags='-s -w'
 module=$name
 case $name in
 axe-core)
-	fetch_axe
+	fetch_npm axe-core 4.14.1 e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745 axe.min.js
+	exit 0
+	;;
+minisearch)
+	fetch_npm minisearch 7.2.0 cb3b8126a3ea65d6b387787294f0792b0ea4a40b70f8f37688066a5638e0218a dist/umd/index.js
 	exit 0
 	;;
 terraform-or-tofu)
@@ -65,7 +69,7 @@ tofu)
 	# Without this flag tofu warns that it is a development version.
 	ldflags="$ldflags -X github.com/opentofu/opentofu/version.dev=no"
 	;;
-protoc-gen-*)
+protoc-gen-go*)
 	module=protoc
 	;;
 kube-apiserver | kube-controller-manager | kube-scheduler | kubectl)

@@ -95,8 +95,9 @@ func (i *installed) testOperator(t *testing.T) {
 		text, err = get("http://" + metrics + "/metrics")
 		return err
 	})
-	for _, name := range []string{"nstance_operator_shard_reachable", "nstance_operator_certificate_expiry_seconds",
-		"leader_election_master_status", "controller_runtime_reconcile_total"} {
+	for _, name := range []string{"nstance_operator_shard_reachable",
+		"nstance_operator_certificate_expiry_timestamp_seconds", "leader_election_master_status",
+		"controller_runtime_reconcile_total"} {
 		if !regexp.MustCompile(`(?m)^` + name + `[ {]`).MatchString(text) {
 			t.Errorf("metrics have no %s", name)
 		}

@@ -34,7 +34,7 @@ func TestProviderRequirements(t *testing.T) {
 // directories returns the directories of the modules and of the AWS examples that have variables.
 func directories(t *testing.T) (dirs []string) {
 	t.Helper()
-	for _, pattern := range []string{"modules/*/*", "examples/aws/*", "examples/gcp/*"} {
+	for _, pattern := range []string{"modules/*/*", "examples/aws/*", "examples/gcp/*", "examples/onprem/*"} {
 		found, err := filepath.Glob(filepath.Join("..", "..", pattern))
 		if err != nil {
 			t.Fatal(err)

@@ -51,6 +51,7 @@ var documented = map[string]map[string]struct {
 		"clusterctl":                        {"TestInstall", "renders with clusterctl and applies the result"},
 		"Check the installation":            {"TestInstall", "reads the Deployment; no kubelet runs its pod"},
 		"Scale with the cluster autoscaler": {test: "TestUse"},
+		"One pool on two clouds":            {"TestClouds", "updates the same field with a client"},
 		"Uninstall":                         {"TestInstall", "runs the hook that does the same"},
 	},
 }

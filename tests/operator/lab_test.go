@@ -101,9 +101,26 @@ type lab struct {
 	tainted atomic.Bool
 }
 
-// newLab starts Kubernetes and both shards in parallel. The directory's name is short, because the path of a Unix
-// socket may have at most 107 characters.
+// newLab starts Kubernetes and both shards in parallel.
 func newLab(t *testing.T) *lab {
+	t.Helper()
+	service, imds := serveMetadata(t)
+	l := newLabOf(t, setup{change: func(c *config.Shard) {
+		groups(c)
+		env := map[string]any{"NSTANCE_PROVIDER": "aws", "NSTANCE_SPOT_POLL_INTERVAL": "500ms",
+			"AWS_EC2_METADATA_SERVICE_ENDPOINT": imds + "/{{ .Instance.ID }}"}
+		c.Groups[tenant][guarded] = config.GroupSpec{Template: "worker", Size: number(1),
+			DrainTimeout: duration(10 * time.Second)}
+		c.Groups[tenant][spot] = config.GroupSpec{Template: "worker", Size: number(1),
+			DrainTimeout: duration(time.Minute), Args: map[string]any{"env": env}}
+	}}, setup{change: groups})
+	l.metadata = service
+	return l
+}
+
+// newLabOf is like newLab, with other shards. The directory's name is short, because the path of a Unix socket may have
+// at most 107 characters.
+func newLabOf(t *testing.T, east, west setup) *lab {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -115,10 +132,8 @@ func newLab(t *testing.T) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{dir: dir, bin: os.Getenv(binVariable), metadata: &metadata{notices: map[string]time.Time{},
-		asked: map[string]bool{}}}
+	l := &lab{dir: dir, bin: os.Getenv(binVariable)}
 	t.Cleanup(func() { l.end(t) })
-	imds := l.serveMetadata(t)
 	store, err := newBucket(ctx, filepath.Join(dir, "bucket"))
 	if err != nil {
 		t.Fatal(err)
@@ -130,19 +145,10 @@ func newLab(t *testing.T) *lab {
 		l.Cluster, failed[0] = kube.Start(ctx, everything(filepath.Join(dir, "kube"), root))
 	})
 	starting.Go(func() {
-		l.east, failed[1] = newShard(ctx, "east", filepath.Join(dir, "east"), l.bin, port, store,
-			func(c *config.Shard) {
-				groups(c)
-				env := map[string]any{"NSTANCE_PROVIDER": "aws", "NSTANCE_SPOT_POLL_INTERVAL": "500ms",
-					"AWS_EC2_METADATA_SERVICE_ENDPOINT": imds + "/{{ .Instance.ID }}"}
-				c.Groups[tenant][guarded] = config.GroupSpec{Template: "worker", Size: number(1),
-					DrainTimeout: duration(10 * time.Second)}
-				c.Groups[tenant][spot] = config.GroupSpec{Template: "worker", Size: number(1),
-					DrainTimeout: duration(time.Minute), Args: map[string]any{"env": env}}
-			})
+		l.east, failed[1] = newShard(ctx, "east", filepath.Join(dir, "east"), l.bin, port, store, east)
 	})
 	starting.Go(func() {
-		l.west, failed[2] = newShard(ctx, "west", filepath.Join(dir, "west"), l.bin, port+10, store, groups)
+		l.west, failed[2] = newShard(ctx, "west", filepath.Join(dir, "west"), l.bin, port+10, store, west)
 	})
 	starting.Wait()
 	if err := errors.Join(failed...); err != nil {
@@ -168,16 +174,17 @@ func groups(c *config.Shard) {
 	}}
 }
 
-func (l *lab) serveMetadata(t *testing.T) (url string) {
+func serveMetadata(t *testing.T) (service *metadata, url string) {
 	t.Helper()
+	service = &metadata{notices: map[string]time.Time{}, asked: map[string]bool{}}
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: l.metadata, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: service, ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = server.Serve(listener) }() // Serve returns when the server is closed.
 	t.Cleanup(func() { _ = server.Close() })
-	return "http://" + listener.Addr().String()
+	return service, "http://" + listener.Addr().String()
 }
 
 // followEvents starts the background work of the whole test: Nodes, supervisors and watches.

@@ -231,6 +231,24 @@ func (l *lab) testDeleteStatic(t *testing.T) {
 	if slices.Contains(l.ids(t, workers, l.shards()...), kept[0]) {
 		t.Errorf("instance %s was not replaced", kept[0])
 	}
+	l.testDeleteStaticWithMachine(t)
+}
+
+// testDeleteStaticWithMachine deletes a Machine of a static group and its NstanceMachinePool while no operator runs. The
+// instance is replaced, because Cluster API deletes its Node.
+func (l *lab) testDeleteStaticWithMachine(t *testing.T) {
+	victim := l.one(t, workers, l.east)
+	l.operators[len(l.operators)-1].Kill()
+	for _, object := range []string{"machine.cluster.x-k8s.io/" + victim, "nstancemachinepool/" + workers} {
+		l.kubectl(t, "-n", namespace, "delete", "--wait=false", object)
+	}
+	l.operator(t, elect)
+	await(t, "the instance of a deleted Machine is replaced", endsWithin, func(ctx context.Context) error {
+		if slices.Contains(l.ids(t, workers, l.east), victim) {
+			return fmt.Errorf("instance %s is left", victim)
+		}
+		return errors.Join(l.noMachine(ctx, victim), l.spread(ctx, workers, l.both(2, 2)))
+	})
 }
 
 // unchanged fails the test if a group has other instances than before, or if any instance was created.

@@ -108,6 +108,7 @@ func (b *bucket) credentials(ctx context.Context) (ca []byte, nonce string, err 
 type shard struct {
 	nstancev1.OperatorServiceClient
 	id, dir, bin string
+	env          []string // Additional variables of the server.
 	bucket       *bucket
 	ports        []int // Ports for health, election, registration, operator, agent.
 
@@ -119,17 +120,22 @@ type shard struct {
 
 func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
+// setup is what one shard has in a test: changes of the example's configuration, and variables of the server.
+type setup struct {
+	change func(*config.Shard)
+	env    []string
+}
+
 // newShard writes the shard's configuration and starts its server. first is the first of its ports.
-func newShard(ctx context.Context, id, dir, bin string, first int32, b *bucket, change func(*config.Shard)) (*shard,
-	error) {
-	s := &shard{id: id, dir: dir, bin: bin, bucket: b}
+func newShard(ctx context.Context, id, dir, bin string, first int32, b *bucket, of setup) (*shard, error) {
+	s := &shard{id: id, dir: dir, bin: bin, env: of.env, bucket: b}
 	for i := range 5 {
 		s.ports = append(s.ports, int(first)+i)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := s.configure(ctx, change); err != nil {
+	if err := s.configure(ctx, of.change); err != nil {
 		return nil, err
 	}
 	if err := s.start(); err != nil {
@@ -179,7 +185,7 @@ func (s *shard) configure(ctx context.Context, change func(*config.Shard)) error
 }
 
 func (s *shard) start() error {
-	env := append(os.Environ(), "NSTANCE_ENCRYPTION_KEY="+encryptionKey)
+	env := append(append(os.Environ(), "NSTANCE_ENCRYPTION_KEY="+encryptionKey), s.env...)
 	process, err := kube.Run(s.dir, "nstance-server", filepath.Join(s.bin, "nstance-server"), env, "--id", "server-"+
 		s.id, "--shard", s.id, "--storage", "file",
 		"--bucket", s.bucket.dir, "--cachedir", filepath.Join(s.dir, "cache"), "--health-addr", address(s.ports[0]))
@@ -224,7 +230,7 @@ func (s *shard) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	identity, roots, err := local.Identity(ctx, state, clusterID)
+	identity, roots, err := local.Identity(ctx, state, clusterID, "")
 	if err != nil {
 		return err
 	}

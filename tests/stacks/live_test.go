@@ -2,7 +2,10 @@ package stacks
 
 import (
 	"fmt"
+	"net"
 	"net/http"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +16,7 @@ import (
 	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
@@ -72,6 +76,7 @@ module "shard" {
 	f.settled(t, 2, nil)
 	f.refresh(t)
 	first := f.workers()[0].Subnet
+	f.refused(t, stack)
 
 	// The first subnet is full, so that the third VM is in the second subnet.
 	release := f.fill(t, first)
@@ -111,7 +116,8 @@ module "shard" {
 	const otherServers = "10.0.2.0/24"
 	network(zone, public, otherServers, small)
 	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "The address of the leader of shard") ||
-		!strings.Contains(output, "rolling_groups") || strings.Contains(output, "Instances will be replaced") {
+		!regexp.MustCompile(`rolling_groups\s+= \[`).MatchString(output) ||
+		strings.Contains(output, "Instances will be replaced") {
 		t.Errorf("another subnet of the servers: exit code %d, want 2 and a warning:\n%s", code, output)
 	}
 	stack.ApplyPlan(t)
@@ -161,6 +167,16 @@ module "shard" {
 		}
 	}
 
+	network("us-west-2z", "10.0.3.0/24", "10.0.3.128/25", "172.31.0.0/24")
+	output := stack.PlanFails(t)
+	for _, want := range []string{"there is no zone us-west-2z", "(10.0.3.128/25) overlaps another one of subnets",
+		"(172.31.0.0/24) is not inside the VPC"} {
+		if !strings.Contains(output, want) {
+			t.Errorf("the errors of a plan with wrong subnets lack %q:\n%s", want, output)
+		}
+	}
+	network(otherZone, "10.0.3.0/24", "10.0.4.0/24", "10.0.48.0/28")
+
 	// A destroy that is interrupted at the bucket keeps the key that opens what is in it. The next one ends it.
 	calls.addPolicies(t, l, "live")
 	interrupted := fault.Match{Service: "s3", Action: "DeleteBucket"}
@@ -177,6 +193,51 @@ module "shard" {
 	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
+}
+
+// missingSecret is the secret of a configuration that the leader must refuse. Its role may not read it.
+const missingSecret = "no-such-secret"
+
+// refused lets the provider reach the leader, and applies what the plan cannot check: a key that does not exist, which
+// the leader refuses, and an image that does not exist, of which it cannot create VMs. Each apply says so, and no VM is
+// replaced.
+func (f *fleet) refused(t *testing.T, stack *lab.Stack) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "identity")
+	if _, _, err := local.Identity(t.Context(), f.state, f.cluster, dir); err != nil {
+		t.Fatal(err)
+	}
+	stack.Write(t, "operator_override.tf", fmt.Sprintf(`
+provider "nstance" {
+  operator = { identity_dir = %q, servers = { main = %q } }
+}
+`, dir, net.JoinHostPort(f.shard.LeaderIP, "8993")))
+	direct := stack.WithEnvironment("HTTPS_PROXY", lab.Proxy(t, shardCloud{f}.Dial))
+	unharmed, kept := f.watchFleet(t, 2), f.workers()
+
+	stack.Write(t, "key_override.tf", `
+module "shard" {
+  cluster = merge(module.cluster.cluster, {
+    encryption_key = merge(module.cluster.cluster.encryption_key, { source = "`+missingSecret+`" })
+  })
+}
+`)
+	if output := direct.ApplyFails(t); !strings.Contains(output, "its leader refuses it") ||
+		!strings.Contains(output, missingSecret) {
+		t.Errorf("the errors of an apply that the leader refuses:\n%s", output)
+	}
+	stack.Write(t, "key_override.tf", "")
+
+	const image = "ami-0123456789abcdef0"
+	if output := direct.With(map[string]any{"agent_ami": image}).Apply(t); !strings.Contains(output,
+		"cannot create all instances") || !strings.Contains(output, image) {
+		t.Errorf("the output of an apply with an image that does not exist:\n%s", output)
+	}
+	direct.Apply(t)
+	f.settled(t, 2, nil)
+	f.kept(t, kept, nil)
+	unharmed()
+	stack.Write(t, "operator_override.tf", "")
 }
 
 // moved waits until all servers are in a zone, the leader answers at an address, and all VMs know this address only.

@@ -24,6 +24,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 	"github.com/nstance-kit/nstance/tests/stacks/scenario"
@@ -50,18 +51,18 @@ type fleet struct {
 	key     string
 	// keySource is the ARN of the secret or parameter with the key.
 	keySource string
+	bucket    string
 	state     *clusterstate.State
 }
 
 // open finds the shard's bucket and the cluster's encryption key.
 func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 	t.Helper()
-	var bucket string
 	var from struct{ Provider, Source string }
-	stack.Output(t, "bucket", &bucket)
+	stack.Output(t, "bucket", &f.bucket)
 	stack.Output(t, "encryption_key", &from)
 	f.key, f.keySource = f.Key(t, from.Provider, from.Source), from.Source
-	f.state = f.State(t, bucket, f.cluster, f.shard.ID, f.key)
+	f.state = f.State(t, f.bucket, f.cluster, f.shard.ID, f.key)
 }
 
 // refresh lets the leader look for a new configuration every second, until the test ends. It also asks for the size of
@@ -366,8 +367,9 @@ func (f *fleet) reached(t *testing.T) {
 }
 
 // noSecrets searches for private keys and the cluster's encryption keys in the state and the other files of the CLI, in
-// its output, in a plan, and in the logs and on the consoles of all machines so far.
-func noSecrets(t *testing.T, f *fleet, stack *lab.Stack, keys []string, output string) {
+// its output, in a plan, in the objects of the bucket with the shard's journal, and in the logs and on the consoles of
+// all machines so far.
+func noSecrets(t *testing.T, f *fleet, stack *lab.Stack, secrets []string, output string) {
 	t.Helper()
 	texts := stack.Files(t)
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(texts)), func(path string) bool {
@@ -375,8 +377,14 @@ func noSecrets(t *testing.T, f *fleet, stack *lab.Stack, keys []string, output s
 	}) {
 		t.Errorf("there is no state among %d files", len(texts))
 	}
-	logs := f.Logs(t)
+	logs, objects := f.Logs(t), f.Objects(t, f.bucket)
 	maps.Copy(texts, logs)
+	maps.Copy(texts, objects)
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(objects)), func(key string) bool {
+		return strings.HasPrefix(key, keys.JournalPrefix(f.shard.ID))
+	}) {
+		t.Errorf("there is no journal among %d objects of the bucket", len(objects))
+	}
 	texts["output"], texts["plan"], texts["consoles"] = []byte(output), []byte(stack.ShowPlan(t)), []byte(f.consoles(t))
 	for what, evidence := range map[string]string{"output": "Apply complete!", "plan": `"prior_state"`,
 		"consoles": "nstance-server"} {
@@ -387,9 +395,9 @@ func noSecrets(t *testing.T, f *fleet, stack *lab.Stack, keys []string, output s
 	if len(logs) < 4 {
 		t.Errorf("there are %d logs of machines, want those of two servers and two VMs at least", len(logs))
 	}
-	for i, key := range append(keys, "PRIVATE KEY") {
+	for i, key := range append(secrets, "PRIVATE KEY") {
 		quoted, err := json.Marshal(key)
-		if err != nil || i < len(keys) && len(key) < 32 {
+		if err != nil || i < len(secrets) && len(key) < 32 {
 			t.Fatalf("the encryption key has %d characters: %v", len(key), err)
 		}
 		for where, content := range texts {

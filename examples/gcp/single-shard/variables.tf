@@ -137,6 +137,7 @@ variable "settings" {
     health_check_interval = optional(string)
     default_drain_timeout = optional(string)
     shutdown_grace        = optional(string)
+    attestation           = optional(object({ method = string }))
     garbage_collection = optional(object({
       interval                 = optional(string)
       registration_timeout     = optional(string)

@@ -285,7 +285,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Where nstance-agent is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. Debian 12 and Amazon Linux 2023 work. The unit is that of the images."
+  description = "Where nstance-agent is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. For Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The unit is that of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

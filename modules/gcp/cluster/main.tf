@@ -6,7 +6,7 @@ locals {
   project     = data.google_client_config.this.project
   region      = data.google_client_config.this.region
   location    = coalesce(var.location, local.region)
-  bucket_name = coalesce(var.bucket_name, "${var.cluster_id}-${local.project}-${local.location}")
+  bucket_name = coalesce(var.bucket_name, replace(lower("${var.cluster_id}-${local.project}-${local.location}"), "/[.:]/", "-"))
   key_prefix  = var.prefix == "" ? "" : "${var.prefix}/"
   labels      = merge({ nstance-cluster = var.cluster_id }, var.labels)
 }
@@ -16,7 +16,7 @@ resource "google_storage_bucket" "this" {
   # Google encrypts with the key on behalf of its storage service.
   depends_on = [google_kms_crypto_key_iam_member.storage]
 
-  name                        = lower(local.bucket_name)
+  name                        = local.bucket_name
   location                    = local.location
   force_destroy               = var.force_destroy
   uniform_bucket_level_access = true
@@ -58,6 +58,13 @@ resource "google_storage_bucket" "this" {
 
     content {
       default_kms_key_name = encryption.value
+    }
+  }
+
+  lifecycle {
+    precondition {
+      condition     = length(local.bucket_name) <= 63
+      error_message = "The bucket's name of cluster, project and location, \"${local.bucket_name}\", has ${length(local.bucket_name)} characters, and a bucket's name has at most 63: set bucket_name."
     }
   }
 }

@@ -1,11 +1,11 @@
 variable "cluster_id" {
-  description = "Name of the cluster: lower-case letters, digits and single dashes, at most 30 characters."
+  description = "Name of the cluster: a lower-case letter, then lower-case letters, digits and single dashes, at most 30 characters."
   type        = string
   nullable    = false
 
   validation {
-    condition     = can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", var.cluster_id)) && length(var.cluster_id) <= 30 && !strcontains(var.cluster_id, "--")
-    error_message = "cluster_id has lower-case letters, digits and single dashes inside, at most 30 characters, such as \"example\"."
+    condition     = can(regex("^[a-z]([a-z0-9-]*[a-z0-9])?$", var.cluster_id)) && length(var.cluster_id) <= 30 && !strcontains(var.cluster_id, "--")
+    error_message = "cluster_id has lower-case letters, digits and single dashes inside, at most 30 characters, and begins with a letter, as names of Google Cloud do, such as \"example\"."
   }
 }
 
@@ -143,4 +143,9 @@ variable "labels" {
   type        = map(string)
   default     = {}
   nullable    = false
+
+  validation {
+    condition     = alltrue([for key, value in var.labels : can(regex("^[\\p{Ll}\\p{Lo}][\\p{Ll}\\p{Lo}\\p{N}_-]{0,62}$", key)) && can(regex("^[\\p{Ll}\\p{Lo}\\p{N}_-]{0,63}$", value))])
+    error_message = "Keys and values of labels have at most 63 lower-case letters, digits, underscores and dashes, and keys begin with a letter."
+  }
 }

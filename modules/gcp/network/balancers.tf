@@ -42,7 +42,7 @@ resource "google_compute_instance_group" "balancer" {
 
 resource "google_compute_region_health_check" "balancer" {
   for_each            = local.listeners
-  name                = "${var.name}-lb-${replace(each.key, "/", "-")}"
+  name                = local.names[each.key]
   region              = local.regions[each.value.balancer]
   check_interval_sec  = each.value.health_check.interval
   timeout_sec         = min(5, each.value.health_check.interval)
@@ -69,7 +69,7 @@ resource "google_compute_region_health_check" "balancer" {
 
 resource "google_compute_region_backend_service" "balancer" {
   for_each                        = local.listeners
-  name                            = "${var.name}-lb-${replace(each.key, "/", "-")}"
+  name                            = local.names[each.key]
   region                          = local.regions[each.value.balancer]
   protocol                        = each.value.protocol
   load_balancing_scheme           = var.load_balancers[each.value.balancer].internal ? "INTERNAL" : "EXTERNAL"
@@ -88,7 +88,7 @@ resource "google_compute_region_backend_service" "balancer" {
 
 resource "google_compute_forwarding_rule" "balancer" {
   for_each              = local.listeners
-  name                  = "${var.name}-lb-${replace(each.key, "/", "-")}"
+  name                  = local.names[each.key]
   region                = local.regions[each.value.balancer]
   load_balancing_scheme = var.load_balancers[each.value.balancer].internal ? "INTERNAL" : "EXTERNAL"
   ip_protocol           = each.value.protocol

@@ -8,6 +8,13 @@ locals {
     for place, subnet in list : "${role}/${region}/${place}" => merge(subnet, { role = role, region = region })
   }]...)]...)
 
+  # Names have at most 63 characters.
+  long_names = merge(
+    { for key in keys(local.subnets) : key => "${var.name}-${replace(key, "/", "-")}" },
+    { for key in keys(local.listeners) : key => "${var.name}-lb-${replace(key, "/", "-")}" },
+  )
+  names = { for key, name in local.long_names : key => length(name) <= 63 ? name : "${trim(substr(name, 0, 54), "-")}-${substr(sha1(name), 0, 8)}" }
+
   made     = { for key, subnet in local.subnets : key => subnet if subnet.existing == null }
   existing = { for key, subnet in local.subnets : key => subnet if subnet.existing != null }
   # The subnets behind the NAT gateway of each region.
@@ -31,7 +38,7 @@ data "google_compute_network" "existing" {
 
 resource "google_compute_subnetwork" "this" {
   for_each      = local.made
-  name          = "${var.name}-${replace(each.key, "/", "-")}"
+  name          = local.names[each.key]
   region        = each.value.region
   network       = local.network
   ip_cidr_range = each.value.ipv4_cidr

@@ -148,6 +148,11 @@ variable "load_balancers" {
   }
 
   validation {
+    condition     = alltrue(flatten([for lb in values(var.load_balancers) : [for name in keys(lb.listeners) : can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", name))]]))
+    error_message = "Names of listeners become parts of names: lower-case letters, digits and dashes inside."
+  }
+
+  validation {
     condition     = alltrue(flatten([for lb in values(var.load_balancers) : [for l in values(lb.listeners) : contains(["TCP", "UDP"], l.protocol) && alltrue([for port in [l.port, coalesce(l.health_check.port, l.port)] : port >= 1 && port <= 65535 && floor(port) == port])]]))
     error_message = "protocol of a listener is TCP or UDP, and its ports are whole numbers from 1 to 65535."
   }

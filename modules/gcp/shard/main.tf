@@ -85,6 +85,7 @@ resource "nstance_shard" "this" {
     request_timeout            = var.settings.request_timeout
     create_rate_limit          = var.settings.create_rate_limit
     check_registration_address = var.settings.check_registration_address
+    attestation                = var.settings.attestation
     health_check_interval      = var.settings.health_check_interval
     default_drain_timeout      = var.settings.default_drain_timeout
     image_refresh_interval     = var.settings.image_refresh_interval

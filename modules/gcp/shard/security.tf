@@ -37,9 +37,15 @@ locals {
   } })
 }
 
+locals {
+  long_firewall_names = { for rule in concat([for key in keys(local.server_ingress) : "server-${key}"], [for key in keys(local.agent_ingress) : "agent-${key}"]) : rule => "${local.name}-${rule}" }
+  # Names of rules have at most 63 characters.
+  firewall_names = { for rule, name in local.long_firewall_names : rule => length(name) <= 63 ? name : "${trim(substr(name, 0, 54), "-")}-${substr(sha1(name), 0, 8)}" }
+}
+
 resource "google_compute_firewall" "server" {
   for_each      = local.server_ingress
-  name          = "${local.name}-server-${each.key}"
+  name          = local.firewall_names["server-${each.key}"]
   description   = each.value.what
   network       = var.network.vpc
   target_tags   = [local.server_tag]
@@ -54,7 +60,7 @@ resource "google_compute_firewall" "server" {
 
 resource "google_compute_firewall" "agent" {
   for_each      = local.agent_ingress
-  name          = "${local.name}-agent-${each.key}"
+  name          = local.firewall_names["agent-${each.key}"]
   description   = each.value.what
   network       = var.network.vpc
   target_tags   = [local.agent_tag]

@@ -27,6 +27,7 @@ variable "settings" {
     request_timeout            = optional(string)
     create_rate_limit          = optional(string)
     check_registration_address = optional(bool)
+    attestation                = optional(object({ method = string }))
     health_check_interval      = optional(string)
     default_drain_timeout      = optional(string)
     image_refresh_interval     = optional(string)

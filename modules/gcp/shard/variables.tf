@@ -292,4 +292,9 @@ variable "labels" {
   type        = map(string)
   default     = {}
   nullable    = false
+
+  validation {
+    condition     = alltrue([for key, value in var.labels : can(regex("^[\\p{Ll}\\p{Lo}][\\p{Ll}\\p{Lo}\\p{N}_-]{0,62}$", key)) && can(regex("^[\\p{Ll}\\p{Lo}\\p{N}_-]{0,63}$", value))])
+    error_message = "Keys and values of labels have at most 63 lower-case letters, digits, underscores and dashes, and keys begin with a letter."
+  }
 }

@@ -18,12 +18,20 @@ type Block struct {
 	NeedsInstanceType bool
 	// HasImages reports whether images can be looked up.
 	HasImages bool
+	// ImagesNeedOwners reports whether a look-up of images must name their owners.
+	ImagesNeedOwners bool
 	// Attestation is the cloud's value of server.attestation.method: how an agent proves on which VM it runs. Optional.
 	Attestation string
+	// AttestationCertificates reports whether server.attestation.certificates must list who may have signed a proof. If
+	// not, the cloud publishes its keys.
+	AttestationCertificates bool
 
 	// LeaderNetwork is the zero value of the struct that package all embeds for the cloud's own fields of
 	// server.leader_network. Nil: the cloud has no such fields.
 	LeaderNetwork any
+	// LeaderNetworkKinds are the values of server.leader_network.kind. Empty: there is one way only, and no kind is
+	// given.
+	LeaderNetworkKinds []string
 	// LoadBalancer is the same for the cloud's own fields of a load balancer. Nil: the cloud has no load balancers.
 	// A struct without fields: its load balancers need none.
 	LoadBalancer any
@@ -45,8 +53,13 @@ type Block struct {
 // Checker is implemented by the structs of [Block.LeaderNetwork] and [Block.LoadBalancer] that have rules beyond
 // required fields. Check is called only for the cloud that the fields belong to. Missing fields are reported elsewhere.
 type Checker interface {
-	Check() []Problem
+	// Check returns the problems of the fields. kind is server.leader_network.kind, and empty for a load balancer.
+	Check(kind string) []Problem
 }
+
+// LeaderARP is a value of server.leader_network.kind that needs no cloud: the leader has the address on its own network
+// interface and announces it by ARP or NDP.
+const LeaderARP = "arp"
 
 // Problem is one mistake. Path leads to it: strings are names, ints are positions in lists.
 type Problem struct {

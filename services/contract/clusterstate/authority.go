@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -128,64 +127,4 @@ func (s *State) inUse(ctx context.Context) (string, error) {
 		return fmt.Sprintf("there is instance %s in shard %s", instances[0].ID, instances[0].Shard), nil
 	}
 	return "", nil
-}
-
-// workloadNotice is the time between the making of a workload CA and its first certificate in a cluster in use. In it
-// every instance gets the CA's certificate, and services on the instances load it. An upgrade of all shards, and of
-// boot scripts that hold a CA, must fit too.
-const workloadNotice = 30 * 24 * time.Hour
-
-// newCluster is the age of the cluster's CA up to which no instance can rely on certificates of it.
-const newCluster = time.Hour
-
-// EnsureWorkloadCA returns the CA that signs the certificates in instances' files, and makes one if there is none; of
-// two that race, both return the winner's. In a cluster with an older CA, the new one starts after a notice of 30 days,
-// see [authority.CA.Starts]. Call [State.EnsureCA] first, which returns the cluster's CA.
-func (s *State) EnsureWorkloadCA(ctx context.Context, cluster authority.CA) (ca authority.CA, created bool, err error) {
-	fail := func(err error) (authority.CA, bool, error) {
-		return authority.CA{}, false, fmt.Errorf("ensure workload CA: %w", err)
-	}
-	ca, err = s.loadWorkloadCA(ctx)
-	if err == nil {
-		return ca, false, nil
-	}
-	if !errors.Is(err, secretstore.ErrNotFound) {
-		return fail(err)
-	}
-	start := s.options.Now()
-	if start.Sub(cluster.Starts()) > newCluster {
-		start = start.Add(workloadNotice)
-	}
-	if ca, err = authority.CreateWorkloadCA(s.options.ClusterID, s.options.Rand, start); err != nil {
-		return fail(err)
-	}
-	secret, err := ca.MarshalSecret()
-	if err != nil {
-		return fail(err)
-	}
-	err = s.options.Secrets.Put(ctx, secretstore.WorkloadCAKey, secretstore.NewValue(secret), secretstore.IfAbsent)
-	if errors.Is(err, secretstore.ErrExists) {
-		if ca, err = s.loadWorkloadCA(ctx); err == nil {
-			return ca, false, nil
-		}
-	}
-	if err != nil {
-		return fail(err)
-	}
-	return ca, true, nil
-}
-
-func (s *State) loadWorkloadCA(ctx context.Context) (authority.CA, error) {
-	secret, err := s.options.Secrets.Get(ctx, secretstore.WorkloadCAKey)
-	if err != nil {
-		return authority.CA{}, err
-	}
-	ca, err := authority.ParseCA(secret.Value.Reveal())
-	if err != nil {
-		return authority.CA{}, err
-	}
-	if err := ca.CheckWorkload(s.options.ClusterID); err != nil {
-		return authority.CA{}, fmt.Errorf("%w: %w", ErrForeign, err)
-	}
-	return ca, nil
 }

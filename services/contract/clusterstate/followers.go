@@ -111,13 +111,14 @@ func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	if f.old == nil {
 		return time.Time{}, nil
 	}
-	workload, err := f.state.loadWorkloadCA(ctx)
+	cas, err := f.state.LoadWorkloadCAs(ctx)
 	if errors.Is(err, secretstore.ErrNotFound) {
 		return time.Time{}, nil // no leader has issued certificates yet
 	}
 	if err != nil {
 		return time.Time{}, err
 	}
+	workload := cas[0]
 	age := workload.Starts().Sub(f.old.NotBefore.Add(authority.Skew)) // of the old CA when the workload CA started
 	until := workload.Starts().Add(config.MaxCertificateTTL)
 	if age <= newCluster || !f.state.options.Now().Before(until) {

@@ -15,8 +15,9 @@ func (c *checker) cloud(path string, problems []cloud.Problem) {
 }
 
 // cloudFields checks the cloud-specific fields of the object at path, which belongs to a provider. It reports fields of
-// other clouds that are set, and applies the provider's rules to its own fields.
-func (c *checker) cloudFields(v reflect.Value, path, provider string) {
+// other clouds that are set, and applies the provider's rules to its own fields. kind is server.leader_network.kind; it
+// is empty for other objects.
+func (c *checker) cloudFields(v reflect.Value, path, provider, kind string) {
 	if provider == "" {
 		return // reported elsewhere
 	}
@@ -40,7 +41,7 @@ func (c *checker) cloudFields(v reflect.Value, path, provider string) {
 			continue
 		}
 		if checker, ok := v.FieldByIndex(f.Index).Interface().(cloud.Checker); ok {
-			c.cloud(path, checker.Check())
+			c.cloud(path, checker.Check(kind))
 		}
 	}
 }

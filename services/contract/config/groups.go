@@ -24,14 +24,15 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 }
 
 // overridable lists the fields of a static group that an entry in groups/ may set. Of rollout, these are paused and
-// revision. serverField is the field that only the server sets there.
+// revision. serverFields are the fields that only the server sets there.
 var overridable = []string{"size", "instance_type", "vars", "rollout"}
 
-const serverField = "removed"
+var serverFields = []string{"removed", "protected"}
 
 // Override returns the fields of an entry in groups/ that apply to a static group.
 func (s GroupSpec) Override() GroupSpec {
-	return GroupSpec{Size: s.Size, InstanceType: s.InstanceType, Vars: s.Vars, Rollout: s.Rollout, Removed: s.Removed}
+	return GroupSpec{Size: s.Size, InstanceType: s.InstanceType, Vars: s.Vars, Rollout: s.Rollout, Removed: s.Removed,
+		Protected: s.Protected}
 }
 
 // restricted returns the names of the fields that an entry sets although it must not.
@@ -39,7 +40,7 @@ func restricted(spec GroupSpec) []string {
 	var out []string
 	v := reflect.ValueOf(spec)
 	for _, f := range fieldsOf(v.Type()) {
-		if !isZero(f.in(v)) && f.name != serverField && !slices.Contains(overridable, f.name) {
+		if !isZero(f.in(v)) && !slices.Contains(serverFields, f.name) && !slices.Contains(overridable, f.name) {
 			out = append(out, f.name)
 		}
 	}

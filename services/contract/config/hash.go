@@ -15,6 +15,7 @@ type (
 		Vars         map[string]string      `json:"vars,omitempty"`
 		Files        map[string]File        `json:"files,omitempty"`
 		Certificates map[string]Certificate `json:"certificates,omitempty"` // certificates that the files use
+		HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
 	}
 	infraInput struct {
 		Args         map[string]any `json:"args,omitempty"`
@@ -28,7 +29,8 @@ type (
 )
 
 func (s *Shard) runtimeHash(g Group) string {
-	in := runtimeInput{Vars: g.Vars, Files: g.Files, Certificates: map[string]Certificate{}}
+	in := runtimeInput{Vars: g.Vars, Files: g.Files, Certificates: map[string]Certificate{},
+		HealthChecks: g.HealthChecks}
 	for _, f := range g.Files {
 		if f.Kind == "certificate" {
 			in.Certificates[f.Template] = s.Certificates[f.Template]

@@ -51,6 +51,7 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		Args:          mergeTree(s.Defaults.Args, t.Args, spec.Args),
 		Vars:          mergeVars(s.Defaults.Vars, t.Vars, spec.Vars),
 		Files:         cloned(t.Files),
+		HealthChecks:  cloned(t.HealthChecks),
 		LoadBalancers: slices.Clone(spec.LoadBalancers),
 		DrainTimeout:  *s.Server.DefaultDrainTimeout,
 	}
@@ -101,14 +102,20 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		}
 		g.InstanceType = firstOf(override.InstanceType, g.InstanceType)
 		maps.Copy(g.Vars, override.Vars)
-		spec.Removed = override.Removed
+		spec.Removed, spec.Protected = override.Removed, override.Protected
 	}
-	for _, text := range spec.Removed {
+	g.Removed, g.Protected = instanceIDs(spec.Removed), instanceIDs(spec.Protected)
+	return g
+}
+
+// instanceIDs parses the IDs in a field that only the server writes.
+func instanceIDs(texts []string) (ids []ident.ID) {
+	for _, text := range texts {
 		if id, err := ident.ParseID(text); err == nil {
-			g.Removed = append(g.Removed, id)
+			ids = append(ids, id)
 		}
 	}
-	return g
+	return ids
 }
 
 func firstOf(texts ...string) string {

@@ -267,7 +267,8 @@ func TestHashesCoverTheirFields(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(map[string]string{"Vars": "runtime", "Files": "runtime", "Certificates": "runtime",
-		"Args": "infra", "InstanceType": "infra", "SubnetPool": "infra", "Userdata": "infra", "Kind": "infra",
+		"HealthChecks": "runtime",
+		"Args":         "infra", "InstanceType": "infra", "SubnetPool": "infra", "Userdata": "infra", "Kind": "infra",
 		"Arch": "infra", "Revision": "infra"}, seen); diff != "" {
 		t.Errorf("the hashes cover other fields than the configuration page lists:\n%s", diff)
 	}

@@ -68,6 +68,16 @@ func enumValues(text string) []string {
 			}
 		}
 		return out
+	case ".leader_networks":
+		var out []string
+		for _, block := range all.Blocks() {
+			for _, kind := range block.LeaderNetworkKinds {
+				if !slices.Contains(out, kind) {
+					out = append(out, kind)
+				}
+			}
+		}
+		return out
 	case ".object_stores":
 		return ObjectStoreNames()
 	case ".secrets_stores":

@@ -148,11 +148,13 @@ type Server struct {
 
 // Attestation is a proof of the VM that an agent runs on.
 type Attestation struct {
-	// The proof. aws-iid is EC2's instance identity document with its RSA-2048 signature.
+	// The proof. aws-iid is EC2's instance identity document with its RSA-2048 signature. gcp-identity-token is the
+	// identity token of a Compute Engine VM, which needs a service account for it.
 	Method string `json:"method" rule:"required,enum=.attestations"`
-	// Certificates that may have signed the proof, in PEM. For aws-iid, the RSA-2048 certificate of the shard's region:
-	// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/regions-certs.html.
-	Certificates string `json:"certificates" rule:"required"`
+	// For aws-iid only: certificates that may have signed the proof, in PEM. Take the RSA-2048 certificate of the
+	// shard's region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/regions-certs.html.
+	// Google publishes its keys.
+	Certificates string `json:"certificates,omitempty"`
 }
 
 // Provider configures the source of the shard's VMs. The provider itself defines and checks Options.
@@ -189,6 +191,11 @@ type LeaderNetwork struct {
 	IPv6 string `json:"ipv6,omitempty"`
 	// DNS name of the address. Clients are given the name, so that they find the leader after a change of the address.
 	DNSName string `json:"dns_name,omitempty"`
+	// How the address follows the leader, where there is more than one way.
+	// alias and load_balancer are for Google Cloud: alias moves an alias address to the leader's VM; load_balancer is
+	// the address of an internal passthrough load balancer, and its health check finds the leader.
+	// arp is for your own hardware: the leader has the address on its network interface and announces it by ARP or NDP.
+	Kind string `json:"kind,omitempty" rule:"enum=.leader_networks"`
 	// The clouds' own fields.
 	all.LeaderNetwork
 }
@@ -258,7 +265,7 @@ type LoadBalancer struct {
 type Image struct {
 	// Where the image is looked up.
 	Provider string `json:"provider" rule:"required,enum=.images"`
-	// Accounts or projects that own the images to consider.
+	// Accounts or projects that own the images to consider. Google Cloud requires them.
 	Owners []string `json:"owners,omitempty"`
 	// What an image must match: every filter, by any of its values.
 	Filters []ImageFilter `json:"filters,omitempty"`
@@ -338,6 +345,9 @@ type Template struct {
 	Vars map[string]string `json:"vars,omitempty"`
 	// Files that the instances receive, by file name.
 	Files map[string]File `json:"files,omitempty"`
+	// Checks of what runs on the instances, by name. Their agents run them. An instance whose check fails is unhealthy
+	// and is replaced.
+	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
 	// Boot script; that of defaults where this is left out.
 	Userdata *Userdata `json:"userdata,omitempty"`
 	// Number of instances, for groups without size.

@@ -1,6 +1,10 @@
 package config
 
-import "github.com/nstance-kit/nstance/services/contract/ident"
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
 
 // GroupSpec is a group as written in the shard config (static), or in `groups/{shard}.jsonc` (dynamic, or an override).
 type GroupSpec struct {
@@ -42,6 +46,9 @@ type GroupSpec struct {
 	// IDs of instances that an operator chose when it lowered the size; the server deletes them. Only in groups/,
 	// written by the server.
 	Removed []string `json:"removed,omitempty"`
+	// IDs of instances that a person protects from voluntary replacement and from a smaller size. Only in groups/,
+	// written by the server.
+	Protected []string `json:"protected,omitempty"`
 }
 
 // Rollout says how the instances of a group are replaced after a change of their configuration: in waves of up to
@@ -61,6 +68,9 @@ type Rollout struct {
 	MaxUnavailable int `json:"max_unavailable,omitempty" rule:"nonnegative"`
 	// Any text. A change of it replaces all instances. `nstance-admin group roll` sets it.
 	Revision string `json:"revision,omitempty"`
+	// Whether instances are outdated too when the query of their image finds another one. Otherwise only new instances
+	// get it.
+	OnImageChange bool `json:"on_image_change,omitempty"`
 }
 
 // Disruption limits the replacement of instances that still serve, because of an outdated configuration or their
@@ -85,6 +95,35 @@ type Schedule struct {
 	Size int `json:"size" rule:"nonnegative"`
 }
 
+// HealthCheck is one check of what runs on a VM: a command or an HTTP request, exactly one of them.
+type HealthCheck struct {
+	// Command and its arguments. It passes with exit status 0. No shell is involved. It runs as the user of the agent,
+	// with PATH as its only environment variable.
+	Exec []string `json:"exec,omitempty"`
+	// HTTP request to the VM itself.
+	HTTP *HealthRequest `json:"http,omitempty"`
+	// Time between the starts of two runs, at least 1s.
+	Interval *Duration `json:"interval,omitempty" default:"10s" rule:"positive"`
+	// How long a run may take, at most the interval. Afterwards the command and its children are killed.
+	Timeout *Duration `json:"timeout,omitempty" default:"5s" rule:"positive"`
+	// Failed runs in a row after which the check fails.
+	FailureThreshold *int `json:"failure_threshold,omitempty" default:"3" rule:"positive"`
+	// Successful runs in a row after which the check passes.
+	SuccessThreshold *int `json:"success_threshold,omitempty" default:"1" rule:"positive"`
+	// How long failed runs do not count after the agent has got the check. The first successful run ends it.
+	StartPeriod Duration `json:"start_period,omitempty"`
+}
+
+// HealthRequest is a GET request to the VM itself. It follows no redirects.
+type HealthRequest struct {
+	// Port on the loopback address, from 1 to 65535.
+	Port int `json:"port" rule:"required"`
+	// Path and query.
+	Path string `json:"path,omitempty" default:"/"`
+	// Status of a successful answer, from 100 to 599.
+	Status int `json:"status,omitempty" default:"200"`
+}
+
 // GroupKey identifies a group within a shard.
 type GroupKey struct{ Tenant, Group string }
 
@@ -99,7 +138,9 @@ type Group struct {
 	// Deleted groups are scaled to zero and then forgotten.
 	Deleted bool
 	// Removed are instances to delete because an operator lowered the size and chose them.
-	Removed       []ident.ID `json:",omitempty"`
+	Removed []ident.ID `json:",omitempty"`
+	// Protected are instances that are neither rotated nor chosen by a scale-down.
+	Protected     []ident.ID `json:",omitempty"`
 	Template      string
 	Kind, Arch    string
 	Size          int
@@ -110,6 +151,8 @@ type Group struct {
 	Args          map[string]any
 	Vars          map[string]string
 	Files         map[string]File
+	// HealthChecks are those of the template, with their defaults.
+	HealthChecks  map[string]HealthCheck `json:",omitempty"`
 	Userdata      Userdata
 	LoadBalancers []string
 	DrainTimeout  Duration
@@ -127,4 +170,20 @@ type Group struct {
 	Refused string
 	// RuntimeHash and InfraHash: page "Hashes" of docs/reference/configuration.md.
 	RuntimeHash, InfraHash string
+}
+
+// HealthChecksVersion identifies the health checks that the group's instances run; "" if there are none.
+func (g *Group) HealthChecksVersion() string {
+	if len(g.HealthChecks) == 0 {
+		return ""
+	}
+	return g.RuntimeHash
+}
+
+// StartPeriod returns the longest start period of the group's health checks.
+func (g *Group) StartPeriod() (longest time.Duration) {
+	for _, check := range g.HealthChecks {
+		longest = max(longest, check.StartPeriod.D())
+	}
+	return longest
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
@@ -129,9 +130,15 @@ func (c *checker) server() {
 		c.cloud("server.provider.options", block.CheckOptions(sv.Provider.Options))
 	}
 	if a := sv.Attestation; a != nil {
-		if slices.Contains(enumValues(".attestations"), a.Method) && a.Method != block.Attestation {
+		switch {
+		case a.Method == "" || !slices.Contains(enumValues(".attestations"), a.Method):
+		case a.Method != block.Attestation:
 			c.add("server.attestation.method", "%s is not a proof of provider %s", quote(a.Method), sv.Provider.Kind).
 				depends = []string{"server.provider.kind"}
+		case block.AttestationCertificates && a.Certificates == "":
+			c.add("server.attestation.certificates", "is required for %s", a.Method)
+		case !block.AttestationCertificates && a.Certificates != "":
+			c.add("server.attestation.certificates", "is not for %s: the cloud publishes its keys", a.Method)
 		}
 		if a.Certificates != "" {
 			_, err := a.Signers()
@@ -156,9 +163,28 @@ func (c *checker) server() {
 	if ln.DNSName != "" && (len(ln.DNSName) > 253 || !dnsNamePattern.MatchString(ln.DNSName)) {
 		c.add(at+".dns_name", "%s is not a DNS name, such as leader.example.internal", quote(ln.DNSName))
 	}
-	c.cloudFields(reflect.ValueOf(*ln), at, sv.Provider.Kind)
+	c.leaderNetworkKind(block, ln.Kind)
+	c.cloudFields(reflect.ValueOf(*ln), at, sv.Provider.Kind, ln.Kind)
 	if ln.IPv4 == "" && ln.IPv6 == "" {
 		c.add(at, "has neither ipv4 nor ipv6")
+	}
+}
+
+// leaderNetworkKind checks the kind of the leader's address against those of the provider. Clouds for development can
+// do without: then no server takes the address.
+func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
+	const at = "server.leader_network.kind"
+	kinds := block.LeaderNetworkKinds
+	switch {
+	case block.Name == "" || kind != "" && !slices.Contains(enumValues(".leader_networks"), kind):
+		return // reported elsewhere
+	case kind == "" && len(kinds) > 0 && !block.Hidden:
+		c.add(at, "is required for provider %s: %s", block.Name, strings.Join(kinds, " or "))
+	case kind != "" && len(kinds) == 0:
+		c.add(at, "is not for provider %s", block.Name).depends = []string{"server.provider.kind"}
+	case kind != "" && !slices.Contains(kinds, kind):
+		c.add(at, "%s is not for provider %s, which has %s", quote(kind), block.Name,
+			strings.Join(kinds, " and ")).depends = []string{"server.provider.kind"}
 	}
 }
 
@@ -331,7 +357,7 @@ func (c *checker) loadBalancers() {
 	for _, name := range sortedKeys(c.s.LoadBalancers) {
 		lb, path := c.s.LoadBalancers[name], ChildPath("load_balancers", name)
 		c.key(path, validateKey("load balancer", name))
-		c.cloudFields(reflect.ValueOf(lb), path, lb.Provider)
+		c.cloudFields(reflect.ValueOf(lb), path, lb.Provider, "")
 	}
 }
 
@@ -342,6 +368,10 @@ func (c *checker) images() {
 		c.foreign(path+".provider", image.Provider)
 		if len(image.Filters) == 0 && image.Fallback == "" {
 			c.add(path+".filters", "is required where there is no fallback")
+		}
+		if blockOf(image.Provider).ImagesNeedOwners && len(image.Filters) > 0 &&
+			len(image.Owners) == 0 {
+			c.add(path+".owners", "is required for provider %s", image.Provider)
 		}
 		for i, filter := range image.Filters {
 			c.distinct(filter.Values, element(path+".filters", i)+".values")

@@ -20,6 +20,10 @@ func TestValidate(t *testing.T) {
 		src = strings.Replace(src, `{"kind": "mock"}`, `{"kind": "aws", "region": "r", "zone": "z"}`, 1)
 		return strings.Replace(src, `"arch": "arm64"`, `"arch": "arm64", "instance_type": "t4g.nano"`, 1)
 	}
+	gcp := func(server, rest string) string {
+		return strings.Replace(aws(server, "", "", rest), `{"kind": "aws", "region": "r", "zone": "z"}`,
+			`{"kind": "gcp", "region": "us-central1", "zone": "us-central1-a"}`, 1)
+	}
 	swap := func(old, new string) string {
 		src := with("", "", "", "")
 		if !strings.Contains(src, old) {
@@ -44,9 +48,15 @@ func TestValidate(t *testing.T) {
 		{"attestation of another cloud", with(`, "attestation": {"method": @"aws-iid", "certificates": @"x"}`, "", "", ""),
 			[]string{`server.attestation.method: "aws-iid" is not a proof of provider mock`,
 				`server.attestation.certificates: is not a list of PEM certificates`}},
-		{"attestation by another name", aws(`, "attestation": {"method": @"aws-idd", "certificates": @""}`, "", "", ""),
-			[]string{`server.attestation.method: "aws-idd" is none of aws-iid (did you mean "aws-iid"?)`,
-				`server.attestation.certificates: is required`}},
+		{"attestation by another name", aws(`, "attestation": {"method": @"aws-idd", "certificates": ""}`, "", "", ""),
+			[]string{`server.attestation.method: "aws-idd" is none of aws-iid, gcp-identity-token ` +
+				`(did you mean "aws-iid"?)`}},
+		{"attestation on Google Cloud, right", gcp(`, "attestation": {"method": "gcp-identity-token"}`, ""), nil},
+		{"attestation on Google Cloud with certificates",
+			gcp(`, "attestation": {"method": "gcp-identity-token", "certificates": @"`+attestationCertificate+`"}`, ""),
+			[]string{`server.attestation.certificates: is not for gcp-identity-token: the cloud publishes its keys`}},
+		{"attestation without certificates", aws(`, "attestation": @{"method": "aws-iid"}`, "", "", ""),
+			[]string{`server.attestation.certificates: is required for aws-iid`}},
 
 		{"cluster name", swap(`"example"`, `@"a--b"`),
 			[]string{`cluster.id: name "a--b" contains "--", which is reserved`}},
@@ -126,6 +136,21 @@ func TestValidate(t *testing.T) {
 			[]string{`server.leader_network.interface_id: is required for provider aws`}},
 		{"interface elsewhere", with(`, "leader_network": {"ipv4": "10.0.0.1", "interface_id": @"eni-1"}`, "", "", ""),
 			[]string{`server.leader_network.interface_id: is for provider aws only`}},
+		{"leader network by ARP", with(`, "leader_network": {"ipv4": "10.0.0.1", "kind": "arp"}`, "", "", ""), nil},
+		{"leader network by a load balancer, elsewhere",
+			with(`, "leader_network": {"ipv4": "10.0.0.1", "kind": @"alias"}`, "", "", ""),
+			[]string{`server.leader_network.kind: "alias" is not for provider mock, which has arp`}},
+		{"leader network of AWS with a kind",
+			aws(`, "leader_network": {"ipv4": "10.0.0.1", "interface_id": "eni-1", "kind": @"arp"}`, "", "", ""),
+			[]string{`server.leader_network.kind: is not for provider aws`}},
+		{"leader network of an unknown kind",
+			with(`, "leader_network": {"ipv4": "10.0.0.1", "kind": @"vrrp"}`, "", "", ""),
+			[]string{`server.leader_network.kind: "vrrp" is none of alias, load_balancer, arp`}},
+		{"leader network without a kind",
+			strings.NewReplacer(`"kind": "mock"`, `"kind": "libvirt", "options": {"hosts": "a=qemu:///system"}`,
+				`"template": "t"`, `"template": "t", "instance_type": "1x512"`).Replace(
+				with(`, "leader_network": @{"ipv4": "10.0.0.1"}`, "", "", "")),
+			[]string{`server.leader_network.kind: is required for provider libvirt: arp`}},
 		{"durations",
 			with(`, "request_timeout": @"0s", "create_rate_limit": "0s", "health_check_interval": @"-1s", "shutdown_grace": @"1 s"`, "", "", ""), []string{
 				`server.request_timeout: must be more than 0`,
@@ -201,12 +226,32 @@ func TestValidate(t *testing.T) {
 				`images.d.sort: "size" is none of creation-date, name`, `images.d.order: "up" is none of asc, desc`,
 				`images.e.filters[0].values: is required`}},
 
+		{"images without owners on Google Cloud", gcp("",
+			`, "images": {"a": @{"provider": "gcp", "filters": [{"name": "family", "values": ["debian-12"]}]},
+			"b": {"provider": "gcp", "owners": ["o"], "filters": [{"name": "family", "values": ["debian-12"]}]},
+			"c": {"provider": "gcp", "fallback": "x"}}`), []string{`images.a.owners: is required for provider gcp`}},
+
 		// The clouds' own tables are tested in other tests.
 		{"args of the cloud", aws("", `, "args": {"ImageID": @"x"}`, `, "args": {"EbsOptimized": @"yes"}`,
 			`, "defaults": {"args": {"Placement": {"Tenacy": @"x"}}}`), []string{
 			`templates.t.args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,
 			`groups.default.g.args.EbsOptimized: want true or false, have "yes"`,
 			`defaults.args.Placement.Tenacy: RunInstances has no such field (did you mean "Tenancy"?)`}},
+		{"args of Google Cloud", gcp("", `, "defaults": {"args": {"scheduling": {"preemptable": @true}, "labels": {"team": @"`+
+			strings.Repeat("x", 64)+`"}}}`), []string{
+			`defaults.args.scheduling.preemptable: instances.insert has no such field (did you mean "preemptible"?)`,
+			`defaults.args.labels.team: label "team": the value "` + strings.Repeat("x", 64) + `" has more than 63 characters, or ` +
+				`others than lower-case letters, digits, underscores and dashes`}},
+		{"names too long for labels of Google Cloud", strings.NewReplacer(`"example"`, `@"`+strings.Repeat("c", 31)+`"`,
+			`"shard": "a"`, `"shard": @"`+strings.Repeat("s", 33)+`"`, `"default": {"g":`, `"default": {@"`+
+				strings.Repeat("g", 33)+`":`).Replace(gcp("", "")), []string{
+			`cluster.id: name "` + strings.Repeat("c", 31) + `" has 31 characters, at most 30 are allowed`,
+			`server.shard: name "` + strings.Repeat("s", 33) + `" has 33 characters, at most 32 are allowed`,
+			`groups.default.` + strings.Repeat("g", 33) + `: name "` + strings.Repeat("g", 33) +
+				`" has 33 characters, at most 32 are allowed`}},
+		{"region without a zone on Google Cloud", strings.Replace(gcp("", ""), `{"kind": "gcp", "region": "us-central1", "zone": "us-central1-a"}`,
+			`@{"kind": "gcp", "region": "us-central1"}`, 1),
+			[]string{`server.provider.zone: is required for provider gcp`}},
 		{"options of the cloud", swap(`{"kind": "mock"}`, `{"kind": "tmux", "options": {"dri": @"x"}}`), []string{
 			`server.provider.options.dri: provider tmux has no such option (there are agent, command, dir, nodes_dir, session, socket)`}},
 

@@ -67,10 +67,15 @@ var ErrNoProject = errors.New("no project is known: set it in the configuration 
 // the version, such as https://compute.googleapis.com/compute/v1/.
 func (a Access) Options(service string) []option.ClientOption {
 	options := []option.ClientOption{option.WithHTTPClient(a.Client)}
-	if endpoint := os.Getenv("GOOGLE_" + strings.ToUpper(service) + "_CUSTOM_ENDPOINT"); endpoint != "" {
+	if endpoint := Endpoint(service, ""); endpoint != "" {
 		options = append(options, option.WithEndpoint(trimVersion(endpoint)))
 	}
 	return options
+}
+
+// Endpoint returns the URL of a service from the environment, or the given one. See [Access.Options].
+func Endpoint(service, otherwise string) string {
+	return cmp.Or(os.Getenv("GOOGLE_"+strings.ToUpper(service)+"_CUSTOM_ENDPOINT"), otherwise)
 }
 
 // trimVersion removes the version from the URL of a service whose SDK client adds it.

@@ -35,6 +35,15 @@ func ClusterOperator(tenant, storageID string) string {
 	return OperatorTenantPrefix(tenant) + storageID + ".json"
 }
 
+// ClusterJournalPrefix is the prefix of the entries about changes that a person made in the bucket.
+func ClusterJournalPrefix() string { return "cluster/journal/" }
+
+// ClusterJournal is the key of one such entry. Entries sort by time. The nonce (1 to 64 of [a-z0-9-]) differs between
+// entries of the same time.
+func ClusterJournal(at time.Time, nonce string) string {
+	return ClusterJournalPrefix() + formatTime(at) + "." + nonce + ".json"
+}
+
 // ConfigPrefix begins the keys of the shards' configurations.
 func ConfigPrefix() string { return "config/" }
 

@@ -30,6 +30,8 @@ var layout = []struct {
 		keys.ClusterOperator("acme", operatorID), "cluster/operator/acme." + operatorID + ".json",
 		keys.Key{Kind: keys.KindClusterOperator, Tenant: "acme", ID: operatorID},
 	},
+	{keys.ClusterJournal(issued, "a-9"), "cluster/journal/20260102T150405060000007Z.a-9.json",
+		keys.Key{Kind: keys.KindClusterJournal, Time: issued, Name: "a-9"}},
 	{keys.Config("dev-1"), "config/dev-1.jsonc", keys.Key{Kind: keys.KindConfig, Shard: "dev-1"}},
 	{keys.Groups("dev-1"), "groups/dev-1.jsonc", keys.Key{Kind: keys.KindGroups, Shard: "dev-1"}},
 	{keys.File("etc/motd"), "files/etc/motd", keys.Key{Kind: keys.KindFile, Name: "etc/motd"}},
@@ -80,6 +82,8 @@ func build(k keys.Key) string {
 		return keys.ClusterSecret(k.Name)
 	case keys.KindClusterOperator:
 		return keys.ClusterOperator(k.Tenant, k.ID)
+	case keys.KindClusterJournal:
+		return keys.ClusterJournal(k.Time, k.Name)
 	case keys.KindConfig:
 		return keys.Config(k.Shard)
 	case keys.KindGroups:
@@ -106,6 +110,7 @@ func build(k keys.Key) string {
 
 func TestPrefixesHoldTheirKeys(t *testing.T) {
 	for prefix, key := range map[string]string{
+		keys.ClusterJournalPrefix():       keys.ClusterJournal(issued, "a"),
 		keys.SecretPrefix():               keys.ClusterSecret("x"),
 		keys.OperatorPrefix():             keys.ClusterOperator("acme", operatorID),
 		keys.OperatorTenantPrefix("acme"): keys.ClusterOperator("acme", operatorID),

@@ -20,6 +20,7 @@ const (
 	KindClusterCA       Kind = "cluster CA"
 	KindClusterSecret   Kind = "secret"
 	KindClusterOperator Kind = "operator"
+	KindClusterJournal  Kind = "cluster journal"
 	KindConfig          Kind = "config"
 	KindGroups          Kind = "groups"
 	KindFile            Kind = "file"
@@ -37,9 +38,9 @@ type Key struct {
 	Kind   Kind
 	Shard  string
 	Tenant string
-	Name   string    // of a secret or file; the nonce of a probe
+	Name   string    // of a secret or file; the nonce of a probe or an entry of the cluster journal
 	ID     string    // of an operator or instance, in storage form
-	Time   time.Time // of a certificate log entry; the day of a part of the journal; UTC
+	Time   time.Time // of an entry of the certificate log or the cluster journal; the day of a part of the journal; UTC
 	// Term and First are the term and the first sequence number of a part of the journal.
 	Term, First uint64
 }
@@ -52,6 +53,8 @@ var layout = []struct {
 	{KindClusterCA, regexp.MustCompile(`^cluster/ca\.crt$`)},
 	{KindClusterSecret, regexp.MustCompile(`^cluster/secret/(?<secret>.*)$`)},
 	{KindClusterOperator, regexp.MustCompile(`^cluster/operator/(?<tenant>[^./]*)\.(?<operator>[^./]*)\.json$`)},
+	{KindClusterJournal, regexp.MustCompile(
+		`^cluster/journal/(?<time>[0-9]{8}T[0-9]{15}Z)\.(?<probe>[a-z0-9-]{1,64})\.json$`)},
 	{KindConfig, regexp.MustCompile(`^config/(?<shard>[^/]*)\.jsonc$`)},
 	{KindGroups, regexp.MustCompile(`^groups/(?<shard>[^/]*)\.jsonc$`)},
 	{KindFile, regexp.MustCompile(`^files/(?<file>.*)$`)},

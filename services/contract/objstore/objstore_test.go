@@ -1,9 +1,12 @@
 package objstore_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -152,24 +155,71 @@ func TestProbeRejectsOddStores(t *testing.T) {
 	}
 }
 
-// TestProbeReportsTrouble checks that an error at any step is returned unchanged, because it proves nothing about the
-// bucket.
+// hasty decides on conditions before it writes, so concurrent puts pass it together.
+type hasty struct {
+	objstore.Store
+	absent bool // only creations are hasty; otherwise only replacements
+
+	mu      sync.Mutex
+	waiting int
+	pass    chan struct{}
+}
+
+// hurry is the number of puts that pass together at least.
+const hurry = 2
+
+func (h *hasty) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	obj, err := h.Get(ctx, key)
+	if cond.Absent() != h.absent || !bytes.Contains(body, []byte("in a race")) || !cond.Holds(obj.Token, err == nil) {
+		return h.Store.Put(ctx, key, body, cond)
+	}
+	h.mu.Lock()
+	h.waiting++
+	if h.waiting == hurry {
+		close(h.pass)
+	}
+	h.mu.Unlock()
+	<-h.pass
+	return h.Store.Put(ctx, key, body, objstore.Always())
+}
+
+// TestProbeRaces checks that a store that honors each condition by itself is refused if concurrent puts pass together.
+func TestProbeRaces(t *testing.T) {
+	for _, absent := range []bool{true, false} {
+		store := &hasty{Store: mem.New(), absent: absent, pass: make(chan struct{})}
+		err := objstore.Probe(t.Context(), store, "probe/n")
+		if !errors.Is(err, objstore.ErrUnconditional) || !strings.Contains(err.Error(), "concurrent puts succeeded") {
+			t.Errorf("absent %v: error = %v", absent, err)
+		}
+		if entries, err := store.List(t.Context(), ""); err != nil || len(entries) != 0 {
+			t.Errorf("absent %v: left behind: %v, %v", absent, entries, err)
+		}
+	}
+}
+
+// TestProbeReportsTrouble checks that an error at any step proves nothing about the bucket. It is returned unchanged,
+// except from a put that lost a race anyway.
 func TestProbeReportsTrouble(t *testing.T) {
-	steps := 0
-	count := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { steps++; return mem.Fault{} }})
+	var steps atomic.Uint64
+	count := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
+		steps.Add(1)
+		return mem.Fault{}
+	}})
 	if err := objstore.Probe(t.Context(), count, "probe/n"); err != nil {
 		t.Fatal(err)
 	}
-	for step := 1; step <= steps; step++ {
+	for step := uint64(1); step <= steps.Load(); step++ {
+		var racing atomic.Bool
 		store := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
-			if r.Seq == uint64(step) {
-				return mem.Fault{Err: errBoom}
+			if r.Seq != step {
+				return mem.Fault{}
 			}
-			return mem.Fault{}
+			racing.Store(bytes.Contains(r.Body, []byte("in a race")))
+			return mem.Fault{Err: errBoom}
 		}})
 		err := objstore.Probe(t.Context(), store, "probe/n")
-		if !errors.Is(err, errBoom) || errors.Is(err, objstore.ErrUnconditional) {
-			t.Errorf("step %d of %d: error = %v", step, steps, err)
+		if !errors.Is(err, errBoom) && (err != nil || !racing.Load()) || errors.Is(err, objstore.ErrUnconditional) {
+			t.Errorf("step %d of %d: error = %v", step, steps.Load(), err)
 		}
 	}
 }

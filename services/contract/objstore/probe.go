@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// Probe checks with one object under key that the store honors conditions, and then removes the object. No other caller
-// may use the key, so it must contain a nonce.
+// Probe checks with one object under key that the store honors conditions, also those of concurrent puts, and then
+// removes the object. No other caller may use the key, so it must contain a nonce.
 //
 // The error wraps ErrUnconditional if a write succeeded that must be refused, or was refused although it must succeed.
 // Two leaders could act at the same time on such a store, so no server may lead on it. Any other error (no access, no
@@ -55,8 +55,16 @@ func Probe(ctx context.Context, store Store, key string) (err error) {
 	if err := store.Delete(ctx, key); err != nil {
 		return fmt.Errorf("probe: %w", err)
 	}
-	return refused(ctx, store, key, body("replaced after its end"), IfToken(second),
-		"replace-if-unchanged (If-Match) created an object that does not exist")
+	if err := refused(ctx, store, key, body("replaced after its end"), IfToken(second),
+		"replace-if-unchanged (If-Match) created an object that does not exist"); err != nil {
+		return err
+	}
+	created, err := race(ctx, store, key, "created in a race", IfAbsent(), "create-if-absent (If-None-Match: *)")
+	if err != nil {
+		return err
+	}
+	_, err = race(ctx, store, key, "replaced in a race", IfToken(created), "replace-if-unchanged (If-Match)")
+	return err
 }
 
 // refused sends a put that must fail with a conflict.

@@ -179,6 +179,17 @@ func (c *Counted) count(ctx context.Context, op, _ string, call func(context.Con
 	return err
 }
 
+// WithObserver passes the duration and the error of each call on store to observe, which must not block. op is get,
+// put, delete or list. A list is one call, regardless of its pages.
+func WithObserver(store Store, observe func(op string, took time.Duration, err error)) Store {
+	return &intercepted{store, func(ctx context.Context, op, _ string, call func(context.Context) error) error {
+		began := time.Now()
+		err := call(ctx)
+		observe(op, time.Since(began), err)
+		return err
+	}}
+}
+
 // WithLimit bounds the number of concurrent calls on store. Other calls wait until their ctx ends. If ctx ends first,
 // nothing was sent, and the error is that of ctx.
 func WithLimit(store Store, calls int) Store {

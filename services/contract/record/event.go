@@ -24,6 +24,7 @@ const (
 	EventInstanceDeleted         EventKind = "instance_deleted"
 	EventInstanceFilesPushed     EventKind = "instance_files_pushed"
 	EventRegistrationRefused     EventKind = "registration_refused"
+	EventOperatorRegistered      EventKind = "operator_registered"
 	EventGroupChanged            EventKind = "group_changed" // by an operator; not by the configuration
 	EventGroupDeleted            EventKind = "group_deleted"
 	EventDeletionRequested       EventKind = "deletion_requested"
@@ -45,7 +46,8 @@ func EventKinds() []EventKind {
 		EventInstanceUnhealthy, EventInstanceLost, EventInstanceNotice, EventInstancePendingDeletion,
 		EventInstanceDeleted, EventInstanceFilesPushed, EventRegistrationRefused, EventGroupChanged, EventGroupDeleted,
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
-		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed}
+		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
+		EventOperatorRegistered}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard, and order it: a later leader has
@@ -67,6 +69,8 @@ type Event struct {
 	// Actor is who caused the event: "agent", "provider", "leader", or an operator's name or ID.
 	Actor   string `json:"actor,omitempty"`
 	Message string `json:"message,omitempty"`
+	// TookSeconds is how long the step took that ended with the event, where that is known.
+	TookSeconds float64 `json:"took_seconds,omitempty"`
 }
 
 // MaxEvents is the largest number of events in one part of a journal, and maxEventLine the longest line.

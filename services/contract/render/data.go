@@ -52,7 +52,7 @@ type Cluster struct {
 	ID string
 	// CACert is the cluster's CA in PEM, one certificate or more. In files the workload CA follows.
 	CACert string
-	// WorkloadCACert is the CA of the certificates in files, in PEM.
+	// WorkloadCACert is the CA of the certificates in files, in PEM, or both CAs while one replaces the other.
 	WorkloadCACert string
 }
 

@@ -21,7 +21,7 @@ import (
 const (
 	CAKey         = "ca.key"                 // CA certificate and private key
 	NextCAKey     = "ca-next.key"            // the CA that replaces ca.key; only while the CA is rotated
-	WorkloadCAKey = "workload-ca.key"        // certificate and private key of the CA that signs instances' files
+	WorkloadCAKey = "workload-ca.key"        // certificate and key of the CA that signs instances' files, or of two CAs
 	NonceKey      = "registration-nonce.key" // private key that signs registration nonces
 )
 

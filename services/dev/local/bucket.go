@@ -145,30 +145,25 @@ func (s *Stack) ProviderOptions() map[string]string {
 // identity registers a new operator of the default tenant. It returns the client certificate of the operator and the
 // cluster's CA, and writes them to dir unless dir is empty.
 func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x509.CertPool, error) {
-	none := tls.Certificate{}
 	state, err := s.State(ctx)
 	if err != nil {
-		return none, nil, err
+		return tls.Certificate{}, nil, err
 	}
-	ca, cert, private, err := issue(ctx, state, Cluster)
-	if err != nil {
-		return none, nil, err
-	}
-	if dir != "" {
-		if err := save(dir, ca.Certificate(), cert, private); err != nil {
-			return none, nil, err
-		}
-	}
-	identity, pool := forTLS(ca, cert, private)
-	return identity, pool, nil
+	return Identity(ctx, state, Cluster, dir)
 }
 
 // Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the client certificate
-// of the operator and a pool with the cluster's CA.
-func Identity(ctx context.Context, state *clusterstate.State, cluster string) (tls.Certificate, *x509.CertPool, error) {
+// of the operator and a pool with the cluster's CA, and writes them to dir unless dir is empty.
+func Identity(ctx context.Context, state *clusterstate.State, cluster, dir string) (tls.Certificate, *x509.CertPool,
+	error) {
 	ca, cert, private, err := issue(ctx, state, cluster)
 	if err != nil {
 		return tls.Certificate{}, nil, err
+	}
+	if dir != "" {
+		if err := save(dir, ca.Certificate(), cert, private); err != nil {
+			return tls.Certificate{}, nil, err
+		}
 	}
 	identity, pool := forTLS(ca, cert, private)
 	return identity, pool, nil

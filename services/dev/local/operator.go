@@ -3,8 +3,11 @@ package local
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -44,6 +47,27 @@ func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.connect(cert, roots)
+}
+
+// ConnectWith prepares connections with an identity that nstance-admin wrote to a directory.
+func (s *Stack) ConnectWith(dir string) (*Operator, error) {
+	cert, err := tls.LoadX509KeyPair(filepath.Join(dir, "identity.crt"), filepath.Join(dir, "identity.key"))
+	if err != nil {
+		return nil, fmt.Errorf("identity in %s: %w", dir, err)
+	}
+	authorities, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(authorities) {
+		return nil, fmt.Errorf("%s has no certificate", filepath.Join(dir, "ca.crt"))
+	}
+	return s.connect(cert, roots)
+}
+
+func (s *Stack) connect(cert tls.Certificate, roots *x509.CertPool) (*Operator, error) {
 	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
 		RootCAs: roots, ServerName: loopback})
 	conns := &serverConns{}

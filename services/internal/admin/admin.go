@@ -20,6 +20,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 //go:generate go test -run ^TestGenerated$ . -update
@@ -76,10 +77,17 @@ type app struct {
 	style   style
 	// started means that a command is running. Earlier errors concern the command line.
 	started bool
+	// running is the command that runs; nil: none was started.
+	running *cobra.Command
+	// freeSpace returns the free space in bytes on the disk of a directory.
+	freeSpace func(dir string) (uint64, error)
+	// sleep waits between two looks at something.
+	sleep func(ctx context.Context, d time.Duration) error
 }
 
 func newApp(version string, env Environment) *app {
-	return &app{Environment: env, version: version, style: newStyle(env)}
+	return &app{Environment: env, version: version, style: newStyle(env), freeSpace: freeSpace,
+		sleep: tasks.Sleep}
 }
 
 // about is the help text of the program. Its verb receives the environment of the object stores.
@@ -119,11 +127,12 @@ func (a *app) command() *cobra.Command {
 	root.SetErr(a.Stderr)
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.explainCommand(),
-		a.statusCommand(), a.eventsCommand(), a.serverCommand(),
-		a.orphansCommand(), a.doctorCommand(), a.serveCommand(), a.versionCommand())
+		a.statusCommand(), a.topCommand(), a.eventsCommand(), a.serverCommand(), a.uiCommand(),
+		a.orphansCommand(), a.doctorCommand(), a.serveCommand(), a.contextCommand(), a.versionCommand())
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
 	a.prepare(root)
+	a.complete(root)
 	return root
 }
 
@@ -165,15 +174,8 @@ func (a *app) prepare(cmd *cobra.Command) {
 	}
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
-			a.started = true
+			a.started, a.running = true, cmd
 			return run(cmd, args)
 		}
-	}
-}
-
-func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return a.line("nstance-admin %s", a.version) },
 	}
 }

@@ -213,46 +213,62 @@ func TestTranscripts(t *testing.T) {
 		"group-list-which":   {args: "group list"},
 		"group-list-unknown": {args: "group list --shard us-c"},
 		"group-status":       {args: "group status workers --shard us-a"},
-		"group-status-all": {args: "group status --all-shards", b: func(s *fleettest.Shard) {
+		"group-describe-all": {args: "group describe --all-shards", b: func(s *fleettest.Shard) {
 			s.Groups = s.Groups[1:]
 		}},
-		"group-status-missing": {args: "group status nobody --shard us-a"},
-		"group-scale":          {args: "group scale workers 5 --shard us-a"},
-		"group-scale-all": {args: "group scale workers 5 --all-shards", b: func(s *fleettest.Shard) {
+		"group-describe-missing": {args: "group status nobody --shard us-a"},
+		"group-scale":            {args: "group scale workers 5 --shard us-a"},
+		"group-scale-all": {args: "group scale workers 5 --all-shards --per-shard", b: func(s *fleettest.Shard) {
 			s.Groups = s.Groups[1:]
 		}},
-		"group-scale-json":    {args: "group scale workers 5 --shard us-a -o json"},
-		"group-scale-bad":     {args: "group scale workers many --shard us-a"},
-		"group-scale-short":   {args: "group scale workers"},
-		"group-pause":         {args: "group pause workers --shard us-a"},
-		"group-pause-missing": {args: "group pause nobody --shard us-a"},
-		"group-pause-bad":     {args: "group pause No/body --shard us-a"},
-		"group-resume":        {args: "group resume workers --shard us-a"},
-		"group-roll":          {args: "group roll workers --shard us-a"},
+		"group-scale-which": {args: "group scale workers 5 --all-shards"},
+		"group-scale-total": {args: "group scale workers 5 --all-shards --total"},
+		"group-scale-total-one": {args: "group scale workers 5 --all-shards --total", b: func(s *fleettest.Shard) {
+			s.Groups = s.Groups[1:]
+		}},
+		"group-scale-total-down": {args: "group scale workers 5 --all-shards --total", b: down},
+		"group-scale-json":       {args: "group scale workers 5 --shard us-a -o json"},
+		"group-scale-bad":        {args: "group scale workers many --shard us-a"},
+		"group-scale-short":      {args: "group scale workers"},
+		"group-pause":            {args: "group pause workers --shard us-a"},
+		"group-pause-missing":    {args: "group pause nobody --shard us-a"},
+		"group-pause-bad":        {args: "group pause No/body --shard us-a"},
+		"group-resume":           {args: "group resume workers --shard us-a"},
+		"group-roll":             {args: "group roll workers --shard us-a"},
 		"group-create": {
 			args: "group create web --template worker --size 2 --vars k=v,l=w --vars m=x --shard us-a"},
 		"group-create-there":       {args: "group create workers --template worker --shard us-a"},
 		"group-create-no-template": {args: "group create web --shard us-a"},
-		"group-delete":             {args: "group delete batch --shard us-a"},
-		"group-delete-static": {args: "group delete workers --all-shards", b: func(s *fleettest.Shard) {
+		"group-delete":             {args: "group delete batch --shard us-a --yes"},
+		"group-delete-ask":         {args: "group delete batch --shard us-a"},
+		"instance-delete-dry":      {args: "instance delete " + firstID + " --shard us-a --dry-run"},
+		"group-delete-static": {args: "group delete workers --all-shards --yes", b: func(s *fleettest.Shard) {
 			s.Groups[0].Overridden = false
 		}},
 		"instance-list": {args: "instance list --all-shards", b: func(s *fleettest.Shard) {
 			s.Instances = s.Instances[:1]
 		}},
 		"instance-list-yaml": {args: "instance list --shard us-a --output yaml"},
-		"instance-show": {args: "instance show " + firstID + " --all-shards", b: func(s *fleettest.Shard) {
+		"instance-describe": {args: "instance describe " + firstID + " --all-shards", b: func(s *fleettest.Shard) {
 			s.Instances = nil
 		}},
 		"instance-show-missing": {args: "instance show wrk06gx5zsg2nrrqcrz000000000g --all-shards"},
 		"instance-show-bad":     {args: "instance show i-1 --shard us-a"},
 		"instance-create":       {args: "instance create workers --shard us-a --instance-type big"},
-		"instance-delete":       {args: "instance delete " + firstID + " --shard us-a --reason broken"},
-		"explain-group":         {args: "explain group workers --shard us-a"},
-		"explain-group-quiet":   {args: "explain group batch --all-shards"},
-		"explain-group-json":    {args: "explain group workers --shard us-a -o json"},
-		"explain-group-missing": {args: "explain group nobody --shard us-a"},
-		"explain-group-bad":     {args: "explain group No/body --shard us-a"},
+		"instance-delete":       {args: "instance delete " + firstID + " --shard us-a --reason broken --yes"},
+		"instance-protect": {args: "instance protect " + firstID + " --all-shards", b: func(s *fleettest.Shard) {
+			s.Instances = nil
+		}},
+		"instance-protect-off": {args: "instance protect " + firstID + " --shard us-a --off"},
+		"instance-drain": {args: "instance drain " + firstID + " --shard us-b --yes", b: func(s *fleettest.Shard) {
+			s.Drained = true
+		}},
+		"instance-delete-decrement": {args: "instance delete " + firstID + " --shard us-a --decrement --yes"},
+		"explain-group":             {args: "explain group workers --shard us-a"},
+		"explain-group-quiet":       {args: "explain group batch --all-shards"},
+		"explain-group-json":        {args: "explain group workers --shard us-a -o json"},
+		"explain-group-missing":     {args: "explain group nobody --shard us-a"},
+		"explain-group-bad":         {args: "explain group No/body --shard us-a"},
 		"explain-instance": {args: "explain instance " + firstID + " --all-shards",
 			b: func(s *fleettest.Shard) { s.Instances = nil }},
 		"explain-instance-ended": {args: "explain instance " + secondID + " --shard us-b", b: func(s *fleettest.Shard) {
@@ -303,6 +319,10 @@ func TestTranscripts(t *testing.T) {
 		"no-identity":                {args: "group list --shard us-a --identity-dir /nonexistent"},
 		"serve-open-without-a-token": {args: "serve --bind 0.0.0.0:0"},
 		"version":                    {args: "version"},
+		"version-all": {args: "version --all", b: func(s *fleettest.Shard) {
+			s.Status.Version = "1.2.3"
+		}},
+		"version-all-down": {args: "version --all", b: down},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cli, _, b, replace := shards(t)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
@@ -26,6 +27,7 @@ NSTANCE_ENCRYPTION_KEY unless --key-provider and --key-source say otherwise.`}
 	s := new(secretFlags)
 	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s),
 		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.rotateCACommand(s),
+		a.rotateWorkloadCACommand(s), a.clusterJournalCommand(s),
 		a.verifyCommand(s))
 	s.add(cmd)
 	return cmd
@@ -94,6 +96,10 @@ func (a *app) initCluster(ctx context.Context, c *cluster, certFile, keyFile str
 	if err != nil {
 		return initResult{}, err
 	}
+	if created || made || nonceKey {
+		a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "keys_made",
+			Message: "CA " + authority.Fingerprint(ca.Certificate())})
+	}
 	return initResult{c.id, created || made, authority.Fingerprint(ca.Certificate()), ca.Certificate().NotAfter.UTC(),
 		nonceKey, c.ring.Current.ID().String()}, nil
 }
@@ -146,6 +152,10 @@ The operator's ID and the end of the nonce are written to standard error.`,
 			}
 			nonce, claims, err = authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator,
 				Cluster: c.id, Tenant: tenant, TTL: expiry}, a.Rand, a.Now())
+			if err == nil {
+				a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "nonce_made", Tenant: tenant,
+					Subject: claims.ID.String()})
+			}
 			return err
 		})
 		if err != nil {

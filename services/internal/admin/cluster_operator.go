@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -162,6 +163,8 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 	if err := a.recordOperator(ctx, c, have, token, who, key, cert); err != nil {
 		return registered{}, err
 	}
+	a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "operator_registered", Tenant: r.tenant,
+		Subject: id.String(), Message: strings.TrimSpace(have.Name + " " + string(have.Role))})
 	if err := write(r.dir, operatorclient.CertificateFile, authority.EncodeCertificate(cert)); err != nil {
 		return registered{}, err
 	}

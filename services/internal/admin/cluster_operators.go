@@ -101,9 +101,10 @@ func (a *app) operatorRemoveCommand(s *secretFlags) *cobra.Command {
 within fifteen its open streams end. Its certificate cannot be renewed, and its ID cannot
 register again. Use it when an identity was stolen or is no longer
 needed. Removing it twice changes nothing.`,
-		Example: `  nstance-admin cluster operator remove opr06dqdx2x25trxcdb0e1fw02vn4 --storage-bucket my-bucket`,
+		Example: `  nstance-admin cluster operator remove opr06dqdx2x25trxcdb0e1fw02vn4 --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")
+	sure := sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := ident.ValidateTenantName(tenant); err != nil {
 			return usagef("--tenant: %w", err)
@@ -112,9 +113,17 @@ needed. Removing it twice changes nothing.`,
 		if err != nil {
 			return usagef("operator ID: %w", err)
 		}
+		if done, err := a.confirm(cmd, sure, "operator "+id.String()+" is removed for good"); done || err != nil {
+			return err
+		}
 		at, err := inCluster(cmd.Context(), a, s, need{key: true}, func(ctx context.Context, c *cluster) (time.Time,
 			error) {
-			return a.removeOperator(ctx, c.state, tenant, id)
+			at, err := a.removeOperator(ctx, c.state, tenant, id)
+			if err == nil {
+				a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "operator_removed", Tenant: tenant,
+					Subject: id.String()})
+			}
+			return at, err
 		})
 		if errors.Is(err, objstore.ErrNotFound) {
 			return withHint(err, "nstance-admin cluster operator list shows those that exist, and their tenants")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
@@ -176,6 +177,8 @@ func (a *app) rotateCA(ctx context.Context, c *cluster, noWait bool) (caRotation
 	}
 	result := caRotation{Finished: r.Step == clusterstate.RotationNone, Step: r.Step.String(),
 		Fingerprint: authority.Fingerprint(r.Current), NotAfter: r.Current.NotAfter.UTC()}
+	a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "ca_rotation", Message: "step " + result.Step + ", CA " +
+		result.Fingerprint})
 	if !result.Finished {
 		result.Waiting = waiting
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
@@ -60,7 +62,11 @@ never replaced.`,
 			if err := checkOurs(c, name, content); err != nil {
 				return err
 			}
-			return c.secrets.Put(ctx, name, secretstore.NewValue(content), cond)
+			err := c.secrets.Put(ctx, name, secretstore.NewValue(content), cond)
+			if err == nil {
+				a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "secret_set", Subject: name})
+			}
+			return err
 		})
 		switch {
 		case errors.Is(err, secretstore.ErrExists) && ours(name):
@@ -98,11 +104,8 @@ func checkOurs(c *cluster, name string, content []byte) error {
 		}
 		return next.CA.CheckCluster(c.id)
 	case secretstore.WorkloadCAKey:
-		ca, err := authority.ParseCA(content)
-		if err != nil {
-			return err
-		}
-		return ca.CheckWorkload(c.id)
+		_, err := authority.ParseWorkloadCAs(content, c.id, clusterstate.ErrForeign)
+		return err
 	case secretstore.NonceKey:
 		_, err := authority.ParseNonceKey(content)
 		return err
@@ -234,9 +237,10 @@ func (a *app) secretDeleteCommand(s *secretFlags) *cobra.Command {
 		Use: "delete NAME", Short: "Delete a secret", Args: cobra.ExactArgs(1),
 		Long: `Deletes a secret; one that is not there is no error. Without ca.key no server starts
 and no certificate is renewed, so the cluster's own keys need --force.`,
-		Example: `  nstance-admin cluster secret delete db.password --storage-bucket my-bucket`,
+		Example: `  nstance-admin cluster secret delete db.password --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "delete one of the cluster's own keys, too")
+	sure := sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
 		if err := secretName(cmd, name); err != nil {
@@ -247,8 +251,15 @@ and no certificate is renewed, so the cluster's own keys need --force.`,
 				fmt.Errorf("%s is one of the cluster's own keys: without it servers and registrations stop working",
 					name), "keep a copy (secret get), then use --force")
 		}
+		if done, err := a.confirm(cmd, sure, "secret "+name+" is deleted"); done || err != nil {
+			return err
+		}
 		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error {
-			return c.secrets.Delete(ctx, name)
+			err := c.secrets.Delete(ctx, name)
+			if err == nil {
+				a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "secret_deleted", Subject: name})
+			}
+			return err
 		})
 		if err != nil {
 			return err
@@ -271,9 +282,6 @@ it in this order, so that servers can read secrets all the time:
   3. take the old key out of the configurations`,
 		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
 	}
-	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil,
-		"a key that opens what was sealed before, as PROVIDER:SOURCE, such as env:VARIABLE or file:PATH; may be "+
-			"repeated")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		result := rotation{Secrets: []rotated{}}
@@ -295,6 +303,10 @@ it in this order, so that servers can read secrets all the time:
 					errs = append(errs, err)
 				}
 				result.Secrets = append(result.Secrets, entry)
+			}
+			if err == nil {
+				a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "secrets_resealed",
+					Message: fmt.Sprintf("%d secrets, %d failed, key %s", len(names), len(errs), result.KeyID)})
 			}
 			return err
 		})

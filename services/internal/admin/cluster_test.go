@@ -437,9 +437,11 @@ func TestOperators(t *testing.T) {
 			other) || strings.Contains(out, mine) {
 			t.Error(out)
 		}
-		b.fails(t, exitFailure, "operator list", b.args("cluster", "operator", "remove", other)...) // of another tenant
-		b.fails(t, exitUsage, "prefix", b.args("cluster", "operator", "remove", "wrk06dqdx2x25trxcdb0e1fw02vn4")...)
-		b.fails(t, exitUsage, "--tenant", b.args("cluster", "operator", "remove", mine, "--tenant", "A B")...)
+		b.fails(t, exitFailure, "operator list", b.args("cluster", "operator", "remove", other, // of another tenant
+			"--yes")...)
+		b.fails(t, exitUsage, "prefix", b.args("cluster", "operator", "remove", "wrk06dqdx2x25trxcdb0e1fw02vn4",
+			"--yes")...)
+		b.fails(t, exitUsage, "--tenant", b.args("cluster", "operator", "remove", mine, "--tenant", "A B", "--yes")...)
 		id, err := ident.ParseID(mine)
 		if err != nil {
 			t.Fatal(err)
@@ -447,7 +449,7 @@ func TestOperators(t *testing.T) {
 		var since time.Time
 		for range 2 { // the second run changes nothing
 			b.later += time.Minute
-			b.must(t, b.args("cluster", "operator", "remove", mine)...)
+			b.must(t, b.args("cluster", "operator", "remove", mine, "--yes")...)
 			rec, _, err := b.state(t, encryptionKey).GetOperator(t.Context(), "default", id)
 			if err != nil || !rec.Removed() || rec.Revision != 2 || !since.IsZero() && !rec.RemovedAt.Equal(since) {
 				t.Errorf("%+v, %v", rec, err)
@@ -494,7 +496,7 @@ func TestSecrets(t *testing.T) {
 			t.Error(cmp.Diff(want, out))
 		}
 		t.Setenv("NSTANCE_ENCRYPTION_KEY", encryptionKey)
-		b.must(t, b.args("cluster", "secret", "delete", "binary")...)
+		b.must(t, b.args("cluster", "secret", "delete", "binary", "--yes")...)
 		b.fails(t, exitFailure, "secret not found", b.args("cluster", "secret", "get", "binary")...)
 		b.fails(t, exitUsage, "secret name", b.args("cluster", "secret", "get", "../ca")...)
 		b.stdin = ""
@@ -503,8 +505,8 @@ func TestSecrets(t *testing.T) {
 		// The cluster's own keys are never replaced. A lost key can be restored from a valid one.
 		b.stdin = b.must(t, b.args("cluster", "secret", "get", "ca.key")...)
 		b.fails(t, exitFailure, "secret exists", b.args("cluster", "secret", "set", "ca.key")...)
-		b.fails(t, exitFailure, "own keys", b.args("cluster", "secret", "delete", "ca.key")...)
-		b.must(t, b.args("cluster", "secret", "delete", "ca.key", "--force")...)
+		b.fails(t, exitFailure, "own keys", b.args("cluster", "secret", "delete", "ca.key", "--yes")...)
+		b.must(t, b.args("cluster", "secret", "delete", "ca.key", "--force", "--yes")...)
 		backup := b.stdin
 		b.stdin = "no key"
 		if _, stderr, code := b.run(t, b.args("cluster", "secret", "set", "ca.key")...); code != exitFailure ||
@@ -671,6 +673,52 @@ func TestClusterRotateCA(t *testing.T) {
 	})
 }
 
+// TestClusterRotateWorkloadCA checks that rotate-workload-ca begins a rotation once, that --status changes nothing, and
+// that --output-cert writes what clients must trust.
+func TestClusterRotateWorkloadCA(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		b.init(t)
+		b.fails(t, exitFailure, "first leader makes", b.args("cluster", "rotate-workload-ca")...)
+		b.fails(t, exitUsage, "--notice", b.args("cluster", "rotate-workload-ca", "--notice", "1h")...)
+		state := b.state(t, encryptionKey)
+		cluster, err := state.LoadCA(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, _, err := state.EnsureWorkloadCA(t.Context(), cluster)
+		if err != nil {
+			t.Fatal(err)
+		}
+		status := b.args("cluster", "rotate-workload-ca", "--status", "-o", "json")
+		want := workloadRotation{Step: "none", Fingerprint: authority.Fingerprint(first[0].Certificate())}
+		if got := parse[workloadRotation](t, b.must(t, status...)); got != want {
+			t.Errorf("before: %+v, want %+v", got, want)
+		}
+		begun := parse[workloadRotation](t, b.must(t, b.args("cluster", "rotate-workload-ca", "-o", "json")...))
+		if begun.Step != "announced" || begun.Fingerprint != want.Fingerprint || begun.NewFingerprint == "" ||
+			begun.Issues.Sub(fleettest.Now).Round(time.Hour) != 30*24*time.Hour ||
+			begun.Ends.Sub(begun.Issues) != 90*24*time.Hour {
+			t.Errorf("begun: %+v", begun)
+		}
+		file := filepath.Join(t.TempDir(), "workload-ca.crt")
+		for _, again := range [][]string{status, b.args("cluster", "rotate-workload-ca", "-o", "json", "--output-cert",
+			file)} {
+			if got := parse[workloadRotation](t, b.must(t, again...)); got != begun {
+				t.Errorf("again: %+v, want %+v", got, begun)
+			}
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if certs, err := authority.ParseBundle(text); err != nil || len(certs) != 2 ||
+			strings.Contains(string(text), "PRIVATE KEY") {
+			t.Errorf("%d certificates, %v", len(certs), err)
+		}
+		b.must(t, b.args("cluster", "verify")...)
+	})
+}
+
 const example = "../../../examples/config-tmux.jsonc"
 
 // exampleConfig returns a valid configuration of shard dev-1 of the cluster "example", with lines replaced.
@@ -727,7 +775,7 @@ func TestVerify(t *testing.T) {
 	}
 	put(keys.Leader("dev-1"), lock)
 	good := parse[verification](t, b.must(t, b.args("cluster", "verify", "-o", "json")...))
-	if good.Objects != 10 || len(good.Problems) > 0 || good.Kinds["instance"] != 1 || good.Kinds["secret"] != 2 {
+	if good.Objects != 13 || len(good.Problems) > 0 || good.Kinds["instance"] != 1 || good.Kinds["secret"] != 2 {
 		t.Fatalf("%+v", good)
 	}
 
@@ -877,7 +925,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 	}}
 	err = a.pushTo(t.Context(), meddler, &flags, shard, config.Encode(shard), "")
 	if err == nil || !strings.Contains(err.Error(), objstore.ErrConflict.Error()) ||
-		!strings.Contains(hintOf(err), "push again") {
+		!strings.Contains(newApp("1", System()).hintOf(err), "push again") {
 		t.Error(err)
 	}
 	if got := mustGet(t, b.store, keys.Config("dev-1")); string(got) != "theirs" {

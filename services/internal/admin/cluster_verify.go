@@ -27,8 +27,6 @@ that has a configuration. Proves with one object, which it deletes again, that t
 bucket honours conditional writes. Changes nothing else.`,
 		Example: `  nstance-admin cluster verify --storage-bucket my-bucket`,
 	}
-	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil,
-		"a key that opens what was sealed before, as env:VARIABLE or file:PATH; may be repeated")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		check := func(ctx context.Context, c *cluster) (verification, error) {
@@ -177,6 +175,9 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 		rec, err := record.DecodeCertLog(object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,
 			rec.Instance.Storage(), key.ID))
+	case keys.KindClusterJournal:
+		_, err := record.DecodeClusterEvent(object.Body)
+		return err
 	case keys.KindJournal:
 		_, err := record.DecodeEvents(object.Body)
 		return err

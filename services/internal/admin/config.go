@@ -13,6 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -21,7 +22,8 @@ func (a *app) configCommand() *cobra.Command {
 		Long: `A shard's configuration, config/{shard}.jsonc in the bucket, is written by the
 Terraform provider, or by "push". Servers read it by themselves from time to time;
 "refresh" has them do it now.`}
-	cmd.AddCommand(a.configStatusCommand(), a.configRefreshCommand(), a.configValidateCommand(), a.configPushCommand())
+	cmd.AddCommand(a.configStatusCommand(), a.configRefreshCommand(), a.configValidateCommand(), a.configPlanCommand(),
+		a.configDiffCommand(), a.configHistoryCommand(), a.configPushCommand())
 	return cmd
 }
 
@@ -286,6 +288,10 @@ func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags,
 		}
 		return err
 	})
+	if err == nil && !unchanged {
+		a.journalChange(ctx, bucket, record.ClusterEvent{Kind: "config_pushed", Shard: name,
+			Message: fmt.Sprintf("ETag %s, %d bytes", token, len(body))})
+	}
 	switch {
 	case err != nil:
 		return err

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,11 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -36,32 +40,50 @@ type finding struct {
 
 func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "doctor", Short: "Find out why a shard has no leader", Args: cobra.NoArgs,
-		Long: `Reads a shard's configuration, its lock and the report of its newest server from the
-bucket, and the console output of the servers' machines from the cloud: the boot log
-and the last error. It needs neither a leader nor a running server. It changes nothing.`,
-		Example: `  nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket`,
+		Use: "doctor", Short: "Find out what is wrong with a shard, also without a leader", Args: cobra.NoArgs,
+		Long: `Checks a shard from this machine, with neither a leader nor a running server:
+
+  * the bucket: read, list and write, with one object that is deleted again
+  * clocks: this machine's and the leader's, compared with the bucket's
+  * the encryption key, and when the CA's certificate and your own end
+  * the configuration, the lock, and the report of the shard's newest server
+  * the ports of the servers in the lock and in --servers, and their certificates
+  * versions of the servers and of this program
+  * with --cache-dir, on a server's machine, the disk of its cache
+  * the machines of servers and their consoles: the boot log and the last error
+
+Each problem comes with the next step. The exit status is 1 if there is one.`,
+		Example: `  nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket
+  nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket --cache-dir /var/cache/nstance`,
 	}
-	var b bucketFlags
-	var shard string
-	var lines int
-	cmd.Flags().StringVar(&shard, "shard", "", "the shard (required)")
-	cmd.Flags().IntVar(&lines, "lines", 40, "how many lines of each console to show")
-	b.add(cmd)
+	var s secretFlags
+	var o doctorOptions
+	reach := new(scope)
+	cmd.Flags().StringVar(&o.shard, "shard", "", "the shard (required)")
+	cmd.Flags().IntVar(&o.lines, "lines", 40, "how many lines of each console to show")
+	cmd.Flags().StringVar(&o.cacheDir, "cache-dir", "", "directory of a server's cache on this machine")
+	s.add(cmd)
+	reach.reach(cmd)
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := ident.ValidateName(shard); err != nil {
+		if err := ident.ValidateName(o.shard); err != nil {
 			return usagef("--shard: %w", err)
 		}
-		bucket, ctx, cancel, err := b.open(cmd.Context(), false)
-		if err != nil {
-			return err
+		if s.location.Bucket == "" {
+			return usagef("--storage-bucket is missing")
 		}
-		defer cancel()
-		d := a.diagnose(ctx, clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ShardID: shard}),
-			shard)
+		servers, err := endpoints.Parse(cmp.Or(reach.servers, a.Getenv(envServers)))
+		if err != nil {
+			return usagef("server %w", err)
+		}
+		o.servers, o.identity = servers, cmp.Or(reach.identityDir, a.Getenv(envIdentity))
+		var d diagnosis
+		_ = a.during("examining shard "+o.shard, func() error {
+			d = a.diagnose(cmd.Context(), &s, o)
+			return nil
+		})
 		for i := range d.Consoles {
-			d.Consoles[i].Output = lastLines(d.Consoles[i].Output, lines)
+			d.Consoles[i].Output = lastLines(d.Consoles[i].Output, o.lines)
 		}
 		if err := a.show(*f, d, func(w io.Writer) error { return a.writeDiagnosis(w, d) }); err != nil {
 			return err
@@ -73,42 +95,81 @@ and the last error. It needs neither a leader nor a running server. It changes n
 			}
 		}
 		if bad > 0 {
-			return fmt.Errorf("%d problems of shard %s", bad, shard)
+			return withHint(fmt.Errorf("%d problems of shard %s", bad, o.shard), "see NEXT above for each of them")
 		}
 		return nil
 	}
 	return cmd
 }
 
+type doctorOptions struct {
+	shard, cacheDir, identity string
+	servers                   []endpoints.Shard
+	lines                     int
+}
+
 // diagnose makes all checks. A check that cannot be made is a finding.
-func (a *app) diagnose(ctx context.Context, state *clusterstate.State, name string) diagnosis {
-	d := diagnosis{Shard: name, Consoles: []infra.Console{}}
-	shard, found := checkConfiguration(ctx, state, name)
-	d.Findings = append(d.Findings, found, a.checkLeader(ctx, state, name), checkNewestServer(ctx, state))
-	if shard == nil {
-		return d
-	}
-	i := slices.IndexFunc(a.Clouds, func(c infra.Cloud) bool { return c.Name() == shard.Server.Provider.Kind })
-	if i < 0 || a.Clouds[i].Consoles == nil {
-		return d
-	}
-	found = finding{Check: "machines of servers"}
-	var err error
-	if d.Consoles, err = a.Clouds[i].Consoles(ctx, shard); err != nil {
-		found.Result, found.Next = err.Error(), "check the credentials and their permissions"
+func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) diagnosis {
+	d := diagnosis{Shard: o.shard, Consoles: []infra.Console{}}
+	add := func(found ...finding) { d.Findings = append(d.Findings, found...) }
+	var lock record.Lock
+	bucket, bucketCtx, cancel, err := s.open(ctx, false)
+	if err != nil {
+		add(finding{"bucket", false, err.Error(), cmp.Or(a.hintOf(err), "check --storage-bucket")})
 	} else {
-		found.OK, found.Result = true, fmt.Sprintf("%d, with their consoles below", len(d.Consoles))
+		defer cancel()
+		state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ShardID: o.shard, Now: a.Now})
+		found, clock, reached := a.checkBucket(bucketCtx, bucket, o.shard)
+		if add(found...); reached {
+			shard, found := a.checkConfiguration(bucketCtx, state, o.shard)
+			add(found, a.checkKey(bucketCtx, s, bucket, state, shard), a.checkCA(bucketCtx, state))
+			var leader []finding
+			lock, leader = a.checkLeader(bucketCtx, state, bucket, o.shard, clock)
+			add(leader...)
+			add(a.checkNewestServer(bucketCtx, state), a.checkVersions(bucketCtx, bucket, o.shard, lock))
+			if shard != nil {
+				add(a.checkMachines(bucketCtx, shard, &d)...)
+			}
+		}
 	}
-	d.Findings = append(d.Findings, found)
+	add(a.checkPorts(ctx, lock, o)...)
+	if o.identity != "" {
+		add(a.checkIdentity(o.identity))
+	}
+	if o.cacheDir != "" {
+		add(a.checkDisk(o.cacheDir))
+	}
 	return d
 }
 
+// checkMachines adds the consoles of the machines of servers to d.
+func (a *app) checkMachines(ctx context.Context, shard *config.Shard, d *diagnosis) []finding {
+	i := slices.IndexFunc(a.Clouds, func(c infra.Cloud) bool { return c.Name() == shard.Server.Provider.Kind })
+	if i < 0 || a.Clouds[i].Consoles == nil {
+		return nil
+	}
+	const check = "machines of servers"
+	consoles, err := a.Clouds[i].Consoles(ctx, shard)
+	if err != nil {
+		return []finding{{check, false, err.Error(), "check the credentials and their permissions"}}
+	}
+	d.Consoles = consoles
+	found := []finding{{check, true, fmt.Sprintf("%d, with their consoles below", len(consoles)), ""}}
+	for _, c := range consoles {
+		if strings.Contains(c.Output, noSpace) {
+			found = append(found, finding{"disk of " + c.Machine, false, "its console says: " + noSpace, diskNext})
+		}
+	}
+	return found
+}
+
 // checkConfiguration also returns the configuration, if it is valid.
-func checkConfiguration(ctx context.Context, state *clusterstate.State, name string) (*config.Shard, finding) {
+func (a *app) checkConfiguration(ctx context.Context, state *clusterstate.State, name string) (*config.Shard, finding) {
 	found := finding{Check: "configuration"}
 	body, _, err := state.ReadConfig(ctx, name)
 	if err != nil {
-		found.Result, found.Next = err.Error(), "apply it, or check --shard, the bucket and the credentials"
+		found.Result = err.Error()
+		found.Next = a.nextFor(err, "apply it, or check --shard, the bucket and the credentials")
 		return nil, found
 	}
 	shard, problems := config.ParseStored("config", body)
@@ -120,31 +181,60 @@ func checkConfiguration(ctx context.Context, state *clusterstate.State, name str
 	return shard, found
 }
 
-// checkLeader compares the lock's time with this machine's clock. The limit is generous, because clocks differ.
-func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, name string) finding {
-	const next = "read the consoles of the servers' machines, and check that server_count is not 0"
+// checkLeader reads the lock. It counts the lock's age by the clock of the bucket, because other clocks may be wrong.
+// now is the time by that clock, or zero.
+func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, bucket objstore.Store, name string,
+	now time.Time) (record.Lock, []finding) {
 	lock, _, err := state.ReadLock(ctx, name)
-	switch age := a.Now().Sub(lock.RenewedAt).Round(time.Second); {
+	if err != nil {
+		return lock, []finding{a.describeLock(lock, err, 0)}
+	}
+	written := lockWritten(ctx, bucket, name)
+	if now.IsZero() || written.IsZero() {
+		return lock, []finding{a.describeLock(lock, nil, a.Now().Sub(lock.RenewedAt))}
+	}
+	return lock, []finding{a.describeLock(lock, nil, now.Sub(written)),
+		describeClock("clock of "+lock.LeaderID, lock.RenewedAt.Sub(written))}
+}
+
+// lockWritten returns the time at which the bucket got the lock, or zero.
+func lockWritten(ctx context.Context, bucket objstore.Store, shard string) time.Time {
+	key := keys.Leader(shard)
+	entries, err := bucket.List(ctx, key)
+	if err != nil || len(entries) != 1 || entries[0].Key != key {
+		return time.Time{}
+	}
+	return entries[0].Modified
+}
+
+// describeLock judges a lock of some age. The limit is generous: a lock is renewed several times in a lease.
+func (a *app) describeLock(lock record.Lock, err error, age time.Duration) finding {
+	const next = "read the consoles of the servers' machines, and check that server_count is not 0"
+	age = age.Round(time.Second)
+	switch {
 	case errors.Is(err, objstore.ErrNotFound):
 		return finding{"leader", false, "no server has led the shard", next}
 	case err != nil:
-		return finding{"leader", false, err.Error(), "check the bucket and the credentials"}
+		return finding{"leader", false, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
 	case lock.Released:
 		return finding{"leader", false, lock.LeaderID + " has released the lock, and no server has taken it", next}
 	case age > 2*lock.Lease()+time.Minute:
-		return finding{"leader", false, fmt.Sprintf("%s renewed the lock %s ago, and no server has taken it",
-			lock.LeaderID, age), next}
+		return finding{"leader", false, fmt.Sprintf("the lock is stale: %s renewed it %s ago for %s, and no server "+
+			"has taken it", lock.LeaderID, age, lock.Lease()), next}
 	}
-	return finding{"leader", true, fmt.Sprintf("%s leads in term %d", lock.LeaderID, lock.Term), ""}
+	return finding{"leader", true, fmt.Sprintf("%s holds the lock in term %d", lock.LeaderID, lock.Term), ""}
 }
 
-func checkNewestServer(ctx context.Context, state *clusterstate.State) finding {
+func (a *app) checkNewestServer(ctx context.Context, state *clusterstate.State) finding {
 	report, _, err := state.ReadServerReport(ctx)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
 		return finding{"newest server", true, "no machine has reported about its server", ""}
 	case err != nil:
-		return finding{"newest server", false, err.Error(), "check the bucket and the credentials"}
+		return finding{"newest server", false, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
+	case strings.Contains(report.Problem, noSpace):
+		return finding{"newest server", false, fmt.Sprintf("the disk of %s was full at %s: %s", report.Machine,
+			stamp(report.ReportedAt), report.Problem), diskNext}
 	case report.Problem != "":
 		return finding{"newest server", false, fmt.Sprintf("%s did not become ready, reported at %s: %s",
 			report.Machine,

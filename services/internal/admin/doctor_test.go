@@ -1,7 +1,21 @@
 package admin
 
 import (
+	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,58 +30,313 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-func TestDoctor(t *testing.T) {
-	b := newBucket(t, "file")
-	b.must(t, b.args("config", "push", exampleConfig(t))...)
-	state := clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ShardID: "dev-1"})
-	doctor := func(code int, wants ...string) {
-		t.Helper()
-		stdout, stderr, got := b.run(t, b.args("doctor", "--shard", "dev-1")...)
-		for _, want := range wants {
-			if got != code || !strings.Contains(stdout, want) {
-				t.Errorf("exit code %d, want %d, and %q in:\n%s%s", got, code, want, stdout, stderr)
-			}
-		}
-	}
-	doctor(exitFailure, "valid", "no server has led the shard", "read the consoles", "no machine has reported")
-	b.fails(t, exitUsage, "--shard", b.args("doctor")...)
+// patient is a shard without a running leader that doctor examines. Its clocks are real, because the bucket's is.
+type patient struct {
+	*bucket
+	lock     record.Lock
+	free     uint64
+	consoles []infra.Console
+	denied   error // of the cloud
+	extra    []string
+}
 
-	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: "a", Machine: "i-1",
-		Problem: "connection refused", ReportedAt: fleettest.Now}
-	lock := record.Lock{LeaderID: "server-1", Incarnation: "i", Term: 7, Revision: 1,
-		LeaseMS: 10_000, RenewMS: 1_000, RenewedAt: fleettest.Now}
-	write := func() {
-		t.Helper()
-		body, err := record.EncodeLock(lock)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := b.store.Put(t.Context(), keys.Leader("dev-1"), body, objstore.Always()); err != nil {
-			t.Fatal(err)
-		}
-		if err := state.WriteServerReport(t.Context(), report); err != nil {
-			t.Fatal(err)
-		}
-		lock.Revision++
+// newPatient makes a shard in which doctor finds nothing.
+func newPatient(t *testing.T, provider string) *patient {
+	t.Helper()
+	b := newBucket(t, provider)
+	b.later = time.Since(fleettest.Now)
+	b.init(t)
+	b.must(t, b.args("config", "push", exampleConfig(t))...)
+	p := &patient{bucket: b, free: 1 << 40, lock: record.Lock{LeaderID: "server-1", Incarnation: "i", Term: 7,
+		Revision: 1, LeaseMS: 10_000, RenewMS: 1_000, RenewedAt: time.Now(),
+		Heir:      record.LockHeir{ID: "server-2", Incarnation: "j"},
+		Addresses: record.LockAddresses{Operator: servePort(t, time.Now().Add(time.Hour))}}}
+	p.putLock(t)
+	p.putJournal(t, 6, "server server-2, version 1.2.3")
+	p.putJournal(t, 7, "server server-1, version 1.2.3")
+	return p
+}
+
+func (p *patient) put(t *testing.T, key string, body []byte, err error) {
+	t.Helper()
+	if err == nil {
+		_, err = p.store.Put(t.Context(), key, body, objstore.Always())
 	}
-	write()
-	doctor(exitFailure, "server-1 leads in term 7", "i-1 did not become ready", "connection refused")
-	report.Problem = ""
-	write()
-	doctor(exitOK, "server-1 leads in term 7", "i-1 became ready")
-	b.later = time.Hour
-	doctor(exitFailure, "renewed the lock 1h0m0s ago")
-	lock.Released = true
-	write()
-	doctor(exitFailure, "server-1 has released the lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *patient) putLock(t *testing.T) {
+	t.Helper()
+	body, err := record.EncodeLock(p.lock)
+	p.put(t, keys.Leader("dev-1"), body, err)
+}
+
+func (p *patient) putJournal(t *testing.T, term uint64, message string) {
+	t.Helper()
+	body, err := record.EncodeEvents([]record.Event{{Term: term, Sequence: 1, At: time.Now(),
+		Kind: record.EventLeaderStarted, Message: message}})
+	p.put(t, keys.Journal("dev-1", time.Now(), term, 1), body, err)
+}
+
+func (p *patient) putReport(t *testing.T, problem string) {
+	t.Helper()
+	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: "a", Machine: "i-1", Problem: problem,
+		ReportedAt: time.Now()}
+	if err := clusterstate.New(clusterstate.Options{Cluster: p.store, Shard: p.store, ShardID: "dev-1"}).
+		WriteServerReport(t.Context(), report); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// examine runs doctor and returns its findings.
+func (p *patient) examine(t *testing.T) ([]finding, error) {
+	t.Helper()
+	var out bytes.Buffer
+	a := newApp("1.2.3", Environment{Stdout: &out, Stderr: &bytes.Buffer{}, Stdin: strings.NewReader(""),
+		Getenv: func(name string) string { return p.env[name] }, Rand: fleettest.Rand(1),
+		Now: func() time.Time { return fleettest.Now.Add(p.later) }, Clouds: []infra.Cloud{{
+			Config: cloud.Block{Name: "tmux"},
+			Consoles: func(context.Context, *config.Shard) ([]infra.Console, error) {
+				return p.consoles, p.denied
+			},
+		}}})
+	a.freeSpace = func(string) (uint64, error) { return p.free, nil }
+	cmd := a.command()
+	args := p.args("doctor", "--shard", "dev-1", "--cache-dir", "/var/cache/nstance", "-o", "json")
+	cmd.SetArgs(append(args, p.extra...))
+	err := cmd.ExecuteContext(t.Context())
+	return parse[diagnosis](t, out.String()).Findings, err
+}
+
+// servePort serves TLS with a certificate that ends at a time, and refuses every client.
+func servePort(t *testing.T, end time.Time) (addr string) {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: end.Add(-24 * time.Hour), NotAfter: end}
+	der, err := x509.CreateCertificate(nil, template, template, public, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{ClientAuth: tls.RequireAnyClientCert,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.(*tls.Conn).HandshakeContext(context.Background()) // fails: the client has no certificate
+			conn.Close()
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// closedPort returns the address of a port on which nobody listens.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// denyMethod puts a proxy before the S3 server that refuses requests of one method, like a policy without that
+// permission.
+func denyMethod(t *testing.T, deny func(*http.Request) bool) {
+	t.Helper()
+	target, err := url.Parse(os.Getenv("AWS_ENDPOINT_URL"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if deny(r) {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>AccessDenied</Code>`+
+				`<Message>Access Denied</Message></Error>`)
+			return
+		}
+		r.Host = target.Host // as signed, which the server does not check
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("AWS_ENDPOINT_URL", server.URL)
+}
+
+// TestDoctorFindsFaults injects one fault at a time into a shard that is well. Doctor names that fault, says what to do
+// next, and reports nothing else.
+func TestDoctorFindsFaults(t *testing.T) {
+	for name, fault := range map[string]struct {
+		provider string
+		inject   func(*testing.T, *patient)
+		checks   []string // the findings that are problems
+		result   string
+		next     string
+	}{
+		"nothing":       {"file", func(*testing.T, *patient) {}, nil, "", ""},
+		"nothing in S3": {"s3", func(*testing.T, *patient) {}, nil, "", ""},
+		"wrong key": {"file", func(t *testing.T, _ *patient) {
+			t.Setenv("NSTANCE_ENCRYPTION_KEY", "another-32-byte-key-for-the-test")
+		}, []string{"encryption key"}, "it is the wrong key", "NSTANCE_ENCRYPTION_KEY"},
+		"unreachable bucket": {"s3", func(t *testing.T, _ *patient) {
+			t.Setenv("AWS_ENDPOINT_URL", "http://"+closedPort(t))
+		}, []string{"bucket"}, "connection refused", "AWS_ENDPOINT_URL"},
+		"wrong bucket": {"s3", func(_ *testing.T, p *patient) {
+			p.flags[slices.Index(p.flags, "dev")] = "other"
+		}, []string{"bucket"}, "NoSuchBucket", "the name of the bucket"},
+		"no directory": {"file", func(t *testing.T, p *patient) {
+			if err := os.RemoveAll(p.location.Bucket); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"bucket"}, "no such file", "--storage-bucket is a directory"},
+		"no permission to write": {"s3", func(t *testing.T, _ *patient) {
+			denyMethod(t, func(r *http.Request) bool { return r.Method == http.MethodPut })
+		}, []string{"write to the bucket"}, "AccessDenied", "what they may do with the bucket"},
+		"no permission to list": {"s3", func(t *testing.T, _ *patient) {
+			denyMethod(t, func(r *http.Request) bool { return r.URL.Query().Has("list-type") })
+		}, []string{"list the bucket", "versions"}, "AccessDenied", "what they may do with the bucket"},
+		"no permission in the cloud": {"file", func(_ *testing.T, p *patient) {
+			p.denied = fmt.Errorf("UnauthorizedOperation: not authorized to perform ec2:GetConsoleOutput")
+		}, []string{"machines of servers"}, "not authorized", "permissions"},
+		"clock of this machine": {"file", func(_ *testing.T, p *patient) { p.later -= 10 * time.Minute },
+			[]string{"clock of this machine"}, "differs by 10m", "time synchronization"},
+		"clock of the leader": {"file", func(t *testing.T, p *patient) {
+			p.lock.RenewedAt = p.lock.RenewedAt.Add(-time.Hour)
+			p.putLock(t)
+		}, []string{"clock of server-1"}, "differs by 1h0m", "time synchronization"},
+		"expired CA": {"file", func(t *testing.T, p *patient) {
+			if err := os.RemoveAll(p.location.Bucket); err != nil {
+				t.Fatal(err)
+			}
+			p.reopen(t)
+			now := p.later
+			p.later -= 11 * 365 * 24 * time.Hour
+			p.init(t)
+			p.must(t, p.args("config", "push", exampleConfig(t))...)
+			p.later = now
+			p.putLock(t)
+			p.putJournal(t, 7, "server server-1, version 1.2.3")
+		}, []string{"CA certificate"}, "it has expired", "cluster rotate-ca"},
+		"expired certificate of the operator": {"file", func(t *testing.T, p *patient) {
+			dir, now := t.TempDir(), p.later
+			p.later -= 40 * 24 * time.Hour
+			if err := os.RemoveAll(p.location.Bucket); err != nil {
+				t.Fatal(err)
+			}
+			p.reopen(t)
+			p.init(t)
+			p.must(t, p.args("cluster", "register-operator", "--output-dir", dir)...)
+			p.must(t, p.args("config", "push", exampleConfig(t))...)
+			p.later = now
+			p.putLock(t)
+			p.extra = []string{"--identity-dir", dir}
+		}, []string{"your certificate"}, "it has expired", "register-operator --output-dir"},
+		"no certificate of the operator": {"file", func(t *testing.T, p *patient) {
+			p.extra = []string{"--identity-dir", t.TempDir()}
+		}, []string{"your certificate"}, "is missing in", "register-operator --output-dir"},
+		"expired certificate of a server": {"file", func(t *testing.T, p *patient) {
+			p.lock.Addresses.Operator = servePort(t, time.Now().Add(-time.Hour))
+			p.putLock(t)
+		}, []string{"operator port of server-1"}, "it has expired", "restart the server"},
+		"closed port": {"file", func(t *testing.T, p *patient) {
+			p.lock.Addresses.Agent = closedPort(t)
+			p.putLock(t)
+		}, []string{"agent port of server-1"}, "closed", "firewall"},
+		"closed port in --servers": {"file", func(t *testing.T, p *patient) {
+			p.extra = []string{"--servers", "dev-1=" + closedPort(t) + ",dev-2=127.0.0.1:1"}
+		}, []string{"operator port in --servers"}, "closed", "firewall"},
+		"another program at the port": {"file", func(t *testing.T, p *patient) {
+			server := httptest.NewServer(http.NotFoundHandler())
+			t.Cleanup(server.Close)
+			p.lock.Addresses.Agent = server.Listener.Addr().String()
+			p.putLock(t)
+		}, []string{"agent port of server-1"}, "does not answer with TLS", "a port of nstance-server"},
+		"stale lock": {"file", func(t *testing.T, p *patient) {
+			p.lock.RenewedAt = p.lock.RenewedAt.Add(-time.Hour)
+			p.putLock(t)
+			path := filepath.Join(p.location.Bucket, p.location.Prefix, keys.Leader("dev-1"))
+			if err := os.Chtimes(path, p.lock.RenewedAt, p.lock.RenewedAt); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"leader"}, "the lock is stale: server-1 renewed it 1h0m", "consoles"},
+		"no lock": {"file", func(t *testing.T, p *patient) {
+			if err := p.store.Delete(t.Context(), keys.Leader("dev-1")); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"leader"}, "no server has led the shard", "server_count"},
+		"released lock": {"file", func(t *testing.T, p *patient) {
+			p.lock.Released = true
+			p.putLock(t)
+		}, []string{"leader"}, "server-1 has released the lock", "consoles"},
+		"full disk on this machine": {"file", func(_ *testing.T, p *patient) { p.free = 1 << 20 },
+			[]string{"disk of /var/cache/nstance"}, "it is full: 1 MiB", "free space"},
+		"full disk of a server": {"file", func(t *testing.T, p *patient) {
+			p.putReport(t, "open cache: write cache.db: no space left on device")
+		}, []string{"newest server"}, "the disk of i-1 was full", "free space"},
+		"full disk in a console": {"file", func(_ *testing.T, p *patient) {
+			p.consoles = []infra.Console{{Machine: "i-1", Output: "systemd: write /var/log: no space left on device\n"}}
+		}, []string{"disk of i-1"}, "no space left on device", "free space"},
+		"server that did not start": {"file", func(t *testing.T, p *patient) { p.putReport(t, "connection refused") },
+			[]string{"newest server"}, "i-1 did not become ready", "correct the image"},
+		"old nstance-admin": {"file", func(t *testing.T, p *patient) {
+			p.putJournal(t, 7, "server server-1, version 1.3.0")
+			p.putJournal(t, 6, "server server-2, version 1.3.0")
+		}, []string{"versions"}, "version skew: nstance-admin 1.2.3, server-1 1.3.0", "of version 1.3.0"},
+		"old heir": {"file", func(t *testing.T, p *patient) { p.putJournal(t, 6, "server server-2, version 1.2.2") },
+			[]string{"versions"}, "server-2 1.2.2", "upgrade the older server"},
+		"newer documents": {"file", func(t *testing.T, p *patient) {
+			p.put(t, keys.Leader("dev-1"), []byte(`{"schema": 99}`), nil)
+		}, []string{"leader"}, "written by a newer version", "of the servers' version"},
+		"invalid configuration": {"file", func(t *testing.T, p *patient) {
+			p.put(t, keys.Config("dev-1"), []byte(`{"cluster": 1}`), nil)
+		}, []string{"configuration"}, "cluster", "correct it"},
+		"lost CA key": {"file", func(t *testing.T, p *patient) {
+			p.must(t, p.args("cluster", "secret", "delete", "ca.key", "--force", "--yes")...)
+		}, []string{"encryption key"}, "not found", "restores it from a backup"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPatient(t, fault.provider)
+			fault.inject(t, p)
+			findings, err := p.examine(t)
+			var bad []finding
+			for _, f := range findings {
+				if !f.OK {
+					bad = append(bad, f)
+				}
+			}
+			if len(bad) != len(fault.checks) || (err != nil) != (len(bad) > 0) {
+				t.Fatalf("%v, want problems of %q, there are:\n%+v", err, fault.checks, bad)
+			}
+			for i, f := range bad {
+				if !strings.HasPrefix(f.Check, fault.checks[i]) || !strings.Contains(f.Result, fault.result) ||
+					!strings.Contains(f.Next, fault.next) {
+					t.Errorf("%+v\nwant %q, %q, next %q", f, fault.checks[i], fault.result, fault.next)
+				}
+			}
+			if len(findings) < 10 && len(bad) > 0 && bad[0].Check != "bucket" {
+				t.Errorf("only %d checks were made: %+v", len(findings), findings)
+			}
+		})
+	}
 }
 
 func TestDoctorShowsConsoles(t *testing.T) {
-	b := newBucket(t, "file")
-	b.must(t, b.args("config", "push", exampleConfig(t))...)
+	p := newPatient(t, "file")
 	var out strings.Builder
 	a := newApp("1", Environment{Stdout: &out, Stderr: &out, Getenv: func(string) string { return "" },
-		Now: func() time.Time { return fleettest.Now }, Clouds: []infra.Cloud{{
+		Now: func() time.Time { return fleettest.Now }, Rand: fleettest.Rand(1), Clouds: []infra.Cloud{{
 			Config: cloud.Block{Name: "tmux"},
 			Consoles: func(context.Context, *config.Shard) ([]infra.Console, error) {
 				return []infra.Console{{Machine: "i-1", State: "terminated",
@@ -76,10 +345,22 @@ func TestDoctorShowsConsoles(t *testing.T) {
 			},
 		}}})
 	cmd := a.command()
-	cmd.SetArgs(b.args("doctor", "--shard", "dev-1", "--lines", "1"))
+	cmd.SetArgs(p.args("doctor", "--shard", "dev-1", "--lines", "1"))
 	if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.HasSuffix(out.String(),
 		"\nConsole of i-1 (terminated):\n  unknown flag: --x\n\nConsole of i-2 (pending):\n"+
 			"  (none yet: a cloud may need minutes)\n") {
 		t.Errorf("%v:\n%s", err, out.String())
+	}
+	p.fails(t, exitUsage, "--shard", p.args("doctor")...)
+	p.fails(t, exitUsage, "--storage-bucket is missing", "doctor", "--shard", "dev-1")
+}
+
+// TestFreeSpace asks the system.
+func TestFreeSpace(t *testing.T) {
+	if free, err := freeSpace(t.TempDir()); err != nil || free == 0 {
+		t.Error(free, err)
+	}
+	if _, err := freeSpace("/nonexistent"); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
+		t.Error(err)
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -71,7 +74,7 @@ func (a *app) report(err error) {
 		}
 		return
 	}
-	hint := hintOf(err)
+	hint := a.hintOf(err)
 	if errors.As(err, &usage) {
 		switch {
 		case usage.hint != "":
@@ -92,8 +95,19 @@ func (a *app) complain(message, hint string) {
 	}
 }
 
-// hintOf returns a hint for errors of the contract's packages.
-func hintOf(err error) string {
+// named lists those of some flags that the running command has.
+func (a *app) named(flags ...string) string {
+	flags = slices.DeleteFunc(flags, func(name string) bool {
+		return a.running == nil || a.running.Flag(strings.TrimPrefix(name, "--")) == nil
+	})
+	if n := len(flags); n > 1 {
+		return strings.Join(flags[:n-1], ", ") + " and " + flags[n-1]
+	}
+	return strings.Join(flags, "")
+}
+
+// hintOf returns a hint for errors of the contract's packages. It names only flags that the running command has.
+func (a *app) hintOf(err error) string {
 	var hinted *hintedError
 	switch {
 	case errors.As(err, &hinted):
@@ -102,21 +116,24 @@ func hintOf(err error) string {
 		return "give the key that sealed it: NSTANCE_ENCRYPTION_KEY, or --key-provider and --key-source; keys from " +
 			"before a rotation with --old-key"
 	case errors.Is(err, envelope.ErrAuthentication):
-		return "it was sealed for another cluster or name, or was changed: check --cluster-id and --storage-prefix"
+		return "it was sealed for another cluster or name, or was changed: check " +
+			a.named("--cluster-id", "--storage-prefix")
 	case errors.Is(err, secretstore.ErrNoKey):
 		return "set NSTANCE_ENCRYPTION_KEY, or name another source with --key-provider and --key-source"
 	case errors.Is(err, clusterstate.ErrForeign):
-		return "check --cluster-id, --storage-bucket and --storage-prefix"
+		return "check " + a.named("--cluster-id", "--storage-bucket", "--storage-prefix")
 	case errors.Is(err, clusterstate.ErrCALost):
 		return "nstance-admin cluster secret set ca.key restores it from a backup"
 	case errors.Is(err, authority.ErrCAValidity):
 		return "check this machine's clock"
+	case errors.Is(err, syscall.ENOSPC):
+		return "its disk is full: free space or enlarge it"
 	case errors.Is(err, objstore.ErrUnconditional):
 		return "use a bucket that honours conditional writes"
 	case errors.Is(err, objstore.ErrIndeterminate):
 		return "it is unknown whether it was written; check, and run the command again"
 	case errors.Is(err, context.DeadlineExceeded):
-		return "is the bucket reachable from here? A longer --timeout waits longer"
+		return "is the bucket reachable from here? A longer --storage-timeout waits longer"
 	}
 	return open.Hint(err)
 }

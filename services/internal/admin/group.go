@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,14 +19,15 @@ import (
 func list(names []string) string { return strings.Join(names, ", ") }
 
 func (a *app) groupCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "group", Short: "List, scale, create and delete groups",
+	cmd := &cobra.Command{Use: "group", Short: "List, scale, roll, create and delete groups",
 		Long: `Groups are sets of VMs of one template that are kept at a size. Static groups come
 from the shard's configuration; dynamic ones are made here or by the operator. Only
 size, instance type and vars of a static group can be changed without a new
 configuration.
 
 All commands see the groups of the tenant that the identity was registered for.`}
-	cmd.AddCommand(a.groupListCommand(), a.groupStatusCommand(), a.groupScaleCommand(), a.groupCreateCommand(),
+	cmd.AddCommand(a.groupListCommand(), a.groupDescribeCommand(), a.groupScaleCommand(), a.groupWaitCommand(),
+		a.groupCreateCommand(),
 		a.groupDeleteCommand(), a.groupRolloutCommand(fleet.PauseRollout), a.groupRolloutCommand(fleet.ResumeRollout),
 		a.groupRolloutCommand(fleet.RollGroup))
 	return cmd
@@ -43,22 +43,26 @@ func (a *app) groupListCommand() *cobra.Command {
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		table := func(w io.Writer, answers []fleet.GroupsAnswer) error {
-			var rows [][]cell
-			for _, answer := range answers {
-				for _, g := range answer.Groups {
-					rows = append(rows, a.groupRow(answer.Shard, g))
-				}
-			}
-			if len(rows) == 0 {
-				return a.none(fleet.Failed(answers), "There are no groups.")
-			}
-			return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE",
-				"TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", (*fleet.Fleet).Groups, table)
+		return ask(cmd.Context(), a, s, *f, "asking", (*fleet.Fleet).Groups, a.groupTable())
 	}
 	return cmd
+}
+
+// groupTable returns what writes the groups of shards.
+func (a *app) groupTable() func(io.Writer, []fleet.GroupsAnswer) error {
+	return func(w io.Writer, answers []fleet.GroupsAnswer) error {
+		var rows [][]cell
+		for _, answer := range answers {
+			for _, g := range answer.Groups {
+				rows = append(rows, a.groupRow(answer.Shard, g))
+			}
+		}
+		if len(rows) == 0 {
+			return a.none(fleet.Failed(answers), "There are no groups.")
+		}
+		return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE",
+			"TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
+	}
 }
 
 // none prints that nothing was found, unless shards failed.
@@ -110,13 +114,14 @@ func outdated(g fleet.Group) string {
 
 func num[N uint32 | uint64 | int](n N) string { return fmt.Sprint(n) }
 
-func (a *app) groupStatusCommand() *cobra.Command {
+func (a *app) groupDescribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "status [GROUP]", Short: "Describe one group, or all", Args: cobra.MaximumNArgs(1),
+		Use: "describe [GROUP]", Aliases: []string{"status"}, Short: "Describe one group, or all",
+		Args: cobra.MaximumNArgs(1),
 		Long: "Describes groups with everything that they are made of: the merged variables, limits,\nhashes, and " +
 			"their instances.",
-		Example: `  nstance-admin group status workers --shard us-west-2a
-  nstance-admin group status --all-shards --output yaml`,
+		Example: `  nstance-admin group describe workers --shard us-west-2a
+  nstance-admin group describe --all-shards --output yaml`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -165,37 +170,6 @@ func groupFacts(shard string, g fleet.Group) []fact {
 		{"Runtime hash", g.RuntimeHash}, {"Infra hash", g.InfraHash},
 		{"Instances", list(g.InstanceIDs)}, {"Provider IDs", list(g.ProviderIDs)},
 	}
-}
-
-func (a *app) groupScaleCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
-		Long: `Changes the size of a group and nothing else: what others change about the group at
-the same time is kept. With --all-shards the group gets this size in each shard.
-
-The answer comes when the new size is durable; "nstance-admin events" shows what
-follows.`,
-		Example: `  nstance-admin group scale workers 5 --shard us-west-2a
-  nstance-admin group scale workers 0 --all-shards`,
-	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		size, err := strconv.ParseUint(args[1], 10, 31)
-		if err != nil {
-			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances", args[1]))
-		}
-		if err := ident.ValidateName(args[0]); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
-		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
-			return f.Scale(ctx, shards, args[0], uint32(size))
-		}
-		return ask(cmd.Context(), a, s, *f, "scaling in", call, groupLines(func(answer fleet.GroupAnswer) string {
-			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, answer.Group.Name,
-				*answer.PreviousSize, answer.Group.Size, answer.Group.ActualSize)
-		}))
-	}
-	return cmd
 }
 
 // showGroups prints the results of a change of groups, one line per shard.
@@ -266,13 +240,17 @@ func (a *app) groupDeleteCommand() *cobra.Command {
 		Long: `Deletes a dynamic group: its instances are drained and terminated. Of a static group
 only the changes go, and the values of the configuration hold again; the group
 itself goes by removing it from the configuration.`,
-		Example: `  nstance-admin group delete batch --shard us-west-2a`,
+		Example: `  nstance-admin group delete batch --shard us-west-2a --yes`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
+	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
 		if err := ident.ValidateName(name); err != nil {
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		}
+		what := "group " + name + " of " + a.scopeText(s) + " is deleted with its instances"
+		if done, err := a.confirm(cmd, sure, what); done || err != nil {
+			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
 			return f.DeleteGroup(ctx, shards, name)
@@ -310,6 +288,10 @@ configuration: with canaries, pauses and halts. Each call replaces them once mor
   nstance-admin group roll workers --all-shards`
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
+	patient := new(patienceFlags)
+	if do != fleet.PauseRollout {
+		patient = waitFlags(cmd)
+	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := ident.ValidateName(args[0]); err != nil {
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
@@ -317,7 +299,7 @@ configuration: with canaries, pauses and halts. Each call replaces them once mor
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
 			return f.Rollout(ctx, shards, args[0], do)
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, groupLines(func(answer fleet.GroupAnswer) string {
+		err := ask(cmd.Context(), a, s, *f, "asking", call, groupLines(func(answer fleet.GroupAnswer) string {
 			state := "runs"
 			if answer.Group.Paused {
 				state = "is paused"
@@ -325,6 +307,7 @@ configuration: with canaries, pauses and halts. Each call replaces them once mor
 			return fmt.Sprintf("%s: group %s: the rollout %s, %d of %d instances are outdated", answer.Shard,
 				answer.Group.Name, state, answer.Group.Outdated, answer.Group.ActualSize)
 		}))
+		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd
 }

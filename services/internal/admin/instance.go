@@ -13,11 +13,11 @@ import (
 )
 
 func (a *app) instanceCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "instance", Short: "List, show, create and delete instances",
+	cmd := &cobra.Command{Use: "instance", Short: "List, describe, protect, create and delete instances",
 		Long: `Instances are VMs. Those of a group are created and replaced by the server; "create"
 makes one on demand beside the group's size, which stays until it is deleted.`}
-	cmd.AddCommand(a.instanceListCommand(), a.instanceShowCommand(), a.instanceCreateCommand(),
-		a.instanceDeleteCommand())
+	cmd.AddCommand(a.instanceListCommand(), a.instanceDescribeCommand(), a.instanceCreateCommand(),
+		a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceDeleteCommand())
 	return cmd
 }
 
@@ -78,7 +78,8 @@ func instanceNote(i fleet.Instance) string {
 		holds bool
 		text  string
 	}{
-		{i.OnDemand, "on demand"}, {i.InfraDrift, "to be replaced"}, {i.RuntimeDrift, "files to be pushed"},
+		{i.OnDemand, "on demand"}, {i.Protected, "protected"}, {i.InfraDrift, outdatedNote(i)},
+		{i.RuntimeDrift, "files to be pushed"},
 		{i.DeleteReason != "", i.DeleteReason}, {i.HealthMessage != "", i.HealthMessage},
 	} {
 		if note.holds {
@@ -88,11 +89,20 @@ func instanceNote(i fleet.Instance) string {
 	return list(notes)
 }
 
-func (a *app) instanceShowCommand() *cobra.Command {
+// outdatedNote says what becomes of an instance with an outdated configuration.
+func outdatedNote(i fleet.Instance) string {
+	if i.Protected {
+		return "outdated"
+	}
+	return "to be replaced"
+}
+
+func (a *app) instanceDescribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "show INSTANCE", Short: "Describe one instance", Args: cobra.ExactArgs(1),
+		Use: "describe INSTANCE", Aliases: []string{"show"}, Short: "Describe one instance",
+		Args:    cobra.ExactArgs(1),
 		Long:    "Describes one instance. With --all-shards it is looked for in every shard.",
-		Example: `  nstance-admin instance show wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
+		Example: `  nstance-admin instance describe wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -161,6 +171,9 @@ func (a *app) instanceFacts(shard string, i fleet.Instance) []fact {
 		{"Delete reason", i.DeleteReason}, {"Delete by", stamp(i.DeleteDeadline)}, {"Deleted", since(i.DeletedAt)},
 		{"Certificate ends", stamp(i.CertificateNotAfter)}, {"Agent", i.AgentVersion}, {"Note", drift(i)},
 	}
+	for _, c := range i.HealthChecks {
+		facts = append(facts, fact{"Check " + c.Name, join(c.Status, c.Reason)})
+	}
 	if m := i.Metrics; m != nil {
 		facts = append(facts, fact{"CPU", fmt.Sprintf("%.0f %%", m.CPU*100)},
 			fact{"Memory", fmt.Sprintf("%d of %d MiB", m.MemoryUsedBytes>>20, m.MemoryTotalBytes>>20)})
@@ -169,7 +182,7 @@ func (a *app) instanceFacts(shard string, i fleet.Instance) []fact {
 }
 
 func drift(i fleet.Instance) string {
-	return instanceNote(fleet.Instance{InfraDrift: i.InfraDrift, RuntimeDrift: i.RuntimeDrift})
+	return instanceNote(fleet.Instance{InfraDrift: i.InfraDrift, RuntimeDrift: i.RuntimeDrift, Protected: i.Protected})
 }
 
 func (a *app) instanceCreateCommand() *cobra.Command {
@@ -204,39 +217,4 @@ A repeated call with the same --instance-id never makes a second one.`,
 		return ask(cmd.Context(), a, s, *f, "creating in", call, eachInstance(writeState))
 	}
 	return cmd
-}
-
-func (a *app) instanceDeleteCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "delete INSTANCE", Short: "Delete an instance", Args: cobra.ExactArgs(1),
-		Long: `Deletes an instance: it is drained, as its group says, and terminated. If it counts
-towards a group's size, the server makes another in its place.
-
-The answer comes when it is certain to happen, not when it has happened.`,
-		Example: `  nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --all-shards --reason "disk is failing"`,
-	}
-	var reason string
-	cmd.Flags().StringVar(&reason, "reason", "requested with nstance-admin", "why, for its record and the events")
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		id, err := instanceID(cmd, args[0])
-		if err != nil {
-			return err
-		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
-			return fleet.Elsewhere(f.DeleteInstance(ctx, shards, id, reason))
-		}
-		return ask(cmd.Context(), a, s, *f, "deleting in", call, eachInstance(writeState))
-	}
-	return cmd
-}
-
-// writeState writes the state of an instance after a change.
-func writeState(w io.Writer, shard string, i fleet.Instance) error {
-	until := ""
-	if !i.DeleteDeadline.IsZero() {
-		until = ", drained until " + stamp(i.DeleteDeadline) + " at the latest"
-	}
-	_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", shard, printable(i.ID), printable(i.State), until)
-	return err
 }

@@ -55,7 +55,11 @@ func (s *scope) reach(cmd *cobra.Command) {
 
 // fleet returns a fleet for the flags. The caller must close it.
 func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
-	servers, err := endpoints.Parse(cmp.Or(s.servers, a.Getenv(envServers)))
+	saved, err := a.currentContext()
+	if err != nil {
+		return nil, err
+	}
+	servers, err := endpoints.Parse(cmp.Or(s.servers, a.Getenv(envServers), saved.Servers))
 	switch {
 	case err != nil:
 		return nil,
@@ -64,11 +68,11 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	case len(servers) == 0:
 		return nil, &usageError{err: errors.New("no shard's address is given"),
 			hint: "give them with --servers shard=host:port,… or in " +
-				envServers}
+				envServers + ", or choose a context with nstance-admin context use"}
 	case s.timeout <= 0:
 		return nil, usagef("--timeout %s is not more than zero", s.timeout)
 	}
-	dir := cmp.Or(s.identityDir, a.Getenv(envIdentity))
+	dir := cmp.Or(s.identityDir, a.Getenv(envIdentity), saved.IdentityDir)
 	if dir == "" {
 		return nil, &usageError{err: errors.New("no identity directory is given"),
 			hint: "give it with --identity-dir or in " + envIdentity +
@@ -91,7 +95,11 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	if s.all {
 		return f.Shards(), nil
 	}
-	shard := cmp.Or(s.shard, a.Getenv(envShard))
+	saved, err := a.currentContext()
+	if err != nil {
+		return nil, err
+	}
+	shard := cmp.Or(s.shard, a.Getenv(envShard), saved.Shard)
 	known := f.Shards()
 	switch {
 	case shard == "" && len(known) == 1:
@@ -129,6 +137,14 @@ func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output
 		err = errors.Join(err, &shardsError{failed, len(answers)})
 	}
 	return err
+}
+
+// scopeText names the selected shards before they are known.
+func (a *app) scopeText(s *scope) string {
+	if s.all {
+		return "every shard"
+	}
+	return cmp.Or(s.shard, a.Getenv(envShard), "the shard")
 }
 
 func whom(shards []string) string {

@@ -20,6 +20,8 @@ import (
 type serveOptions struct {
 	bind, tokenFile, certFile, keyFile string
 	insecure                           bool
+	// opened is called with the address when the server listens.
+	opened func(url string)
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -28,15 +30,16 @@ func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Serve the page and the HTTP API", Args: cobra.NoArgs,
 		Long: `Serves a page that shows the shards in --servers, at /ui/, and their operator API as
-JSON over HTTP:
+JSON over HTTP, with ?shard=S or ?all_shards=true:
 
-  GET  /health
-  GET  /config/status      ?shard=S or ?all_shards=true
-  POST /config/refresh     ?shard=S or ?all_shards=true
-  GET  /groups             ?shard=S or ?all_shards=true
+  GET  /status   /orphans   /events   /events/follow   /config/status
+  GET  /groups   /group?group=G   /group/explain?group=G
+  GET  /instances   /instance?instance_id=I   /instance/explain?instance_id=I
   POST /group/scale        {"group": "workers", "size": 5}
-  GET  /instances          ?group=G
-  GET  /openapi.json
+  POST /config/refresh   /group/rollout   /group/create   /group/delete
+  POST /instance/create   /instance/delete   /instance/protect
+  POST /server/step-down   /orphans/confirm
+  GET  /health   /openapi.json     describes every call, with its parameters
 
 Callers need a token from --token-file: "Authorization: Bearer TOKEN". Each line of the
 file holds a token of at least 16 characters, a name and a token, or a name, a token and
@@ -114,8 +117,9 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 	mux := http.NewServeMux()
 	mux.Handle(web.Path, page)
 	mux.Handle("GET /{$}", http.RedirectHandler(web.Path, http.StatusFound))
+	ended := make(chan struct{})
 	mux.Handle("/", httpapi.New(httpapi.Options{Fleet: f, Tokens: tokens, Version: a.version, Timeout: request,
-		Log: log}))
+		Ended: ended, Log: log}))
 	server := &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -125,6 +129,7 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
+	server.RegisterOnShutdown(func() { close(ended) }) // Shutdown is called once
 	scheme, who := "http", "callers need a token"
 	if o.certFile != "" {
 		scheme = "https"
@@ -133,6 +138,9 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 		who = "without a token, for this machine only; --token-file opens it to others"
 	}
 	a.note("nstance-admin serves %s://%s %s.", scheme, listener.Addr(), who)
+	if o.opened != nil {
+		o.opened(fmt.Sprintf("%s://%s%s", scheme, listener.Addr(), web.Path))
+	}
 	return tasks.Run(ctx, func(context.Context) error {
 		if o.certFile != "" {
 			return ignoreClosed(server.ServeTLS(listener, o.certFile, o.keyFile))

@@ -94,6 +94,9 @@ func (s *secretFlags) add(cmd *cobra.Command) {
 		"where the encryption key is: "+strings.Join(keyring.Names(keysources.Sources()), ", "))
 	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+
 		") path of the file, or name or ARN of the secret or parameter")
+	flags.StringArrayVar(&s.oldKeys, "old-key", nil,
+		"a key that opens what was sealed before, as PROVIDER:SOURCE, such as env:VARIABLE or file:PATH; may be "+
+			"repeated")
 }
 
 // cluster is an opened cluster.

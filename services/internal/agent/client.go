@@ -28,6 +28,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/internal/agent/check"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
@@ -63,6 +64,8 @@ type Options struct {
 	Attest func(ctx context.Context) ([]byte, error)
 	// Hook runs after a batch changed files and receives their names. Calls never overlap. Optional.
 	Hook func(ctx context.Context, changed []string) error
+	// Probe runs a health check once. Optional. Without it the agent runs no health checks.
+	Probe check.Probe
 	// Dial connects to host:port. Optional. The default is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Version of the agent, used in reports. Optional.
@@ -76,6 +79,7 @@ type Client struct {
 	identity *identity.Store
 	keys     *keypair.Store
 	files    *receiver.Receiver
+	checks   *check.Runner // nil: the agent runs no health checks
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
 	// early holds the time until an early renewal that the server asked for.
@@ -83,6 +87,7 @@ type Client struct {
 	wake  chan struct{} // signals that there is something to report
 	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.
 	reportInterval atomic.Int64
+	counts         counts
 
 	mu sync.Mutex
 	// announced are the addresses of the agent service that a leader announced last. The slice is never changed.
@@ -96,7 +101,7 @@ type standing struct {
 	termination *nstancev1.TerminationNotice
 	stop        *announcement // nil: no announcement
 	urgent      bool          // the notice or the announcement is not reported yet
-	changed     bool          // files or keys may have changed since the last report of them
+	changed     bool          // files, keys or health checks may have changed since the last report of them
 	unwell      string        // why the agent is unhealthy; empty: healthy
 	remark      string        // reported as the message of a healthy agent
 }
@@ -108,7 +113,7 @@ func New(o Options) *Client {
 			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 		}
 	}
-	return &Client{
+	c := &Client{
 		Options:  o,
 		identity: identity.NewStore(o.Identity, o.ID, o.IdentityMode),
 		keys:     keypair.NewStore(o.Keys, o.KeysMode),
@@ -117,6 +122,10 @@ func New(o Options) *Client {
 		wake:     make(chan struct{}, 1),
 		health:   health{problem: errors.New("starting")},
 	}
+	if o.Probe != nil {
+		c.checks = check.New(o.Probe, func() { c.update(func(s *standing) { s.changed = true }) })
+	}
+	return c
 }
 
 // Run registers the instance if necessary, then keeps streams to the server until ctx ends. It returns ctx's error.
@@ -129,6 +138,9 @@ func (c *Client) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if c.Hook != nil {
 		group.Go(func() error { return c.runHook(ctx) })
+	}
+	if c.checks != nil {
+		group.Go(func() error { return c.checks.Run(ctx) })
 	}
 	group.Go(func() error { return c.stayConnected(ctx) })
 	return group.Wait()

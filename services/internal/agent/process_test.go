@@ -172,6 +172,7 @@ func TestProcess(t *testing.T) {
 	if got := healthz(t, health); got != "200 ok" {
 		t.Errorf("healthz: %s", got)
 	}
+	checkMetrics(t, health)
 	for name, want := range map[string]os.FileMode{"identity/identity.key": 0o600, "identity/identity.crt": 0o600,
 		"keys": os.ModeDir | 0o750, "recv": os.ModeDir | 0o750} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != want {

@@ -87,9 +87,10 @@ type reporter struct {
 	facts   Facts
 	metrics *nstancev1.Metrics
 	uptime  time.Duration
-	// sentFiles and sentKeys are the states in the last complete report.
-	sentFiles []*nstancev1.FileState
-	sentKeys  []*nstancev1.KeyState
+	// sentFiles, sentKeys and sentChecks are the states in the last complete report.
+	sentFiles  []*nstancev1.FileState
+	sentKeys   []*nstancev1.KeyState
+	sentChecks *nstancev1.HealthCheckReport
 }
 
 // run opens one stream after another until one fails. A stream ends without an error when the server has confirmed an
@@ -112,7 +113,7 @@ func (r *reporter) stream(ctx context.Context) error {
 
 	interval, tick := defaultInterval, time.NewTimer(defaultInterval)
 	defer tick.Stop()
-	changed := true // collect files, keys, and metrics; a notice does not wait for them
+	changed := true // collect files, keys, checks, and metrics; a notice does not wait for them
 	for sequence := uint64(1); ; sequence++ {
 		report, stop := r.next(ctx, sequence, changed)
 		if err := stream.Send(report); err != nil && !errors.Is(err, io.EOF) {
@@ -120,6 +121,7 @@ func (r *reporter) stream(ctx context.Context) error {
 		} else if err != nil {
 			return ended("reports", <-answer)
 		}
+		r.counts.reported(time.Now())
 		switch {
 		case stop == nil:
 		case stop.reason == nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED:
@@ -204,8 +206,8 @@ func (r *reporter) await(ctx context.Context, answer <-chan error) error {
 	}
 }
 
-// takeNews reports whether the next report must collect files and keys. An urgent notice or announcement goes first, in
-// a separate report.
+// takeNews reports whether the next report must collect files, keys and checks. An urgent notice or announcement goes
+// first, in a separate report.
 func (r *reporter) takeNews() (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -244,10 +246,15 @@ func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*ns
 		r.mu.Unlock()
 		r.metrics, r.uptime = r.Machine.Sample(ctx)
 		files, keys := r.files.States(), r.keys.States()
-		if sequence == 1 || !slices.EqualFunc(files, r.sentFiles, same) || !slices.EqualFunc(keys, r.sentKeys, same) {
-			report.Unchanged, report.Files, report.Keys = false, files, keys
+		var checks *nstancev1.HealthCheckReport
+		if r.checks != nil {
+			checks = r.checks.Report()
 		}
-		r.sentFiles, r.sentKeys = files, keys
+		if sequence == 1 || !slices.EqualFunc(files, r.sentFiles, same) || !slices.EqualFunc(keys, r.sentKeys, same) ||
+			!proto.Equal(checks, r.sentChecks) {
+			report.Unchanged, report.Files, report.Keys, report.HealthChecks = false, files, keys, checks
+		}
+		r.sentFiles, r.sentKeys, r.sentChecks = files, keys, checks
 	}
 	report.Metrics, report.Uptime = r.metrics, durationpb.New(r.uptime)
 	report.RuntimeHash = r.files.Hash()

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/check"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/machine"
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
@@ -46,7 +47,7 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 			return fmt.Errorf("listen for health checks: %w", err)
 		}
 		log.Info("Answering health checks", "address", listener.Addr().String())
-		group.Go(func() error { return serveHealth(ctx, listener, client.Health) })
+		group.Go(func() error { return serveHealth(ctx, listener, client) })
 	}
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return watchShutdown(ctx, client, log) })
@@ -120,6 +121,7 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 		Machine:    thisMachine{host},
 		Attest:     attestor(s, log),
 		Hook:       hook,
+		Probe:      check.Local,
 		Version:    version,
 		Log:        log,
 	}), nil
@@ -139,7 +141,9 @@ func attestor(s Settings, log *slog.Logger) func(context.Context) ([]byte, error
 	if cloud.Attest == nil {
 		return nil
 	}
-	return func(ctx context.Context) ([]byte, error) { return cloud.Attest(ctx, notice.Options{Log: log}) }
+	return func(ctx context.Context) ([]byte, error) {
+		return cloud.Attest(ctx, notice.Options{Log: log}, s.ID.String())
+	}
 }
 
 // watchNotices watches for the notices of the machine's cloud until ctx ends.
@@ -210,19 +214,21 @@ func (c *Client) stoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	return machine.ThisSystem().StoppingReason(ctx)
 }
 
-// serveHealth answers GET /healthz until ctx ends. The status is 200 with "ok", or 503 with the problem.
-func serveHealth(ctx context.Context, listener net.Listener, health func() error) error {
+// serveHealth answers GET /healthz and GET /metrics until ctx ends. The status of /healthz is 200 with "ok", or 503
+// with the problem.
+func serveHealth(ctx context.Context, listener net.Listener, client *Client) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("Cache-Control", "no-store")
-		if err := health(); err != nil {
+		if err := client.Health(); err != nil {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			fmt.Fprintln(w, err)
 			return
 		}
 		fmt.Fprintln(w, "ok")
 	})
+	mux.HandleFunc("GET /metrics", client.serveMetrics)
 	server := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })

@@ -58,7 +58,8 @@ type fakeServer struct {
 	serials           []string    // of the certificates that the streams used
 	renewals          []time.Time
 	facts             *nstancev1.RegisterAgentRequest
-	refuse            error // error of every call
+	asked             *nstancev1.ReceiveFilesRequest // the last request for files
+	refuse            error                          // error of every call
 	interval          string
 	endpoints         string
 	keysWithFiles     bool // the header of reports says that key requests come with the files
@@ -249,6 +250,7 @@ func (s *fakeServer) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	if _, err := s.admit(stream.Context(), req.GetInstanceId(), false); err != nil {
 		return err
 	}
+	s.set(func() { s.asked = req })
 	for _, event := range get(s, func() []*nstancev1.ReceiveFilesResponse { return s.firstFiles }) {
 		if err := stream.Send(event); err != nil {
 			return err

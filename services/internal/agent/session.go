@@ -119,6 +119,7 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 	keys, oldServer := make(chan []*nstancev1.KeyRequest, maxKeyRequests), make(chan struct{})
 	reports := &reporter{Client: c, api: api, onAccept: func() {
 		accepted = true
+		c.counts.sessions.Add(1)
 		c.setHealth(nil)
 		c.Log.Info("Connected", "address", addr)
 	}, onOldServer: sync.OnceFunc(func() { close(oldServer) })}
@@ -226,12 +227,15 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 	}
 }
 
-// receiveFiles stores the batches of files that the server sends, and passes on its key requests. An unfinished batch
-// is dropped with its stream.
+// receiveFiles stores the batches of files that the server sends, and passes on its key requests and health checks. An
+// unfinished batch is dropped with its stream.
 func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {
-	stream, err := api.ReceiveFiles(ctx, &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(),
-		WithKeyRequests: true})
+	request := &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(), WithKeyRequests: true}
+	if c.checks != nil {
+		request.WithHealthChecks, request.HealthChecksVersion = true, c.checks.Version()
+	}
+	stream, err := api.ReceiveFiles(ctx, request)
 	if err != nil {
 		return ended("files", err)
 	}
@@ -245,6 +249,12 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 		case *nstancev1.ReceiveFilesResponse_KeyRequests:
 			if err := passOn(ctx, keys, event.KeyRequests.GetKeys()); err != nil {
 				return err
+			}
+		case *nstancev1.ReceiveFilesResponse_HealthChecks:
+			if c.checks != nil {
+				c.checks.Set(event.HealthChecks.GetVersion(), event.HealthChecks.GetChecks())
+				c.Log.Info("Health checks changed", "checks", len(event.HealthChecks.GetChecks()))
+				c.update(func(s *standing) { s.changed = true })
 			}
 		case *nstancev1.ReceiveFilesResponse_File:
 			batch.Add(event.File)

@@ -99,7 +99,7 @@ func variables() []variable {
 		{"METRICS_INTERFACE", false, "",
 			"network interface whose rates are reported, with the kernel's connection tracking",
 			func(s *Settings, v string) error { s.MetricsInterface = v; return nil }},
-		{"HEALTH_ADDR", false, "", "host:port to answer GET /healthz on; off when empty",
+		{"HEALTH_ADDR", false, "", "host:port to answer GET /healthz and /metrics on; off when empty",
 			func(s *Settings, v string) (err error) { s.HealthAddr, err = v, checkListen(v); return err }},
 		{"POWER_OFF_ON_SIGTERM", false, "false",
 			"SIGTERM and SIGHUP mean that the machine powers off: for development, where this process is the machine",

@@ -33,6 +33,8 @@ type agent struct {
 	streams    [streamKinds]*stream
 	// pending marks kinds that have work but no open stream.
 	pending [streamKinds]bool
+	// outdated: the health stream was ended because it was told something else, and there is no newer one.
+	outdated bool
 	// keys are the submitted public keys, by name; nil before they were read from the cache.
 	keys map[string][]byte
 	// wantedKeys are to be requested from the agent.
@@ -143,8 +145,10 @@ func (a *agent) endOutdatedReports(now session) {
 	switch {
 	case s == nil:
 	case s.told.interval != now.interval:
+		a.outdated = true
 		s.end(status.Error(codes.Aborted, "the report interval has changed: connect again"))
 	case s.told.endpoints != now.endpoints:
+		a.outdated = true
 		s.end(status.Error(codes.Aborted, "the leader's addresses have changed: connect again"))
 	}
 }

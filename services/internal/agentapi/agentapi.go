@@ -57,6 +57,9 @@ type Leadership struct {
 	CertLog        CertLog
 	Issuer         transport.Issuer
 	Files          *filegen.Generator
+	// RecheckFiles means that the CAs in files may have changed: the files of each instance are made once in this term,
+	// and those that differ are sent.
+	RecheckFiles bool
 	// Interval returns the configured time between two reports.
 	Interval func() time.Duration
 	// Endpoints returns the addresses of the leader's agent service, host:port separated by commas. Optional.
@@ -179,6 +182,24 @@ func (s *Service) Configured() {
 	for _, a := range b.list() {
 		a.endOutdatedReports(now)
 	}
+}
+
+// Outdated returns the number of agents whose health streams Configured has ended and that have not opened another one.
+func (s *Service) Outdated() (n int) {
+	s.mu.Lock()
+	b := s.board
+	s.mu.Unlock()
+	if b == nil {
+		return 0
+	}
+	for _, a := range b.list() {
+		a.mu.Lock()
+		if a.outdated {
+			n++
+		}
+		a.mu.Unlock()
+	}
+	return n
 }
 
 // call is one authorized call of an agent.

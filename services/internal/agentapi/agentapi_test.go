@@ -276,11 +276,18 @@ func TestLeaderAddressesChange(t *testing.T) {
 	w.endpoints.Store("10.0.0.9:8994,10.0.0.10:8994")
 	w.service.Configured()
 	wants(t, "reports", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.Aborted, "addresses have changed")
+	if n := w.service.Outdated(); n != 1 {
+		t.Errorf("%d agents have not been told the addresses, want 1", n)
+	}
 	r = c.reports()
 	header, err := r.Header()
 	if got := header.Get(agentapi.EndpointsHeader); err != nil ||
 		!slices.Equal(got, []string{"10.0.0.9:8994,10.0.0.10:8994"}) {
 		t.Errorf("the agent was told %v, %v", got, err)
+	}
+	r.send(nil)
+	if n := w.service.Outdated(); n != 0 {
+		t.Errorf("%d agents have not been told the addresses, want none", n)
 	}
 	w.service.Configured() // nothing has changed
 	r.send(nil)

@@ -7,10 +7,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -50,6 +52,13 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 // ReceiveFiles sends an instance its files whenever it lacks some, and, if the agent says so, key requests.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
+	checks := req.GetHealthChecksVersion()
+	sendChecks := func(c *call) error {
+		if !req.GetWithHealthChecks() {
+			return nil
+		}
+		return s.sendHealthChecks(c, &checks, stream.Send)
+	}
 	requestKeys := func(c *call) error {
 		if !req.GetWithKeyRequests() {
 			return nil
@@ -63,13 +72,53 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		if req.GetWithKeyRequests() {
 			s.findMissingKeys(stream.Context(), c)
 		}
+		if err := sendChecks(c); err != nil {
+			return err
+		}
 		return requestKeys(c)
 	}, func(c *call) error {
+		// The batch makes the agent report the new configuration, so the checks go first.
+		if err := sendChecks(c); err != nil {
+			return err
+		}
 		if err := s.deliverBatch(c, stream); err != nil {
 			return err
 		}
 		return requestKeys(c)
 	})
+}
+
+// sendHealthChecks sends the health checks of the instance's group if the agent has those of another version. sent is
+// the version that it has.
+func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.ReceiveFilesResponse) error) error {
+	group, ok := c.leader.State.Group(c.group)
+	if !ok || group.HealthChecksVersion() == *sent {
+		return nil
+	}
+	checks := &nstancev1.HealthChecks{Version: group.HealthChecksVersion()}
+	for _, name := range slices.Sorted(maps.Keys(group.HealthChecks)) {
+		checks.Checks = append(checks.Checks, healthCheck(name, group.HealthChecks[name]))
+	}
+	if err := send(&nstancev1.ReceiveFilesResponse{
+		Event: &nstancev1.ReceiveFilesResponse_HealthChecks{HealthChecks: checks}}); err != nil {
+		return err
+	}
+	*sent = checks.GetVersion()
+	return nil
+}
+
+// healthCheck returns a health check of a template as agents receive it.
+func healthCheck(name string, check config.HealthCheck) *nstancev1.HealthCheck {
+	out := &nstancev1.HealthCheck{Name: name, Interval: durationpb.New(check.Interval.D()),
+		Timeout: durationpb.New(check.Timeout.D()), StartPeriod: durationpb.New(check.StartPeriod.D()),
+		FailureThreshold: uint32(*check.FailureThreshold), SuccessThreshold: uint32(*check.SuccessThreshold)}
+	if h := check.HTTP; h != nil {
+		out.Probe = &nstancev1.HealthCheck_Http{Http: &nstancev1.HttpProbe{Port: uint32(h.Port), Path: h.Path,
+			Status: uint32(h.Status)}}
+	} else {
+		out.Probe = &nstancev1.HealthCheck_Exec{Exec: &nstancev1.ExecProbe{Command: check.Exec}}
+	}
+	return out
 }
 
 // deliverBatch makes and sends one batch. It returns an error only if the stream is broken. Any other failure is raised

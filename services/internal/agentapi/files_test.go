@@ -201,6 +201,47 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	}
 }
 
+// TestFilesAreRechecked checks that a leader with RecheckFiles sends a file with content of an earlier term, once.
+// Without RecheckFiles it does not: the configuration is the same.
+func TestFilesAreRechecked(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	_, _, all, keys := c.complete()
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 1)
+	older := states(all)
+	for _, f := range older {
+		if f.GetName() == "node.env" {
+			f.Sha256 = strings.Repeat("0", len(f.GetSha256()))
+		}
+	}
+	pushed := 1
+	for _, recheck := range []bool{false, true} {
+		leader := *w.leader.Load()
+		leader.RecheckFiles = recheck
+		w.leader.Store(&leader)
+		c = c.again()
+		r, files := c.reports(), c.files()
+		r.send(func(m *nstancev1.ReportHealthRequest) { m.RuntimeHash, m.Files, m.Keys = "r1", older, keys })
+		have := older
+		if recheck {
+			b := receive(t, files)
+			if diff := cmp.Diff([]string{"node.env"}, b.names()); diff != "" {
+				t.Error(diff)
+			}
+			pushed++
+			w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, pushed)
+			have = states(all, b)
+		}
+		for range 2 {
+			w.Clock.Advance(time.Hour)
+			r.send(func(m *nstancev1.ReportHealthRequest) { m.RuntimeHash, m.Files, m.Keys = "r1", have, keys })
+		}
+		if n := w.Events(c.id, shardstate.EventFilesPushed); n != pushed {
+			t.Errorf("recheck %t: %d batches, want %d", recheck, n, pushed)
+		}
+	}
+}
+
 func TestFailedFilesAreSentAgain(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)

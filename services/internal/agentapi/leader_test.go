@@ -78,7 +78,7 @@ func newTestLeader(t testing.TB) *testLeader {
 	}}
 	w.Leader = leadertest.New(t, w.group)
 	w.interval.Store(int64(time.Minute))
-	generator := filegen.New(filegen.Options{CA: w.CA, WorkloadCA: w.WorkloadCA,
+	generator := filegen.New(filegen.Options{CA: w.CA, WorkloadCAs: authority.WorkloadCAs{w.WorkloadCA},
 		NonceKey: w.NonceKey, Secrets: oneSecret{}, Rand: rand.Reader,
 		Now: w.Clock.Now})
 	generator.Configure(filegen.Shard{Cluster: render.Cluster{ID: w.Name}, Server: render.Server{Shard: "a"},
@@ -98,7 +98,7 @@ func newTestLeader(t testing.TB) *testLeader {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.cache.Close() })
-	w.service = &agentapi.Service{Keys: w.cache, Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
+	w.service = &agentapi.Service{Keys: w.cache, Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test", "a"),
 		Leader: func() (*agentapi.Leadership, error) {
 			if err := w.Current(); err != nil {
 				return nil, err

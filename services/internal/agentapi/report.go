@@ -9,7 +9,9 @@ import (
 	"math"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/grpc"
@@ -46,6 +48,8 @@ const (
 	maxFiles, maxKeys = 512, 128
 	maxName           = 255
 	maxText           = 1024
+	maxChecks         = config.MaxHealthChecks
+	maxCheckReason    = 256
 )
 
 type reports = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
@@ -53,8 +57,8 @@ type reports = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstance
 // ReportHealth takes the reports of an instance until its agent or the server ends the stream.
 func (s *Service) ReportHealth(stream reports) error {
 	err := s.serveStream(stream.Context(), healthStream, func(own string) string { return own }, func(c *call) error {
+		c.agent.mu.Lock() // Configured compares it with what holds then
 		told := c.leader.session()
-		c.agent.mu.Lock()
 		c.stream.told = told
 		c.agent.mu.Unlock()
 		header := metadata.Pairs(IntervalHeader, told.interval.String(), EndpointsHeader, told.endpoints,
@@ -65,6 +69,9 @@ func (s *Service) ReportHealth(stream reports) error {
 		if err := stream.SendHeader(header); err != nil {
 			return err
 		}
+		c.agent.mu.Lock()
+		c.agent.outdated = false
+		c.agent.mu.Unlock()
 		number, ok := c.leader.State.Connected(c.agent.id)
 		if !ok {
 			return errDeleted(c.agent.id)
@@ -173,7 +180,7 @@ func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 		}
 		files = plan.FilesReport{Reported: report.RuntimeHash, Sent: a.sentHash, Current: group.RuntimeHash}
 		if report.Files != nil {
-			files.Full = true
+			files.Full, files.Recheck = true, c.leader.RecheckFiles
 			files.Complete, files.RenewAt = a.compareFiles(report.Files, &group)
 		}
 	}
@@ -301,6 +308,46 @@ func parseStates(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 		}
 		r.Keys[i] = shardstate.KeyState{Name: k.GetName(), SHA256: k.GetSha256(), Error: k.GetError()}
 	}
+	return parseChecks(m.GetHealthChecks(), r)
+}
+
+// parseChecks reads the states of health checks into r. An agent that runs none sends no report of them.
+func parseChecks(m *nstancev1.HealthCheckReport, r *shardstate.Report) error {
+	if m == nil {
+		return nil
+	}
+	if len(m.GetStates()) > maxChecks {
+		return fmt.Errorf("health_checks: %d of them, at most %d are allowed", len(m.GetStates()), maxChecks)
+	}
+	r.Checks, r.ChecksVersion = make([]shardstate.CheckState, len(m.GetStates())), m.GetVersion()
+	if err := checkText("health_checks.version", r.ChecksVersion, 128); err != nil {
+		return err
+	}
+	for i, c := range m.GetStates() {
+		if err := ident.ValidateName(c.GetName()); err != nil {
+			return fmt.Errorf("health_checks.states[%d].name: %w", i, err)
+		}
+		reason := fmt.Sprintf("health_checks.states[%d].reason", i)
+		if err := checkText(reason, c.GetReason(), maxCheckReason); err != nil {
+			return err
+		}
+		if strings.ContainsFunc(c.GetReason(), unicode.IsControl) {
+			return fmt.Errorf("%s: has a control character", reason)
+		}
+		state := shardstate.CheckState{Name: c.GetName(), Reason: c.GetReason()}
+		switch c.GetStatus() {
+		case nstancev1.HealthCheckState_STATUS_STARTING:
+			state.Status = shardstate.CheckStarting
+		case nstancev1.HealthCheckState_STATUS_PASSING:
+			state.Status = shardstate.CheckPassing
+		case nstancev1.HealthCheckState_STATUS_FAILING:
+			state.Status = shardstate.CheckFailing
+		default:
+			return fmt.Errorf("health_checks.states[%d].status: %d is unknown", i, c.GetStatus())
+		}
+		r.Checks[i] = state
+	}
+	slices.SortFunc(r.Checks, func(a, b shardstate.CheckState) int { return cmp.Compare(a.Name, b.Name) })
 	return nil
 }
 

@@ -18,7 +18,7 @@ import (
 func (b *bench) stray() infra.VM {
 	b.t.Helper()
 	vm := b.plant(b.newID(), infra.Running)
-	b.State.Listed([]infra.VM{vm}, time.Now())
+	b.State.Listed([]infra.VM{vm}, nil, time.Now())
 	return vm
 }
 

@@ -38,31 +38,41 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 		}
 	}
 	defer settlePending()
-	expectAgain := func() {
-		if !pending {
-			pending = true
-			x.State.ExpectCreates(key, 1)
-		}
-	}
 	group, ok := x.State.Group(key)
 	if !ok || group.Deleted {
 		return
 	}
 	places, refused := x.placements(group, group.InstanceType)
-	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, refused: expectAgain,
+	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending,
 		begun: x.Env.Now()})
 	backoffKey := shardstate.GroupError(plan.AlertProvider, key, ident.ID{})
 	switch {
 	case err == nil:
 		x.State.ResolveError(backoffKey)
-	case ctx.Err() != nil || errors.Is(err, errWithdrawn):
+	case ctx.Err() != nil || errors.Is(err, errWithdrawn) || errors.Is(err, errElsewhere):
 	default:
+		x.countFailure(err)
 		x.Log.Warn("create failed", "tenant", key.Tenant, "group", key.Group, "error", err)
 		if _, ok := x.State.Group(key); ok {
 			x.State.RaiseError(backoffKey, fmt.Sprintf("create: %v", err))
 		}
 		x.State.CreateFailed(key, err.Error())
 	}
+}
+
+// countFailure reports a failed creation to CreateFailed.
+func (x *Executor) countFailure(err error) {
+	if x.CreateFailed == nil {
+		return
+	}
+	class := string(infra.ClassOf(err))
+	switch {
+	case errors.Is(err, ErrNoCapacity):
+		class = string(infra.Capacity)
+	case errors.Is(err, ErrNotPermitted):
+		class = "not permitted"
+	}
+	x.CreateFailed(class)
 }
 
 // CreateOnDemand creates one on-demand instance under the given ID. The ID must not have a record yet, otherwise
@@ -75,7 +85,9 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 	instanceType = cmp.Or(instanceType, group.InstanceType)
 	places, refused := x.placements(group, instanceType)
 	if len(places) == 0 {
-		return noCapacity(refused)
+		err := noCapacity(refused)
+		x.countFailure(err)
+		return err
 	}
 	rec := x.reservation(id, group.Tenant)
 	rec.Group, rec.Template, rec.OnDemand = group.GroupKey.Group, group.Template, true
@@ -87,9 +99,11 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 	reservation, used := shardstate.Reservation{Record: rec, Token: token}, false
 	// Only the first placement is tried: the caller chose the instance's ID, and each placement needs an ID of its own.
 	err = x.attempt(ctx, group, places[:1], refused, order{onDemand: &reservation,
-		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() {
-			used = true
-		}, refused: func() {}, begun: x.Env.Now()})
+		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() { used = true },
+		begun: x.Env.Now()})
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errWithdrawn) {
+		x.countFailure(err)
+	}
 	if !used {
 		x.State.AddLeftover(reservation) // nothing was requested with it, so garbage collection makes it a tombstone
 	}
@@ -101,28 +115,32 @@ type order struct {
 	action   plan.Action
 	onDemand *shardstate.Reservation // fixes the ID; if nil, every placement takes another reservation
 	known    func()                  // called once the instance is in the State
-	// refused is called before an instance is dropped for lack of capacity. The instance must count as pending until
-	// the next placement's instance is in the State.
-	refused func()
-	begun   time.Time
+	begun    time.Time
 }
 
-// attempt tries placements in order until one is not refused for lack of capacity. A refusal makes the ID unusable:
-// another placement means other parameters, and other parameters need another idempotency key.
+// errElsewhere means that the provider refused a placement for lack of capacity, and that other placements are left.
+// The planner decides whether the instance is still wanted. The next create takes the next placement.
+var errElsewhere = errors.New("refused for lack of capacity; another placement is left")
+
+// attempt tries the first of the placements. A refusal makes the ID unusable: another placement means other parameters,
+// and other parameters need another idempotency key.
 func (x *Executor) attempt(ctx context.Context, group config.Group, places []placement, refused []string,
 	o order) error {
 	if group.Refused != "" {
 		return fmt.Errorf("%w: %s", ErrNotPermitted, group.Refused)
 	}
-	for _, place := range places {
-		err := x.place(ctx, group, place, o)
-		if infra.ClassOf(err) != infra.Capacity || err == nil {
-			return err
-		}
-		x.capacity.remember(place, x.Env.Now())
-		refused = append(refused, place.String()+": "+err.Error())
+	if len(places) == 0 {
+		return noCapacity(refused)
 	}
-	return noCapacity(refused)
+	err := x.place(ctx, group, places[0], o)
+	if err == nil || infra.ClassOf(err) != infra.Capacity {
+		return err
+	}
+	x.capacity.remember(places[0], err.Error(), x.Env.Now())
+	if len(places) > 1 {
+		return errElsewhere
+	}
+	return noCapacity(append(refused, places[0].String()+": "+err.Error()))
 }
 
 func noCapacity(refused []string) error {
@@ -135,14 +153,12 @@ func (x *Executor) placements(group config.Group, first string) (places []placem
 	now := x.Env.Now()
 	for _, t := range append([]string{first}, group.InstanceTypes...) {
 		for _, subnet := range group.Subnets {
-			switch place := (placement{t, subnet}); {
-			case x.capacity.isFull(subnet):
-				refused = append(refused, place.String()+": the subnet is full")
-			case x.capacity.lacking(place, now):
-				refused = append(refused, place.String()+": refused lately")
-			default:
-				places = append(places, place)
+			place := placement{t, subnet}
+			if why := x.capacity.refusal(place, now); why != "" {
+				refused = append(refused, place.String()+": "+why)
+				continue
 			}
+			places = append(places, place)
 		}
 	}
 	return places, refused
@@ -187,7 +203,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	// The event is published after the call, so that publishing does not delay the call. Its time is the start of the
 	// call.
 	event := shardstate.NewEvent(shardstate.EventCreating, &rec, o.action.Reason)
-	event.At, event.Replaces = entered, o.action.Replaces
+	event.At, event.Replaces, event.Cause = entered, o.action.Replaces, o.action.Cause
 	x.State.Publish(event)
 	switch {
 	case ctx.Err() != nil:
@@ -196,9 +212,6 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		x.State.End(rec.ID, nil)
 		return err
 	case err != nil:
-		if infra.ClassOf(err) == infra.Capacity {
-			o.refused()
-		}
 		x.recordTombstoneRefused(ctx, rec.ID, err)
 		return err
 	}
@@ -440,8 +453,14 @@ func (x *Executor) QuerySubnetCapacity(ctx context.Context) {
 // capacity remembers which subnets are full, and which placements were refused for lack of capacity.
 type capacity struct {
 	mu      sync.Mutex
-	refused map[placement]time.Time
+	refused map[placement]refusal
 	full    map[string]bool
+}
+
+// refusal is why and when the provider refused a placement.
+type refusal struct {
+	why string
+	at  time.Time
 }
 
 func (c *capacity) learn(subnets []string, room map[string]bool, err error) {
@@ -453,26 +472,27 @@ func (c *capacity) learn(subnets []string, room map[string]bool, err error) {
 	}
 }
 
-func (c *capacity) isFull(subnet string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.full[subnet]
-}
-
-func (c *capacity) remember(p placement, now time.Time) {
+// remember stores that the provider refused a placement, and why.
+func (c *capacity) remember(p placement, why string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.refused == nil {
-		c.refused = map[placement]time.Time{}
+		c.refused = map[placement]refusal{}
 	}
-	c.refused[p] = now
+	c.refused[p] = refusal{why, now}
 }
 
-func (c *capacity) lacking(p placement, now time.Time) bool {
+// refusal returns why a placement is not worth a try, "" if it is.
+func (c *capacity) refusal(p placement, now time.Time) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at, ok := c.refused[p]
-	return ok && now.Sub(at) < capacityMemory
+	if c.full[p.subnet] {
+		return "the subnet is full"
+	}
+	if r, ok := c.refused[p]; ok && now.Sub(r.at) < capacityMemory {
+		return "refused lately: " + r.why
+	}
+	return ""
 }
 
 func (p placement) String() string {

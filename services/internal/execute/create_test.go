@@ -37,6 +37,21 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
 	})
 }
 
+// countFailures returns a function that returns the classes of the creations that failed so far.
+func (b *bench) countFailures() func() string {
+	var classes []string
+	b.CreateFailed = func(class string) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		classes = append(classes, class)
+	}
+	return func() string {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return strings.Join(classes, ", ")
+	}
+}
+
 func TestCreate(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id, old := b.reserve(), b.newID()
@@ -51,7 +66,7 @@ func TestCreate(t *testing.T) {
 			return mock.Outcome{}
 		}
 		action := create
-		action.Replaces = old
+		action.Replaces, action.Cause = old, plan.CauseGone
 		b.do(action)
 		b.wait()
 
@@ -84,7 +99,7 @@ func TestCreate(t *testing.T) {
 		}
 		b.mu.Lock()
 		if e := b.events[1]; e.Type != shardstate.EventCreating || e.Replaces != old || e.Reason != create.Reason ||
-			!e.At.Equal(began) {
+			e.Cause != plan.CauseGone || !e.At.Equal(began) {
 			t.Errorf("%+v", e)
 		}
 		b.mu.Unlock()
@@ -319,7 +334,7 @@ func TestCreateRefusedAfterThrottling(t *testing.T) {
 // TestCreateRefused checks that a definite refusal makes the ID unusable and counts as a failure.
 func TestCreateRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		id := b.reserve()
+		id, failed := b.reserve(), b.countFailures()
 		b.script = func(call mock.Call) mock.Outcome {
 			if call.Kind == mock.Create {
 				return mock.Outcome{Err: infra.Errorf(infra.Denied, "create", "no permission")}
@@ -329,6 +344,9 @@ func TestCreateRefused(t *testing.T) {
 		b.do(create)
 		b.wait()
 		b.wantState(id, record.Deleted)
+		if got := failed(); got != "denied" {
+			t.Errorf("counted %q", got)
+		}
 		if _, _, lives := b.State.Record(id); lives || len(b.made(mock.Create)) != 1 || b.pending() != 0 {
 			t.Errorf("it lives: %t; %d calls, %d pending", lives, len(b.made(mock.Create)), b.pending())
 		}
@@ -346,12 +364,16 @@ func TestCreateRefused(t *testing.T) {
 func TestCreateNotPermitted(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
+		failed := b.countFailures()
 		b.configure(func(g *config.Group) { g.Refused = "template: not for this tenant" })
 		b.do(create)
 		b.wait()
 		group, _ := b.State.Group(workers)
 		if err := b.CreateOnDemand(t.Context(), group, b.newID(), "", nil); !errors.Is(err, execute.ErrNotPermitted) {
 			t.Errorf("on demand: %v", err)
+		}
+		if got := failed(); got != "not permitted, not permitted" {
+			t.Errorf("counted %q", got)
 		}
 		if len(b.made(mock.Create)) != 0 || b.pending() != 0 {
 			t.Errorf("%d calls, %d pending", len(b.made(mock.Create)), b.pending())
@@ -365,7 +387,7 @@ func TestCreateNotPermitted(t *testing.T) {
 	})
 }
 
-// TestCreateElsewhere checks that another placement uses another ID.
+// TestCreateElsewhere checks that a create after a refusal takes the next placement, under another ID.
 func TestCreateElsewhere(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for range execute.ReservePool {
@@ -373,8 +395,14 @@ func TestCreateElsewhere(t *testing.T) {
 		}
 		b.provider.SetCapacity(mock.Place{Type: "small"}, 0)
 		b.provider.SetCapacity(mock.Place{Type: "large", Subnet: "a"}, 0)
-		b.do(create)
-		b.wait()
+		failed := b.countFailures()
+		for range 4 {
+			b.do(create)
+			b.wait()
+		}
+		if got := failed(); got != "" {
+			t.Errorf("counted %q although another placement was left", got)
+		}
 		var tried []string
 		ids := map[ident.ID]bool{}
 		for _, call := range b.made(mock.Create) {
@@ -407,42 +435,18 @@ func TestCreateElsewhere(t *testing.T) {
 		if back := b.backoff(); back.Failures != 1 || !strings.Contains(back.Reason, "no capacity left") {
 			t.Errorf("back-off %+v", back)
 		}
+		if got := failed(); got != "no capacity" {
+			t.Errorf("counted %q", got)
+		}
 		time.Sleep(3 * time.Minute)
 		b.calls = nil
-		b.do(create)
-		b.wait()
-		if calls := b.made(mock.Create); len(calls) != 4 {
-			t.Errorf("%d calls three minutes later", len(calls))
+		for range 4 {
+			b.do(create)
+			b.wait()
 		}
-	})
-}
-
-// TestInstanceIsPendingBetweenPlacements checks that an instance counts as pending between a refusal and the
-// reservation for the next placement, which may have to wait for the bucket. Otherwise another instance would be
-// created for it.
-func TestInstanceIsPendingBetweenPlacements(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		first := b.reserve()
-		b.provider.SetCapacity(mock.Place{Type: "small", Subnet: "a"}, 0)
-		b.mu.Lock()
-		b.storeFault = func(r mem.Request) mem.Fault {
-			if r.Op == mem.Put && !strings.Contains(r.Key, first.Storage()) {
-				return mem.Fault{Before: time.Minute}
-			}
-			return mem.Fault{}
+		if calls := b.made(mock.Create); len(calls) != 4 || b.backoff().Failures != 2 {
+			t.Errorf("%d calls three minutes later, back-off %+v", len(calls), b.backoff())
 		}
-		b.mu.Unlock()
-		b.State.ExpectCreates(workers, 1)
-		go b.Do(t.Context(), workers, create)
-		time.Sleep(30 * time.Second)
-		if _, dead := b.State.Tombstone(first); !dead || b.pending() != 1 {
-			t.Errorf("dead: %t; %d pending", dead, b.pending())
-		}
-		time.Sleep(10 * time.Minute)
-		if vms := b.provider.VMs(); len(vms) != 1 || b.pending() != 0 {
-			t.Errorf("%d VMs, %d pending", len(vms), b.pending())
-		}
-		b.wait()
 	})
 }
 

@@ -100,6 +100,8 @@ type Executor struct {
 	Incarnation string
 	// Entered, if set, is called when a create call starts, with the time since the create action began.
 	Entered func(time.Duration)
+	// CreateFailed, if set, is called with the class of each creation that failed.
+	CreateFailed func(class string)
 
 	capacity capacity
 	refills  refills
@@ -210,7 +212,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	if deletion.CountsAsFailedCreation() {
 		x.State.CreateFailed(group, action.Reason)
 	}
-	if g, ok := x.State.Group(group); ok && deletion.FailsRollout(rec.InfraHash, &g) {
+	if view, ok := x.State.Instance(action.Instance); ok && deletion.FailsRollout(view.InfraDrift) {
 		x.State.RolloutFailed(group)
 	}
 	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)

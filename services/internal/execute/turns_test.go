@@ -48,7 +48,9 @@ func TestAlertsNameWhatIsMissing(t *testing.T) {
 					refusals++
 					return mock.Outcome{Err: &c.err}
 				}
-				b.do(plan.Action{Kind: plan.Create, Reason: "test"})
+				for try := 0; try < 4 && len(b.messages(plan.AlertProvider)) == 0; try++ { // one for each placement
+					b.do(plan.Action{Kind: plan.Create, Reason: "test"})
+				}
 				got := b.messages(plan.AlertProvider)
 				if len(got) != 1 || !strings.Contains(got[0], c.want) {
 					t.Errorf("alerts %q, want one with %q", got, c.want)

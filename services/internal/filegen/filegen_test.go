@@ -80,7 +80,7 @@ func newTestGenerator(t testing.TB) *testGenerator {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Generator = New(Options{CA: w.ca, WorkloadCA: w.workloadCA,
+	w.Generator = New(Options{CA: w.ca, WorkloadCAs: authority.WorkloadCAs{w.workloadCA},
 		NonceKey: nonceKey, Secrets: w.secrets, CacheTTL: 5 * time.Minute,
 		Rand: rand.Reader,
 		Now:  func() time.Time { return w.now },
@@ -431,7 +431,7 @@ func TestWorkloadCAStarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	options := w.options
-	options.WorkloadCA = next
+	options.WorkloadCAs = authority.WorkloadCAs{next}
 	shard := *w.shard.Load()
 	shard.Cluster.WorkloadCACert = string(authority.EncodeCertificate(next.Certificate()))
 	w.Generator = New(options)
@@ -472,6 +472,73 @@ func TestWorkloadCAStarts(t *testing.T) {
 	signedBy(w.generate(t, fresh), next) // of a new instance
 	w.now = first.RenewAt
 	signedBy(w.generate(t, in), next)
+}
+
+// TestWorkloadCARotation replaces the workload CA. An external client that trusts what the instance's file holds
+// verifies the instance's certificate at any time, also with the file of the step before.
+func TestWorkloadCARotation(t *testing.T) {
+	w := newTestGenerator(t)
+	const day = 24 * time.Hour
+	notice := 30 * day
+	next, err := authority.CreateWorkloadCA("example", rand.Reader, w.now.Add(notice))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.group.Files = map[string]config.File{"client.crt": w.group.Files["client.crt"], "ca.crt": w.group.Files["ca.crt"]}
+	in := w.input()
+	in.Keys = map[string][]byte{"client.pub": pkix(t, ECDSAP256)}
+	start, files := w.now, map[string][]byte{}
+	use := func(cas authority.WorkloadCAs) {
+		options, shard := w.options, *w.shard.Load()
+		options.WorkloadCAs = cas
+		shard.Cluster.WorkloadCACert = string(cas.EncodeCertificates())
+		w.Generator = New(options)
+		w.Configure(shard)
+	}
+	trusted := func() *x509.CertPool {
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(files["ca.crt"])
+		return pool
+	}
+	old := authority.WorkloadCAs{w.workloadCA}
+	both := authority.WorkloadCAs{w.workloadCA, next}
+	issued := map[bool]int{}
+	for n := 0; n <= 150; n++ {
+		w.now = start.Add(time.Duration(n) * day)
+		switch n {
+		case 0:
+			use(old)
+		case 2:
+			use(both)
+		case 120: // 90 days after the new CA started
+			use(authority.WorkloadCAs{next})
+		}
+		earlier := trusted()
+		result := w.generate(t, in)
+		in = took(in, result)
+		for _, file := range result.Files {
+			files[file.Name] = file.Content
+		}
+		block, _ := pem.Decode(files["client.crt"])
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		issued[cert.CheckSignatureFrom(next.Certificate()) == nil]++
+		for name, roots := range map[string]*x509.CertPool{"its file": trusted(),
+			"the file of the day before": earlier} {
+			if n == 0 && name != "its file" {
+				continue
+			}
+			if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: w.now,
+				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+				t.Errorf("day %d: a client with %s: %v", n, name, err)
+			}
+		}
+	}
+	if issued[false] < 30 || issued[true] < 30 {
+		t.Errorf("days with a certificate of the old CA: %d, of the new one: %d", issued[false], issued[true])
+	}
 }
 
 func forget(in *Input) {
@@ -602,6 +669,12 @@ func TestMachine(t *testing.T) {
 	}
 	if m.Image != "ami-1" || m.Hostname != w.rec.ID.String() {
 		t.Errorf("image %q, host name %q", m.Image, m.Hostname)
+	}
+	for want, images := range map[string]map[string]string{"ami-1": {"debian": "ami-1", "other": "ami-2"},
+		"": {"other": "ami-2"}} {
+		if id, err := w.Image(w.group, images); id != want || err != nil {
+			t.Errorf("the image of the group is %q of %v, want %q (%v)", id, images, want, err)
+		}
 	}
 	text := string(m.Userdata)
 	if !strings.HasPrefix(text, "#!/bin/sh\necho "+w.rec.ID.String()+" worker 10.0.0.1:8994\n") {

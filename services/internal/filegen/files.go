@@ -314,10 +314,7 @@ func (r *generation) certificate(file *compiledFile) error {
 	// A longer ttl, which a former version accepted, does not change the basis: no certificate is replaced because of
 	// the limit.
 	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
-	ca := r.g.options.WorkloadCA
-	if now.Before(ca.Starts()) {
-		ca = r.g.options.CA
-	}
+	ca := r.g.options.WorkloadCAs.At(now, r.g.options.CA)
 	cert, err := ca.IssueInstance(spec, r.g.options.Rand, now)
 	if err != nil {
 		return err

@@ -43,9 +43,11 @@ type Shard struct {
 
 // Options configure a [Generator]. All fields except CacheTTL are required.
 type Options struct {
-	// WorkloadCA signs certificates from the time it starts. Until then CA, the cluster's, signs them.
-	CA, WorkloadCA authority.CA
-	NonceKey       authority.NonceKey
+	// WorkloadCAs sign certificates, each from the time it starts. Until the first one starts CA, the cluster's, signs
+	// them.
+	CA          authority.CA
+	WorkloadCAs authority.WorkloadCAs
+	NonceKey    authority.NonceKey
 	// Secrets supplies the content of secret files. The generator remembers it for CacheTTL, so Secrets needs no cache.
 	Secrets secretstore.Store
 	// ReadFile reads an object of the bucket under files/. The name omits that prefix.

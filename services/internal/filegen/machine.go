@@ -80,6 +80,25 @@ func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Grou
 	return out, nil
 }
 
+// Image returns the ID of the image that the arguments of a group's VMs use, if it is one of images, by name; "" if
+// they use none of them.
+func (g *Generator) Image(group config.Group, images map[string]string) (string, error) {
+	shard := g.shard.Load()
+	if shard == nil {
+		return "", errUnconfigured
+	}
+	m, err := g.machine(&group)
+	if err != nil {
+		return "", err
+	}
+	// The image of a group is that of an instance that nothing is known of.
+	d := data(shard, &group, &record.Instance{Tenant: group.Tenant, Group: group.GroupKey.Group,
+		InstanceType: group.InstanceType}, Address{})
+	writer := treeWriter{data: &d, images: images, left: render.MaxOutput}
+	_, err = m.args.render(&writer)
+	return writer.image, err
+}
+
 func (g *Generator) machine(group *config.Group) (*machine, error) {
 	return remembered(&g.mu, g.machines, group.InfraHash, func() (*machine, error) {
 		m := &machine{encoding: group.Userdata.Encoding}

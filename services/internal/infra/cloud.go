@@ -56,8 +56,9 @@ type Configurer interface {
 // Attestor is an optional capability: it checks on which VM an agent runs.
 type Attestor interface {
 	// Attest checks a proof that an agent sent. It fails as [Denied] if the proof does not show that the agent runs on
-	// vm, and as [NotFound] if vm is not known well enough yet. It calls nothing.
-	Attest(proof []byte, vm VM) error
+	// vm. Any other class means that the proof could not be checked: vm is not known well enough yet ([NotFound]), or
+	// the cloud's keys could not be read.
+	Attest(ctx context.Context, proof []byte, vm VM) error
 }
 
 // Watcher is an optional capability: it reports changes of VMs when they happen.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Class says what a provider's error means for the caller. A Class is itself an error, so that errors.Is(err,
@@ -29,6 +30,11 @@ const (
 	// read, nothing is known.
 	Indeterminate Class = "indeterminate"
 )
+
+// Classes lists all classes.
+func Classes() []Class {
+	return []Class{NotFound, Conflict, Capacity, Throttled, Denied, Invalid, Indeterminate}
+}
 
 // Error implements error, so that a Class can be the target of errors.Is.
 func (c Class) Error() string { return string(c) }
@@ -75,6 +81,34 @@ func Wrap(class Class, op string, err error) error {
 		class = Indeterminate
 	}
 	return &Error{Class: class, Op: op, Err: err}
+}
+
+// PartialError is the error of a List that lacks the VMs of some parts of the provider.
+type PartialError struct {
+	// Unlisted are prefixes of provider IDs. The list says nothing of a VM whose ID begins with one of them.
+	Unlisted []string
+	Err      error
+}
+
+// Error implements error.
+func (e *PartialError) Error() string {
+	return "the list lacks the VMs of " + strings.Join(e.Unlisted, ", ") + ": " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *PartialError) Unwrap() error { return e.Err }
+
+// UnlistedBy returns the prefixes of a [PartialError] in err's chain. ok is false if err is another error, after which
+// nothing is known. A nil error has no prefixes.
+func UnlistedBy(err error) (prefixes []string, ok bool) {
+	if err == nil {
+		return nil, true
+	}
+	partial, ok := errors.AsType[*PartialError](err)
+	if !ok {
+		return nil, false
+	}
+	return partial.Unlisted, true
 }
 
 // QuotaOf returns the first quota that an error in err's chain names, or "".

@@ -90,9 +90,10 @@ type Provider interface {
 	Delete(ctx context.Context, providerID string) error
 	// Get describes one VM. [NotFound] proves nothing about a VM younger than the provider's consistency window.
 	Get(ctx context.Context, providerID string) (VM, error)
-	// List returns every VM tagged with owner, including terminated VMs while the provider still reports them. It never
-	// returns a partial list: after an error, nothing is known. A VM is proven gone only if it is absent from a
-	// complete list after a grace period since its creation.
+	// List returns every VM tagged with owner, including terminated VMs while the provider still reports them. If parts
+	// of the provider do not answer, such as one of several hosts, it returns the VMs of all others together with a
+	// [PartialError]. After any other error, nothing is known. A VM is proven gone only if it is absent from a list
+	// that covers it, after a grace period since its creation.
 	List(ctx context.Context, owner Owner) ([]VM, error)
 	// FindByInstance looks up one VM by its instance tag. [NotFound] has the same meaning as for Get.
 	FindByInstance(ctx context.Context, owner Owner, id ident.ID) (VM, error)

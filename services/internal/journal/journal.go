@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -42,7 +43,7 @@ const (
 	restoreFor = 24 * time.Hour
 )
 
-// Options are the dependencies of a Journal. All are required.
+// Options are the dependencies of a Journal. All are required unless their comment says otherwise.
 type Options struct {
 	Shard string
 	Term  uint64
@@ -52,6 +53,8 @@ type Options struct {
 	Retention func() time.Duration
 	Now       func() time.Time
 	Log       *slog.Logger
+	// Stored, if set, is called with each batch of events after it is stored, in order.
+	Stored func([]record.Event)
 }
 
 // Journal is the journal of one term. Its methods are safe for concurrent use.
@@ -64,6 +67,9 @@ type Journal struct {
 	sequence uint64
 	queue    []record.Event // not yet in the SQLite file
 	lost     int            // events since the last event that found no place
+
+	// unsentSince is the time of the oldest event that is not in the bucket, in Unix nanoseconds; 0 if all are.
+	unsentSince atomic.Int64
 }
 
 // New returns a journal without events. Record works before Run is called.
@@ -91,6 +97,15 @@ func (j *Journal) Record(e record.Event) {
 	case j.wake <- struct{}{}:
 	default:
 	}
+}
+
+// Lag returns the age of the oldest event that is stored but not in the bucket yet, or 0 if all are.
+func (j *Journal) Lag() time.Duration {
+	since := j.unsentSince.Load()
+	if since == 0 {
+		return 0
+	}
+	return max(0, j.options.Now().Sub(time.Unix(0, since)))
 }
 
 // add queues an event. Call with mu held.
@@ -172,16 +187,32 @@ func (w *writer) store(ctx context.Context, events []record.Event) {
 	for _, e := range events {
 		w.hub.Publish(cache.PositionOf(e), e)
 	}
+	if w.options.Stored != nil {
+		w.options.Stored(events)
+	}
 	w.unsent = append(w.unsent, events...)
 	if extra := len(w.unsent) - maxUnsent; extra > 0 {
 		w.unsent, w.dropped = w.unsent[extra:], w.dropped+extra
 	}
+	w.setLag()
 	if w.untrimmed += len(events); w.untrimmed >= trimEvery {
 		w.untrimmed = 0
 		if err := w.options.Cache.KeepEvents(ctx, keepEvents); err != nil && ctx.Err() == nil {
 			w.options.Log.Warn("old events not removed from this machine", "error", err)
 		}
 	}
+}
+
+// setLag stores the time of the oldest event that is not in the bucket.
+func (w *writer) setLag() {
+	oldest := int64(0)
+	for _, waiting := range [][]record.Event{w.part, w.unsent} {
+		if len(waiting) > 0 {
+			oldest = waiting[0].At.UnixNano()
+			break
+		}
+	}
+	w.unsentSince.Store(oldest)
 }
 
 // due returns the time until the next part, and whether there is anything to write.
@@ -231,6 +262,7 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 		return false
 	}
 	w.part, w.repeated = nil, false
+	w.setLag()
 	w.clean(ctx, first.At)
 	return true
 }

@@ -260,10 +260,16 @@ func TestBrokenBucket(t *testing.T) {
 			j.Record(event(fmt.Sprint(n)))
 			time.Sleep(10 * time.Minute)
 		}
+		if lag := j.Lag(); lag != 40*time.Minute {
+			t.Errorf("the journal lags %v behind, want 40m", lag)
+		}
 		broken = false
 		time.Sleep(2 * time.Minute)
 		if have := parts(t, store); have != "0 | 1 2 3" {
 			t.Errorf("parts %q, want all events of the outage", have)
+		}
+		if lag := j.Lag(); lag != 0 {
+			t.Errorf("the journal lags %v behind although all is written", lag)
 		}
 	})
 }

@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	// addressCheck is the interval at which the leader checks that it still holds the shard's address.
-	addressCheck = time.Minute
+	// AddressCheck is the interval at which the leader checks that it still holds an address that a cloud moves.
+	AddressCheck = time.Minute
 	// addressRelease is the timeout for releasing the address when leadership ends.
 	addressRelease = 5 * time.Second
 )
 
-// HoldAddress acquires the shard's fixed address for this machine, checks it every minute, and releases it when ctx
-// ends. The rest of the leader does not wait for it, because planning needs no address.
-func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string) {
+// HoldAddress acquires the shard's fixed address for this machine, again at the interval every, and releases it when
+// ctx ends. The rest of the leader does not wait for it, because planning needs no address.
+func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string, every time.Duration) {
 	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
 	began, held := l.Executor.Env.Now(), false
 	for delay := time.Second; ; {
-		wait := addressCheck
+		wait := every
 		err := l.Executor.Permit(ctx)
 		if err == nil {
 			err = network.Acquire(ctx, machineID)
@@ -40,7 +40,7 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 			if ctx.Err() == nil {
 				l.State.RaiseError(key, fmt.Sprintf("acquire the leader's address: %v", err))
 			}
-			wait, delay = delay, min(2*delay, addressCheck)
+			wait, delay = min(delay, every), 2*delay
 		}
 		if l.Executor.Env.Sleep(ctx, wait) != nil {
 			break

@@ -453,7 +453,7 @@ func TestHoldAddress(t *testing.T) {
 		s.remaining = 0
 		done := make(chan struct{})
 		go func() {
-			s.HoldAddress(ctx, s.provider, "here")
+			s.HoldAddress(ctx, s.provider, "here", leader.AddressCheck)
 			close(done)
 		}()
 		time.Sleep(500 * time.Millisecond)

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
@@ -48,15 +47,7 @@ func BenchmarkMassReplacement(b *testing.B) {
 		access, secret := cloud.Credentials()
 		cfg.BaseEndpoint, cfg.Credentials = &server.URL, credentials.NewStaticCredentialsProvider(access, secret, "")
 		client, zone := ec2.NewFromConfig(cfg), cloud.Region()+"a"
-		vpc, err := client.CreateVpc(b.Context(), &ec2.CreateVpcInput{CidrBlock: sdk.String("10.0.0.0/16")})
-		if err != nil {
-			b.Fatal(err)
-		}
-		subnet, err := client.CreateSubnet(b.Context(), &ec2.CreateSubnetInput{VpcId: vpc.Vpc.VpcId,
-			CidrBlock: sdk.String("10.0.0.0/20"), AvailabilityZone: &zone})
-		if err != nil {
-			b.Fatal(err)
-		}
+		subnet := newSubnet(b, client, zone)
 		provider, err := aws.New(aws.Config{Zone: zone, EC2: aws.NewEC2(cfg)})
 		if err != nil {
 			b.Fatal(err)
@@ -65,7 +56,7 @@ func BenchmarkMassReplacement(b *testing.B) {
 		s.Executor.Provider, s.Executor.Renderer = provider, awsRenderer{s,
 			cloud.EC2().AddImage(fake.AMI{Name: "base"})}
 		g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: missing, MaxSurge: 1,
-			InstanceType: "t3.small", Subnets: []string{*subnet.Subnet.SubnetId}, InfraHash: "i1"}
+			InstanceType: "t3.small", Subnets: []string{subnet}, InfraHash: "i1"}
 		ctx, cancel := context.WithCancel(b.Context())
 		began := time.Now()
 		s.State.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})

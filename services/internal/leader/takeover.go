@@ -42,12 +42,17 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 		l.Executor.Authority.Refuse(highest)
 		return fmt.Errorf("read the shard's instances: one was written in term %d, this is term %d", highest, term)
 	}
+	unlisted, known := infra.UnlistedBy(listErr)
 	if listErr != nil {
 		l.Asker.Failed(listErr)
+	}
+	if !known {
 		return nil
 	}
-	l.State.Listed(vms, asked)
-	l.listed = asked
+	l.State.Listed(vms, unlisted, asked)
+	if len(unlisted) == 0 {
+		l.listed = asked
+	}
 	return l.readStrays(ctx)
 }
 
@@ -58,13 +63,14 @@ const (
 	listPatience = 2 * time.Second
 )
 
-// list returns the provider's list. It retries, because a short throttling must not leave a new leader without
-// information.
+// list returns the provider's list, which may be partial. It retries, because a short throttling must not leave a new
+// leader without information.
 func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
 	began := l.Executor.Env.Now()
 	for try := 1; ; try++ {
 		vms, err = l.Executor.Provider.List(ctx, l.Executor.Owner)
-		if err == nil || try == listTries || l.Executor.Env.Now().Sub(began) > listPatience {
+		_, known := infra.UnlistedBy(err)
+		if known || try == listTries || l.Executor.Env.Now().Sub(began) > listPatience {
 			return vms, err
 		}
 		if sleepErr := l.Executor.Env.Sleep(ctx, listPause); sleepErr != nil {

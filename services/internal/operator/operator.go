@@ -215,6 +215,13 @@ func registrationAddrs(c settings.Config) map[string]string {
 	return out
 }
 
+// DescribeMetrics sends the descriptions of the operator's own metrics, for the reference.
+func DescribeMetrics(out chan<- *prometheus.Desc) {
+	shards.New(shards.Options{}).Describe(out)
+	new(identity.Keeper).Describe(out)
+	drain.DescribeMetrics(out)
+}
+
 // registerCollectors adds collectors to the registry that the manager serves. stop removes them again.
 func registerCollectors(all ...prometheus.Collector) (stop func(), err error) {
 	var done []prometheus.Collector

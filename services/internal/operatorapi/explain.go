@@ -40,7 +40,7 @@ func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.Expl
 		i := &snapshot.Instances[n]
 		answer.Instances = append(answer.Instances, &nstancev1.InstanceVerdict{InstanceId: v.Instance.String(),
 			Rule: uint32(v.Rule), RuleName: v.RuleName, Cause: string(v.Cause), Until: timestamp(v.Until),
-			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline)})
+			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck})
 	}
 	for _, event := range c.state().Standing(c.tenant) {
 		if event.Tenant == key.Tenant && event.Group == key.Group {

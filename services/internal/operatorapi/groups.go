@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -19,14 +20,40 @@ import (
 // ListGroups lists the tenant's groups, sorted by name.
 func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse,
 	error) {
-	return unary(s, ctx, "list groups", req, func(c *call, _ *nstancev1.ListGroupsRequest) (
-		*nstancev1.ListGroupsResponse, error) {
-		answer := &nstancev1.ListGroupsResponse{}
-		for _, view := range c.state().GroupViews(c.tenant) {
-			answer.Groups = append(answer.Groups, c.groupStatus(view))
+	return unary(s, ctx, "list groups", req, (*call).listGroups)
+}
+
+func (c *call) listGroups(req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+	after := req.GetPageToken()
+	if after != "" {
+		if err := groupName("page_token", after); err != nil {
+			return nil, err
 		}
-		return answer, nil
+	}
+	views, more := pageOf(c.state().GroupViews(c.tenant), req.GetPageSize(), func(v shardstate.GroupView) bool {
+		return v.GroupKey.Group > after
 	})
+	answer := &nstancev1.ListGroupsResponse{}
+	for _, view := range views {
+		answer.Groups = append(answer.Groups, c.groupStatus(view))
+	}
+	if more {
+		answer.NextPageToken = views[len(views)-1].GroupKey.Group
+	}
+	return answer, nil
+}
+
+// pageOf returns up to size of the sorted views that follow the previous page, and whether there are more. A size of
+// zero is no limit. The first view of the page is the first one for which after is true.
+func pageOf[V any](views []V, size uint32, after func(V) bool) (page []V, more bool) {
+	n := slices.IndexFunc(views, after)
+	if n < 0 {
+		return nil, false
+	}
+	if page = views[n:]; size == 0 || len(page) <= int(size) {
+		return page, false
+	}
+	return page[:size], true
 }
 
 // UpsertGroup creates a group, or changes those fields of a group that the request sets.
@@ -50,7 +77,7 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 		}
 		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
 			if names := u.restricted(); len(names) > 0 {
-				c.logRefusal(key, names, "the group is static")
+				c.refuses(key, names)
 				return status.Errorf(codes.FailedPrecondition,
 					"%s: cannot be changed: group %s is static, only size, instance_type and vars can be",
 					strings.Join(names, ", "), key.Group)

@@ -45,9 +45,21 @@ func (c *call) listInstances(req *nstancev1.ListInstancesRequest) (*nstancev1.Li
 			return nil, errNoGroup(c.key(group))
 		}
 	}
+	var after ident.ID // zero: before all
+	if req.GetPageToken() != "" {
+		var err error
+		if after, err = ident.ParseID(req.GetPageToken()); err != nil {
+			return nil, invalid("page_token", "%v", err)
+		}
+	}
+	views, more := pageOf(c.state().Instances(c.tenant, req.GetGroup()), req.GetPageSize(),
+		func(v shardstate.InstanceView) bool { return v.Record.ID.Compare(after) > 0 })
 	answer := &nstancev1.ListInstancesResponse{}
-	for _, view := range c.state().Instances(c.tenant, req.GetGroup()) {
+	for _, view := range views {
 		answer.Instances = append(answer.Instances, c.instanceStatus(view))
+	}
+	if more {
+		answer.NextPageToken = views[len(views)-1].Record.ID.String()
 	}
 	return answer, nil
 }
@@ -153,7 +165,7 @@ func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, 
 			have := c.Config.Groups()[key]
 			size := max(0, have.Size-1)
 			spec.Size = &size
-			spec.Removed = append(c.liveRemoved(have), id)
+			spec.Removed = append(c.live(have.Removed), id)
 			return nil
 		})
 		if err != nil {
@@ -173,9 +185,9 @@ func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, 
 	return c.groupStatus(now), nil
 }
 
-// liveRemoved returns the instances that a group's entry names and that are not deleted yet. The others are dropped.
-func (c *call) liveRemoved(group config.Group) (live []string) {
-	for _, id := range group.Removed {
+// live returns those of the instances in a group's entry that are not deleted yet. The others are dropped.
+func (c *call) live(ids []ident.ID) (live []string) {
+	for _, id := range ids {
 		if rec, _, ok := c.state().Record(id); ok && rec.State != record.Deleted {
 			live = append(live, id.String())
 		}

@@ -65,10 +65,10 @@ func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 	defer end()
 	query, err := c.eventQuery(req.GetFilter())
 	if err != nil {
-		return err
+		return c.ended(err)
 	}
 	if query.After, err = parsePosition("after", req.GetAfter()); err != nil {
-		return err
+		return c.ended(err)
 	}
 	// The subscription starts before the list. Events that are in both are sent once, because the list is read to its
 	// end first and moves the position.

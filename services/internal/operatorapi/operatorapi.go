@@ -82,6 +82,8 @@ type Service struct {
 	pace, resync time.Duration
 	// recheck is the time between two checks of whether a stream's operator is still admitted.
 	recheck time.Duration
+
+	refusals transport.RefusalLog
 }
 
 var _ nstancev1.OperatorServiceServer = (*Service)(nil)
@@ -108,6 +110,8 @@ type call struct {
 	role record.OperatorRole
 	// next is the key for which the call renews the certificate; nil: the same key, or another call.
 	next ed25519.PublicKey
+	// refused names the group and the fields of a refused request; nil: none.
+	refused []any
 }
 
 // begin identifies the client and gets the leadership that serves the call. next is the key of a renewal, nil for other
@@ -134,11 +138,13 @@ func (s *Service) begin(ctx context.Context, next ed25519.PublicKey) (c *call, e
 		stop()
 		cancel()
 	}
-	if err := c.admit(); err != nil {
-		end()
-		return nil, nil, c.fault("operator record", err)
+	if err = c.admit(); err != nil {
+		err = c.fault("operator record", err)
+	} else {
+		err = c.permit(ctx)
 	}
-	if err := c.permit(ctx); err != nil {
+	if err != nil {
+		c.logRefusal(err)
 		end()
 		return nil, nil, err
 	}
@@ -160,8 +166,10 @@ func unary[Q, A any](s *Service, ctx context.Context, what string, req Q, handle
 	defer end()
 	answer, err = handle(c, req)
 	if err != nil {
+		err = c.fault(what, err)
+		c.logRefusal(err)
 		var none A
-		return none, c.fault(what, err)
+		return none, err
 	}
 	return answer, nil
 }

@@ -1,6 +1,7 @@
 package operatorapi
 
 import (
+	"log/slog"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // permitGroup refuses a change of a group that raises the tenant's usage above its quotas. A concurrent CreateInstance
@@ -60,7 +62,7 @@ func (c *call) usage() config.Usage {
 	return used
 }
 
-// refusal returns the error for what an operator may not have, and logs it. It returns nil if nothing is refused.
+// refusal returns the error for what an operator may not have. It returns nil if nothing is refused.
 func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Problems) error {
 	if len(found) == 0 {
 		return nil
@@ -70,14 +72,34 @@ func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Proble
 		found[i].Path = requestPath(found[i].Path)
 		fields[i] = found[i].Path
 	}
-	c.logRefusal(key, fields, found.Error())
+	c.refuses(key, fields)
 	return status.Error(code, "group "+key.Group+" is not permitted:\n"+found.Error())
 }
 
-// logRefusal logs that an operator asked for something that it may not have.
-func (c *call) logRefusal(key config.GroupKey, fields []string, reason string) {
-	c.Log.Warn("operator's request refused", "tenant", key.Tenant, "operator", c.operator.String(), "group", key.Group,
-		"field", strings.Join(fields, ", "), "reason", reason)
+// refuses records which fields of a request for a group the operator may not set, for the log.
+func (c *call) refuses(key config.GroupKey, fields []string) {
+	c.refused = []any{"group", key.Group, "field", strings.Join(fields, ", ")}
+}
+
+// logRefusal logs that a call was refused because of what the operator asked for or is. It ignores other errors.
+func (c *call) logRefusal(err error) {
+	level := slog.LevelWarn
+	switch status.Code(err) {
+	case codes.ResourceExhausted, codes.FailedPrecondition:
+		if c.refused == nil || !c.service.refusals.Allows() {
+			return
+		}
+	case codes.NotFound: // clients ask for what is already deleted
+		level = slog.LevelInfo
+		fallthrough
+	default:
+		if !c.service.refusals.Admits(err) {
+			return
+		}
+	}
+	about := append([]any{"tenant", c.tenant, "operator", c.operator.String(), "source",
+		transport.PeerAddress(c.client).String(), "call", methodOf(c.client)}, c.refused...)
+	c.Log.Log(c.client, level, "operator's request refused", append(about, "reason", status.Convert(err).Message())...)
 }
 
 // requestPath changes the path of a group's field to the name that requests use.

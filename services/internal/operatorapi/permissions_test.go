@@ -2,15 +2,19 @@ package operatorapi_test
 
 import (
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
@@ -76,26 +80,33 @@ func TestHostileOperator(t *testing.T) {
 	var logs logBuffer
 	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))
 	id := w.NewID(t, "opr")
-	rival := w.dial(t, w.operator(t, "rival", id, transporttest.NewKey(t)))
+	rival := w.dialPort(t, w.operator(t, "rival", id, transporttest.NewKey(t)))
 	vault := w.group(t, "vault")
 
 	refused := func(name string, err error, code codes.Code, group, field string) {
 		t.Helper()
 		wants(t, name, err, code, field+": ")
 		entries := logs.takeRefusals(t)
-		if code != codes.PermissionDenied && code != codes.ResourceExhausted && code != codes.FailedPrecondition {
-			return
-		}
-		if code != codes.FailedPrecondition {
-			wants(t, name, err, code, "group "+group+" is not permitted", "in the shard's configuration")
-		}
 		if len(entries) != 1 {
 			t.Errorf("%s: %d log entries, want one: %v", name, len(entries), entries)
 			return
 		}
-		for key, want := range map[string]string{"level": "WARN", "tenant": "rival", "operator": id.String(),
-			"group": group,
-			"field": field} {
+		wanted := map[string]string{"level": "WARN", "tenant": "rival", "operator": id.String(), "source": "127.0.0.1"}
+		switch code {
+		case codes.NotFound:
+			wanted["level"] = "INFO"
+		case codes.PermissionDenied, codes.ResourceExhausted:
+			wants(t, name, err, code, "group "+group+" is not permitted", "in the shard's configuration")
+			fallthrough
+		case codes.FailedPrecondition:
+			wanted["group"], wanted["field"] = group, field
+		default:
+		}
+		if reason, _ := entries[0]["reason"].(string); !strings.Contains(reason, field) &&
+			!strings.Contains(err.Error(), reason) {
+			t.Errorf("%s: the log entry's reason is %q, the error is %v", name, reason, err)
+		}
+		for key, want := range wanted {
 			if entries[0][key] != want {
 				t.Errorf("%s: the log entry's %s is %q, want %q", name, key, entries[0][key], want)
 			}
@@ -191,12 +202,42 @@ func TestHostileOperator(t *testing.T) {
 	}
 	_, err := rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "vault"})
 	refused("an instance of another tenant's group", err, codes.NotFound, "vault", "group")
+	for name, ask := range map[string]func() error{
+		"deletion": func() error {
+			_, err := rival.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "vault"})
+			return err
+		},
+		"pause": func() error {
+			_, err := rival.PauseGroup(t.Context(), &nstancev1.PauseGroupRequest{Group: "vault"})
+			return err
+		},
+		"end of a pause": func() error {
+			_, err := rival.ResumeGroup(t.Context(), &nstancev1.ResumeGroupRequest{Group: "vault"})
+			return err
+		},
+		"roll": func() error {
+			_, err := rival.RollGroup(t.Context(), &nstancev1.RollGroupRequest{Group: "vault"})
+			return err
+		},
+		"explanation": func() error {
+			_, err := rival.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "vault"})
+			return err
+		},
+	} {
+		refused(name+" of another tenant's group", ask(), codes.NotFound, "vault", "group")
+	}
 	_, err = rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs",
 		InstanceType: "p5.48xlarge"})
 	refused("type of an instance", err, codes.PermissionDenied, "theirs", "instance_type")
 	_, err = rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs",
 		Vars: map[string]string{"path": "prod/token.json"}})
 	refused("variables of an instance", err, codes.PermissionDenied, "theirs", "vars.path")
+	events, err := rival.FollowEvents(t.Context(), &nstancev1.FollowEventsRequest{
+		Filter: &nstancev1.EventFilter{Kinds: []string{"secrets"}}})
+	if err == nil {
+		_, err = events.Recv()
+	}
+	refused("events of a kind that does not exist", err, codes.InvalidArgument, "", "filter.kinds")
 	if groups, _, _, err := w.state.ReadGroups(t.Context()); err == nil && len(groups.Tenants) > 0 {
 		t.Errorf("a refused request was stored: %v", groups.Tenants)
 	}
@@ -234,4 +275,40 @@ func TestHostileOperator(t *testing.T) {
 	if now := w.group(t, "vault"); now.GetEtag() != vault.GetEtag() || now.GetTemplate() != "vault" {
 		t.Errorf("the other tenant's group has changed: %v", now)
 	}
+}
+
+// TestHostileRefusalsDoNotFillTheLog checks that the log of one server's refusals is limited.
+func TestHostileRefusalsDoNotFillTheLog(t *testing.T) {
+	var logs logBuffer
+	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))
+	rival := w.dialPort(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))
+	for range 300 {
+		if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "new",
+			Template: "vault"}); err == nil {
+			t.Fatal("another tenant's template was accepted")
+		}
+	}
+	if n := len(logs.takeRefusals(t)); n < 50 || n > 250 {
+		t.Errorf("300 refusals in a moment are %d lines, want about 100", n)
+	}
+}
+
+// TestRefusedRolesAreLogged checks that the log names a viewer that tries to change something.
+func TestRefusedRolesAreLogged(t *testing.T) {
+	var logs logBuffer
+	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))
+	_, err := w.as(t, "vera", record.RoleViewer).PauseGroup(t.Context(), &nstancev1.PauseGroupRequest{Group: "vault"})
+	wants(t, "a viewer's change", err, codes.PermissionDenied, "PauseGroup needs the role operator")
+	entries := logs.takeRefusals(t)
+	if len(entries) != 1 || entries[0]["tenant"] != "prod" || entries[0]["call"] != "PauseGroup" {
+		t.Errorf("log entries %v, want one with the tenant and the call", entries)
+	}
+}
+
+// dialPort returns a client that calls the operators' port over TCP.
+func (w *testShard) dialPort(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
+	t.Helper()
+	return nstancev1.NewOperatorServiceClient(w.Dial(t, w.Serve(t, authority.RoleOperator, func(s *grpc.Server) {
+		nstancev1.RegisterOperatorServiceServer(s, w.service)
+	}), cert))
 }

@@ -39,8 +39,7 @@ var roles = map[string]record.OperatorRole{
 
 // permit refuses a call that needs a more powerful role than the operator has.
 func (c *call) permit(ctx context.Context) error {
-	method, _ := grpc.Method(ctx)
-	method = method[strings.LastIndexByte(method, '/')+1:]
+	method := methodOf(ctx)
 	need, ok := roles[method]
 	if !ok {
 		need = record.RoleOperator
@@ -50,6 +49,12 @@ func (c *call) permit(ctx context.Context) error {
 			method, need)
 	}
 	return nil
+}
+
+// methodOf returns the name of the method that a call invokes.
+func methodOf(ctx context.Context) string {
+	method, _ := grpc.Method(ctx)
+	return method[strings.LastIndexByte(method, '/')+1:]
 }
 
 // GetShardStatus tells how the shard is led and whether it is well.

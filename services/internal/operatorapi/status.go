@@ -3,6 +3,7 @@ package operatorapi
 import (
 	"encoding/json"
 	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -72,12 +73,28 @@ func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStat
 		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(firstTime(p.DeleteDeadline, rec.DeleteDeadline)),
 		DeletedAt: timestamp(rec.DeletedAt),
 		Zone:      provider.Zone, Region: provider.Region,
+		Protected: slices.Contains(v.Protected, rec.ID),
 	}
 	if rec.Certificate != nil {
 		out.CertificateNotAfter = timestamp(rec.Certificate.NotAfter)
 	}
 	if !p.LastReport.IsZero() {
 		out.Metrics = metrics(v.Report.Metrics)
+		out.HealthChecks = healthChecks(v.Report.Checks)
+	}
+	return out
+}
+
+// checkStatuses are the statuses of health checks on the wire.
+var checkStatuses = map[shardstate.CheckStatus]nstancev1.HealthCheckState_Status{
+	shardstate.CheckStarting: nstancev1.HealthCheckState_STATUS_STARTING,
+	shardstate.CheckPassing:  nstancev1.HealthCheckState_STATUS_PASSING,
+	shardstate.CheckFailing:  nstancev1.HealthCheckState_STATUS_FAILING,
+}
+
+func healthChecks(checks []shardstate.CheckState) (out []*nstancev1.HealthCheckState) {
+	for _, c := range checks {
+		out = append(out, &nstancev1.HealthCheckState{Name: c.Name, Status: checkStatuses[c.Status], Reason: c.Reason})
 	}
 	return out
 }
@@ -127,7 +144,7 @@ func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 	case p.Healthy:
 		return healthHealthy, v.Report.Message
 	}
-	return healthUnhealthy, v.Report.Message
+	return healthUnhealthy, v.UnhealthyReason()
 }
 
 // providerState returns the state of the VM at the provider. It is the provider's own value if there is one.

@@ -203,6 +203,12 @@ func TestHealthMessages(t *testing.T) {
 			v.Plan.RestartingAt = now
 		}, "stopping", "the agent restarts"},
 		"notice": {func(v *shardstate.InstanceView) { v.Plan.Notice = true }, "healthy", "termination notice"},
+		"failing check": {func(v *shardstate.InstanceView) {
+			v.Plan.Healthy, v.Plan.FailedCheck = false, "web: status 503, want 200"
+		}, "unhealthy", "health check web: status 503, want 200"},
+		"pending check": {func(v *shardstate.InstanceView) {
+			v.Plan.Healthy, v.Report.Healthy, v.Plan.ChecksPending = false, true, true
+		}, "unhealthy", "its health checks have not passed yet"},
 		"worse notice": {func(v *shardstate.InstanceView) {
 			v.Plan.Notice, v.Plan.Healthy = true, false
 		}, "unhealthy", "termination notice"},

@@ -81,12 +81,14 @@ func refusal(ctx context.Context) error {
 // refusedStream is the cause with which readmit ends a stream.
 type refusedStream struct{ error }
 
-// ended converts the end of a stream to a status error.
+// ended converts the end of a stream to a status error, and logs it if it is a refusal.
 func (c *call) ended(err error) error {
 	if errors.Is(err, watch.ErrSlow) && c.Err() == nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
-	return c.fault("watch", err)
+	err = c.fault("watch", err)
+	c.logRefusal(err)
+	return err
 }
 
 // WatchErrors sends the unresolved errors, then every error that is raised or resolved.

@@ -7,6 +7,7 @@ const (
 	CauseNone         Cause = ""
 	CauseScaleDown    Cause = "scale_down"
 	CauseUnhealthy    Cause = "unhealthy"
+	CauseHealthCheck  Cause = "health_check"
 	CauseGone         Cause = "gone"
 	CauseExpired      Cause = "expired"
 	CauseDrift        Cause = "drift"
@@ -35,3 +36,9 @@ const (
 	AlertImages         AlertKind = "images"
 	AlertLeaderNetwork  AlertKind = "leader_network"
 )
+
+// AlertKinds lists all kinds, in the order of documents.
+func AlertKinds() []AlertKind {
+	return []AlertKind{AlertUnhealthyGuard, AlertBackoff, AlertRolloutHalted, AlertOrphans, AlertProvider,
+		AlertProviderConfig, AlertStorage, AlertConfig, AlertImages, AlertLeaderNetwork}
+}

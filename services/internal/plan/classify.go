@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// class is what an instance is to its group's size. The order is that of rules 1 to 17, and the order in which rule 19
-// removes instances whose replacements are healthy.
+// class is what an instance is to its group's size. The order is that of the classification table, and the order in
+// which rule 19 removes instances whose replacements are healthy.
 type class uint8
 
 const (
@@ -22,8 +22,8 @@ const (
 	classOnDemand
 	// classExpired and classSilent count, run and are replaced first.
 	classExpired
-	classHeld   // silent as well, but the unhealthy guard holds: counts and stays
-	classSilent // see classExpired
+	classHeld   // as classSilent, but the unhealthy guard holds: counts and stays
+	classSilent // or with a failing health check; see classExpired
 	// classUnreadyDrifted and classUnready count, but cannot take the place of another instance yet.
 	classUnreadyDrifted
 	classUnready
@@ -62,8 +62,9 @@ func (f facts) has(all facts) bool { return f&all == all }
 
 // rule is one row of the classification table.
 type rule struct {
-	name  string
-	class class
+	number int // in doc.go
+	name   string
+	class  class
 	// cause is why instances of this row are deleted by themselves; none: they are not.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
@@ -79,24 +80,24 @@ type subject struct {
 	facts
 }
 
-// rules is the classification table: rule n is rules[n-1], and the first that applies wins.
+// rules is the classification table: the first that applies wins.
 var rules = [...]rule{
-	/*  1 */ {"leaving", classLeaving, CauseNone, factLeaving, nil},
-	/*  2 */ {"creating", classCreating, CauseNone, factCreating, nil},
-	/*  3 */ {"notice", classLost, CauseNotice, factNoticed, nil},
-	/*  4 */ {"power off", classLost, CausePowerOff, factPoweringOff, func(g *group, i subject) (bool, time.Time) {
+	{1, "leaving", classLeaving, CauseNone, factLeaving, nil},
+	{2, "creating", classCreating, CauseNone, factCreating, nil},
+	{3, "notice", classLost, CauseNotice, factNoticed, nil},
+	{4, "power off", classLost, CausePowerOff, factPoweringOff, func(g *group, i subject) (bool, time.Time) {
 		if i.has(factEnded) {
 			return true, time.Time{}
 		}
 		return i.poweredOff(&g.Settings, g.Now)
 	}},
-	/*  5 */ {"ended unregistered", classLost, CauseUnregistered, factEnded | factUnregistered, nil},
-	/*  6 */ {"gone", classLost, CauseGone, factEnded, nil},
-	/*  7 */ {"unregistered", classFailed, CauseUnregistered, factUnregistered, (*group).isRegistrationOverdue},
-	/*  8 */ {"on-demand expired", classOnDemandExpired, CauseExpired, factOnDemand,
+	{5, "ended unregistered", classLost, CauseUnregistered, factEnded | factUnregistered, nil},
+	{6, "gone", classLost, CauseGone, factEnded, nil},
+	{7, "unregistered", classFailed, CauseUnregistered, factUnregistered, (*group).isRegistrationOverdue},
+	{8, "on-demand expired", classOnDemandExpired, CauseExpired, factOnDemand,
 		func(g *group, i subject) (bool, time.Time) { return g.isOlder(i.Instance, g.Settings.OnDemandAge) }},
-	/*  9 */ {"on-demand", classOnDemand, CauseNone, factOnDemand, nil},
-	/* 10 */ {"expired", classExpired, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
+	{9, "on-demand", classOnDemand, CauseNone, factOnDemand, nil},
+	{10, "expired", classExpired, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
 		// An instance that never registered has no age: it serves nobody, so it must not take the place of another
 		// instance. Rule 7 ends it.
 		if i.has(factUnregistered) {
@@ -104,20 +105,24 @@ var rules = [...]rule{
 		}
 		return g.isOlder(i.Instance, g.Settings.ForcedAge)
 	}},
-	/* 11 */ {"held", classHeld, CauseNone, factUnwell, func(g *group, i subject) (bool, time.Time) {
+	{11, "held", classHeld, CauseNone, factUnwell, func(g *group, i subject) (bool, time.Time) {
 		if !g.guarded {
 			return false, time.Time{}
 		}
 		return g.isUnhealthy(i)
 	}},
-	/* 12 */ {"silent", classSilent, CauseUnhealthy, factUnwell, (*group).isUnhealthy},
-	/* 13 */ {"unready, drifted", classUnreadyDrifted, CauseDrift, factUnwell, (*group).isDrifted},
-	/* 14 */ {"unready", classUnready, CauseNone, factUnwell, nil}, // group.addReports schedules the next missed report
-	/* 15 */ {"drifted", classDrifted, CauseDrift, 0, (*group).isDrifted},
-	/* 16 */ {"aged", classAged, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
+	{12, "silent", classSilent, CauseUnhealthy, factUnwell, (*group).isSilent},
+	{52, "failing", classSilent, CauseHealthCheck, factUnwell, (*group).failsCheck},
+	{13, "unready, drifted", classUnreadyDrifted, CauseDrift, factUnwell, (*group).isDrifted},
+	{14, "unready", classUnready, CauseNone, factUnwell, nil}, // group.addReports schedules the next missed report
+	{15, "drifted", classDrifted, CauseDrift, 0, (*group).isDrifted},
+	{16, "aged", classAged, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
+		if g.isProtected(i.Instance) {
+			return false, time.Time{}
+		}
 		return g.isOlder(i.Instance, g.Settings.EligibleAge)
 	}},
-	/* 17 */ {"well", classWell, CauseNone, 0, nil},
+	{17, "well", classWell, CauseNone, 0, nil},
 }
 
 // group is a snapshot with its instances classified. Planning does not change it.
@@ -387,9 +392,18 @@ func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	return overdue && (i.OnDemand || !g.guarded), until
 }
 
-// isUnhealthy is rule 12: three reports are missed, or the agent reports but was not healthy within the time that a
-// registration may take.
+// isUnhealthy reports whether rule 12 or rule 52 applies.
 func (g *group) isUnhealthy(i subject) (bool, time.Time) {
+	silent, until := g.isSilent(i)
+	if silent || i.FailedCheck == "" {
+		return silent, until
+	}
+	failing, due := g.failsCheck(i)
+	return failing, sooner(until, due)
+}
+
+// isSilent is rule 12: three reports are missed, or the agent reports but was not healthy in its time.
+func (g *group) isSilent(i subject) (bool, time.Time) {
 	if i.has(factUnregistered) || !i.has(factUnwell) {
 		return false, time.Time{}
 	}
@@ -401,12 +415,29 @@ func (g *group) isUnhealthy(i subject) (bool, time.Time) {
 			return true, time.Time{}
 		}
 	}
-	if i.LastReport.IsZero() || i.Healthy || i.EverHealthy {
+	if i.LastReport.IsZero() || i.Healthy || i.EverHealthy || i.FailedCheck != "" {
 		return false, until
 	}
-	neverHealthy, due := reached(
-		latest(i.RegisteredAt, g.SilenceFrom).Add(g.Settings.RegistrationTimeout), g.Now)
+	neverHealthy, due := reached(g.healthyBy(i), g.Now)
 	return neverHealthy, sooner(until, due)
+}
+
+// failsCheck is rule 52: a health check fails. An instance that was never healthy gets as much time as rule 12 gives
+// it: its program may still be starting, and a program that never starts must not be tried again and again.
+func (g *group) failsCheck(i subject) (bool, time.Time) {
+	switch {
+	case i.FailedCheck == "" || i.has(factUnregistered):
+		return false, time.Time{}
+	case i.EverHealthy:
+		return true, time.Time{}
+	}
+	return reached(g.healthyBy(i), g.Now)
+}
+
+// healthyBy returns when an instance must have been healthy: within the time that a registration may take, and the
+// start period of its health checks.
+func (g *group) healthyBy(i subject) time.Time {
+	return latest(i.RegisteredAt, g.SilenceFrom).Add(g.Settings.RegistrationTimeout + g.Group.StartPeriod())
 }
 
 // isOlder reports whether an instance was launched longer ago than an age; zero: never.
@@ -421,15 +452,28 @@ func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
 	return reached(launched.Add(age), g.Now)
 }
 
-// isDrifted reports whether an instance was made from another infra configuration than the group's, or is in a subnet
-// that the group's pool no longer has.
-func (g *group) isDrifted(i subject) (bool, time.Time) {
-	return Drifted(&g.Group, i.InfraHash, i.SubnetID), time.Time{}
+// isProtected is rule 54: a person excluded the instance from voluntary replacement and from a scale-down. A group that
+// is emptied protects nothing.
+func (g *group) isProtected(i *Instance) bool {
+	return len(g.Group.Protected) > 0 && slices.Contains(g.Group.Protected, i.ID) && !g.emptying()
 }
 
-// Drifted reports whether an instance with this infra hash in this subnet differs from its group's configuration. The
-// infra hash does not cover the subnets of the pool: a subnet that is added, or moved in the list, replaces nothing.
-func Drifted(group *config.Group, infraHash, subnet string) bool {
-	return infraHash != "" && group.InfraHash != "" && infraHash != group.InfraHash ||
-		subnet != "" && len(group.Subnets) > 0 && !slices.Contains(group.Subnets, subnet)
+// isDrifted reports whether an instance was made from another infra configuration than the group's, is in a subnet that
+// the group's pool no longer has, or has an outdated image. One that is protected stays as it is.
+func (g *group) isDrifted(i subject) (bool, time.Time) {
+	return !g.isProtected(i.Instance) && Drifted(&g.Group, g.Image, i.Instance), time.Time{}
+}
+
+// Drifted reports whether an instance differs from its group's configuration. image is that of [Snapshot]. The infra
+// hash does not cover the subnets of the pool: a subnet that is added, or moved in the list, replaces nothing.
+func Drifted(group *config.Group, image string, i *Instance) bool {
+	return i.InfraHash != "" && group.InfraHash != "" && i.InfraHash != group.InfraHash ||
+		i.SubnetID != "" && len(group.Subnets) > 0 && !slices.Contains(group.Subnets, i.SubnetID) ||
+		hasOldImage(group, image, i)
+}
+
+// hasOldImage is rule 55: the query of the group's image finds another one than that of the instance. An image that is
+// not known on either side proves nothing.
+func hasOldImage(group *config.Group, image string, i *Instance) bool {
+	return group.Rollout.OnImageChange && image != "" && i.Image != "" && i.Image != image
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// TestClassificationRules has one example for each of rules 1 to 17, and checks that every rule has one.
+// TestClassificationRules has one example for each rule of the table, and checks that every rule has one.
 func TestClassificationRules(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
@@ -25,6 +25,9 @@ func TestClassificationRules(t *testing.T) {
 	silent := func(i *Instance) {
 		i.LastReport, i.Connected, i.LostAt = ago(10*time.Minute), false, ago(10*time.Minute)
 	}
+	failing := func(i *Instance) {
+		i.Healthy, i.FailedCheck, i.CheckFailedAt = false, "web: status 503, want 200", ago(time.Second)
+	}
 	ended := func(i *Instance) { i.Provider.Value = ProviderStopped }
 	unregistered := func(i *Instance) {
 		i.State, i.RegisteredAt, i.LastReport = record.Created, time.Time{}, time.Time{}
@@ -36,6 +39,8 @@ func TestClassificationRules(t *testing.T) {
 		i       Instance
 		guarded bool
 		ages    func(*Settings)
+		image   string
+		off     bool // on_image_change
 	}{
 		{rule: 1, name: "the intent is durable", i: well(func(i *Instance) { i.State = record.Deleting })},
 		{rule: 1, name: "the intent is being written, and the VM is gone", i: well(func(i *Instance) {
@@ -55,6 +60,21 @@ func TestClassificationRules(t *testing.T) {
 		{rule: 11, name: "silent while the guard holds", i: well(silent), guarded: true},
 		{rule: 12, name: "silent", i: well(silent)},
 		{rule: 12, name: "never healthy", i: well(func(i *Instance) { i.Healthy, i.EverHealthy = false, false })},
+		{rule: 11, name: "a failing check while the guard holds", i: well(failing), guarded: true},
+		{rule: 12, name: "a failing check, then silent", i: well(func(i *Instance) { failing(i); silent(i) })},
+		{rule: 52, name: "a failing check", i: well(failing)},
+		{rule: 52, name: "a failing check, drifted", i: well(func(i *Instance) { failing(i); i.InfraHash = "v0" })},
+		{rule: 52, name: "a failing check, never healthy in its time", i: well(func(i *Instance) {
+			failing(i)
+			i.EverHealthy = false
+		})},
+		{rule: 14, name: "a failing check, never healthy, and its time is not over", i: well(func(i *Instance) {
+			failing(i)
+			i.EverHealthy, i.RegisteredAt = false, ago(4*time.Minute)
+		})},
+		{rule: 14, name: "never healthy, in the start period of its checks", i: well(func(i *Instance) {
+			i.Healthy, i.EverHealthy, i.ChecksPending, i.RegisteredAt = false, false, true, ago(6*time.Minute)
+		})},
 		{rule: 13, name: "drifted and unhealthy", i: well(func(i *Instance) { i.Healthy, i.InfraHash = false, "v0" })},
 		{rule: 14, name: "unhealthy for now", i: well(func(i *Instance) { i.Healthy = false })},
 		{rule: 14, name: "absent from an incomplete list does not count as gone", i: well(func(i *Instance) {
@@ -67,14 +87,23 @@ func TestClassificationRules(t *testing.T) {
 		})},
 		{rule: 15, name: "in a subnet that left the pool", i: well(func(i *Instance) { i.SubnetID = "s3" })},
 		{rule: 17, name: "in the last subnet of the pool", i: well(func(i *Instance) { i.SubnetID = "s2" })},
+		{rule: 15, name: "the image is outdated (rule 55)", i: well(func(i *Instance) { i.Image = "ami-1" }),
+			image: "ami-2"},
+		{rule: 17, name: "the image is current", i: well(func(i *Instance) { i.Image = "ami-2" }), image: "ami-2"},
+		{rule: 17, name: "no image was found yet", i: well(func(i *Instance) { i.Image = "ami-1" })},
+		{rule: 17, name: "its image is unknown", i: well(nil), image: "ami-2"},
+		{rule: 17, name: "on_image_change is off", i: well(func(i *Instance) { i.Image = "ami-1" }), image: "ami-2",
+			off: true},
 		{rule: 16, name: "past eligible_age", i: well(nil), ages: func(s *Settings) { s.EligibleAge = time.Minute }},
 		{rule: 17, name: "well", i: well(nil)},
 	} {
 		s := Snapshot{Now: now, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour),
 			Settings: Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute},
 			Group: config.Group{Size: 1, InfraHash: "v1", Subnets: []string{"s1", "s2"},
+				HealthChecks: map[string]config.HealthCheck{"web": {StartPeriod: config.Duration(2 * time.Minute)}},
 				MaxUnhealthy: config.Limit{Value: 9}},
-			Instances: []Instance{c.i}}
+			Instances: []Instance{c.i}, Image: c.image}
+		s.Group.Rollout.OnImageChange = !c.off
 		if c.ages != nil {
 			c.ages(&s.Settings)
 		}
@@ -82,9 +111,8 @@ func TestClassificationRules(t *testing.T) {
 			s.Shard = ShardHealth{Running: 9, Silent: 9}
 		}
 		row := classifyGroup(s).rows[0]
-		if int(row)+1 != c.rule {
-			t.Errorf("%s: rule %d (%s), want rule %d (%s)", c.name, row+1, rules[row].name, c.rule,
-				rules[c.rule-1].name)
+		if rules[row].number != c.rule {
+			t.Errorf("%s: rule %d (%s), want rule %d", c.name, rules[row].number, rules[row].name, c.rule)
 		}
 		seen[row] = true
 	}

@@ -10,8 +10,8 @@
 //
 // # Rules
 //
-// Each instance is classified by the first of rules 1 to 17 that applies (classify.go). The rules from 18 on say what
-// follows. The code and the tests name a rule by its number.
+// Each instance is classified by the first of rules 1 to 17 that applies (classify.go). Rule 52 stands between 12 and
+// 13. The other rules from 18 on say what follows. The code and the tests name a rule by its number.
 //
 //	 1 leaving            The deletion is durable or being written. The instance does not count.
 //	 2 creating           The create call has no recorded answer yet. The instance counts, but serves nobody.
@@ -23,7 +23,7 @@
 //	 8 on-demand expired  An on-demand instance reached ondemand_age.
 //	 9 on-demand          Any other on-demand instance. It is never counted, rotated or replaced.
 //	10 expired            The instance reached forced_age. Replaced first.
-//	11 held               As rule 12, but the unhealthy guard holds (rule 26).
+//	11 held               As rule 12 or 52, but the unhealthy guard holds (rule 26).
 //	12 silent             Three reports are missed, or the agent was never healthy in its time. Replaced first.
 //	13 unready, drifted   As rule 14, with an outdated infra configuration or in a subnet that left the pool.
 //	14 unready            Booting, not heard of by this leader yet, late or unhealthy. It counts, but proves nothing.
@@ -44,8 +44,8 @@
 //	24 wait for agents    A new leader removes no instance that it has not heard of, until the registration time-out
 //	                      is over (size.go).
 //	25 backoff            A group with failed creations waits 1 s to 5 min, then creates fewer at a time (backoff.go).
-//	26 unhealthy guard    While more than max_unhealthy of a group, or 40 % of the shard, is silent, no silent
-//	                      instance is replaced and no registration is overdue (guard.go).
+//	26 unhealthy guard    While more than max_unhealthy of a group, or 40 % of the shard, is silent or fails a health
+//	                      check, no such instance is replaced and no registration is overdue (guard.go).
 //	27 drain              A running VM is drained until an operator acknowledges or the deadline comes (drain.go).
 //	28 terminate          Then it is terminated; again after a minute if the provider still has it (drain.go).
 //	29 forget             An instance whose VM is gone becomes a tombstone (drain.go).
@@ -97,4 +97,14 @@
 //	50 per hour           A wave has at most max_per_hour instances less those that were created within the hour for
 //	                      any reason. Their records survive a fail-over (rollout.go).
 //	51 schedule           The schedule that began last sets the group's size (classify.go).
+//
+//	52 failing            A health check fails. Replaced first. An instance that was never healthy has until the end
+//	                      of registration_timeout and of the longest start_period (classify.go).
+//	53 checks first       A new instance is healthy when all its health checks have passed. While a running instance
+//	                      has not run changed checks yet, its health stays as it is (transitions.go).
+//	54 protected          An instance that a person protects is neither drifted nor aged (rules 13, 15, 16), and a
+//	                      scale-down does not choose it while it is well (rules 22, 23). Lost, silent and expired
+//	                      ones are replaced all the same, and a group that is emptied protects nothing (classify.go).
+//	55 image              With on_image_change, an instance is drifted too if the query of its image finds another
+//	                      one. A leader that has found none replaces nothing (classify.go).
 package plan

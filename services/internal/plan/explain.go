@@ -36,7 +36,8 @@ func Explain(s Snapshot) Explanation {
 	e := Explanation{Decision: Next(s), Desired: g.desired, Guarded: g.guarded, Verdicts: make([]Verdict, len(g.rows))}
 	for n := range g.Instances {
 		_, until := g.classify(subject{&g.Instances[n], g.facts[n]})
-		e.Verdicts[n] = Verdict{Instance: g.Instances[n].ID, Rule: int(g.rows[n]) + 1, RuleName: rules[g.rows[n]].name,
+		row := &rules[g.rows[n]]
+		e.Verdicts[n] = Verdict{Instance: g.Instances[n].ID, Rule: row.number, RuleName: row.name,
 			Cause: g.cause(n), Until: until}
 	}
 	return e

@@ -21,6 +21,8 @@ type FilesState struct {
 	// Attempts counts the batches since the files were last complete. RetryAt is the earliest time of the next one.
 	Attempts int
 	RetryAt  time.Time
+	// Rechecked means that a batch was made because of FilesReport.Recheck.
+	Rechecked bool
 }
 
 // FilesReport is what a report of an agent says about its files.
@@ -32,6 +34,8 @@ type FilesReport struct {
 	// list has each file of the group, as it was sent and without errors.
 	Full, Complete bool
 	RenewAt        time.Time
+	// Recheck means that files may differ from what is sent to new instances although the configuration is the same.
+	Recheck bool
 }
 
 // FilesDue returns the state after a report, and whether to send a batch now. Then the state counts the attempt.
@@ -46,6 +50,10 @@ func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState,
 		if !s.Incomplete {
 			s.Attempts, s.RetryAt = 0, time.Time{}
 		}
+	}
+	if report.Full && report.Recheck && !s.Rechecked {
+		s.Rechecked = true
+		return filesAttempted(s, now), true
 	}
 	renew := !s.RenewAt.IsZero() && !now.Before(s.RenewAt)
 	if !s.Incomplete && !renew || now.Before(s.RetryAt) {

@@ -54,6 +54,15 @@ func TestFilesDue(t *testing.T) {
 			state:  FilesState{Incomplete: true, Attempts: 7, RetryAt: later},
 			report: FilesReport{Reported: "r1", Current: "r1", Full: true, Complete: true},
 		},
+		"files may differ": {
+			report: FilesReport{Reported: "r1", Current: "r1", Full: true, Complete: true, Recheck: true},
+			due:    true,
+		},
+		"files may differ, and were made": {
+			state:  FilesState{Rechecked: true, Attempts: 1, RetryAt: later},
+			report: FilesReport{Reported: "r1", Current: "r1", Full: true, Complete: true, Recheck: true},
+			next:   FilesState{Rechecked: true},
+		},
 		"a certificate is due": {
 			state: FilesState{RenewAt: now}, due: true,
 		},

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
@@ -12,8 +13,8 @@ var shardLimit = config.Limit{Value: 40, Percent: true}
 const shardMinimum = 3
 
 // guardHolds is rule 26: more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but is
-// silent. A partition between agents and server is then more likely than dead VMs, so nothing silent is replaced. VMs
-// that the provider reports as ended are still replaced.
+// silent or fails a health check. A partition between agents and server, or a fault that new VMs would share, is then
+// more likely than dead VMs, so none of them is replaced. VMs that the provider reports as ended are still replaced.
 func (g *group) guardHolds() bool {
 	return g.tally.late > g.Group.MaxUnhealthy.Of(g.tally.running) || shardGuardHolds(g.Shard)
 }
@@ -50,11 +51,14 @@ func (g *group) planAlerts() (out steps) {
 }
 
 func (g *group) guardReason() string {
-	silent, running, of := g.tally.late, g.tally.running, "group"
+	silent, running, of, are := g.tally.late, g.tally.running, "group", "silent"
+	if slices.ContainsFunc(g.Instances, func(i Instance) bool { return i.FailedCheck != "" }) {
+		are = "silent or fail a health check"
+	}
 	if shardGuardHolds(g.Shard) {
 		silent, running, of = g.Shard.Silent, g.Shard.Running, "shard"
 	}
 	return fmt.Sprintf(
-		"%d of the %s's %d running instances are silent: not replacing them, the fault is more likely here",
-		silent, of, running)
+		"%d of the %s's %d running instances are %s: not replacing them, the fault is more likely here",
+		silent, of, running, are)
 }

@@ -122,7 +122,9 @@ func planned(s plan.Snapshot) (lines []string, d plan.Decision) {
 		if !a.Replaces.IsZero() {
 			words = append(words, "for "+name(a.Replaces))
 		}
-		words = append(words, string(a.Cause)+string(a.Alert))
+		if a.Kind != plan.Create {
+			words = append(words, string(a.Cause)+string(a.Alert))
+		}
 		if !a.Deadline.IsZero() {
 			words = append(words, "+"+a.Deadline.Sub(now).String())
 		}
@@ -174,6 +176,36 @@ func TestRules(t *testing.T) {
 		{name: "rule 44: a chosen instance whose create is under way is waited for",
 			snapshot: snapshot(1, well(), creating()),
 			change:   func(s *plan.Snapshot) { s.Group.Removed = []ident.ID{s.Instances[1].ID} }},
+		{name: "rule 54: a scale-down spares a protected instance", snapshot: snapshot(1, older(time.Hour), well()),
+			change: func(s *plan.Snapshot) { s.Group.Protected = []ident.ID{s.Instances[0].ID} },
+			want:   []string{"mark_deleting i2 scale_down +1m0s"}},
+		{name: "rule 54: if all are protected, none goes", snapshot: snapshot(1, older(time.Hour), well()),
+			blocked: "the group is larger than its size, and its other instances are protected",
+			change: func(s *plan.Snapshot) {
+				s.Group.Protected = []ident.ID{s.Instances[0].ID, s.Instances[1].ID}
+			}},
+		{name: "rule 54: an unready instance is protected too", snapshot: snapshot(1, well(), booting()),
+			change: func(s *plan.Snapshot) { s.Group.Protected = []ident.ID{s.Instances[1].ID} }},
+		{name: "rule 54: a protected instance is neither drifted nor aged",
+			snapshot: snapshot(2, drifted(), older(48*time.Hour)),
+			change: func(s *plan.Snapshot) {
+				s.Settings.EligibleAge = 24 * time.Hour
+				s.Group.Protected = []ident.ID{s.Instances[0].ID, s.Instances[1].ID}
+			}},
+		{name: "rule 54: a protected instance that is drifted is no canary",
+			snapshot: snapshot(3, drifted(), drifted(), drifted()),
+			change: func(s *plan.Snapshot) {
+				s.Group.MaxSurge, s.Group.Rollout.Canary = 2, 1
+				s.Group.Protected = []ident.ID{s.Instances[0].ID}
+			}, want: []string{"create for i2"}},
+		{name: "rule 54: a silent instance is replaced all the same", snapshot: snapshot(1, silent(), well()),
+			change: func(s *plan.Snapshot) { s.Group.Protected = []ident.ID{s.Instances[0].ID} },
+			want:   []string{"mark_deleting i1 unhealthy +1m0s"}},
+		{name: "rule 54: a group that is deleted protects nothing", snapshot: snapshot(1, well()),
+			change: func(s *plan.Snapshot) {
+				s.Group.Deleted = true
+				s.Group.Protected = []ident.ID{s.Instances[0].ID}
+			}, want: []string{"mark_deleting i1 group_deleted +1m0s"}},
 		{name: "never registered before the oldest", snapshot: snapshot(2, older(time.Hour), booting(), well()),
 			want: []string{"mark_deleting i2 scale_down +1m0s"}},
 		{name: "a create under way is what goes: it is waited for", snapshot: snapshot(2, older(time.Hour), well(),
@@ -489,6 +521,16 @@ func TestRules(t *testing.T) {
 			drifted()),
 			want:   []string{"mark_deleting i1 drift +1m0s", "mark_deleting i2 drift +1m0s"},
 			change: func(s *plan.Snapshot) { s.Group.Rollout.MaxUnavailable = 2 }},
+		{name: "rule 48: unregistered ones go before those that have not connected to the new leader",
+			snapshot: snapshot(2, drifted(), drifted()),
+			want:     []string{"mark_deleting i2 drift +1m0s"},
+			change: func(s *plan.Snapshot) {
+				s.Group.Rollout.MaxUnavailable = 1
+				s.Instances[0].Healthy, s.Instances[0].Connected, s.Instances[0].LastReport = false, false, time.Time{}
+				s.Instances[1].State, s.Instances[1].RegisteredAt = record.Created, time.Time{}
+				s.Instances[1].CreatedAt, s.Instances[1].LaunchedAt = ago(time.Minute), ago(time.Minute)
+				s.LeaderSince, s.SilenceFrom = ago(time.Second), ago(time.Second)
+			}},
 		{name: "rule 48: the canary is alone", snapshot: snapshot(2, drifted(), drifted()),
 			want:   []string{"mark_deleting i1 drift +1m0s"},
 			change: func(s *plan.Snapshot) { s.Group.Rollout.MaxUnavailable, s.Group.Rollout.Canary = 2, 1 }},

@@ -3,6 +3,7 @@ package plan_test
 import (
 	"flag"
 	"math/rand"
+	"slices"
 	"testing"
 	"time"
 
@@ -80,6 +81,51 @@ func TestFalseSilenceRemovesFewInstances(t *testing.T) {
 		}
 		if n := f.Marked("unhealthy"); n > limit {
 			t.Fatalf("seed %d: %d of %d removed, at most %d may be\n%s", seed, n, size, limit, f.Transcript())
+		}
+	}
+}
+
+// TestRule52FailingChecksRemoveFewInstances lets a health check fail on every instance, spread over at most one and a
+// half report intervals. If it fails on new VMs too, none is removed. If it does not, at most max_unhealthy are
+// removed, unless a new VM passes it before the next one fails it.
+func TestRule52FailingChecksRemoveFewInstances(t *testing.T) {
+	for seed := range int64(150) {
+		rng := rand.New(rand.NewSource(seed))
+		f := plantest.Random(rng)
+		f.Settings.EligibleAge, f.Settings.ForcedAge, f.Settings.OnDemandAge = 0, 0, 0
+		f.Group.Schedules = nil
+		size, newToo := f.Group.Size, rng.Intn(2) == 0
+		f.Run(time.Minute)
+		f.Begin()
+		original := append([]*plantest.VM(nil), f.VMs...)
+		if newToo {
+			f.Fails = func(vm *plantest.VM) string {
+				if slices.Contains(original, vm) {
+					return ""
+				}
+				return plantest.Failure
+			}
+		}
+		spread := time.Duration(rng.Intn(int(90 * time.Second)))
+		if !newToo {
+			spread = min(spread, f.Boot) // a replacement that is healthy proves that the fault is the instance's
+		}
+		for _, k := range rng.Perm(len(original)) {
+			original[k].Fails = plantest.Failure
+			f.Run(spread / time.Duration(len(original)))
+		}
+		f.Run(time.Hour)
+		if err := f.Err(); err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, f.Transcript())
+		}
+		limit := f.Group.MaxUnhealthy.Of(size)
+		if n := f.Marked(plan.CauseHealthCheck); n > limit && !newToo {
+			t.Fatalf("seed %d: %d of %d removed, at most %d may be\n%s", seed, n, size, limit, f.Transcript())
+		}
+		for _, vm := range original {
+			if newToo && !slices.Contains(f.VMs, vm) {
+				t.Fatalf("seed %d: %s is removed, and no new instance is healthy\n%s", seed, vm.Name, f.Transcript())
+			}
 		}
 	}
 }

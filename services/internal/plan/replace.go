@@ -24,12 +24,17 @@ func (g *group) reason(i *Instance, cause Cause) string {
 	case CauseExpired:
 		return "it has reached its age"
 	case CauseDrift:
+		if !Drifted(&g.Group, "", i) {
+			return "its image is out of date"
+		}
 		return "its infra configuration is out of date"
 	case CauseUnhealthy:
-		if i.Connected && !i.Healthy {
+		if at, ok := i.silentAt(&g.Settings, g.SilenceFrom); ok && at.After(g.Now) {
 			return "it was never healthy"
 		}
 		return "it runs but is silent"
+	case CauseHealthCheck:
+		return "its health check fails: " + i.FailedCheck
 	case CauseGroupDeleted:
 		return "its group is deleted"
 	case CauseTerminating:
@@ -96,8 +101,8 @@ func (g *group) create(n int) Action {
 	if n < 0 {
 		return Action{Kind: Create, Reason: "the group is smaller than its size"}
 	}
-	i := &g.Instances[n]
-	return Action{Kind: Create, Replaces: i.ID, Reason: g.reason(i, g.cause(n))}
+	i, cause := &g.Instances[n], g.cause(n)
+	return Action{Kind: Create, Replaces: i.ID, Cause: cause, Reason: g.reason(i, cause)}
 }
 
 // replaceable yields the indexes of managed instances of the given classes that are not chosen for removal, class by

@@ -18,7 +18,8 @@ const (
 )
 
 // planWave begins a wave of rule 20 if one is due. It returns how many instances of the wave get their replacement
-// first. With max_unavailable that is none: they are deleted first (rule 48), unready ones before those that serve.
+// first. With max_unavailable that is none: they are deleted first (rule 48): those that never registered, then other
+// unready ones, then those that serve.
 func (g *group) planWave(removed *removals) (replacedFirst int) {
 	n, waits := g.wave()
 	removed.merge(waits)
@@ -28,18 +29,25 @@ func (g *group) planWave(removed *removals) (replacedFirst int) {
 	if removed.chosen == nil {
 		removed.chosen = make([]bool, len(g.Instances))
 	}
+	var candidates []int
 	next := g.replaceable(removed.chosen, classUnreadyDrifted, classDrifted, classAged)
-	for range n {
-		k := next()
-		if k < 0 {
-			break
-		}
+	for k := next(); k >= 0; k = next() {
+		candidates = append(candidates, k)
+	}
+	slices.SortStableFunc(candidates, g.unregisteredFirst)
+	for _, k := range candidates[:min(n, len(candidates))] {
 		i, cause := &g.Instances[k], g.cause(k)
 		before := len(removed.actions)
 		g.planDeletion(&removed.steps, i, cause, g.reason(i, cause)+reasonMayBeUnavailable)
 		removed.chosen[k] = len(removed.actions) > before
 	}
 	return 0
+}
+
+// unregisteredFirst orders instances that never registered before the others. After a takeover an instance that serves
+// is unready too, until its agent connects to the new leader.
+func (g *group) unregisteredFirst(a, b int) int {
+	return int(g.facts[b]&factUnregistered) - int(g.facts[a]&factUnregistered)
 }
 
 // mayBeUnavailable returns how many instances a wave may delete first. Those that the guard holds are unavailable.
@@ -139,10 +147,10 @@ func (g *group) canaryWave() (n int, out steps) {
 		switch {
 		case i.OnDemand:
 			continue
-		case c == classHeld && !Drifted(&g.Group, i.InfraHash, i.SubnetID):
+		case c == classHeld && !Drifted(&g.Group, g.Image, i):
 			young++ // it proves nothing until the guard ends
 			continue
-		case c != classWell && c != classAged:
+		case c != classWell && c != classAged, Drifted(&g.Group, g.Image, i): // or protected (rule 54)
 			continue
 		}
 		if over, at := reached(g.Instances[k].RegisteredAt.Add(bake), g.Now); over {
@@ -172,7 +180,7 @@ func (g *group) halted() bool {
 	}
 	n := g.RolloutFailures
 	for k := range g.rows {
-		if i := &g.Instances[k]; g.class(k) == classHeld && i.InfraHash == g.Group.InfraHash {
+		if g.class(k) == classHeld && !Drifted(&g.Group, g.Image, &g.Instances[k]) {
 			n++
 		}
 	}
@@ -185,9 +193,13 @@ func (g *group) haltReason() string {
 		"became unhealthy", g.Group.Rollout.HaltOnFailures)
 }
 
-// FailsRollout reports whether the deletion of an instance with this infra hash counts towards rule 47.
-func (d Deletion) FailsRollout(infraHash string, group *config.Group) bool {
-	return (d.Cause == CauseUnregistered || d.Cause == CauseUnhealthy) && infraHash == group.InfraHash
+// FailsRollout reports whether the deletion of an instance counts towards rule 47. drifted is the result of [Drifted].
+func (d Deletion) FailsRollout(drifted bool) bool {
+	switch d.Cause {
+	case CauseUnregistered, CauseUnhealthy, CauseHealthCheck:
+		return !drifted
+	}
+	return false
 }
 
 // EndsRollout reports whether a change of a group's configuration resets the count of rule 47: another rollout begins,

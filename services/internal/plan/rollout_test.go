@@ -11,6 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
 )
 
@@ -116,6 +119,21 @@ var rollouts = []struct {
 			{Cron: "0 19 * * *", Zone: time.UTC, Size: 1}}
 		f.Run(24 * time.Hour)
 	}},
+	{name: "protected-from-drift-and-a-smaller-size", size: 3, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Note("i1 is protected; a new configuration, then a smaller size")
+		f.Group.Protected = []ident.ID{f.Named("i1").ID}
+		f.Group.InfraHash = "v2"
+		f.Run(10 * time.Minute)
+		f.Group.Size = 1
+		f.Run(5 * time.Minute)
+		f.Note("size 0: i1 stays")
+		f.Group.Size = 0
+		f.Run(5 * time.Minute)
+		f.Note("size 1, and i1 is destroyed: it is replaced")
+		f.Group.Size = 1
+		f.Destroy(f.Named("i1"))
+		f.Run(5 * time.Minute)
+	}},
 	{name: "push-files", size: 2, play: func(f *plantest.Fleet) {
 		f.Group.RuntimeHash = "r2"
 		f.Run(5 * time.Minute)
@@ -206,6 +224,71 @@ var rollouts = []struct {
 	}, check: func(t *testing.T, f *plantest.Fleet) {
 		if n := f.Marked("unhealthy"); n != 0 {
 			t.Errorf("%d instances removed by a partition", n)
+		}
+	}},
+	{name: "health-check-fails-on-one", size: 3, setup: drained, play: func(f *plantest.Fleet) {
+		f.Named("i1").Fails = plantest.Failure
+		f.Run(10 * time.Minute)
+	}},
+	{name: "health-check-fails-everywhere", size: 10, play: func(f *plantest.Fleet) {
+		for _, vm := range append([]*plantest.VM(nil), f.VMs...) {
+			vm.Fails = plantest.Failure
+			f.Run(time.Second)
+		}
+		f.Fails = func(*plantest.VM) string { return plantest.Failure }
+		f.Run(30 * time.Minute)
+		f.Note("the health check passes again")
+		f.Fails = nil
+		for _, vm := range f.VMs {
+			vm.Fails = ""
+		}
+		f.Run(10 * time.Minute)
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		if n := f.Marked(plan.CauseHealthCheck); n != 0 {
+			t.Errorf("%d instances removed although the check fails on the new ones too", n)
+		}
+	}},
+	{name: "health-check-never-passes-in-a-group-of-one", size: 1, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Fails = func(*plantest.VM) string { return plantest.Failure }
+		f.Run(20 * time.Minute)
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		if f.VMs[0].Name != "i1" || f.VMs[0].State != record.Registered {
+			t.Error("the only instance was removed before its replacement was healthy")
+		}
+	}},
+	{name: "rotation-to-a-newer-image", size: 3, setup: func(f *plantest.Fleet) {
+		undrained(f)
+		f.Image = "image-1"
+	}, play: func(f *plantest.Fleet) {
+		f.Image = "image-2"
+		f.Note("a newer image; on_image_change is off")
+		f.Run(10 * time.Minute)
+		f.Group.Rollout = config.Rollout{OnImageChange: true, Canary: 1, BakeTime: config.Duration(5 * time.Minute)}
+		f.Note("on_image_change")
+		f.Run(20 * time.Minute)
+		f.Image = ""
+		f.Note("a leader that has found no image yet")
+		f.Run(10 * time.Minute)
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		for _, vm := range f.VMs {
+			if vm.Image != "image-2" {
+				t.Errorf("%s has %q", vm.Name, vm.Image)
+			}
+		}
+	}},
+	{name: "rotation-halted-by-a-health-check", size: 5, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Rollout = config.Rollout{Canary: 1, HaltOnFailures: 1}
+		f.Group.InfraHash = "v2"
+		f.Fails = func(vm *plantest.VM) string {
+			if vm.InfraHash == "v2" {
+				return plantest.Failure
+			}
+			return ""
+		}
+		f.Run(time.Hour)
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		if n := former(f); n != 5 || len(f.VMs) != 5 {
+			t.Errorf("%d instances with the former configuration are left, %d in all; want 5", n, len(f.VMs))
 		}
 	}},
 	{name: "creates-refused", play: func(f *plantest.Fleet) {

@@ -69,6 +69,12 @@ func (i *Instance) deletedWhileSilent(silentAt time.Time) bool {
 	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt)
 }
 
+// deletedWhileFailing reports whether an instance that is leaving fails a health check that failed when its deletion
+// was decided. A check that fails because of the drain does not count.
+func (i *Instance) deletedWhileFailing() bool {
+	return i.FailedCheck != "" && (i.DeletingAt.IsZero() || !i.DeletingAt.Before(i.CheckFailedAt))
+}
+
 // lateAt returns from when an instance counts as silent for the unhealthy guard: its stream was lost or one report is
 // missed, and no announced restart is under way. The guard must see a whole wave when its first instance becomes
 // unhealthy, and reports are spread over an interval.
@@ -92,8 +98,9 @@ func (i *Instance) reportsInTime(s *Settings, now time.Time) bool {
 }
 
 // CountSilence says how an instance counts for the shard's unhealthy guard (rule 26): whether it is registered and runs
-// as far as the provider has told, and whether it is silent (its stream was lost, or it missed a report). An instance
-// that was deleted for its silence counts until its VM is gone, so that deletions do not make room for more deletions.
+// as far as the provider has told, and whether it is silent (its stream was lost, or it missed a report) or fails a
+// health check. An instance that was deleted for that counts until its VM is gone, so that deletions do not make room
+// for more deletions.
 func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
 	running, silent, _ = i.countSilence(&s, silenceFrom, now, i.reportsInTime(&s, now))
 	return running, silent
@@ -106,6 +113,9 @@ func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time, inTime 
 		return false, false, time.Time{}
 	}
 	if i.isLeaving() {
+		if i.deletedWhileFailing() && !silenceFrom.IsZero() {
+			return true, true, time.Time{}
+		}
 		at, ok := i.silentAt(s, silenceFrom)
 		if !ok || !i.deletedWhileSilent(at) {
 			return false, false, time.Time{}
@@ -119,6 +129,9 @@ func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time, inTime 
 	}
 	if inTime {
 		return true, false, until
+	}
+	if i.FailedCheck != "" && !silenceFrom.IsZero() {
+		return true, true, until
 	}
 	at, ok := i.lateAt(s, silenceFrom)
 	if !ok {

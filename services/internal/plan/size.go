@@ -9,6 +9,8 @@ import (
 const (
 	reasonTooLarge = "the group is larger than its size"
 	reasonRemoved  = "an operator lowered the size and chose this instance"
+
+	reasonProtected = "the group is larger than its size, and its other instances are protected"
 )
 
 // removals is what the removal phase returns.
@@ -40,11 +42,14 @@ func (g *group) planRemovals() (r removals) {
 	if t.of[classWell] == 0 && t.replaceFirst() == 0 {
 		down = surplus // nothing but drift or age, and no instance that could be a replacement
 	}
+	removed := 0
 	if available > 0 {
-		g.removeAvailable(&r, available, min(down, available))
+		if removed = g.removeAvailable(&r, available, min(down, available)); removed < available {
+			r.block(reasonProtected)
+		}
 	}
 	// Creates under way that have no ID yet cannot be marked, but count as chosen: the next pass sees them.
-	for chosen := available + g.PendingCreates; ; {
+	for chosen := removed + g.PendingCreates; ; {
 		tolerated := min(g.surge, g.replaceableLeft(r.chosen), max(0, g.desired-g.wellLeft(r.chosen)))
 		n := g.removeUnavailable(&r, surplus-chosen-tolerated)
 		if n == 0 {
@@ -54,22 +59,27 @@ func (g *group) planRemovals() (r removals) {
 	}
 }
 
-// removeAvailable chooses n of the available instances. The first down of them are a scale-down (rule 22): silent ones
+// removeAvailable chooses n of the available instances, or fewer if the others are protected (rule 54), and returns how
+// many. The first down of them are a scale-down (rule 22): silent ones
 // first, then those that would be replaced anyway, then the oldest. The others have a healthy replacement (rule 19):
 // expired ones first, then silent ones, then drifted and aged ones.
-func (g *group) removeAvailable(r *removals, n, down int) {
+func (g *group) removeAvailable(r *removals, n, down int) int {
 	var candidates []candidate
 	for k := range g.rows {
-		if c := g.class(k); !g.Instances[k].OnDemand && c.available() {
-			candidates = append(candidates, g.candidate(k, scaleDownRank[c]))
+		c := g.class(k)
+		if g.Instances[k].OnDemand || !c.available() || c == classWell && g.isProtected(&g.Instances[k]) {
+			continue
 		}
+		candidates = append(candidates, g.candidate(k, scaleDownRank[c]))
 	}
 	slices.SortFunc(candidates, compareCandidates)
+	n = min(n, len(candidates))
+	down = min(down, n)
 	for _, c := range candidates[:down] {
 		g.remove(r, c.at, g.scaleDownCause(), reasonTooLarge)
 	}
 	if n == down {
-		return
+		return n
 	}
 	candidates = candidates[down:]
 	for k := range candidates {
@@ -84,6 +94,7 @@ func (g *group) removeAvailable(r *removals, n, down int) {
 		}
 		g.remove(r, c.at, cause, g.replacedReason(&g.Instances[c.at], cause))
 	}
+	return n
 }
 
 // removeUnavailable is rule 23. It chooses up to n of the instances that are not available and returns how many:
@@ -96,7 +107,8 @@ func (g *group) removeUnavailable(r *removals, n int) int {
 	var candidates []candidate
 	for k := range g.rows {
 		i, c := &g.Instances[k], g.class(k)
-		if i.OnDemand || r.chosen[k] || c != classCreating && c != classUnready && c != classUnreadyDrifted {
+		if i.OnDemand || r.chosen[k] || c != classCreating && c != classUnready && c != classUnreadyDrifted ||
+			g.isProtected(i) {
 			continue
 		}
 		rank := 3

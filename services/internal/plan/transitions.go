@@ -2,6 +2,7 @@ package plan
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -36,6 +37,9 @@ type Report struct {
 	Notice         bool
 	NoticeDeadline time.Time // may be zero
 	Stopping       Stopping
+	// ChecksPending and FailedCheck are those of [Instance].
+	ChecksPending bool
+	FailedCheck   string
 }
 
 // ReportEffect says what a report changed.
@@ -55,8 +59,13 @@ type ReportEffect struct {
 // ApplyReport returns the instance after a report that arrived now. A notice stays until the VM is gone.
 func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	before, first := i, i.LastReport.IsZero()
-	i.Healthy = r.Healthy
-	i.EverHealthy = i.EverHealthy || r.Healthy
+	// Rule 53: until its health checks have passed, a new instance is not healthy, and another one stays as it is.
+	i.Healthy = r.Healthy && r.FailedCheck == "" && (!r.ChecksPending || before.Healthy)
+	i.EverHealthy = i.EverHealthy || i.Healthy
+	i.ChecksPending, i.FailedCheck = r.ChecksPending, r.FailedCheck
+	if i.CheckFailedAt = firstTime(before.CheckFailedAt, now); r.FailedCheck == "" {
+		i.CheckFailedAt = time.Time{}
+	}
 	i.RuntimeHash = r.RuntimeHash
 	i.FilesFailed = r.FilesFailed
 	i.Notice, i.NoticeDeadline = i.Notice || r.Notice, latest(i.NoticeDeadline, r.NoticeDeadline)
@@ -134,7 +143,7 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 	}
 	i.ID, i.State, i.OnDemand = rec.ID, rec.State, rec.OnDemand
 	i.CreatedAt, i.LaunchedAt, i.RegisteredAt = rec.CreatedAt, rec.LaunchedAt, rec.RegisteredAt
-	i.InfraHash, i.SubnetID, i.ProviderID = rec.InfraHash, rec.SubnetID, rec.ProviderID
+	i.InfraHash, i.SubnetID, i.Image, i.ProviderID = rec.InfraHash, rec.SubnetID, rec.Image, rec.ProviderID
 	i.DeleteReason, i.DeletingAt = rec.DeleteReason, rec.DeletingAt
 	return i
 }
@@ -142,13 +151,22 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 // ProviderAnswer is what the provider said of one instance.
 type ProviderAnswer struct {
 	Asked time.Time
-	// Absent: the VM is missing from a complete list, or the provider does not know it. The other fields are zero.
+	// Absent: the VM is missing from a list that covers it (see [Covered]), or the provider does not know it. The other
+	// fields are zero.
 	Absent bool
 	// State is ProviderUnknown if the answer does not tell it.
 	State      ProviderState
 	ProviderID string
 	LaunchedAt time.Time
 	EndReason  string // see [Instance]
+}
+
+// Covered reports whether a list from the provider says anything of the instance's VM. unlisted are prefixes of the
+// provider IDs that the list lacks. A VM without a known ID may be anywhere.
+func Covered(i Instance, unlisted []string) bool {
+	return len(unlisted) == 0 || i.ProviderID != "" && !slices.ContainsFunc(unlisted, func(prefix string) bool {
+		return strings.HasPrefix(i.ProviderID, prefix)
+	})
 }
 
 // ProviderEffect says what a provider's answer changed.

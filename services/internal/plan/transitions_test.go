@@ -35,6 +35,40 @@ func TestReportTransitions(t *testing.T) {
 			report: plan.Report{Healthy: true, RuntimeHash: "r1"},
 			want:   func(i *plan.Instance) { i.Healthy = true },
 			effect: plan.ReportEffect{Changed: true, Recovered: true}},
+		{name: "a health check fails (rule 52)", before: well(),
+			report: plan.Report{Healthy: true, RuntimeHash: "r1", FailedCheck: "web: refused"},
+			want: func(i *plan.Instance) {
+				i.Healthy, i.FailedCheck, i.CheckFailedAt = false, "web: refused", now
+			},
+			effect: plan.ReportEffect{Changed: true, Failed: true}},
+		{name: "another health check fails", before: with(func(i *plan.Instance) {
+			i.Healthy, i.FailedCheck, i.CheckFailedAt = false, "web: refused", earlier
+		}), report: plan.Report{Healthy: true, RuntimeHash: "r1", FailedCheck: "db: exit status 1"},
+			want:   func(i *plan.Instance) { i.FailedCheck = "db: exit status 1" },
+			effect: plan.ReportEffect{Changed: true}},
+		{name: "the health check passes", before: with(func(i *plan.Instance) {
+			i.Healthy, i.FailedCheck, i.CheckFailedAt = false, "web: refused", earlier
+		}), report: plan.Report{Healthy: true, RuntimeHash: "r1"},
+			want: func(i *plan.Instance) {
+				i.Healthy, i.FailedCheck, i.CheckFailedAt = true, "", time.Time{}
+			},
+			effect: plan.ReportEffect{Changed: true, Recovered: true}},
+		{name: "a new instance is not healthy before its checks (rule 53)", before: fresh,
+			report: plan.Report{Healthy: true, ChecksPending: true},
+			want:   func(i *plan.Instance) { i.ChecksPending = true },
+			effect: plan.ReportEffect{Changed: true, Failed: true}},
+		{name: "a healthy instance stays healthy while it has no result of new checks (rule 53)", before: well(),
+			report: plan.Report{Healthy: true, RuntimeHash: "r1", ChecksPending: true},
+			want:   func(i *plan.Instance) { i.ChecksPending = true },
+			effect: plan.ReportEffect{Changed: true}},
+		{name: "an instance whose agent starts the checks again does not become healthy by that (rule 53)",
+			before: with(func(i *plan.Instance) {
+				i.Healthy, i.FailedCheck, i.CheckFailedAt = false, "web: refused", earlier
+			}), report: plan.Report{Healthy: true, RuntimeHash: "r1", ChecksPending: true},
+			want: func(i *plan.Instance) {
+				i.ChecksPending, i.FailedCheck, i.CheckFailedAt = true, "", time.Time{}
+			},
+			effect: plan.ReportEffect{Changed: true}},
 		{name: "a notice stays", before: with(func(i *plan.Instance) { i.Notice, i.NoticeDeadline = true, now }),
 			report: plan.Report{Healthy: true, RuntimeHash: "r1"}, want: func(*plan.Instance) {}},
 		{name: "a notice", before: well(), report: plan.Report{Healthy: true, RuntimeHash: "r1", Notice: true},
@@ -371,6 +405,16 @@ func TestCounts(t *testing.T) {
 }
 
 // TestRule26CountSilence checks that the guard counts silence across groups.
+// failing returns an instance whose health check fails, after applying change to it.
+func failing(change func(*plan.Instance)) plan.Instance {
+	return with(func(i *plan.Instance) {
+		i.Healthy, i.FailedCheck, i.CheckFailedAt = false, "web: status 503, want 200", ago(time.Minute)
+		if change != nil {
+			change(i)
+		}
+	})
+}
+
 func TestRule26CountSilence(t *testing.T) {
 	s := snapshot(0).Settings
 	soon := silentDeleting()
@@ -388,6 +432,14 @@ func TestRule26CountSilence(t *testing.T) {
 		{"deleted for its silence", silentDeleting(), true, true}, {"deleted before it was silent", soon, false, false},
 		{"deleting", deleting(nil), false, false}, {"rebooting", rebooting, true, false},
 		{"powers off", off, false, false},
+		{"a failing check", failing(nil), true, true},
+		{"a failing check, never healthy", failing(func(i *plan.Instance) { i.EverHealthy = false }), true, true},
+		{"deleted for its failing check", failing(func(i *plan.Instance) {
+			i.State, i.DeletingAt, i.CheckFailedAt = record.Deleting, ago(time.Second), ago(time.Minute)
+		}), true, true},
+		{"its check fails while it drains", failing(func(i *plan.Instance) {
+			i.State, i.DeletingAt, i.CheckFailedAt = record.Deleting, ago(time.Minute), ago(time.Second)
+		}), false, false},
 	} {
 		running, silent := plan.CountSilence(&c.i, s, ago(time.Hour), now)
 		if running != c.running || silent != c.silent {

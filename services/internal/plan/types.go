@@ -60,15 +60,22 @@ type Instance struct {
 	CreatedAt, LaunchedAt, RegisteredAt time.Time
 	RuntimeHash                         string // as the agent last reported it
 	InfraHash, SubnetID                 string
+	Image                               string // ID of the configured image that it was made from; "": none, or unknown
 	ProviderID                          string
 	Provider                            Observed[ProviderState]
 	EndReason                           string // why the VM ended, in the provider's words; "": unknown
 
-	// Healthy: the agent's last report said so. The planner checks whether that report is recent.
+	// Healthy: the agent's last report said so, and no health check fails. The planner checks whether that report is
+	// recent.
 	Healthy bool
 	// EverHealthy: at least one healthy report reached this leader.
 	EverHealthy bool
-	LastReport  time.Time
+	// ChecksPending: the agent has not run all present health checks yet, or some have neither passed nor failed.
+	ChecksPending bool
+	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is since when one fails.
+	FailedCheck   string
+	CheckFailedAt time.Time
+	LastReport    time.Time
 	// Connected: a health stream is open now. LostAt: when the last one closed.
 	Connected bool
 	LostAt    time.Time
@@ -152,6 +159,8 @@ type Snapshot struct {
 	CreateBudget   int
 	CreateBudgetAt time.Time
 	Waiting        WaitingCreates
+	// Image is the ID of the image that the query of the group's image found last; "": none, or unknown.
+	Image string
 	// RolloutFailures counts the instances with the group's present configuration that failed (rule 47).
 	RolloutFailures int
 	// GuardRaised, BackoffRaised and HaltRaised: the group's alerts [AlertUnhealthyGuard], [AlertBackoff] and
@@ -193,7 +202,7 @@ type Action struct {
 	// Voluntary, with Create: the instance that it replaces still runs.
 	Voluntary bool
 	Reason    string
-	// Cause comes with Mark.
+	// Cause comes with Mark, and with Create if the new instance replaces one.
 	Cause Cause
 	// Deadline, with Mark and Drain, is when the drain ends at the latest; zero: no drain.
 	Deadline time.Time

@@ -105,8 +105,9 @@ func (c *call) agent(proof []byte) (certificate, error) {
 		return certificate{}, c.failed("instance record", err)
 	}
 	if !spent {
-		c.leader.State.Publish(shardstate.NewEvent(shardstate.EventRegistered, &rec,
-			"from "+transport.PeerAddress(c.ctx).String()))
+		event := shardstate.NewEvent(shardstate.EventRegistered, &rec, "from "+transport.PeerAddress(c.ctx).String())
+		event.Took = c.Now().Sub(c.now)
+		c.leader.State.Publish(event)
 	}
 	return cert, nil
 }
@@ -147,13 +148,13 @@ func (c *call) checkProof(proof []byte, rec *record.Instance) error {
 		return nil
 	}
 	vm, _ := c.leader.State.VM(rec.ID)
-	switch err := c.leader.Attest(proof, vm); infra.ClassOf(err) {
-	case "":
+	switch err := c.leader.Attest(c.ctx, proof, vm); {
+	case err == nil:
 		return nil
-	case infra.NotFound:
-		return status.Errorf(codes.Unavailable, "instance %s: %v, try again", rec.ID, err)
-	default:
+	case infra.ClassOf(err) == infra.Denied:
 		return status.Errorf(codes.PermissionDenied, "instance %s: %v", rec.ID, err)
+	default:
+		return status.Errorf(codes.Unavailable, "instance %s: %v, try again", rec.ID, err)
 	}
 }
 

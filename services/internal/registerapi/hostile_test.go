@@ -2,6 +2,7 @@ package registerapi_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"testing"
@@ -139,12 +140,14 @@ func TestHostileRegistrationWithoutProof(t *testing.T) {
 			refusal: infra.Errorf(infra.Denied, "attest", "the agent sent no proof")},
 		{name: "the VM is not known yet", proof: "right", code: codes.Unavailable, message: "try again",
 			refusal: infra.Errorf(infra.NotFound, "attest", "the VM is not known yet")},
+		{name: "the cloud's keys cannot be read", proof: "right", code: codes.Unavailable, message: "try again",
+			refusal: errors.New("read Google's keys: timeout")},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w, logs := newTestLeader(t), &transporttest.Logs{}
 			w.service.Log = logs.Logger()
 			id := w.located(t, infra.Running, "127.0.0.1")
-			w.leader.Attest = func(proof []byte, vm infra.VM) error {
+			w.leader.Attest = func(_ context.Context, proof []byte, vm infra.VM) error {
 				if string(proof) != test.proof || vm.ProviderID != "vm-"+id.String() {
 					t.Errorf("asked to attest %q for %s", proof, vm.ProviderID)
 				}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // operator registers an operator. The jti of the nonce is the operator's ID. Creating the record under that ID consumes
@@ -25,6 +26,8 @@ func (c *call) operator() (certificate, error) {
 			PublicKey: c.key, Certificate: ref, CreatedAt: c.now, NonceExpires: c.claims.ExpiresAt,
 		}, "")
 		if err == nil {
+			c.leader.Record(record.Event{Kind: record.EventOperatorRegistered, Tenant: c.claims.Tenant,
+				Actor: c.claims.ID.String(), Message: "from " + transport.PeerAddress(c.ctx).String()})
 			return cert, nil
 		}
 		if !errors.Is(err, objstore.ErrConflict) {

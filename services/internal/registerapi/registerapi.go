@@ -59,10 +59,11 @@ type Registrar struct {
 	// CheckAddress reports whether a registration must come from an address of the instance's VM, as far as the
 	// provider knows these.
 	CheckAddress func() bool
-	// Attest checks an agent's proof that it runs on a VM. An error of class [infra.NotFound] means that too little is
-	// known of the VM so far. Optional; it succeeds if the configuration requires no proof.
-	Attest func(proof []byte, vm infra.VM) error
-	// Record adds a refused registration to the journal.
+	// Attest checks an agent's proof that it runs on a VM. An error of another class than [infra.Denied] means that the
+	// proof could not be checked, so the agent tries again. Optional; it succeeds if the configuration requires no
+	// proof.
+	Attest func(ctx context.Context, proof []byte, vm infra.VM) error
+	// Record adds an event to the journal: a refused registration, or that of an operator.
 	Record func(record.Event)
 }
 
@@ -158,8 +159,9 @@ func (c *call) recordRefusal(err error) {
 	}
 	event := record.Event{Kind: record.EventRegistrationRefused, Actor: transport.PeerAddress(c.ctx).String(),
 		Message: status.Convert(err).Message()}
-	if !c.claims.ID.IsZero() {
-		event.Tenant, event.Instance = c.claims.Tenant, c.claims.ID.String()
+	event.Tenant = c.claims.Tenant
+	if c.claims.Role == authority.RoleAgent {
+		event.Instance = c.claims.ID.String()
 	}
 	c.leader.Record(event)
 }

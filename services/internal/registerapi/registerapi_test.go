@@ -60,7 +60,7 @@ func newTestLeader(t testing.TB) *testLeader {
 			w.recorded = append(w.recorded, e)
 		}}
 	w.checkAddress.Store(true)
-	w.service = &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
+	w.service = &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test", "a"),
 		Leader: func() (*registerapi.Registrar, error) {
 			if err := w.Current(); err != nil {
 				return nil, err
@@ -70,6 +70,13 @@ func newTestLeader(t testing.TB) *testLeader {
 	w.addr = w.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, w.service) })
 	w.client = nstancev1.NewRegistrationServiceClient(w.Dial(t, w.addr, nil))
 	return w
+}
+
+// journal returns the recorded events.
+func (w *testLeader) journal() []record.Event {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.recorded)
 }
 
 // nonce returns a new nonce for an agent, or as change says.
@@ -176,6 +183,9 @@ func TestRegisterAgent(t *testing.T) {
 	}
 	if n := w.Events(id, shardstate.EventRegistered); n != 1 {
 		t.Errorf("%d events", n)
+	}
+	if reason := w.LastEvent(id).Reason; reason != "from 127.0.0.1" {
+		t.Errorf("the event says %q, want the source", reason)
 	}
 	if rec, _, _ := w.State.Record(id); rec.State != record.Registered {
 		t.Errorf("the state has it as %s", rec.State)
@@ -416,9 +426,7 @@ func TestRefusedAgents(t *testing.T) {
 	if len(w.log(t)) != 0 || w.Stored(t, created).State != record.Created {
 		t.Error("a refusal left something behind")
 	}
-	w.mu.Lock()
-	refused := slices.Clone(w.recorded)
-	w.mu.Unlock()
+	refused := w.journal()
 	if len(refused) == 0 || !slices.ContainsFunc(refused, func(e record.Event) bool {
 		return e.Kind == record.EventRegistrationRefused && e.Tenant == "prod" && e.Instance == deleting.String() &&
 			strings.Contains(e.Message, "is being deleted") && strings.HasPrefix(e.Actor, "127.0.0.1")
@@ -561,6 +569,11 @@ func TestRegisterOperator(t *testing.T) {
 		!rec.NonceExpires.Equal(w.Clock.Now().Add(authority.OperatorNonceTTL)) {
 		t.Errorf("record %+v (%v)", rec, err)
 	}
+	registered := record.Event{Kind: record.EventOperatorRegistered, Tenant: "prod", Actor: id.String(),
+		Message: "from 127.0.0.1"}
+	if have := w.journal(); len(have) != 1 || have[0] != registered {
+		t.Errorf("the journal has %+v, want %+v", have, registered)
+	}
 	w.Clock.Advance(24 * time.Hour)
 	again, err := w.registerOperator(nonce, key)
 	if err != nil || !bytes.Equal(first.GetCertificate(), again.GetCertificate()) {
@@ -568,6 +581,11 @@ func TestRegisterOperator(t *testing.T) {
 	}
 	_, err = w.registerOperator(nonce, transporttest.NewKey(t))
 	wants(t, "another key", err, codes.PermissionDenied, "used with another key")
+	refused := record.Event{Kind: record.EventRegistrationRefused, Tenant: "prod", Actor: "127.0.0.1",
+		Message: "nonce: was used with another key by operator " + id.String()}
+	if have := w.journal(); len(have) != 2 || have[1] != refused {
+		t.Errorf("the journal has %+v, want %+v last", have, refused)
+	}
 
 	w.Clock.Advance(20 * 24 * time.Hour)
 	late, err := w.registerOperator(nonce, key)

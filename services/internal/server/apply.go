@@ -20,8 +20,11 @@ const (
 	// configInterval is the interval at which the leader checks the bucket for a newer configuration. `tofu apply`
 	// changes only the bucket.
 	configInterval = 3 * time.Minute
-	// reloadEvery is the number of those checks between two reads of the boot scripts. Rendering uses a script for up
-	// to an hour after it was read.
+	// restartPatience is the longest time for which a restart waits for agents that are told new addresses of the
+	// leader. They connect again within a second.
+	restartPatience = 10 * time.Second
+	// reloadEvery is the number of those checks between two reads of the boot scripts and the workload CAs. Rendering
+	// uses a script for up to an hour after it was read.
 	reloadEvery = 10
 )
 
@@ -46,9 +49,12 @@ func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]co
 		a.log.Warn("templates not compiled", "error", err)
 	}
 	l.leader.State.Configure(shard, groups)
+	a.noteImages(l, groups)
 	a.agents.Configured()
 	etag := a.manager.Status().ETag
 	a.authority.SetAppliedETag(etag)
+	now := time.Now()
+	l.configured.Store(&now)
 	l.journal.Record(record.Event{Kind: record.EventConfigApplied, Actor: "leader", Message: "version " + etag})
 }
 
@@ -66,6 +72,7 @@ func (a *applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed [
 		if err := l.generator.Warm(a.ctx, warm); err != nil && a.ctx.Err() == nil {
 			a.log.Warn("templates not compiled", "error", err)
 		}
+		a.noteImages(l, warm)
 	})
 }
 
@@ -95,15 +102,18 @@ func (s *server) describe(l *leadership) {
 }
 
 // pollConfig checks for a newer configuration at every configInterval. At every reloadEvery-th check it reads the boot
-// scripts again, so that a create does not wait for that.
-func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, generator *filegen.Generator) error {
+// scripts again, so that a create does not wait for that, and the workload CAs.
+func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, l *leadership) error {
 	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
 		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
 			s.log.Warn("configuration not looked up", "error", err)
 		}
 		if n%reloadEvery == 0 {
-			if err := generator.Reload(ctx, s.manager.Groups()); err != nil && ctx.Err() == nil {
+			if err := l.generator.Reload(ctx, s.manager.Groups()); err != nil && ctx.Err() == nil {
 				s.log.Warn("templates not compiled", "error", err)
+			}
+			if err := s.followWorkloadCA(ctx, l); err != nil && ctx.Err() == nil {
+				s.log.Warn("workload CA not looked up", "error", err)
 			}
 		}
 	}
@@ -126,16 +136,30 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 }
 
 // restartSoon restarts the server after the response to the present caller has gone out: the restart ends the call, and
-// ctx with it.
+// ctx with it. Agents that are told new addresses of the leader get time to connect again, because they would not find
+// the leader after the restart.
 func (s *server) restartSoon(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx)
 	s.env.Go("restart", func() {
-		_ = s.env.Sleep(context.WithoutCancel(ctx), 200*time.Millisecond)
+		const pause = 200 * time.Millisecond
+		for waited := time.Duration(0); ; waited += pause {
+			_ = s.env.Sleep(ctx, pause)
+			left := s.agents.Outdated()
+			if left == 0 {
+				break
+			}
+			if waited >= restartPatience {
+				s.log.Warn("restarting although some agents have not connected again: they try the earlier addresses "+
+					"of the leader only", "agents", left)
+				break
+			}
+		}
 		s.restart(ErrRestart)
 	})
 }
 
-// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. They include those of
-// servers that replace this one, so that agents find them when this server ends.
+// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. They include those
+// after a restart and those of servers that replace this one, so that agents find the leader then.
 func (s *server) announceAddresses() {
 	l := s.leading.Load()
 	if l == nil {
@@ -152,11 +176,14 @@ func (s *server) announceAddresses() {
 	}
 }
 
-// generations returns the addresses of this server's configuration, and those of the configuration of servers that
-// replace this one if there is one.
+// generations returns the addresses of this server's configuration, and those of a newer one that waits for a restart
+// or is for servers that replace this one.
 func (s *server) generations() []ports {
 	out := []ports{s.ports}
-	if next := s.manager.Successor(); next != nil {
+	for _, next := range []*config.Shard{s.manager.Pending(), s.manager.Successor()} {
+		if next == nil {
+			continue
+		}
 		if ports, err := portsOf(next, s.opts); err == nil {
 			out = append(out, ports)
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/metrics"
 )
 
 // elect takes part in the election until ctx ends. If a term cannot begin or ends with an error, elect releases the
@@ -35,7 +36,7 @@ func (s *server) elect(ctx context.Context) error {
 			try = 1
 		}
 		wait := retryPause(try)
-		s.metrics.Errors.WithLabelValues("leadership").Inc()
+		s.metrics.TermFailures.Inc()
 		s.log.Error("leadership given up", "error", err, "try", try, "again_in", wait.String())
 		if s.env.Sleep(ctx, wait) != nil {
 			return nil
@@ -84,10 +85,34 @@ func (s *server) stand(ctx context.Context) error {
 		HighestTerm: s.state.HighestTerm,
 		Lead:        s.lead,
 		StopTimeout: shard.Server.ShutdownTimeout.D(),
-		Watch: func(status lease.Status) {
-			s.status.Store(&status)
-			s.metrics.Term.Set(float64(status.Holder.Term))
-		},
-		Log: s.log,
+		Watch:       s.watchElection,
+		Log:         s.log,
 	})
+}
+
+// watchElection stores the election's status for other parts of the server, and measures it.
+func (s *server) watchElection(status lease.Status) {
+	before := s.status.Swap(&status)
+	s.metrics.Term.Set(float64(status.Holder.Term))
+	heir := 0.0
+	if status.Role != election.Leader && status.Holder.Heir.Incarnation == s.incarnation {
+		heir = 1
+	}
+	s.metrics.Heir.Set(heir)
+	if status.Role == election.Leader && (before == nil || before.Role != election.Leader) {
+		s.metrics.LeaderChanges.WithLabelValues(string(s.leaderChange(before))).Inc()
+	}
+}
+
+// leaderChange says what ended the term before, from the status before this server became leader.
+func (s *server) leaderChange(before *lease.Status) metrics.LeaderChange {
+	switch {
+	case before == nil || before.Holder.Term == 0:
+		return metrics.LeaderFirst
+	case before.Holder.Released:
+		return metrics.LeaderReleased
+	case before.Holder.Heir.Incarnation == s.incarnation:
+		return metrics.LeaderHeir
+	}
+	return metrics.LeaderExpired
 }

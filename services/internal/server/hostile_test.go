@@ -48,7 +48,7 @@ func TestHostileWorkloadCA(t *testing.T) {
 		"agents": {r.ports[4], authority.Identity{Role: authority.RoleAgent, Cluster: "test", Tenant: "default",
 			ID: newID("tst")}},
 	} {
-		for issuer, ca := range map[string]authority.CA{"cluster": ca, "workload": workloadCA} {
+		for issuer, ca := range map[string]authority.CA{"cluster": ca, "workload": workloadCA[0]} {
 			key := transporttest.NewKey(t)
 			var leaf *x509.Certificate
 			if port.identity.Role == authority.RoleServer {

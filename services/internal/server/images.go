@@ -73,6 +73,37 @@ func (b *imageBook) ids(shard *config.Shard) map[string]string {
 	return out
 }
 
+// found returns the ID of each image that a look-up has found. Fallbacks are no results.
+func (b *imageBook) found(shard *config.Shard) map[string]string {
+	out := map[string]string{}
+	for name, image := range shard.Images {
+		if e, _ := b.entry(name, image); e.id != "" {
+			out[name] = e.id
+		}
+	}
+	return out
+}
+
+// noteImages tells the State which image each group with on_image_change has now.
+func (s *server) noteImages(l *leadership, groups map[config.GroupKey]config.Group) {
+	found := l.images.found(s.manager.Shard())
+	images := map[config.GroupKey]string{}
+	for key, group := range groups {
+		if !group.Rollout.OnImageChange || group.Deleted || len(found) == 0 {
+			continue
+		}
+		id, err := l.generator.Image(group, found)
+		if err != nil {
+			s.log.Warn("the image of a group is not known", "tenant", key.Tenant, "group", key.Group, "error", err)
+			continue
+		}
+		if id != "" {
+			images[key] = id
+		}
+	}
+	l.leader.State.SetImages(groups, images)
+}
+
 // queryImages looks up images of a configuration. Its error names each image that was not found.
 func (b *imageBook) queryImages(ctx context.Context, shard *config.Shard, which imageSelection) error {
 	resolver, ok := infra.Capability[infra.Images](b.provider)
@@ -119,7 +150,7 @@ func (s *server) resolveImages(ctx context.Context, l *leadership, shard *config
 }
 
 // refreshImages looks up all images every image_refresh_interval, and retries missing images every imageRetry. A new
-// image applies to new instances only, so it starts no roll.
+// image applies to new instances, and starts a roll of groups with on_image_change.
 func (s *server) refreshImages(ctx context.Context, l *leadership) error {
 	looked := s.env.Now()
 	for s.env.Sleep(ctx, imageRetry) == nil {
@@ -133,6 +164,7 @@ func (s *server) refreshImages(ctx context.Context, l *leadership) error {
 		}
 		cancel()
 		s.describe(l)
+		s.noteImages(l, s.manager.Groups())
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal {
 	j := journal.New(journal.Options{Shard: s.opts.Shard, Term: term, Store: s.documents, Cache: s.cache,
 		Retention: func() time.Duration { return s.manager.Shard().Server.JournalRetention.D() }, Now: time.Now,
-		Log: s.log})
+		Log: s.log, Stored: s.measureReplacements(s.manager.Shard().Cluster.ID)})
 	s.env.Go("journal", func() { _ = j.Run(ctx) }) // it returns nil
 	j.Record(record.Event{Kind: record.EventLeaderStarted, Actor: "leader",
 		Message: fmt.Sprintf("server %s, version %s",
@@ -23,10 +23,30 @@ func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal 
 	return j
 }
 
+// measureReplacements returns a function that counts, measures and traces replacements from the events of a journal,
+// after they are stored: it never delays a replacement.
+func (s *server) measureReplacements(cluster string) func([]record.Event) {
+	var replacements journal.Replacements
+	return func(events []record.Event) {
+		for i := range events {
+			if e := &events[i]; e.Kind == record.EventInstanceCreating && e.Replaces != "" {
+				s.metrics.Replacements.WithLabelValues(e.Cause).Inc()
+			}
+			if done, ok := replacements.Add(&events[i]); ok {
+				s.traces.Export(cluster, s.opts.Shard, &done)
+				for _, step := range done.Steps() {
+					s.metrics.ReplacementTime.WithLabelValues(string(step.Stage)).Observe(step.Took().Seconds())
+				}
+			}
+		}
+	}
+}
+
 // journalInstance records a step in the life of an instance.
 func journalInstance(j *journal.Journal, e shardstate.InstanceEvent) {
 	event := record.Event{At: e.At, Kind: "instance_" + record.EventKind(e.Type), Tenant: e.Tenant, Group: e.Group,
-		Instance: e.Instance.String(), Cause: string(e.Cause), Actor: actors[e.Type], Message: e.Reason}
+		Instance: e.Instance.String(), Cause: string(e.Cause), Actor: actors[e.Type], Message: e.Reason,
+		TookSeconds: e.Took.Seconds()}
 	if !e.Replaces.IsZero() {
 		event.Replaces = e.Replaces.String()
 	}

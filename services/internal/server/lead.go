@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
@@ -34,12 +35,17 @@ type leadership struct {
 	operator     *operatorapi.Leader
 	stepDown     <-chan struct{} // closed when an operator asks the leader to step down
 
+	authority *lease.Authority
 	journal   *journal.Journal
 	generator *filegen.Generator
 	caPEM     []byte
-	// workloadCAPEM is the certificate of the CA that signs the certificates in files.
+	// workloadCAPEM holds the certificates of the CAs that sign the certificates in files.
 	workloadCAPEM []byte
-	images        *imageBook
+	ca            authority.CA
+	workloadCAs   authority.WorkloadCAs
+	// configured is when the present configuration was put in force.
+	configured atomic.Pointer[time.Time]
+	images     *imageBook
 	// describing is held while the configuration is passed to the generator, so that the last caller passes the newest.
 	describing sync.Mutex
 	// agentAddrs are the addresses of the leader that agents were told last, separated by commas.
@@ -99,13 +105,13 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	if err != nil {
 		return err
 	}
-	workloadCA, created, err := s.state.EnsureWorkloadCA(ctx, ca)
+	workloadCAs, created, err := s.state.EnsureWorkloadCA(ctx, ca)
 	if err != nil {
 		return err
 	}
 	if created {
-		s.log.Info("made the CA of the workloads", "fingerprint", authority.Fingerprint(workloadCA.Certificate()),
-			"starts", workloadCA.Starts())
+		s.log.Info("made the CA of the workloads", "fingerprint",
+			authority.Fingerprint(workloadCAs[0].Certificate()), "starts", workloadCAs[0].Starts())
 	}
 	if err := s.ensureServicesToLead(ctx); err != nil {
 		return err
@@ -114,7 +120,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	// The configuration as loaded at the start. The parts used here cannot change in place. If they changed, Lead
 	// returns ErrRestart.
 	shard := s.manager.Shard()
-	generator := filegen.New(filegen.Options{CA: ca, WorkloadCA: workloadCA, NonceKey: nonceKey,
+	generator := filegen.New(filegen.Options{CA: ca, WorkloadCAs: workloadCAs, NonceKey: nonceKey,
 		Secrets: s.secrets, ReadFile: s.state.ReadFile,
 		CacheTTL: shard.Cluster.Secrets.CacheTTL.D(), Rand: rand.Reader, Now: time.Now})
 	caPEM := authority.EncodeBundle(bundle...)
@@ -128,8 +134,9 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	leader := leader.NewLeader(&execute.Executor{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a,
 		Provider: s.machine.Provider, Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
-		Log:     s.log,
-		Entered: func(after time.Duration) { s.metrics.CreateLatency.Observe(after.Seconds()) },
+		Log:          s.log,
+		Entered:      func(after time.Duration) { s.metrics.CreateStart.Observe(after.Seconds()) },
+		CreateFailed: func(class string) { s.metrics.CreateFailures.WithLabelValues(class).Inc() },
 	}, s.state, eventFanout{events, s.metrics, journal, s.forget(ctx, env),
 		s.userdataRemover(ctx, env)}, func() {
 		select {
@@ -153,12 +160,14 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
-			Interval:  func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
-			Endpoints: s.agentAddrs},
-		operator: s.operatorLeader(ctx, a, leader, events, journal, issuer, stepDown),
-		stepDown: stepDown,
-		journal:  journal, generator: generator, caPEM: caPEM,
-		workloadCAPEM: authority.EncodeCertificate(workloadCA.Certificate()),
+			// Instances must get a CA before it issues.
+			RecheckFiles: len(workloadCAs) > 1 || time.Now().Before(workloadCAs[0].Starts()),
+			Interval:     func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
+			Endpoints:    s.agentAddrs},
+		operator:  s.operatorLeader(ctx, a, leader, events, journal, issuer, stepDown),
+		stepDown:  stepDown,
+		authority: a, journal: journal, generator: generator, caPEM: caPEM, workloadCAs: workloadCAs, ca: ca,
+		workloadCAPEM: workloadCAs.EncodeCertificates(),
 		images:        &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},
 	}
 
@@ -207,7 +216,7 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 		func(ctx context.Context) error { leader.Collect(ctx); return nil },
 		func(ctx context.Context) error { leader.Recheck(ctx); return nil },
 		func(ctx context.Context) error { s.watchVMs(ctx, leader); return nil },
-		func(ctx context.Context) error { return s.pollConfig(ctx, leader, l.generator) },
+		func(ctx context.Context) error { return s.pollConfig(ctx, leader, l) },
 		func(ctx context.Context) error { return s.refreshImages(ctx, l) },
 		func(ctx context.Context) error { return awaitStepDown(ctx, l.stepDown) },
 	)
@@ -267,9 +276,8 @@ func removeUserdata(ctx context.Context, env tasks.Env, remover infra.UserdataRe
 
 // holdAddress holds the shard's fixed address on this machine if the shard has one. It returns when ctx ends.
 func (s *server) holdAddress(ctx context.Context, leader *leader.Leader) error {
-	network, ok := infra.Capability[infra.LeaderNetwork](s.machine.Provider)
-	if ok && s.manager.Shard().Server.LeaderNetwork != nil {
-		leader.HoldAddress(ctx, network, s.machine.ID)
+	if address := s.machine.address; address != nil {
+		leader.HoldAddress(ctx, address, s.machine.ID, s.machine.addressInterval)
 		return nil
 	}
 	<-ctx.Done()

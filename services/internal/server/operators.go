@@ -65,7 +65,7 @@ func (t eventFanout) Instance(e shardstate.InstanceEvent) {
 
 func (t eventFanout) Error(e shardstate.ErrorEvent) {
 	if !e.Resolved {
-		t.metrics.Errors.WithLabelValues(string(e.Kind)).Inc()
+		t.metrics.Alerts.WithLabelValues(string(e.Kind)).Inc()
 	}
 	t.Events.Error(e)
 	journalAlert(t.journal, e)

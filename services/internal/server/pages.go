@@ -2,40 +2,57 @@ package server
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/health"
+	"github.com/nstance-kit/nstance/services/internal/metrics"
 )
-
-func (s *server) handler() http.Handler {
-	s.metrics.Watch("nstance_instances", "Live instances of the shard, while leading.", func() float64 {
-		return s.number(1)
-	})
-	s.metrics.Watch("nstance_groups", "Groups of the shard, while leading.", func() float64 { return s.number(0) })
-	s.metrics.Watch("nstance_agents_connected", "Agents with an open health stream, while leading.", func() float64 {
-		return s.number(2)
-	})
-	s.metrics.Watch("nstance_reservations", "Instance IDs reserved ahead, while leading.", func() float64 {
-		return s.number(3)
-	})
-	return s.metrics.Handler()
-}
 
 // pages are the pages that only this daemon has on the health port.
 func (s *server) pages() []health.Page {
 	return []health.Page{{Path: "/leader", Handler: http.HandlerFunc(s.serveLeader)}}
 }
 
-func (s *server) number(i int) float64 {
+// readShard returns the state of the shard for metrics. It holds the lock of the State for one group at a time.
+func (s *server) readShard() metrics.Shard {
+	var shard metrics.Shard
+	if source := s.endpoints.certificates(); source != nil {
+		shard.CAs = append(shard.CAs, metrics.CA{Name: "cluster", Expires: source.CAExpires()})
+	}
 	l := s.leading.Load()
 	if l == nil {
-		return 0
+		return shard
 	}
-	groups, instances, connected, reserved, _, _ := l.leader.State.Numbers()
-	return float64([]int{groups, instances, connected, reserved}[i])
+	state := l.leader.State
+	shard.Leads = true
+	_, shard.Instances, shard.AgentsConnected, shard.Reserved, _, _ = state.Numbers()
+	for _, key := range state.GroupKeys() {
+		if g, ok := state.GroupView(key); ok {
+			shard.Groups = append(shard.Groups, metrics.Group{Tenant: key.Tenant, Name: key.Group, Desired: g.Size,
+				Actual: g.Actual, Healthy: g.Healthy, Drifted: g.Outdated, Paused: g.Rollout.Paused})
+		}
+	}
+	shard.Alerts = state.Alerts()
+	settings := s.manager.Shard().Server.LeaderElection
+	if settings.Enabled == nil || *settings.Enabled {
+		left := l.authority.Remaining()
+		shard.LeaseRemaining = &left
+	}
+	shard.JournalLag = l.journal.Lag()
+	if at := l.configured.Load(); at != nil {
+		shard.ConfigApplied = *at
+	}
+	if len(l.workloadCAs) > 0 {
+		shard.CAs = append(shard.CAs, metrics.CA{Name: "workload",
+			Expires: l.workloadCAs.At(time.Now(), l.ca).Certificate().NotAfter})
+	}
+	return shard
 }
 
 // alive returns true, for systemd. If the leader hangs while it holds its locks, alive blocks.
 func (s *server) alive() bool {
-	_ = s.number(0)
+	if l := s.leading.Load(); l != nil {
+		l.leader.State.Numbers()
+	}
 	return true
 }

@@ -23,12 +23,9 @@ func (s *server) openBucket(ctx context.Context) error {
 			return fmt.Errorf("open the bucket: %w", err)
 		}
 	}
-	counted := objstore.NewCounted(objstore.WithTimeouts(store, s.bucketTimeouts))
-	s.metrics.WatchRequests("get", func() uint64 { return counted.Counts().Get })
-	s.metrics.WatchRequests("put", func() uint64 { return counted.Counts().Put })
-	s.metrics.WatchRequests("delete", func() uint64 { return counted.Counts().Delete })
-	s.metrics.WatchRequests("list", func() uint64 { return counted.Counts().List })
-	s.store, s.documents = counted, objstore.WithLimit(counted, maxBucketRequests)
+	s.store = objstore.WithObserver(objstore.WithTimeouts(store, s.bucketTimeouts),
+		func(op string, took time.Duration, err error) { s.metrics.ObserveStorage(op, storageResult(err), took) })
+	s.documents = objstore.WithLimit(s.store, maxBucketRequests)
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(s.state, s.opts.Shard, s.log)
 	s.manager.SetTrial(s.tryConfig)
@@ -39,6 +36,20 @@ func (s *server) openBucket(ctx context.Context) error {
 		return s.opened.state // verifyApplied follows a trial that has passed
 	})
 	return nil
+}
+
+// storageResult returns the result of a request to the bucket, for metrics. An object that is missing and a condition
+// that does not hold are answers.
+func storageResult(err error) string {
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, objstore.ErrNotFound):
+		return "not_found"
+	case errors.Is(err, objstore.ErrConflict):
+		return "conflict"
+	}
+	return "error"
 }
 
 // fatalError is an error that a retry cannot fix.

@@ -3,12 +3,17 @@ package server
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
+	contractcloud "github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/layer2"
+	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
@@ -17,6 +22,10 @@ import (
 type ownMachine struct {
 	infra.Machine
 	Provider infra.Provider
+	// address moves the shard's fixed address to this machine. It is acquired again every addressInterval. Nil: the
+	// shard has no fixed address, or no server moves it.
+	address         infra.LeaderNetwork
+	addressInterval time.Duration
 }
 
 // openProvider opens the provider of the shard and identifies this machine. A server outside the cloud starts without
@@ -39,16 +48,18 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied 
 	if err != nil {
 		return ownMachine{}, fmt.Errorf("open provider %s: %w", kind, err)
 	}
-	machine, err := cloud.Identity(ctx, env)
-	if err != nil && shard.Server.LeaderNetwork != nil {
+	own := ownMachine{Provider: measure(provider, s.requestTimeout, s.metrics.ObserveProvider)}
+	if err := own.openAddress(shard.Server.LeaderNetwork); err != nil {
+		return ownMachine{}, fmt.Errorf("server.leader_network: %w", err)
+	}
+	own.Machine, err = cloud.Identity(ctx, env)
+	if network := shard.Server.LeaderNetwork; err != nil && network != nil && network.Kind != contractcloud.LeaderARP {
 		return ownMachine{}, fmt.Errorf("open provider %s: server.leader_network: %w", kind, err)
 	}
 	if err != nil {
 		s.log.Warn("this machine is not known to the provider: other servers cannot ask whether it still runs",
 			"provider", kind, "error", err)
 	}
-	own := ownMachine{Machine: machine,
-		Provider: measure(provider, s.requestTimeout, s.metrics.ObserveProvider)}
 	own.configure(shard)
 	switch err := own.verify(ctx, shard); {
 	case infra.ClassOf(err) == infra.Invalid && !applied:
@@ -58,6 +69,30 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied 
 		s.log.Warn("configuration not verified", "error", err)
 	}
 	return own, nil
+}
+
+// openAddress opens what moves the shard's fixed address: the network itself, or the provider.
+func (m *ownMachine) openAddress(network *config.LeaderNetwork) error {
+	switch {
+	case network == nil:
+	case network.Kind == contractcloud.LeaderARP:
+		var addrs []netip.Addr
+		for _, text := range []string{network.IPv4, network.IPv6} {
+			if addr, err := netip.ParseAddr(text); err == nil { // the configuration is valid: it is absent
+				addrs = append(addrs, addr)
+			}
+		}
+		address, err := layer2.New(addrs...)
+		if err != nil {
+			return err
+		}
+		m.address, m.addressInterval = address, layer2.Interval
+	default:
+		if address, ok := infra.Capability[infra.LeaderNetwork](m.Provider); ok {
+			m.address, m.addressInterval = address, leader.AddressCheck
+		}
+	}
+	return nil
 }
 
 func (m ownMachine) configure(shard *config.Shard) {
@@ -75,7 +110,7 @@ func (m ownMachine) verify(ctx context.Context, shard *config.Shard) error {
 }
 
 // attest checks an agent's proof of the VM that it runs on, if the configuration requires one.
-func (s *server) attest(proof []byte, vm infra.VM) error {
+func (s *server) attest(ctx context.Context, proof []byte, vm infra.VM) error {
 	if s.manager.Shard().Server.Attestation == nil {
 		return nil
 	}
@@ -83,7 +118,7 @@ func (s *server) attest(proof []byte, vm infra.VM) error {
 	if !ok {
 		return infra.Errorf(infra.Denied, "attest "+vm.ProviderID, "the provider cannot check attestations")
 	}
-	return attestor.Attest(proof, vm)
+	return attestor.Attest(ctx, proof, vm)
 }
 
 // configureProvider passes a configuration that came into force to the provider. In the background, it verifies the

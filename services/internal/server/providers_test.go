@@ -5,15 +5,20 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/layer2"
+	"github.com/nstance-kit/nstance/services/internal/leader"
 )
 
 // changeCloud changes the cloud of the testShard's server.
@@ -126,7 +131,7 @@ func TestThrottlingIsCounted(t *testing.T) {
 	})
 	p := r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })
-	if n := p.metric(`nstance_provider_throttled_total{call="RunInstances"}`); n != "2" {
+	if n := p.metric(`nstance_provider_throttled_total{call="RunInstances",cluster="test",shard="a"}`); n != "2" {
 		t.Errorf("counted %q, want 2", n)
 	}
 }
@@ -167,7 +172,9 @@ func TestProviderIsConfiguredAndVerifies(t *testing.T) {
 	say(errors.New("no answer"))
 	p = r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })
-	p.await("an event", func() bool { return p.metric(`nstance_errors_total{kind="provider_config"}`) == "1" })
+	p.await("an event", func() bool {
+		return p.metric(`nstance_alerts_total{cluster="test",kind="provider_config",shard="a"}`) == "1"
+	})
 	if !strings.Contains(p.log.String(), "configuration not verified") {
 		t.Error("the log does not say so")
 	}
@@ -194,4 +201,28 @@ func refuseBadArgs(cfg *Config) {
 		Read: func(context.Context, config.KeySource) ([]byte, error) {
 			return []byte("other is a key of 32 bytes too.."), nil
 		}})
+}
+
+// TestOpenAddress checks what moves the shard's fixed address.
+func TestOpenAddress(t *testing.T) {
+	provider := &mock.Provider{}
+	for name, test := range map[string]struct {
+		network *config.LeaderNetwork
+		want    infra.LeaderNetwork
+		every   time.Duration
+	}{
+		"none":         {},
+		"the provider": {&config.LeaderNetwork{IPv4: "10.0.0.9"}, provider, leader.AddressCheck},
+		"this machine": {&config.LeaderNetwork{IPv4: "10.0.0.9", Kind: "arp"}, &layer2.Address{}, layer2.Interval},
+	} {
+		own := ownMachine{Provider: provider}
+		err := own.openAddress(test.network)
+		if err != nil && strings.Contains(err.Error(), "CAP_NET_ADMIN") && name == "this machine" {
+			continue // this process has no such capability, and may not get the address
+		}
+		if err != nil || reflect.TypeOf(own.address) != reflect.TypeOf(test.want) ||
+			own.addressInterval != test.every {
+			t.Errorf("%s: %T every %v, %v", name, own.address, own.addressInterval, err)
+		}
+	}
 }

@@ -67,6 +67,7 @@ func (s *server) tryConfig(ctx context.Context, shard *config.Shard, applied boo
 func (s *server) useResources() {
 	r := s.opened
 	s.machine, s.state, s.secrets, s.ports = r.machine, r.state, r.secrets, r.ports
+	s.metrics.SetCluster(r.shard.Cluster.ID, s.opts.Shard)
 	if s.opts.HostID && r.machine.Named && r.machine.ID != "" {
 		s.opts.ID = r.machine.ID
 		s.log.Info("this server's ID is its machine's", "id", r.machine.ID)

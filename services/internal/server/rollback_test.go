@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
@@ -65,5 +66,61 @@ func TestHostileRollbackWhileNoServerRuns(t *testing.T) {
 				t.Error("the server replaced what it refused")
 			}
 		})
+	}
+}
+
+// TestHostileMarks plays a writer of the bucket who raises the mark of the trust bundle in the lock, while no server
+// runs. The next server does not act, says why, and touches no VM. With the genuine lock the shard goes on.
+func TestHostileMarks(t *testing.T) {
+	r := newTestShard(t)
+	r.configure(nil)
+	p := r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	p.await("a lock with marks", func() bool {
+		lock, err := record.DecodeLock(r.get(keys.Leader("a")))
+		return err == nil && lock.Marks != ""
+	})
+	if err := p.end(); err != nil {
+		t.Fatal(err)
+	}
+	genuine := r.get(keys.Leader("a"))
+	lock, err := record.DecodeLock(genuine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	marks := highwater.Marks{Scope: "test"}
+	if err := marks.Merge(lock.Marks); err != nil {
+		t.Fatal(err)
+	}
+	marks.Raise(keys.ClusterCA(), highwater.MaxVersion)
+	lock.Marks = marks.Encode()
+	forged, err := record.EncodeLock(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	r.put(keys.Leader("a"), forged)
+	next := r.start(testKey)
+	next.await("a refusal", func() bool {
+		return strings.Contains(next.log.String(), "an earlier version was written back")
+	})
+	if err := next.end(); err != nil {
+		t.Error(err)
+	}
+	if n := r.running(); n != 2 {
+		t.Errorf("%d VMs run, want the two of before", n)
+	}
+
+	r.put(keys.Leader("a"), genuine)
+	last := r.start(testKey)
+	last.await("a lock of the last server", func() bool {
+		lock, err := record.DecodeLock(r.get(keys.Leader("a")))
+		return err == nil && lock.LeaderID != "" && !lock.Released
+	})
+	if err := last.end(); err != nil {
+		t.Error(err)
+	}
+	if n := r.running(); n != 2 {
+		t.Errorf("%d VMs run, want the two of before", n)
 	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 
 	"github.com/nstance-kit/nstance/services/internal/election"
@@ -37,6 +38,18 @@ func (s *server) followCA(ctx context.Context) error {
 	}
 	s.log.Info("the cluster's CA is being rotated: following", "ca", ca, "bundle_size", len(bundle))
 	return s.endpoints.use(ca, bundle)
+}
+
+// followWorkloadCA lets the leader restart if the CAs that sign certificates in files have changed. The next term sends
+// the files that hold them to the instances.
+func (s *server) followWorkloadCA(ctx context.Context, l *leadership) error {
+	cas, err := s.state.LoadWorkloadCAs(ctx)
+	if err != nil || bytes.Equal(cas.EncodeCertificates(), l.workloadCAPEM) {
+		return err
+	}
+	s.log.Info("the workload CA is being rotated: restarting to follow", "workload_cas", len(cas))
+	s.restartSoon(ctx)
+	return nil
 }
 
 // isLeader reports whether this server holds the lock, also before it serves.

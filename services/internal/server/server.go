@@ -35,6 +35,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/systemd"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/traces"
 )
 
 // Config holds the parameters of Run.
@@ -69,13 +70,14 @@ type server struct {
 	opts    Options
 	log     *slog.Logger
 	metrics *metrics.Server
+	traces  *traces.Exporter
 	probe   health.Probe
 	env     tasks.Env
 	wait    func()
 	// incarnation is random for each start. It is part of the lock and of every record.
 	incarnation string
 
-	store *objstore.Counted
+	store objstore.Store
 	// documents is the store for everything but the lock. It limits concurrent requests, so that a burst of them does
 	// not delay the renewal of the lock.
 	documents objstore.Store
@@ -137,9 +139,13 @@ func newServer(cfg Config) *server {
 	incarnation := make([]byte, 12)
 	_, _ = rand.Read(incarnation) // never fails, see crypto/rand
 	env, wait := tasks.Real()
-	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, metrics: metrics.NewServer(cfg.Version), env: env,
-		wait:        wait,
+	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, env: env, wait: wait,
+		metrics:     metrics.NewServer(cfg.Version, cfg.Options.Shard),
 		incarnation: hex.EncodeToString(incarnation)}
+	for _, class := range infra.Classes() {
+		s.metrics.CreateFailures.WithLabelValues(string(class))
+	}
+	s.metrics.WatchShard(s.readShard)
 	s.endpoints.sourced = make(chan struct{})
 	s.manager = shardconfig.New(nil, "", s.log)
 	s.operators = operatorapi.New(func() (*operatorapi.Leader, error) {
@@ -156,6 +162,12 @@ func newServer(cfg Config) *server {
 
 func (s *server) run(ctx context.Context) error {
 	cfg := s.cfg
+	exporter, err := traces.Open(ctx, os.Getenv, "nstance-server", cfg.Version, s.log)
+	if err != nil {
+		s.log.Warn("no traces are exported", "error", err)
+	}
+	s.traces = exporter
+	defer s.traces.Close() // after the journal's last events
 	defer s.wait()
 	ctx, s.restart = context.WithCancelCause(ctx)
 	defer s.restart(nil)
@@ -173,7 +185,7 @@ func (s *server) run(ctx context.Context) error {
 	serveCtx, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServing()
 	daemons.Go(func() {
-		if err := health.Serve(serveCtx, listener, &s.probe, s.handler(), s.pages()...); err != nil {
+		if err := health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler(), s.pages()...); err != nil {
 			s.restart(err)
 		}
 	})

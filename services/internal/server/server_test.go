@@ -475,13 +475,8 @@ func TestManyOrphansWaitForConfirmation(t *testing.T) {
 	next := r.start(testKey)
 	confirmed := func() int { return strings.Count(next.log.String(), `"orphan confirmed"`) }
 	next.await("a stopped garbage collection", func() bool {
-		resp, err := http.Get("http://" + r.ports[0] + "/metrics")
-		if err != nil {
-			return false
-		}
-		defer resp.Body.Close()
-		body, _ := io.ReadAll(resp.Body)
-		return strings.Contains(string(body), `nstance_errors_total{kind="orphans"} 1`)
+		return next.metric(`nstance_alerts_total{cluster="test",kind="orphans",shard="a"}`) == "1" &&
+			next.metric(`nstance_alert_active{cluster="test",kind="orphans",shard="a"}`) == "1"
 	})
 	next.confirm <- nil
 	next.await("four orphans to be confirmed", func() bool { return confirmed() == 4 })

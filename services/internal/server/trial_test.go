@@ -16,6 +16,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
+// configRefused is a metric that is 1 while the newest configuration is refused.
+const configRefused = `nstance_config_refused{cluster="test",shard="a"}`
+
 // severedStore fails every request after it is severed. This simulates a killed process.
 type severedStore struct {
 	objstore.Store
@@ -136,7 +139,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 			if err != nil || result != shardconfig.Invalid || !strings.Contains(problems.Error(), tc.want) {
 				t.Fatalf("the refresh answers %d, %v, %v; want a refusal about %q", result, problems, err, tc.want)
 			}
-			if p.metric("nstance_config_refused") != "1" {
+			if p.metric(configRefused) != "1" {
 				t.Error("nstance_config_refused is not 1")
 			}
 			if !bytes.Equal(r.applied(), applied) {
@@ -157,7 +160,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 			next.replaceOne()
 			status := next.server.manager.Status()
 			if !strings.Contains(status.Problems.Error(), tc.want) || status.RefusedETag == "" ||
-				next.metric("nstance_config_refused") != "1" {
+				next.metric(configRefused) != "1" {
 				t.Errorf("the next leader does not report the refusal: %+v", status)
 			}
 			if !bytes.Equal(r.applied(), applied) {
@@ -170,7 +173,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 			if err != nil || result == shardconfig.Invalid || result == shardconfig.Restart {
 				t.Errorf("the corrected configuration: %d, %v, %v", result, problems, err)
 			}
-			next.await("no refusal", func() bool { return next.metric("nstance_config_refused") == "0" })
+			next.await("no refusal", func() bool { return next.metric(configRefused) == "0" })
 		})
 	}
 }

@@ -84,6 +84,7 @@ type inForce struct {
 	merged           map[config.GroupKey]config.Group
 	generation       uint64
 	restart, refused objstore.Object
+	pending          *config.Shard   // the configuration in restart, with defaults filled in
 	successor        *config.Shard   // the newest configuration, if it is for servers that replace this one
 	problems         config.Problems // of refused, errors only
 	applier          Applier         // nil while not leading
@@ -160,6 +161,10 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 // Successor returns the newest configuration with its defaults, if it is valid and for servers that replace this one.
 // Otherwise it returns nil.
 func (m *Manager) Successor() *config.Shard { return m.view().successor }
+
+// Pending returns the newest configuration with its defaults, if it is valid and needs a restart of this server.
+// Otherwise it returns nil.
+func (m *Manager) Pending() *config.Shard { return m.view().pending }
 
 // noteSuccessor stores whether a configuration is for servers that replace this one, and returns that.
 func (m *Manager) noteSuccessor(c *candidate) bool {
@@ -346,7 +351,8 @@ func (m *Manager) adopt(c candidate) {
 	full := c.shard.WithDefaults()
 	merged := m.merge(full, c.groups)
 	m.update(func(f *inForce) {
-		f.current, f.shard, f.groups, f.merged, f.restart = c.doc, full, c.groups, merged, objstore.Object{}
+		f.current, f.shard, f.groups, f.merged = c.doc, full, c.groups, merged
+		f.restart, f.pending = objstore.Object{}, nil
 		f.generation++
 	})
 }
@@ -430,9 +436,9 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		m.refuse(doc, problems)
 		return Invalid, problems, nil
 	}
-	if !InPlace(now.shard, next.shard.WithDefaults()) {
+	if full := next.shard.WithDefaults(); !InPlace(now.shard, full) {
 		m.refuse(objstore.Object{}, nil)
-		m.update(func(f *inForce) { f.restart = doc })
+		m.update(func(f *inForce) { f.restart, f.pending = doc, full })
 		return Restart, nil, nil
 	}
 	// The configuration is recorded before it is applied, so that the next leader starts from it even if the bucket's

@@ -273,6 +273,9 @@ func TestRestart(t *testing.T) {
 	if s := l.Status(); s.RestartETag == "" || s.RestartETag == was {
 		t.Errorf("the configuration that waits for a restart has the ETag %q", s.RestartETag)
 	}
+	if next := l.Pending(); next == nil || next.Server.Provider.Zone != "z" {
+		t.Errorf("the configuration that waits for a restart is %v", next)
+	}
 	// No leader has run with the configuration yet, so servers do not fall back to it.
 	if applied, err := b.state.ReadApplied(t.Context()); err != nil || applied.Source != was {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)

@@ -14,9 +14,12 @@ type Report struct {
 	Message     string
 	Version     string
 	RuntimeHash string
-	// Files and Keys are nil if they did not change since the previous report.
+	// Files and Keys are nil if they, and Checks, did not change since the previous report.
 	Files []FileState
 	Keys  []KeyState
+	// Checks are the health checks, sorted by name; nil if the agent runs none. ChecksVersion identifies them.
+	Checks        []CheckState
+	ChecksVersion string
 	// Notice is true if the cloud announced that it will take the VM away. NoticeDeadline may be zero.
 	Notice         bool
 	NoticeDeadline time.Time
@@ -34,6 +37,43 @@ type FileState struct {
 
 // KeyState is the state of one key pair on an instance.
 type KeyState struct{ Name, SHA256, Error string }
+
+// CheckStatus is the status of a health check.
+type CheckStatus string
+
+const (
+	CheckStarting CheckStatus = "starting" // it has neither passed nor failed yet
+	CheckPassing  CheckStatus = "passing"
+	CheckFailing  CheckStatus = "failing"
+)
+
+// CheckState is the state of one health check on an instance.
+type CheckState struct {
+	Name   string
+	Status CheckStatus
+	Reason string // why it fails
+}
+
+// failedCheck returns the first health check that fails, with its reason, or "".
+func (r *Report) failedCheck() string {
+	for _, c := range r.Checks {
+		switch {
+		case c.Status != CheckFailing:
+		case c.Reason == "":
+			return c.Name
+		default:
+			return c.Name + ": " + c.Reason
+		}
+	}
+	return ""
+}
+
+// checksPending reports whether an agent that can run health checks does not run those of the given version yet, or one
+// of them has neither passed nor failed.
+func (r *Report) checksPending(version string) bool {
+	return r.Checks != nil && (r.ChecksVersion != version && version != "" ||
+		slices.ContainsFunc(r.Checks, func(c CheckState) bool { return c.Status == CheckStarting }))
+}
 
 // Metrics are measurements of a VM. A negative rate or limit means unknown.
 type Metrics struct {
@@ -98,18 +138,20 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	}
 	if report.Files == nil {
 		report.Files = inst.report.Files
+		report.Checks, report.ChecksVersion = inst.report.Checks, inst.report.ChecksVersion
 	}
 	if report.Keys == nil {
 		report.Keys = inst.report.Keys
 	}
 	inst.report = report
+	group := inst.group
 	next, effect := plan.ApplyReport(inst.plan, plan.Report{Healthy: report.Healthy, RuntimeHash: report.RuntimeHash,
 		FilesFailed: slices.ContainsFunc(report.Files, func(f FileState) bool { return f.Error != "" }),
-		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping}, now)
+		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping,
+		ChecksPending: report.checksPending(group.HealthChecksVersion()), FailedCheck: report.failedCheck()}, now)
 	inst.plan = next
 	events := w.reportEvents(inst, effect)
 	changed := effect.Changed
-	group := inst.group
 	if effect.EndsBackoff && group.backoff.Failures > 0 {
 		group.backoff, changed = plan.Backoff{}, true
 	}
@@ -127,6 +169,17 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	return true
 }
 
+// unhealthyReason says why an instance is not healthy.
+func unhealthyReason(p *plan.Instance, report *Report) string {
+	switch {
+	case p.FailedCheck != "":
+		return "health check " + p.FailedCheck
+	case report.Healthy && p.ChecksPending:
+		return "its health checks have not passed yet"
+	}
+	return report.Message
+}
+
 // reportEvents returns the events that follow from a report. Call with mu held.
 func (w *State) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
 	add := func(follows bool, typ InstanceEventType, reason string) {
@@ -135,7 +188,7 @@ func (w *State) reportEvents(inst *instance, effect plan.ReportEffect) (events [
 		}
 	}
 	add(effect.Recovered, EventHealthy, "")
-	add(effect.Failed, EventUnhealthy, inst.report.Message)
+	add(effect.Failed, EventUnhealthy, unhealthyReason(&inst.plan, &inst.report))
 	add(effect.Noticed, EventNotice, "termination notice")
 	add(effect.PowersOff, EventNotice, "powering off")
 	add(effect.Restarts, EventNotice, "restarting")

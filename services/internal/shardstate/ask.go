@@ -131,9 +131,10 @@ func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
 
 // recordAnswers records the results of questions. After an error, the planner asks again only after its backoff.
 func (a *Asker) recordAnswers(ctx context.Context, err error, ids ...ident.ID) {
+	unlisted, known := infra.UnlistedBy(err)
 	for _, id := range ids {
 		a.State.change(id, func(i *instance) {
-			i.plan = plan.ApplyAskResult(i.plan, err != nil, a.Env.Now())
+			i.plan = plan.ApplyAskResult(i.plan, !known || !plan.Covered(i.plan, unlisted), a.Env.Now())
 		})
 	}
 	switch {
@@ -145,15 +146,15 @@ func (a *Asker) recordAnswers(ctx context.Context, err error, ids ...ident.ID) {
 	}
 }
 
-// List asks the provider for all VMs of the shard and records them.
+// List asks the provider for all VMs of the shard and records those that it gets. An [infra.PartialError] means that it
+// did not get all.
 func (a *Asker) List(ctx context.Context) error {
 	asked := a.Env.Now()
 	vms, err := a.Provider.List(ctx, a.Owner)
-	if err != nil {
-		return err
+	if unlisted, known := infra.UnlistedBy(err); known {
+		a.State.Listed(vms, unlisted, asked)
 	}
-	a.State.Listed(vms, asked)
-	return nil
+	return err
 }
 
 func (a *Asker) get(ctx context.Context, id ident.ID) error {

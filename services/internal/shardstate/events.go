@@ -44,11 +44,14 @@ type InstanceEvent struct {
 	Instance ident.ID
 	At       time.Time
 	Reason   string
-	// Cause comes with EventPendingDeletion of a deletion that the planner decided.
+	// Cause comes with EventPendingDeletion of a deletion that the planner decided, and with EventCreating of an
+	// instance that replaces another one.
 	Cause    plan.Cause
 	Replaces ident.ID
 	Deadline time.Time
 	Drain    bool
+	// Took comes with EventRegistered: the duration of the registration.
+	Took time.Duration
 }
 
 // NewEvent returns an event about the instance of a record.
@@ -141,6 +144,17 @@ func (w *State) Standing(tenant string) []ErrorEvent {
 		}
 	}
 	return events
+}
+
+// Alerts returns the number of standing errors of each kind.
+func (w *State) Alerts() map[plan.AlertKind]int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	alerts := map[plan.AlertKind]int{}
+	for key := range w.standing {
+		alerts[key.Kind]++
+	}
+	return alerts
 }
 
 // Publish sends an instance event. It sets the event's time if that is zero. It also reports a change of the event's

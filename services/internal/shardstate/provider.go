@@ -11,10 +11,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Listed records a complete list from the provider. asked is the time at which the list call started. An instance that
-// is missing from the list is gone once it is older than the provider's consistency window. A VM without a record
-// becomes a stray. Listed ignores a list that was asked for before the newest known one.
-func (w *State) Listed(vms []infra.VM, asked time.Time) {
+// Listed records a list from the provider. unlisted are prefixes of provider IDs of which the list says nothing (see
+// [infra.PartialError]). asked is the time at which the list call started. An instance that is missing from a list that
+// covers it is gone once it is older than the provider's consistency window. A VM without a record becomes a stray.
+// Garbage collection waits for a list of all VMs. Listed ignores a list that was asked for before the newest known one.
+func (w *State) Listed(vms []infra.VM, unlisted []string, asked time.Time) {
 	var events []InstanceEvent
 	w.mu.Lock()
 	if asked.Before(w.listed) {
@@ -46,13 +47,13 @@ func (w *State) Listed(vms []infra.VM, asked time.Time) {
 	}
 	w.strays = strays
 	for id, inst := range w.instances {
-		if _, ok := seen[id]; ok || asked.Before(inst.plan.Provider.At) {
+		if _, ok := seen[id]; ok || asked.Before(inst.plan.Provider.At) || !plan.Covered(inst.plan, unlisted) {
 			continue
 		}
 		events = w.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, Absent: true},
 			"absent from the provider's list")
 	}
-	w.listed, w.listedVMs = asked, live
+	w.listed, w.listedVMs, w.listedAll = asked, live, len(unlisted) == 0
 	w.collectionDue = true
 	w.mu.Unlock()
 	w.emit(events)

@@ -20,7 +20,7 @@ func TestListed(t *testing.T) {
 	p.forget()
 	asked := p.now
 	p.now = p.now.Add(2 * time.Second)
-	p.Listed([]infra.VM{p.vm(running, infra.Running), p.vm(stopped, infra.Stopped)}, asked)
+	p.Listed([]infra.VM{p.vm(running, infra.Running), p.vm(stopped, infra.Stopped)}, nil, asked)
 	for id, want := range map[ident.ID]plan.ProviderState{running: plan.ProviderRunning, stopped: plan.ProviderStopped,
 		absent: plan.ProviderGone, young: plan.ProviderUnknown} {
 		if got := p.planned(t, id).Provider; got.Value != want || got.At != asked {
@@ -32,8 +32,42 @@ func TestListed(t *testing.T) {
 	if !p.GarbageCollectionDue() {
 		t.Error("no garbage collection is due after a list")
 	}
-	p.Listed([]infra.VM{p.vm(running, infra.Running), p.vm(stopped, infra.Stopped)}, asked.Add(time.Second))
+	p.Listed([]infra.VM{p.vm(running, infra.Running), p.vm(stopped, infra.Stopped)}, nil, asked.Add(time.Second))
 	p.wantEvents(t, "the same list again")
+}
+
+// TestPartialList checks that a list without the VMs of one host makes none of them gone, while it makes those of
+// another host gone. Garbage collection waits for a list of all VMs.
+func TestPartialList(t *testing.T) {
+	p := newPicture(t)
+	here, there, seen := p.serving(t), p.serving(t), p.serving(t)
+	place := func(id ident.ID, host string) infra.VM {
+		vm := p.vm(id, infra.Running)
+		vm.ProviderID = host + "/" + id.String()
+		rec, token, _ := p.Record(id)
+		rec.ProviderID = vm.ProviderID
+		p.PutRecord(rec, token)
+		return vm
+	}
+	place(here, "a")
+	place(there, "b")
+	found := place(seen, "a")
+	p.now = p.now.Add(5 * time.Minute)
+	p.Listed([]infra.VM{found}, []string{"b/"}, p.now)
+	for id, want := range map[ident.ID]plan.ProviderState{here: plan.ProviderGone, there: plan.ProviderUnknown,
+		seen: plan.ProviderRunning} {
+		if got := p.planned(t, id).Provider.Value; got != want {
+			t.Errorf("%s: %q, want %q", id, got, want)
+		}
+	}
+	if p.ShardSnapshot().Listed.Complete {
+		t.Error("garbage collection would take a partial list for a list of all VMs")
+	}
+	p.now = p.now.Add(time.Second)
+	p.Listed([]infra.VM{found}, nil, p.now)
+	if got := p.planned(t, there).Provider.Value; got != plan.ProviderGone || !p.ShardSnapshot().Listed.Complete {
+		t.Errorf("after a list of all VMs: %q", got)
+	}
 }
 
 // TestOlderAnswersAreIgnored checks that an answer to an earlier call never replaces that to a later call, whatever the
@@ -54,7 +88,7 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 	if got := p.planned(t, id).Provider.Value; got != plan.ProviderStopped {
 		t.Errorf("an older answer made it %q", got)
 	}
-	p.Listed(nil, early)
+	p.Listed(nil, nil, early)
 	if got := p.planned(t, id).Provider.Value; got != plan.ProviderStopped {
 		t.Errorf("an older list made it %q", got)
 	}
@@ -65,8 +99,8 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 
 	// An overtaken list does not change the strays either.
 	stranger := p.vm(p.newID(t), infra.Running)
-	p.Listed([]infra.VM{stranger}, late.Add(2*time.Second))
-	p.Listed(nil, late)
+	p.Listed([]infra.VM{stranger}, nil, late.Add(2*time.Second))
+	p.Listed(nil, nil, late)
 	if !p.beginStray(stranger.ProviderID) {
 		t.Error("an older list dropped a stray")
 	}
@@ -92,7 +126,7 @@ func TestAbsentInstanceIsNotGoneImmediately(t *testing.T) {
 		CreatedAt: p.now}
 	p.Use(creating, "t")
 	p.now = p.now.Add(time.Hour)
-	p.Listed(nil, p.now)
+	p.Listed(nil, nil, p.now)
 	if got := p.planned(t, creating.ID); got.Provider.Value != plan.ProviderUnknown || got.Work != plan.Creating ||
 		p.Gone(creating.ID) {
 		t.Errorf("%+v", got)
@@ -141,7 +175,7 @@ func TestStrays(t *testing.T) {
 	unreadable := infra.VM{ProviderID: "vm-unreadable", State: infra.Running, Tags: infra.Tags{Owner: owner}}
 	p.Listed([]infra.VM{p.vm(known, infra.Running), second, p.vm(dead, infra.Running), p.vm(left, infra.Running),
 		p.vm(orphan, infra.Running),
-		p.vm(ended, infra.Deleted), unreadable}, p.now)
+		p.vm(ended, infra.Deleted), unreadable}, nil, p.now)
 
 	s := p.ShardSnapshot()
 	if s.Listed.Value != 6 || !s.Listed.Complete || s.Listed.At != p.now {
@@ -165,7 +199,7 @@ func TestStrays(t *testing.T) {
 		t.Error("work on a stray is not one at a time")
 	}
 	p.ReadMissing(of, p.now)
-	p.Listed([]infra.VM{p.vm(known, infra.Running), p.vm(orphan, infra.Running)}, p.now.Add(time.Second))
+	p.Listed([]infra.VM{p.vm(known, infra.Running), p.vm(orphan, infra.Running)}, nil, p.now.Add(time.Second))
 	s = p.ShardSnapshot()
 	if len(s.Strays) != 1 || len(s.Strays[0].Reads) != 1 || s.Strays[0].Busy {
 		t.Errorf("strays %+v", s.Strays)
@@ -187,7 +221,7 @@ func TestStrays(t *testing.T) {
 func TestConfirmOrphans(t *testing.T) {
 	p := newPicture(t)
 	found, later := p.vm(p.newID(t), infra.Running), p.vm(p.newID(t), infra.Running)
-	p.Listed([]infra.VM{found}, p.now)
+	p.Listed([]infra.VM{found}, nil, p.now)
 	p.forget()
 	if vms := p.ConfirmOrphans(); len(vms) != 0 || p.GarbageCollectionDue() {
 		t.Errorf("%v are confirmed without a question", vms)
@@ -197,7 +231,7 @@ func TestConfirmOrphans(t *testing.T) {
 		p.wakes == 0 {
 		t.Errorf("%v are confirmed", vms)
 	}
-	p.Listed([]infra.VM{found, later}, p.now.Add(time.Second))
+	p.Listed([]infra.VM{found, later}, nil, p.now.Add(time.Second))
 	for _, stray := range p.ShardSnapshot().Strays {
 		if stray.Confirmed != (stray.ProviderID == found.ProviderID) {
 			t.Errorf("%+v", stray)

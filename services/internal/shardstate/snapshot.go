@@ -43,7 +43,7 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		Notices:        g.notices,
 		CreateBudget:   -1,
 
-		RolloutFailures: g.rolloutFailures,
+		RolloutFailures: g.rolloutFailures, Image: g.currentImage(),
 	}, true
 }
 
@@ -71,7 +71,7 @@ func (w *State) ShardSnapshot() plan.ShardSnapshot {
 	s := plan.ShardSnapshot{
 		Now:           w.opts.Now(),
 		Settings:      w.settings,
-		Listed:        plan.Observed[int]{Value: w.listedVMs, Complete: !w.listed.IsZero(), At: w.listed},
+		Listed:        plan.Observed[int]{Value: w.listedVMs, Complete: w.listedAll, At: w.listed},
 		OrphansRaised: raised,
 	}
 	for _, stray := range w.sortedStrays() {

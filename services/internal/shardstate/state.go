@@ -48,8 +48,9 @@ type State struct {
 	leftovers     map[ident.ID]Reservation
 	strays        map[string]*stray // VMs with the shard's tags but no record, by provider ID
 	collecting    map[ident.ID]bool // instance IDs with a running garbage collection action
-	listedVMs     int               // VMs in the last complete list that are not deleted
-	listed        time.Time         // when the last complete provider list was asked for
+	listedVMs     int               // VMs in the last provider list that are not deleted
+	listedAll     bool              // whether that list lacked no VM
+	listed        time.Time         // when that list was asked for
 	dirty         map[config.GroupKey]struct{}
 	collectionDue bool
 	standing      map[ErrorKey]ErrorEvent
@@ -69,7 +70,9 @@ type group struct {
 	backoff   plan.Backoff
 	notices   plan.Notices
 	// rolloutFailures counts for rule 47 of package plan.
-	rolloutFailures  int
+	rolloutFailures int
+	// image is the ID that the query of the group's image found, for its infra configuration with the hash imageFor.
+	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
 }
 
@@ -192,6 +195,41 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 		have.Group = g
 	}
 	return over
+}
+
+// SetImages stores the IDs that the queries of groups' images found. groups are those for which they were looked up. A
+// group that is missing from images has none. A rollout to another image begins with no failures, and without a
+// backoff.
+func (w *State) SetImages(groups map[config.GroupKey]config.Group, images map[config.GroupKey]string) {
+	var changed []config.GroupKey
+	w.mu.Lock()
+	for key, looked := range groups {
+		g := w.groups[key]
+		if g == nil {
+			continue
+		}
+		before, now := g.currentImage(), images[key]
+		g.image, g.imageFor = now, looked.InfraHash
+		if before != g.currentImage() {
+			if before != "" {
+				g.rolloutFailures, g.backoff = 0, plan.Backoff{}
+			}
+			w.dirty[key] = struct{}{}
+			changed = append(changed, key)
+		}
+	}
+	w.mu.Unlock()
+	if len(changed) > 0 {
+		w.publishGroups(changed, nil)
+	}
+}
+
+// currentImage returns the ID of the group's image; "" if it is unknown for the present configuration.
+func (g *group) currentImage() string {
+	if g.imageFor != g.InfraHash {
+		return ""
+	}
+	return g.image
 }
 
 // registerAgain lets the planner register the group's instances with all load balancers of the group. It registers

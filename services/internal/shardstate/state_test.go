@@ -112,6 +112,45 @@ func TestConfigureResetsChangedGroups(t *testing.T) {
 
 // TestConfigureResetsChangedLoadBalancers checks that instances are registered again with a load balancer that keeps
 // its name and gets other target groups.
+// TestSetImages checks that a group's image is known only for the configuration for which it was looked up, and that
+// another image starts the counting of failures again.
+func TestSetImages(t *testing.T) {
+	p := newPicture(t)
+	image := func() string {
+		s, _ := p.Snapshot(workers, nil)
+		return s.Image
+	}
+	looked := func(id string) {
+		p.SetImages(map[config.GroupKey]config.Group{workers: p.merged[workers]},
+			map[config.GroupKey]string{workers: id})
+	}
+	looked("image-1")
+	p.wantDirty(t, "an image", workers)
+	looked("image-1")
+	p.wantDirty(t, "the same image")
+	p.RolloutFailed(workers)
+	p.forget()
+	looked("image-2")
+	p.wantDirty(t, "another image", workers)
+	if s, _ := p.Snapshot(workers, nil); s.RolloutFailures != 0 || s.Image != "image-2" {
+		t.Errorf("%d failures, image %q", s.RolloutFailures, s.Image)
+	}
+	g := p.merged[workers]
+	g.InfraHash = "i2"
+	p.ConfigureGroups(map[config.GroupKey]config.Group{workers: g}, []config.GroupKey{workers})
+	if got := image(); got != "" {
+		t.Errorf("another configuration has the image %q of the former one", got)
+	}
+	looked("image-2") // for the former configuration
+	if got := image(); got != "" {
+		t.Errorf("another configuration has the image %q", got)
+	}
+	p.SetImages(map[config.GroupKey]config.Group{workers: g}, map[config.GroupKey]string{workers: "image-3"})
+	if got := image(); got != "image-3" {
+		t.Errorf("image %q", got)
+	}
+}
+
 func TestConfigureResetsChangedLoadBalancers(t *testing.T) {
 	p := newPicture(t)
 	g := p.merged[workers]

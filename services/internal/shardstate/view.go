@@ -1,6 +1,7 @@
 package shardstate
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -18,10 +19,16 @@ type InstanceView struct {
 	VM       infra.VM
 	Report   Report
 	Settings plan.Settings
-	// InfraDrift is true if the instance differs from its group's infrastructure configuration. See plan.Drifted.
+	// InfraDrift is true if the instance differs from its group's infrastructure configuration, image included. See
+	// plan.Drifted.
 	// RuntimeDrift is true if its files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
+	// Protected are the protected instances of its group.
+	Protected []ident.ID
 }
+
+// UnhealthyReason says why an instance that reports in time is not healthy.
+func (v *InstanceView) UnhealthyReason() string { return unhealthyReason(&v.Plan, &v.Report) }
 
 // GroupView is all information about one group, for display. Actual counts managed instances that are not being
 // deleted. Healthy counts those of them that report healthy.
@@ -69,8 +76,9 @@ func (w *State) Instances(tenant, group string) []InstanceView {
 
 func (w *State) view(inst *instance) InstanceView {
 	g := inst.group
-	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: w.settings}
-	v.InfraDrift = plan.Drifted(&g.Group, inst.record.InfraHash, inst.record.SubnetID)
+	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: w.settings,
+		Protected: g.Protected}
+	v.InfraDrift = plan.Drifted(&g.Group, g.currentImage(), &inst.plan)
 	v.RuntimeDrift = g.RuntimeHash != "" && !inst.plan.LastReport.IsZero() && inst.plan.RuntimeHash != g.RuntimeHash
 	return v
 }
@@ -84,6 +92,13 @@ func (w *State) GroupView(key config.GroupKey) (GroupView, bool) {
 		return GroupView{}, false
 	}
 	return w.groupView(g), true
+}
+
+// GroupKeys returns the names of all groups, sorted.
+func (w *State) GroupKeys() []config.GroupKey {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(w.groups), compareKeys)
 }
 
 // GroupViews returns the groups of a tenant, sorted by name.
@@ -111,7 +126,7 @@ func (w *State) groupView(g *group) GroupView {
 			continue
 		}
 		v.Actual++
-		if plan.Drifted(&g.Group, inst.record.InfraHash, inst.record.SubnetID) {
+		if plan.Drifted(&g.Group, g.currentImage(), p) {
 			v.Outdated++
 		}
 		if p.ProviderID != "" {

@@ -32,10 +32,14 @@ type agent struct {
 
 	mute, mutedAt time.Time // no server receives its messages until mute
 	sick          time.Time // it reports unhealthy until then
-	powerOff      bool
-	notice        bool
-	reboot        bool
-	rebootAt      time.Time // when it last announced a reboot
+	ready         time.Time // its health check has neither passed nor failed before
+	failing       time.Time // its health check fails until then
+	// failsSince is since when the leader at the other end of the stream knows that the health check fails.
+	failsSince time.Time
+	powerOff   bool
+	notice     bool
+	reboot     bool
+	rebootAt   time.Time // when it last announced a reboot
 }
 
 // drawReportInterval returns the interval at which the agents of this World report.
@@ -60,8 +64,22 @@ func (f *fleet) boot(m *machine) {
 		group, _ := l.term.leader.State.Group(m.key)
 		m.agent.hash = group.RuntimeHash
 	}
-	if f.befalls(m, agentBroken) {
+	m.agent.broken = f.befalls(m, agentBroken)
+	m.agent.ready = w.sched.now.Add(m.dice.between(0, 20*time.Second))
+	switch d := f.versionDice(m); {
+	case d == nil:
+	case d.chance(0.5):
 		m.agent.broken = true
+	default: // the version fails after some minutes
+		w.sched.after(m.dice.between(minute, 10*minute), func() {
+			switch until := w.sched.now.Add(24 * time.Hour); {
+			case w.quiet:
+			case d.chance(0.5):
+				m.agent.failing = until
+			default:
+				m.agent.sick = until
+			}
+		})
 	}
 	f.speakAfter(m, m.dice.between(time.Second, 10*time.Second))
 }
@@ -84,7 +102,7 @@ func (f *fleet) hangUp(m *machine) {
 		return
 	}
 	stream, leader, id := a.stream, a.leader, m.id
-	a.stream, a.leader = 0, nil
+	a.stream, a.leader, a.failsSince = 0, nil, time.Time{}
 	f.world.sched.after(m.dice.between(time.Millisecond, 2*time.Second), func() {
 		leader.State.Disconnected(id, stream, "closed")
 	})
@@ -95,7 +113,7 @@ func (f *fleet) hangUp(m *machine) {
 func (f *fleet) dropped(leader *leader.Leader) {
 	for _, m := range f.order {
 		if m.agent.leader == leader {
-			m.agent.stream, m.agent.leader = 0, nil
+			m.agent.stream, m.agent.leader, m.agent.failsSince = 0, nil, time.Time{}
 			f.speakAfter(m, m.dice.between(0, 3*time.Second))
 		}
 	}
@@ -131,7 +149,8 @@ func (f *fleet) speak(m *machine) {
 		}
 		a.stream, a.leader, s.term.reported, a.tries = stream, leader, true, 0
 	}
-	report := shardstate.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash}
+	report := shardstate.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash, Files: []shardstate.FileState{},
+		Checks: []shardstate.CheckState{a.check(w)}, ChecksVersion: a.hash}
 	if a.notice {
 		report.Notice, report.NoticeDeadline = true, now.Add(2*time.Minute)
 	}
@@ -142,11 +161,19 @@ func (f *fleet) speak(m *machine) {
 		report.Stopping = plan.Reboot
 	}
 	if !leader.State.Reported(m.id, a.stream, report) {
-		a.stream, a.leader = 0, nil
+		a.stream, a.leader, a.failsSince = 0, nil, time.Time{}
 		f.speakAfter(m, time.Second)
 		return
 	}
-	a.wasHealthy = a.wasHealthy || report.Healthy
+	status := report.Checks[0].Status
+	group, _ := leader.State.Group(m.key)
+	a.wasHealthy = a.wasHealthy || report.Healthy && status == shardstate.CheckPassing && a.hash == group.RuntimeHash
+	switch {
+	case status != shardstate.CheckFailing:
+		a.failsSince = time.Time{}
+	case a.failsSince.IsZero():
+		a.failsSince = now
+	}
 	if a.reboot {
 		a.reboot, a.rebootAt = false, now
 		a.mute, a.mutedAt = now.Add(m.dice.between(5*time.Second, 2*time.Minute)), now
@@ -154,6 +181,18 @@ func (f *fleet) speak(m *machine) {
 		return
 	}
 	f.speakAfter(m, w.reportInterval)
+}
+
+// check returns the state of the agent's only health check.
+func (a *agent) check(w *World) shardstate.CheckState {
+	state := shardstate.CheckState{Name: "web", Status: shardstate.CheckPassing}
+	switch now := w.sched.now; {
+	case now.Before(a.failing) || now.Before(w.checksDown):
+		state.Status, state.Reason = shardstate.CheckFailing, "connection refused"
+	case now.Before(a.ready):
+		state.Status = shardstate.CheckStarting
+	}
+	return state
 }
 
 // tryRegister registers the agent with its nonce. With the fault thief, a second key competes for the same nonce.
@@ -194,6 +233,21 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 	}
 	f.world.faults.about("%s", m.id)
 	return true
+}
+
+// versionDice returns dice that are the same for all instances with the infra configuration of m, nil if this
+// configuration is good: fault versionBad.
+func (f *fleet) versionDice(m *machine) *dice {
+	rec := f.world.bucket.byID[m.id]
+	if rec == nil {
+		return nil
+	}
+	d := f.world.roll(string(versionBad), hashText(rec.InfraHash))
+	if !d.chance(f.world.rates.of[versionBad]) || !f.world.faults.admit(d.state, versionBad) {
+		return nil
+	}
+	f.world.faults.about("%s", m.id)
+	return &d
 }
 
 // register does what the registration service does: one conditional write makes a record registered, with the first key

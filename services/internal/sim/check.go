@@ -228,6 +228,7 @@ func (w *World) checkRest() {
 		}
 	}
 	w.checkGroups(s.term, have)
+	w.checkNoneFails()
 	for _, d := range w.bucket.order {
 		w.checkRecordAtRest(s.term, d)
 	}

@@ -70,12 +70,14 @@ func (t *term) refresh() {
 func (t *term) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	t.noteApplied(groups)
 	t.leader.State.Configure(shard, groups)
+	t.noteImage()
 }
 
 // ApplyGroups implements shardconfig.Applier.
 func (t *term) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	t.noteApplied(groups)
 	t.leader.State.ConfigureGroups(groups, changed)
+	t.noteImage()
 }
 
 // noteApplied checks that the configuration in force is not older than one applied before. It remembers the groups.

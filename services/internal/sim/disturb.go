@@ -175,7 +175,7 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 		if until := d.between(10*time.Second, 3*time.Minute); ofShard("for %v", until) {
 			w.operate.disturb(k, until)
 		}
-	case lostVM, agentMute, allMute, agentSick, notice, powerOff, reboot:
+	case lostVM, agentMute, allMute, agentSick, checkFails, checksDown, notice, powerOff, reboot:
 		w.strikeVM(moment, k, d)
 	default:
 		w.people.act(moment, k, leader, d)
@@ -199,6 +199,11 @@ func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 		return
 	case agentMute, allMute, agentSick:
 		w.muteAgents(m, k, d)
+		return
+	case checkFails:
+		a.failing = w.sched.now.Add(24 * time.Hour)
+	case checksDown:
+		w.failChecks(d)
 		return
 	case notice:
 		a.notice = true
@@ -326,6 +331,15 @@ func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 	}
 }
 
+// failChecks lets the health checks of all VMs fail for some minutes. The agents report it within a few seconds.
+func (w *World) failChecks(d *dice) {
+	w.checksDown = w.sched.now.Add(d.between(30*time.Second, 15*minute))
+	w.trace("health checks fail on all VMs until %v", w.checksDown.Sub(epoch))
+	for _, m := range w.fleet.order {
+		w.fleet.speakAfter(m, d.between(0, 5*time.Second))
+	}
+}
+
 // strangers adds n VMs that have the shard's tags but no record.
 func (w *World) strangers(n int, d *dice) {
 	for range n {
@@ -347,7 +361,10 @@ func (w *World) calm() {
 		w.provider.SetCapacity(mock.Place{Subnet: subnet}, -1)
 	}
 	for _, s := range w.servers {
-		s.cut, s.deaf = map[Kind]int{}, time.Time{}
+		s.cut = map[Kind]int{}
+		if w.sched.now.Before(s.deaf) {
+			s.deaf = w.sched.now // the rules give agents time to come back from here on
+		}
 		w.ways[s.index] = [3]way{}
 		switch {
 		case !s.alive():
@@ -362,6 +379,8 @@ func (w *World) calm() {
 		}
 		m.agent.mute, m.agent.sick = time.Time{}, time.Time{}
 	}
+	w.checksDown = time.Time{}
+	w.fleet.keepOneFailing()
 	w.people.settle()
 	w.every(time.Minute, w.people.confirm)
 }

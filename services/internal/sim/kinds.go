@@ -68,6 +68,8 @@ const (
 	agentMute   Kind = "agents mute"
 	allMute     Kind = "all agents mute"
 	agentSick   Kind = "agents unwell"
+	checkFails  Kind = "health check fails"            // on one VM, until it is replaced
+	checksDown  Kind = "health check fails everywhere" // on new VMs too
 	notice      Kind = "spot notice"
 	powerOff    Kind = "power off"
 	reboot      Kind = "reboot"
@@ -77,6 +79,7 @@ const (
 	agentBroken Kind = "agent never comes"
 	answerGone  Kind = "registration lost"
 	thief       Kind = "nonce stolen"
+	versionBad  Kind = "bad version"
 )
 
 // Actions of people and of the operator.
@@ -85,6 +88,7 @@ const (
 	newInfra     Kind = "infra changed"
 	newRuntime   Kind = "runtime changed"
 	newRollout   Kind = "rollout changed"
+	newImage     Kind = "new image"
 	groupGone    Kind = "group added or removed"
 	rebalance    Kind = "balancers changed"
 	expiryOn     Kind = "expiry switched"
@@ -114,12 +118,13 @@ var (
 		{lockLate, 0.2},
 	}
 	ofMessages = []odds{{messageLost, 0.01}, {messageLate, 0.01}, {messageTwice, 0.005}}
-	ofAgents   = []odds{{agentBroken, 0.05}, {answerGone, 0.1}, {thief, 0.02}}
+	ofAgents   = []odds{{agentBroken, 0.05}, {answerGone, 0.1}, {thief, 0.02}, {versionBad, 0.5}}
 	ofTimes    = []odds{
 		{killed9, 2}, {killedMach, 1}, {killedAll, 1}, {stopped, 1}, {paused, 2}, {frozen, 1}, {cutBoth, 1},
 		{cutBucket, 0.5}, {cutCloud, 0.5},
 		{cutAnswers, 0.5}, {deafened, 1}, {clockStep, 0.3}, {lockRemoved, 0.3}, {wiped, 0.4},
-		{lostVM, 3}, {lostAll, 1}, {agentMute, 1.5}, {allMute, 0.7}, {agentSick, 0.7}, {notice, 0.7}, {powerOff, 0.7},
+		{lostVM, 3}, {lostAll, 1}, {agentMute, 1.5}, {allMute, 0.7}, {agentSick, 0.7}, {checkFails, 0.7},
+		{checksDown, 0.5}, {notice, 0.7}, {powerOff, 0.7},
 		{reboot, 0.7}, {stranger, 0.7},
 		{subnetFull, 0.5}, {addressGone, 0.5},
 		{resize, 1.5}, {newInfra, 0.6}, {newRuntime, 0.6}, {groupGone, 0.5}, {rebalance, 0.5}, {expiryOn, 0.4},
@@ -127,7 +132,7 @@ var (
 		{groupChanged, 0.8}, {madeOne, 0.8}, {removedOne, 0.8}, {watchCut, 0.5}, {neverDrains, 0.3},
 		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5},
 		{heirKilled, 1}, {heirPaused, 1},
-		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 0.9},
+		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 0.9}, {newImage, 0.6},
 	}
 )
 

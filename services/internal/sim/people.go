@@ -33,6 +33,7 @@ type people struct {
 	version  int                    // the latest version
 	sound    bool                   // the latest version is valid
 	applied  int                    // the highest version that a leader has applied
+	image    int                    // the newest machine image
 
 	expiry      bool
 	terminating bool
@@ -114,6 +115,7 @@ func (p *people) document() []byte {
 		Tenants:       map[string]config.Tenant{"other": {}},
 		LoadBalancers: map[string]config.LoadBalancer{"lb1": {Provider: "mock"}, "lb2": {Provider: "mock"}},
 		Templates: map[string]config.Template{template: {Kind: kind, Arch: "amd64", InstanceType: "small",
+			HealthChecks:  map[string]config.HealthCheck{"web": {Exec: []string{"true"}}},
 			Tenants:       []string{"default", "other"},
 			InstanceTypes: []string{"large"}, SubnetPool: "p"}},
 		Groups:      map[string]map[string]config.GroupSpec{},
@@ -175,6 +177,10 @@ func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
 		g.infra++
 	case newRuntime:
 		g.runtime++
+	case newImage:
+		p.image++
+		w.faults.about("image %d", p.image)
+		return
 	case newRollout:
 		g.drawRollout(d)
 		g.infra += d.IntN(2)
@@ -321,7 +327,8 @@ func (p *people) confirm() {
 func (p *people) settle() {
 	p.expiry, p.terminating = false, false
 	for _, g := range p.groups {
-		g.rollout, g.disruption = config.Rollout{MaxUnavailable: g.rollout.MaxUnavailable}, config.Disruption{}
+		g.rollout, g.disruption = config.Rollout{MaxUnavailable: g.rollout.MaxUnavailable,
+			OnImageChange: g.rollout.OnImageChange}, config.Disruption{}
 	}
 	p.apply()
 }

@@ -20,6 +20,8 @@ const (
 	gone          // its VM does not run
 	scaleDown
 	silence
+	unfit    // it was never healthy
+	failing  // its health check fails
 	rotation // age or drift
 	first    // age or drift, before its replacement is healthy
 )
@@ -32,9 +34,12 @@ var reasons = []struct {
 }{
 	{"the group is larger than its size", scaleDown},
 	{"it runs but is silent", silence},
-	{"it was never healthy", silence},
+	{"it was never healthy", unfit},
+	{"its health check fails", failing},
 	{"it has reached its age, and max_unavailable", first},
 	{"its infra configuration is out of date, and max_unavailable", first},
+	{oldImage + ", and max_unavailable", first},
+	{oldImage, rotation},
 	{"it has reached its age, and enough others are healthy", rotation},
 	{"it has reached its age", elsewhere}, // this is the time to replace it, too
 	{"its infra configuration is out of date", rotation},
@@ -97,9 +102,12 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		if n := w.remaining(t, key, func(*document) bool { return true }); n < least {
 			w.fail(ruleScaledDown, "%s is scaled down, and %d of %d are left: %s", d.ID, n, least, w.describe(key))
 		}
-	case silence:
+	case silence, unfit:
 		w.checkOutage(t, d.ID, "removed")
 		w.checkWave(t, key, d)
+		w.checkReplaced(t, key, d, next, least)
+	case failing:
+		w.checkFailing(t, key, d)
 		w.checkReplaced(t, key, d, next, least)
 	case rotation:
 		w.checkReplaced(t, key, d, next, least)

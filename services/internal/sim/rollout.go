@@ -19,7 +19,7 @@ func (g *spec) drawRollout(d *dice) {
 	if d.IntN(2) == 0 {
 		g.rollout = config.Rollout{Paused: d.IntN(3) == 0, Canary: d.IntN(3),
 			BakeTime:       config.Duration(d.between(0, 12*time.Minute)),
-			HaltOnFailures: d.IntN(3), MaxUnavailable: d.IntN(3)}
+			HaltOnFailures: d.IntN(3), MaxUnavailable: d.IntN(3), OnImageChange: d.IntN(2) == 0}
 	}
 	if d.IntN(4) == 0 {
 		g.disruption.MaxPerHour = 1 + d.IntN(8)
@@ -49,7 +49,7 @@ func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID) {
 	if !w.windowOpen(g) {
 		w.fail(ruleWindows, "%s of %s is replaced outside the windows %v", id, key, g.Windows)
 	}
-	w.checkCanary(key, g, id)
+	w.checkCanary(t, key, g, id)
 	w.checkHalt(t, key, g, id)
 	w.checkPerHour(key, g, id)
 }
@@ -67,10 +67,10 @@ func (w *World) windowOpen(g config.Group) bool {
 }
 
 // checkCanary checks that no outdated instance is replaced while enough canaries run, but not for long enough.
-func (w *World) checkCanary(key config.GroupKey, g config.Group, id ident.ID) {
+func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {
-		if !d.stays() || d.OnDemand || d.key() != key || d.InfraHash != g.InfraHash || d.RegisteredAt.IsZero() {
+		if !d.stays() || d.OnDemand || d.key() != key || !t.current(g, d) || d.RegisteredAt.IsZero() {
 			continue
 		}
 		if w.sched.now.Sub(d.RegisteredAt) > rolloutLag+wallSkew {
@@ -94,9 +94,11 @@ func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident
 	}
 	failures := 0
 	for _, d := range w.bucket.order {
-		failed := whyOf(d.Reason) == silence || strings.HasPrefix(d.Reason, "its agent did not register in time") ||
+		why := whyOf(d.Reason)
+		failed := why == silence || why == unfit || why == failing ||
+			strings.HasPrefix(d.Reason, "its agent did not register in time") ||
 			strings.HasPrefix(d.Reason, "its VM ended before its agent registered")
-		if failed && d.key() == key && d.InfraHash == g.InfraHash && d.decided.term == t.number &&
+		if failed && d.key() == key && t.current(g, d) && d.decided.term == t.number &&
 			d.decided.at.After(t.rolloutAt[key]) && w.sched.now.Sub(d.decided.at) > rolloutLag {
 			failures++
 		}
@@ -131,7 +133,7 @@ func (w *World) checkFirst(t *term, key config.GroupKey, d, next *document, leas
 		w.fail(ruleReplaced, "%s is removed (%s), %d of %d others are left and %d may be unavailable: %s", d.ID,
 			next.Reason, registered, least, unavailable, w.describe(key))
 	}
-	if strings.HasPrefix(next.Reason, "its infra configuration") {
+	if strings.HasPrefix(next.Reason, "its infra configuration") || strings.HasPrefix(next.Reason, oldImage) {
 		w.checkRollout(t, key, d.ID)
 	}
 }

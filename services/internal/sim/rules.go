@@ -12,6 +12,7 @@ const (
 	ruleOwnVMs      rule = "own VMs"        // never an instance of another shard, cluster or owner
 	ruleSize        rule = "size"           // at most target plus surge plus calls without a known answer
 	ruleWave        rule = "wave"           // false unhealthy reports remove at most max_unhealthy
+	ruleChecks      rule = "health check"   // an instance whose health check fails is replaced once faults stop
 	ruleOutage      rule = "outage"         // an outage of all servers replaces no running, reachable VM
 	ruleReplaced    rule = "replace first"  // a running instance goes after its replacement is healthy
 	ruleScaledDown  rule = "scale-down"     // no more than requested, across crashes
@@ -35,6 +36,7 @@ const (
 	ruleAddress   rule = "address"        // it ends at the leader
 	rulePause     rule = "pause"          // no outdated instance is replaced while the rollout is paused
 	ruleCanary    rule = "canary"         // nor before the canaries have run for bake_time
+	ruleImage     rule = "image"          // only on_image_change replaces an instance whose image is outdated
 	ruleHalt      rule = "halt"           // nor after halt_on_failures failures
 	ruleWindows   rule = "windows"        // nor outside the disruption windows
 	rulePerHour   rule = "per hour"       // nor more than max_per_hour

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,7 @@ type term struct {
 	provedAt  time.Time         // when it asked for its latest proof of leadership
 	confirmed map[string]bool   // orphans that a person has confirmed for deletion
 	called    map[ident.ID]bool // instances with a create call that it has sent
+	image     string            // that it has found; "": none yet
 }
 
 var errLost = errors.New("leadership was lost")
@@ -116,7 +118,7 @@ func (s *server) lead(number uint64) {
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
 	t.leader = leader.NewLeader(&execute.Executor{
-		Owner: ours, Incarnation: s.process.name, Authority: t, Provider: cloud{w.provider, w}, Renderer: renderer{},
+		Owner: ours, Incarnation: s.process.name, Authority: t, Provider: cloud{w.provider, w}, Renderer: renderer{t},
 		Files: t, Groups: t, Env: t.env, Log: slog.New(tracer{w, s.process.name}),
 	}, records{state, w}, events{w, t}, t.wakeLoop)
 	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
@@ -149,8 +151,11 @@ func (t *term) takeOver() {
 	t.ready = true
 	t.wakeLoop()
 	t.env.Go("collect", func() { t.leader.Collect(t.scope) })
+	t.env.Go("look up images", t.lookUpImages)
 	t.env.Go("recheck", func() { t.leader.Recheck(t.scope) })
-	t.env.Go("hold the address", func() { t.leader.HoldAddress(t.scope, cloud{w.provider, w}, s.machine()) })
+	t.env.Go("hold the address", func() {
+		t.leader.HoldAddress(t.scope, cloud{w.provider, w}, s.machine(), leader.AddressCheck)
+	})
 	for t.env.Sleep(t.scope, 3*time.Minute) == nil {
 		t.refresh()
 	}
@@ -238,11 +243,11 @@ func (s *server) newManager() *shardconfig.Manager {
 }
 
 // renderer returns the smallest machine that a provider accepts. Templates have separate tests.
-type renderer struct{}
+type renderer struct{ term *term }
 
-func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
+func (r renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
 	return execute.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()),
-		Hostname: rec.ID.String()}, nil
+		Hostname: rec.ID.String(), Image: cmp.Or(r.term.image, "image-fallback")}, nil
 }
 
 // records is the leader's access to the bucket.
@@ -272,10 +277,14 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 	switch {
 	case event.Type == shardstate.EventCreating && !event.Replaces.IsZero():
 		w.result.Replaced++
-		if whyOf(event.Reason) == silence {
+		if why := whyOf(event.Reason); why == silence || why == unfit {
 			w.checkOutage(e.term, event.Replaces, "replaced")
 		}
-		if strings.HasPrefix(event.Reason, "its infra configuration is out of date") {
+		if strings.HasPrefix(event.Reason, oldImage) {
+			w.checkImage(e.term, event)
+		}
+		if strings.HasPrefix(event.Reason, "its infra configuration is out of date") ||
+			strings.HasPrefix(event.Reason, oldImage) {
 			key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
 			w.people.rolled[key] = append(w.people.rolled[key], rolled{by: event.Instance, at: w.sched.now})
 			w.checkRollout(e.term, key, event.Replaces)

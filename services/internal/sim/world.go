@@ -86,6 +86,7 @@ type World struct {
 	promise time.Duration // of an heir; 0: no server has an heir
 	// reportInterval is the interval at which agents report.
 	reportInterval time.Duration
+	checksDown     time.Time // the health checks of all VMs fail until then
 	lock           storedLock
 	reigns         []reign
 	ways           [3][3]way // the network between servers

@@ -25,10 +25,15 @@ type RefusalLog struct {
 func (l *RefusalLog) Admits(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.NotFound:
-		l.once.Do(func() { l.limiter = rate.NewLimiter(refusalRate, refusalBurst) })
-		return l.limiter.Allow()
+		return l.Allows()
 	}
 	return false
+}
+
+// Allows reports whether a refusal may be logged now.
+func (l *RefusalLog) Allows() bool {
+	l.once.Do(func() { l.limiter = rate.NewLimiter(refusalRate, refusalBurst) })
+	return l.limiter.Allow()
 }
 
 // PeerAddress returns the address that a call came from. It is invalid if the call did not come over a network.

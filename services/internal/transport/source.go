@@ -81,6 +81,13 @@ func (s *Source) SetCA(ca authority.CA, bundle []*x509.Certificate) error {
 	return nil
 }
 
+// CAExpires returns when the CA that issues certificates expires.
+func (s *Source) CAExpires() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ca.Certificate().NotAfter
+}
+
 // Uses reports whether a CA and a bundle are those that the Source uses.
 func (s *Source) Uses(ca authority.CA, bundle []*x509.Certificate) bool {
 	s.mu.Lock()

@@ -34,7 +34,7 @@ func TestRequestHasEveryField(t *testing.T) {
 	typ := reflect.TypeFor[config.GroupSpec]()
 	for i := range typ.NumField() {
 		name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
-		if name == "template" || name == "deleted" || name == "removed" {
+		if slices.Contains([]string{"template", "deleted", "removed", "protected"}, name) {
 			continue // template is required, and only the server sets the others
 		}
 		want := full()

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
@@ -66,12 +67,14 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 		}
 		if len(resp.RequiresReplace) == 0 && after.shard != nil && movesLeader(before, after) {
 			resp.Diagnostics.AddWarning("The address of the leader of shard "+after.name()+" changes", "The present "+
-				"leader tells connected VMs the new address. A VM that is not connected while the servers are "+
-				"replaced is lost and replaced, unless agents use a DNS name (leader_network.dns_name). Give "+
-				"operators, nstance-admin and the provider's operator block the new address too.")
+				"leader tells connected VMs the new address. A VM that is not connected while the servers "+
+				"restart or are replaced is lost and replaced, unless agents use a DNS name "+
+				"(leader_network.dns_name). Give operators, nstance-admin and the provider's operator block the new "+
+				"address too.")
 		}
 		if len(resp.RequiresReplace) == 0 && (after.groupsKnown || after.subnetsUnknown) && before.body != nil {
-			if summary, detail := changeOf(before.shard, after.shard, after.subnetsUnknown).warning(); summary != "" {
+			change := config.ChangeOf(before.shard, after.shard, after.subnetsUnknown)
+			if summary, detail := change.Warning(); summary != "" {
 				resp.Diagnostics.AddWarning(summary+" in shard "+after.name(), detail)
 			}
 		}
@@ -111,5 +114,5 @@ func rolling(before, after document, state map[string]tftypes.Value) tftypes.Val
 	case before.shard == nil || after.shard == nil:
 		return rollingGroups(nil) // the previous configuration was not valid
 	}
-	return rollingGroups(changeOf(before.shard, after.shard, false).rolling())
+	return rollingGroups(config.ChangeOf(before.shard, after.shard, false).Rolling())
 }

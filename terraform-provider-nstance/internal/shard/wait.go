@@ -108,7 +108,8 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 const settleTime = 10 * time.Second
 
 // blockedGroups returns a warning that names the groups of which the leader cannot create instances, such as one with
-// an image that does not exist. It returns nil if there are none, or if no leader answers the provider.
+// an image that does not exist. It returns nil if there are none within settleTime, or if no leader answers the
+// provider.
 func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnostic {
 	if _, err := r.servers.Identity(); err != nil {
 		return nil
@@ -128,7 +129,7 @@ func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnost
 		complete := true
 		blocked = nil
 		for _, g := range answer.GetGroups() {
-			complete = complete && len(g.GetProviderIds()) >= int(g.GetSize())
+			complete = complete && len(g.GetProviderIds()) >= int(g.GetSize()) && g.GetOutdated() == 0
 			if reason := g.GetBlockedReason(); reason != "" {
 				blocked = append(blocked, g.GetGroup()+": "+reason)
 			}

@@ -12,6 +12,16 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
+const sample = `{
+  "cluster": {"id": "c", "secrets": {"encryption_key": {"provider": "env"}}},
+  "server": {"shard": "s", "provider": {"kind": "mock"}, "subnet_pools": {"p": ["a"]}},
+  "templates": {
+    "one": {"kind": "aaa", "arch": "amd64", "subnet_pool": "p", "vars": {"x": "1"}},
+    "two": {"kind": "bbb", "arch": "amd64", "subnet_pool": "p", "args": {"a": 1}}
+  },
+  "groups": {"default": {"w": {"template": "one"}, "v": {"template": "two", "args": {"a": 2}}}}
+}`
+
 // TestCheckApplied checks the warning about a configuration that is not in force. The lock names an applied
 // configuration one renewal later than applied.jsonc does.
 func TestCheckApplied(t *testing.T) {

@@ -23,9 +23,10 @@ import (
 // excluded returns the fields that have no attribute, as "Type.Field", with the reason.
 func excluded() map[string]string {
 	return map[string]string{
-		"Shard.Schema":      "the field is for editors of the JSON document",
-		"GroupSpec.Deleted": "only the server sets this field, on dynamic groups",
-		"GroupSpec.Removed": "only the server sets this field, in groups/",
+		"Shard.Schema":        "the field is for editors of the JSON document",
+		"GroupSpec.Deleted":   "only the server sets this field, on dynamic groups",
+		"GroupSpec.Removed":   "only the server sets this field, in groups/",
+		"GroupSpec.Protected": "only the server sets this field, in groups/",
 	}
 }
 

@@ -6,6 +6,7 @@
 package fakegcp
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/iam"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/kms"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/secretmanager"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/storage"
@@ -31,6 +33,7 @@ type Cloud struct {
 	Storage *storage.Storage
 	Secrets *secretmanager.SecretManager
 	IAM     *iam.IAM
+	KMS     *kms.KMS
 
 	services map[string]*rest.Server // by the first part of the path
 }
@@ -38,7 +41,8 @@ type Cloud struct {
 // New makes a cloud with the given zones, such as us-central1-a, and without other resources.
 func New(zones ...string) (*Cloud, error) {
 	c := &Cloud{Compute: compute.New(), Storage: storage.New(), Secrets: secretmanager.New(),
-		IAM: iam.New(Project, Number), services: map[string]*rest.Server{}}
+		IAM: iam.New(Project, Number), KMS: kms.New(), services: map[string]*rest.Server{}}
+	c.useKeys()
 	for _, zone := range zones {
 		c.Compute.AddZone(Project, zone)
 	}
@@ -49,7 +53,7 @@ func New(zones ...string) (*Cloud, error) {
 		{"compute", "compute", c.Compute.Handlers()}, {"storage", "storage", c.Storage.Handlers()},
 		{"secretmanager", "secretmanager", c.Secrets.Handlers()}, {"iam", "iam", c.IAM.Handlers()},
 		{"cloudresourcemanager", "cloudresourcemanager", c.IAM.ProjectHandlers()},
-		{"cloudbilling", "cloudbilling", c.IAM.BillingHandlers()},
+		{"cloudbilling", "cloudbilling", c.IAM.BillingHandlers()}, {"kms", "cloudkms", c.KMS.Handlers()},
 	} {
 		server, err := rest.New(s.api, "v1", s.handlers, credentials.Identify)
 		if err != nil {
@@ -61,16 +65,35 @@ func New(zones ...string) (*Cloud, error) {
 	return c, nil
 }
 
+// useKeys lets Compute Engine and Cloud Storage encrypt with keys of Cloud KMS, each by its agent.
+// https://cloud.google.com/storage/docs/encryption/customer-managed-keys
+func (c *Cloud) useKeys() {
+	c.Storage.Agent = "service-" + Number + "@gs-project-accounts.iam.gserviceaccount.com"
+	c.Storage.UseKey = func(name string) error {
+		err := c.KMS.Use(name, "serviceAccount:"+c.Storage.Agent)
+		if refusal, ok := errors.AsType[*rest.Error](err); ok && refusal.Reason == kms.PermissionDenied {
+			return &rest.Error{Code: http.StatusForbidden, Reason: "forbidden", Message: "Permission denied on Cloud " +
+				"KMS key. Please ensure that your Cloud Storage service account has been authorized to use this key."}
+		}
+		return err
+	}
+	c.Compute.UseKey = func(name string) error {
+		return c.KMS.Use(name, "serviceAccount:service-"+Number+"@compute-system.iam.gserviceaccount.com")
+	}
+}
+
 // Environment returns the variables with which Google's Terraform provider and the SDK clients of this repository find
 // the services at a URL. The Terraform provider needs https.
 func Environment(url string) map[string]string {
 	return map[string]string{
 		"GOOGLE_COMPUTE_CUSTOM_ENDPOINT":          url + "/compute/v1/",
+		"GOOGLE_OAUTH2_CUSTOM_ENDPOINT":           url + "/oauth2/v1/",
 		"GOOGLE_STORAGE_CUSTOM_ENDPOINT":          url + "/storage/v1/",
 		"GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT":   url + "/secretmanager/v1/",
 		"GOOGLE_IAM_CUSTOM_ENDPOINT":              url + "/iam/v1/",
 		"GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": url + "/cloudresourcemanager/v1/",
 		"GOOGLE_CLOUD_BILLING_CUSTOM_ENDPOINT":    url + "/cloudbilling/v1/",
+		"GOOGLE_KMS_CUSTOM_ENDPOINT":              url + "/kms/v1/",
 		"GOOGLE_CLOUD_PROJECT":                    Project,
 		"GOOGLE_PROJECT":                          Project,
 	}
@@ -81,6 +104,9 @@ func Environment(url string) map[string]string {
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch name {
+	case "oauth2":
+		credentials.IdentityKeys(w, r)
+		return
 	case "upload":
 		name = "storage"
 	case "compute", "storage":
@@ -109,7 +135,7 @@ func (c *Cloud) Calls() (all []rest.Record) {
 
 // Inventory returns all resources that a user has made, sorted.
 func (c *Cloud) Inventory() []string {
-	found := slices.Concat(c.IAM.Inventory(), c.Storage.Inventory(), c.Compute.Inventory())
+	found := slices.Concat(c.IAM.Inventory(), c.Storage.Inventory(), c.Compute.Inventory(), c.KMS.Inventory())
 	slices.Sort(found)
 	return found
 }

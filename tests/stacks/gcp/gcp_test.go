@@ -7,6 +7,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -54,13 +55,20 @@ func cli(t *testing.T, terraform string) string {
 var settings = map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 	"garbage_collection": map[string]any{"interval": "5s"}}
 
+// attested returns the settings with the requirement that agents prove on which VM they run.
+func attested() map[string]any {
+	with := maps.Clone(settings)
+	with["attestation"] = map[string]any{"method": "gcp-identity-token"}
+	return with
+}
+
 // TestStacks applies the examples, with different CLIs if -terraform is set. It compares the recorded calls of the
 // servers with their roles and with docs/reference/gcp.md.
 func TestStacks(t *testing.T) {
 	var calls scenario.Ledger
 	t.Run("apply", func(t *testing.T) {
 		for name, test := range map[string]func(*testing.T, *scenario.Ledger){"single-shard": singleShard,
-			"multi-zone": multiZone} {
+			"multi-zone": multiZone, "environments": environments} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				test(t, &calls)
@@ -70,9 +78,17 @@ func TestStacks(t *testing.T) {
 	t.Run("permissions", func(t *testing.T) { calls.Compare(t, "gcp.md") })
 }
 
-// withAccount lets the VMs have a service account, so that the servers use their permission to give them one.
-const withAccount = `module "account" {
+// stateKey is a key of Cloud KMS.
+const stateKey = "projects/" + fakegcp.Project + "/locations/us-central1/keyRings/nstance/cryptoKeys/state"
+
+// changes lets the VMs have a service account, so that the servers use their permission to give them one, and encrypts
+// the bucket with a key of the user's.
+const changes = `module "account" {
   agent_service_account = true
+}
+
+module "cluster" {
+  kms_key_name = "` + stateKey + `"
 }
 `
 
@@ -80,11 +96,12 @@ const withAccount = `module "account" {
 func singleShard(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a")
 	c.makeKey(t)
+	c.KMS.Add(stateKey)
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "solo", "encryption_key": "projects/" + fakegcp.Project + "/secrets/key",
-		"force_destroy": true, "worker_count": 2, "agent_image": images + "nstance-agent-amd64-1", "settings": settings,
-		"server_ready_timeout": 40}
-	stack := lab.NewStack(t, cli(t, ""), "gcp/single-shard", vars, withAccount, c.environment)
+		"force_destroy": true, "worker_count": 2, "agent_image": images + "nstance-agent-amd64-1",
+		"settings": attested(), "server_ready_timeout": 40}
+	stack := lab.NewStack(t, cli(t, ""), "gcp/single-shard", vars, changes, c.environment)
 	stack.Apply(t)
 
 	var out struct {
@@ -110,13 +127,21 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	})
 
 	// plan reports mistakes with their place.
-	for variable, mistake := range map[string][2]string{
-		"worker_args": {`{"scheduling": {"preemptable": true}}`, "scheduling.preemptable"},
-		"zone":        {"europe-west1-b", "zone is one of the region's"},
+	for _, mistake := range []struct {
+		variable string
+		value    any
+		want     string
+	}{
+		{"worker_args", `{"scheduling": {"preemptable": true}}`, "scheduling.preemptable"},
+		{"worker_args", `{"labels": {"team": "` + strings.Repeat("x", 64) + `"}}`, "labels.team"},
+		{"labels", map[string]any{"team": strings.Repeat("x", 64)}, "Keys and values of labels"},
+		{"zone", "europe-west1-b", "zone is one of the region's"},
+		{"cluster", strings.Repeat("x", 31), "cluster_id has lower-case"},
 	} {
-		if code, output := stack.With(map[string]any{variable: mistake[0]}).Plan(t); code != 1 ||
-			!strings.Contains(output, mistake[1]) {
-			t.Errorf("%s = %s: exit code %d, want 1 and %q:\n%s", variable, mistake[0], code, mistake[1], output)
+		if code, output := stack.With(map[string]any{mistake.variable: mistake.value}).Plan(t); code != 1 ||
+			!strings.Contains(output, mistake.want) {
+			t.Errorf("%s = %v: exit code %d, want 1 and %q:\n%s", mistake.variable, mistake.value, code, mistake.want,
+				output)
 		}
 	}
 
@@ -161,6 +186,12 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	})
 	s.Healthy(t)
 
+	// A hot standby joins, and leaves again. The leader's address becomes that of a load balancer, and an alias again.
+	for _, count := range []int{2, 1} {
+		vars["server_count"] = count
+		changesAddress(t, s, zone, stack, count)
+	}
+
 	s.OutlivesServers(t, stack, vars, 2)
 
 	calls.Allow(c.IAM.Granted()...)
@@ -168,6 +199,42 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	c.addCalls(calls)
 	if diff := cmp.Diff(before, c.Inventory()); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
+	}
+}
+
+// changesAddress applies another number of servers, and with it another address of the leader. The VMs learn the
+// address while they are connected, and none is replaced.
+func changesAddress(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stack, servers int) {
+	t.Helper()
+	kept := s.Workers()
+	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "The address of the leader of shard") {
+		t.Errorf("%d servers: exit code %d, want 2 and a warning about the address:\n%s", servers, code, output)
+	}
+	stack.ApplyPlan(t)
+	var out struct {
+		LeaderIP string `json:"leader_ipv4"`
+	}
+	if stack.Output(t, "shard", &out); out.LeaderIP == s.LeaderIP {
+		t.Errorf("the leader's address is %s, as before", out.LeaderIP)
+	}
+	s.LeaderIP = out.LeaderIP
+	s.Healthy(t)
+	lab.KeepRefreshing(t, lab.NewOperator(t, s.State, "solo", s.LeaderIP, s.Dial), nil)
+	lab.Eventually(t, scenario.Soon, "VMs with the new address only", func() string {
+		for _, worker := range s.Workers() {
+			text, err := zone.machines.Exec(worker, "cat", "/opt/nstance-agent/identity/servers")
+			if got := strings.TrimSpace(text); err != nil || got != s.LeaderIP+":8994" {
+				return fmt.Sprintf("%s has %q, %v", worker, got, err)
+			}
+		}
+		if now := s.Servers(); len(now) != servers {
+			return fmt.Sprintf("servers %v", now)
+		}
+		return ""
+	})
+	s.Settled(t, len(kept), nil)
+	if now := s.Workers(); !slices.Equal(now, kept) {
+		t.Errorf("the VMs are %v, want %v, as before", now, kept)
 	}
 }
 

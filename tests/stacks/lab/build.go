@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 
@@ -26,13 +25,19 @@ type Programs struct {
 
 var programs = sync.OnceValues(build)
 
-// Root returns the root directory of the repository.
+// Root returns the root directory of the repository: the nearest parent of the working directory that has a go.mod.
+// It panics if there is none.
 func Root() string {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok {
-		panic("lab: built without file names")
+	dir, err := os.Getwd()
+	if err != nil {
+		panic(err)
 	}
-	return filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(file))))
+	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+	}
+	panic("lab: the working directory is outside the repository")
 }
 
 // Build builds the programs on the first call and returns them.

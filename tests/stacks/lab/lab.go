@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -235,6 +236,32 @@ func (l *Lab) Config() awssdk.Config {
 // State returns access to a shard's documents in a bucket, like nstance-admin with the encryption key.
 func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterstate.State {
 	t.Helper()
+	store := l.store(t, bucket)
+	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: cluster, ShardID: shard,
+		Secrets: SecretsInBucket(t, store, cluster, key)})
+}
+
+// Objects returns all objects of a bucket, by key, as a reader of the bucket sees them.
+func (l *Lab) Objects(t *testing.T, bucket string) map[string][]byte {
+	t.Helper()
+	store := l.store(t, bucket)
+	entries, err := store.List(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]byte{}
+	for _, entry := range entries {
+		object, err := store.Get(t.Context(), entry.Key)
+		if err != nil && !errors.Is(err, objstore.ErrNotFound) { // it was deleted since the list
+			t.Fatal(err)
+		}
+		all[entry.Key] = object.Body
+	}
+	return all
+}
+
+func (l *Lab) store(t *testing.T, bucket string) objstore.Store {
+	t.Helper()
 	access, secret := l.Cloud.Credentials()
 	store, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Region: l.Cloud.Region(), Endpoint: l.Endpoint,
 		PathStyle:   true,
@@ -242,8 +269,7 @@ func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterst
 	if err != nil {
 		t.Fatal(err)
 	}
-	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: cluster, ShardID: shard,
-		Secrets: SecretsInBucket(t, store, cluster, key)})
+	return store
 }
 
 // SecretsInBucket returns access to the secrets of a cluster that are in a bucket of any cloud.
@@ -270,7 +296,7 @@ func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 	dial func(ctx context.Context, network, address string) (net.Conn, error)) nstancev1.OperatorServiceClient {
 	t.Helper()
-	cert, roots, err := local.Identity(t.Context(), state, cluster)
+	cert, roots, err := local.Identity(t.Context(), state, cluster, "")
 	if err != nil {
 		t.Fatal(err)
 	}

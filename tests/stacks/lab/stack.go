@@ -87,6 +87,14 @@ func (s *Stack) With(vars map[string]any) *Stack {
 	return &Stack{options: &options}
 }
 
+// WithEnvironment returns the same stack with an environment variable added.
+func (s *Stack) WithEnvironment(name, value string) *Stack {
+	options := *s.options
+	options.EnvVars = maps.Clone(options.EnvVars)
+	options.EnvVars[name] = value
+	return &Stack{options: &options}
+}
+
 // Apply runs apply and returns the CLI's output.
 func (s *Stack) Apply(t *testing.T) string {
 	t.Helper()

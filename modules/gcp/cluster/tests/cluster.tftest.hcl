@@ -112,7 +112,44 @@ run "wrong_names" {
     cluster_id     = "Example"
     kms_key_name   = "my-key"
     encryption_key = { source = "my-key" }
+    labels         = { team = "Payments" }
   }
 
-  expect_failures = [var.cluster_id, var.kms_key_name, var.encryption_key]
+  expect_failures = [var.cluster_id, var.kms_key_name, var.encryption_key, var.labels]
+}
+
+# Names that begin with a digit are refused here, because no VM, service account or firewall rule can have one.
+run "digit_first" {
+  command = plan
+
+  variables {
+    cluster_id = "2nd"
+    labels     = { (join("", [for n in range(64) : "x"])) = "" }
+  }
+
+  expect_failures = [var.cluster_id, var.labels]
+}
+
+run "other_location" {
+  command = plan
+
+  variables {
+    location = "EU"
+  }
+
+  assert {
+    condition     = google_storage_bucket.this.name == "example-my-project-eu"
+    error_message = "the bucket is ${google_storage_bucket.this.name}"
+  }
+}
+
+run "name_too_long_for_a_bucket" {
+  command = plan
+
+  variables {
+    cluster_id = "a-cluster-with-a-rather-long-n"
+    location   = "northamerica-northeast1"
+  }
+
+  expect_failures = [google_storage_bucket.this]
 }

@@ -85,6 +85,27 @@ run "choices" {
   }
 }
 
+# Names that do not fit are shortened, and stay different.
+run "long_names" {
+  variables {
+    name    = "a-network-with-a-rather-longer"
+    subnets = { a-role-of-exactly-32-characters0 = { northamerica-northeast1 = [{ ipv4_cidr = "10.0.16.0/20" }, { ipv4_cidr = "10.0.32.0/20" }] } }
+    load_balancers = { one-of-sixteen-a = { zones = ["northamerica-northeast1-a"], listeners = {
+      a-listener-with-a-long-name = { port = 80 }, a-listener-with-a-long-name-too = { port = 81 }
+    } } }
+  }
+
+  assert {
+    condition = alltrue([for name in concat([for s in google_compute_subnetwork.this : s.name], [for r in google_compute_forwarding_rule.balancer : r.name], [for h in google_compute_region_health_check.balancer : h.name],
+    [for b in google_compute_region_backend_service.balancer : b.name], [for a in google_compute_address.balancer : a.name]) : can(regex("^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", name))])
+    error_message = "the names are ${jsonencode(local.names)}"
+  }
+  assert {
+    condition     = length(distinct(values(local.names))) == 4
+    error_message = "two have one name: ${jsonencode(local.names)}"
+  }
+}
+
 run "refusals" {
   command = plan
 
@@ -103,6 +124,16 @@ run "two_regions" {
 
   variables {
     load_balancers = { web = { zones = ["us-central1-a", "us-east1-b"], listeners = { http = { port = 80 } } } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
+
+run "listener_name" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { zones = ["us-central1-a"], listeners = { HTTP = { port = 80 } } } }
   }
 
   expect_failures = [var.load_balancers]

@@ -135,6 +135,30 @@ run "balanced_groups" {
   }
 }
 
+# Names that do not fit are shortened, and stay different.
+run "long_names" {
+  variables {
+    cluster         = { id = "a-cluster-with-a-rather-long-n", bucket = "b", encryption_key = { provider = "google-secret-manager", source = "projects/p/secrets/key" } }
+    account         = { servers = { northamerica-south1 = { email = "server@my-project.iam.gserviceaccount.com" } } }
+    shard           = "northamerica-south1"
+    operator_access = { ipv4_cidrs = ["10.0.0.0/16"], tags = ["x"] }
+    agent_ingress   = { one-of-sixteen-a = { protocol = "tcp", from_port = 22, tags = ["x"] }, one-of-sixteen-b = { protocol = "tcp", from_port = 23, tags = ["x"] } }
+  }
+
+  assert {
+    condition     = alltrue([for rule in concat(values(google_compute_firewall.server), values(google_compute_firewall.agent)) : can(regex("^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", rule.name))])
+    error_message = "the rules are ${jsonencode(concat([for rule in google_compute_firewall.server : rule.name], [for rule in google_compute_firewall.agent : rule.name]))}"
+  }
+  assert {
+    condition     = length(distinct(concat([for rule in google_compute_firewall.server : rule.name], [for rule in google_compute_firewall.agent : rule.name]))) == 6
+    error_message = "two rules have one name"
+  }
+  assert {
+    condition     = length(google_compute_instance_group_manager.server.base_instance_name) <= 58
+    error_message = "the servers are called ${google_compute_instance_group_manager.server.base_instance_name}"
+  }
+}
+
 run "refusals" {
   command = plan
 
@@ -142,9 +166,32 @@ run "refusals" {
     server_count   = 3
     leader_network = { kind = "eni", ipv4 = "x" }
     agent_ingress  = { ssh = { protocol = "tcp" } }
+    labels         = { Team = "a" }
   }
 
-  expect_failures = [var.server_count, var.leader_network, var.agent_ingress]
+  expect_failures = [var.server_count, var.leader_network, var.agent_ingress, var.labels]
+}
+
+run "shard_too_long" {
+  command = plan
+
+  variables {
+    cluster = { id = "a-cluster-with-a-rather-long-n", bucket = "b", encryption_key = { provider = "google-secret-manager", source = "projects/p/secrets/key" } }
+    account = { servers = { northamerica-south1-a = { email = "server@my-project.iam.gserviceaccount.com" } } }
+    shard   = "northamerica-south1-a"
+  }
+
+  expect_failures = [var.shard]
+}
+
+run "region_without_a_zone" {
+  command = plan
+
+  variables {
+    zone = "us-central1"
+  }
+
+  expect_failures = [var.zone]
 }
 
 run "other_shard" {

@@ -128,6 +128,59 @@ func (StoppingReason) EnumDescriptor() ([]byte, []int) {
 	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{1}
 }
 
+type HealthCheckState_Status int32
+
+const (
+	HealthCheckState_STATUS_UNSPECIFIED HealthCheckState_Status = 0
+	// It has neither passed nor failed yet.
+	HealthCheckState_STATUS_STARTING HealthCheckState_Status = 1
+	HealthCheckState_STATUS_PASSING  HealthCheckState_Status = 2
+	HealthCheckState_STATUS_FAILING  HealthCheckState_Status = 3
+)
+
+// Enum value maps for HealthCheckState_Status.
+var (
+	HealthCheckState_Status_name = map[int32]string{
+		0: "STATUS_UNSPECIFIED",
+		1: "STATUS_STARTING",
+		2: "STATUS_PASSING",
+		3: "STATUS_FAILING",
+	}
+	HealthCheckState_Status_value = map[string]int32{
+		"STATUS_UNSPECIFIED": 0,
+		"STATUS_STARTING":    1,
+		"STATUS_PASSING":     2,
+		"STATUS_FAILING":     3,
+	}
+)
+
+func (x HealthCheckState_Status) Enum() *HealthCheckState_Status {
+	p := new(HealthCheckState_Status)
+	*p = x
+	return p
+}
+
+func (x HealthCheckState_Status) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (HealthCheckState_Status) Descriptor() protoreflect.EnumDescriptor {
+	return file_nstance_v1_agent_proto_enumTypes[2].Descriptor()
+}
+
+func (HealthCheckState_Status) Type() protoreflect.EnumType {
+	return &file_nstance_v1_agent_proto_enumTypes[2]
+}
+
+func (x HealthCheckState_Status) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use HealthCheckState_Status.Descriptor instead.
+func (HealthCheckState_Status) EnumDescriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16, 0}
+}
+
 type KeyGenRequestsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
@@ -415,8 +468,12 @@ type ReceiveFilesRequest struct {
 	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// Send key requests on this stream, so that the agent needs no KeyGenRequests stream.
 	WithKeyRequests bool `protobuf:"varint,2,opt,name=with_key_requests,json=withKeyRequests,proto3" json:"with_key_requests,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The agent runs health checks. Send those of the instance when the stream opens, and whenever they change.
+	WithHealthChecks bool `protobuf:"varint,3,opt,name=with_health_checks,json=withHealthChecks,proto3" json:"with_health_checks,omitempty"`
+	// Version of the health checks that the agent has; empty: none. The server sends those of another version.
+	HealthChecksVersion string `protobuf:"bytes,4,opt,name=health_checks_version,json=healthChecksVersion,proto3" json:"health_checks_version,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *ReceiveFilesRequest) Reset() {
@@ -463,6 +520,20 @@ func (x *ReceiveFilesRequest) GetWithKeyRequests() bool {
 	return false
 }
 
+func (x *ReceiveFilesRequest) GetWithHealthChecks() bool {
+	if x != nil {
+		return x.WithHealthChecks
+	}
+	return false
+}
+
+func (x *ReceiveFilesRequest) GetHealthChecksVersion() string {
+	if x != nil {
+		return x.HealthChecksVersion
+	}
+	return ""
+}
+
 type ReceiveFilesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -470,6 +541,7 @@ type ReceiveFilesResponse struct {
 	//	*ReceiveFilesResponse_File
 	//	*ReceiveFilesResponse_Commit
 	//	*ReceiveFilesResponse_KeyRequests
+	//	*ReceiveFilesResponse_HealthChecks
 	Event         isReceiveFilesResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -539,6 +611,15 @@ func (x *ReceiveFilesResponse) GetKeyRequests() *KeyGenRequestsResponse {
 	return nil
 }
 
+func (x *ReceiveFilesResponse) GetHealthChecks() *HealthChecks {
+	if x != nil {
+		if x, ok := x.Event.(*ReceiveFilesResponse_HealthChecks); ok {
+			return x.HealthChecks
+		}
+	}
+	return nil
+}
+
 type isReceiveFilesResponse_Event interface {
 	isReceiveFilesResponse_Event()
 }
@@ -556,11 +637,312 @@ type ReceiveFilesResponse_KeyRequests struct {
 	KeyRequests *KeyGenRequestsResponse `protobuf:"bytes,3,opt,name=key_requests,json=keyRequests,proto3,oneof"`
 }
 
+type ReceiveFilesResponse_HealthChecks struct {
+	// Replaces all health checks. Comes between batches, and only if the request has with_health_checks.
+	HealthChecks *HealthChecks `protobuf:"bytes,4,opt,name=health_checks,json=healthChecks,proto3,oneof"`
+}
+
 func (*ReceiveFilesResponse_File) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_Commit) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_KeyRequests) isReceiveFilesResponse_Event() {}
+
+func (*ReceiveFilesResponse_HealthChecks) isReceiveFilesResponse_Event() {}
+
+// HealthChecks are all health checks of an instance.
+type HealthChecks struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identifies these checks; empty if there are none.
+	Version       string         `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Checks        []*HealthCheck `protobuf:"bytes,2,rep,name=checks,proto3" json:"checks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthChecks) Reset() {
+	*x = HealthChecks{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthChecks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthChecks) ProtoMessage() {}
+
+func (x *HealthChecks) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthChecks.ProtoReflect.Descriptor instead.
+func (*HealthChecks) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *HealthChecks) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *HealthChecks) GetChecks() []*HealthCheck {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+// HealthCheck is one check of what runs on the VM. Agents ignore a check whose probe they do not know.
+type HealthCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Types that are valid to be assigned to Probe:
+	//
+	//	*HealthCheck_Exec
+	//	*HealthCheck_Http
+	Probe isHealthCheck_Probe `protobuf_oneof:"probe"`
+	// Time between the starts of two runs, and how long a run may take.
+	Interval *durationpb.Duration `protobuf:"bytes,4,opt,name=interval,proto3" json:"interval,omitempty"`
+	Timeout  *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Runs in a row after which the check fails or passes.
+	FailureThreshold uint32 `protobuf:"varint,6,opt,name=failure_threshold,json=failureThreshold,proto3" json:"failure_threshold,omitempty"`
+	SuccessThreshold uint32 `protobuf:"varint,7,opt,name=success_threshold,json=successThreshold,proto3" json:"success_threshold,omitempty"`
+	// How long failed runs do not count, until the first successful one.
+	StartPeriod   *durationpb.Duration `protobuf:"bytes,8,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthCheck) Reset() {
+	*x = HealthCheck{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthCheck) ProtoMessage() {}
+
+func (x *HealthCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
+func (*HealthCheck) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *HealthCheck) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HealthCheck) GetProbe() isHealthCheck_Probe {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
+func (x *HealthCheck) GetExec() *ExecProbe {
+	if x != nil {
+		if x, ok := x.Probe.(*HealthCheck_Exec); ok {
+			return x.Exec
+		}
+	}
+	return nil
+}
+
+func (x *HealthCheck) GetHttp() *HttpProbe {
+	if x != nil {
+		if x, ok := x.Probe.(*HealthCheck_Http); ok {
+			return x.Http
+		}
+	}
+	return nil
+}
+
+func (x *HealthCheck) GetInterval() *durationpb.Duration {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
+func (x *HealthCheck) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *HealthCheck) GetFailureThreshold() uint32 {
+	if x != nil {
+		return x.FailureThreshold
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetSuccessThreshold() uint32 {
+	if x != nil {
+		return x.SuccessThreshold
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetStartPeriod() *durationpb.Duration {
+	if x != nil {
+		return x.StartPeriod
+	}
+	return nil
+}
+
+type isHealthCheck_Probe interface {
+	isHealthCheck_Probe()
+}
+
+type HealthCheck_Exec struct {
+	Exec *ExecProbe `protobuf:"bytes,2,opt,name=exec,proto3,oneof"`
+}
+
+type HealthCheck_Http struct {
+	Http *HttpProbe `protobuf:"bytes,3,opt,name=http,proto3,oneof"`
+}
+
+func (*HealthCheck_Exec) isHealthCheck_Probe() {}
+
+func (*HealthCheck_Http) isHealthCheck_Probe() {}
+
+// ExecProbe runs a command as the agent's user. It passes with exit status 0.
+type ExecProbe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Command       []string               `protobuf:"bytes,1,rep,name=command,proto3" json:"command,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecProbe) Reset() {
+	*x = ExecProbe{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecProbe) ProtoMessage() {}
+
+func (x *ExecProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecProbe.ProtoReflect.Descriptor instead.
+func (*ExecProbe) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ExecProbe) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+// HttpProbe sends a GET request to the loopback address.
+type HttpProbe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Port          uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Status        uint32                 `protobuf:"varint,3,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HttpProbe) Reset() {
+	*x = HttpProbe{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HttpProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HttpProbe) ProtoMessage() {}
+
+func (x *HttpProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HttpProbe.ProtoReflect.Descriptor instead.
+func (*HttpProbe) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *HttpProbe) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *HttpProbe) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *HttpProbe) GetStatus() uint32 {
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
 
 type File struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -576,7 +958,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	mi := &file_nstance_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +970,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	mi := &file_nstance_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +983,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *File) GetName() string {
@@ -637,7 +1019,7 @@ type FilesCommit struct {
 
 func (x *FilesCommit) Reset() {
 	*x = FilesCommit{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	mi := &file_nstance_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +1031,7 @@ func (x *FilesCommit) String() string {
 func (*FilesCommit) ProtoMessage() {}
 
 func (x *FilesCommit) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	mi := &file_nstance_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +1044,7 @@ func (x *FilesCommit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesCommit.ProtoReflect.Descriptor instead.
 func (*FilesCommit) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FilesCommit) GetRuntimeHash() string {
@@ -695,19 +1077,21 @@ type ReportHealthRequest struct {
 	Termination *TerminationNotice `protobuf:"bytes,9,opt,name=termination,proto3" json:"termination,omitempty"`
 	Stopping    StoppingReason     `protobuf:"varint,10,opt,name=stopping,proto3,enum=nstance.v1.StoppingReason" json:"stopping,omitempty"`
 	// Set when the agent is well; false comes with a message.
-	Healthy       bool   `protobuf:"varint,11,opt,name=healthy,proto3" json:"healthy,omitempty"`
-	Message       string `protobuf:"bytes,12,opt,name=message,proto3" json:"message,omitempty"`
-	AgentVersion  string `protobuf:"bytes,13,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	Ipv4          string `protobuf:"bytes,14,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
-	Ipv6          string `protobuf:"bytes,15,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	Hostname      string `protobuf:"bytes,16,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Healthy      bool   `protobuf:"varint,11,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	Message      string `protobuf:"bytes,12,opt,name=message,proto3" json:"message,omitempty"`
+	AgentVersion string `protobuf:"bytes,13,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
+	Ipv4         string `protobuf:"bytes,14,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6         string `protobuf:"bytes,15,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	Hostname     string `protobuf:"bytes,16,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	// Complete whenever files and keys are. Agents that run no health checks leave it out.
+	HealthChecks  *HealthCheckReport `protobuf:"bytes,17,opt,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportHealthRequest) Reset() {
 	*x = ReportHealthRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	mi := &file_nstance_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +1103,7 @@ func (x *ReportHealthRequest) String() string {
 func (*ReportHealthRequest) ProtoMessage() {}
 
 func (x *ReportHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	mi := &file_nstance_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +1116,7 @@ func (x *ReportHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthRequest.ProtoReflect.Descriptor instead.
 func (*ReportHealthRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReportHealthRequest) GetInstanceId() string {
@@ -847,6 +1231,127 @@ func (x *ReportHealthRequest) GetHostname() string {
 	return ""
 }
 
+func (x *ReportHealthRequest) GetHealthChecks() *HealthCheckReport {
+	if x != nil {
+		return x.HealthChecks
+	}
+	return nil
+}
+
+type HealthCheckReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Version of the checks that the agent runs.
+	Version       string              `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	States        []*HealthCheckState `protobuf:"bytes,2,rep,name=states,proto3" json:"states,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthCheckReport) Reset() {
+	*x = HealthCheckReport{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthCheckReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthCheckReport) ProtoMessage() {}
+
+func (x *HealthCheckReport) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthCheckReport.ProtoReflect.Descriptor instead.
+func (*HealthCheckReport) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *HealthCheckReport) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *HealthCheckReport) GetStates() []*HealthCheckState {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+type HealthCheckState struct {
+	state  protoimpl.MessageState  `protogen:"open.v1"`
+	Name   string                  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Status HealthCheckState_Status `protobuf:"varint,2,opt,name=status,proto3,enum=nstance.v1.HealthCheckState_Status" json:"status,omitempty"`
+	// Why it fails: one line of at most 256 bytes.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthCheckState) Reset() {
+	*x = HealthCheckState{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthCheckState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthCheckState) ProtoMessage() {}
+
+func (x *HealthCheckState) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthCheckState.ProtoReflect.Descriptor instead.
+func (*HealthCheckState) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *HealthCheckState) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HealthCheckState) GetStatus() HealthCheckState_Status {
+	if x != nil {
+		return x.Status
+	}
+	return HealthCheckState_STATUS_UNSPECIFIED
+}
+
+func (x *HealthCheckState) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type Metrics struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Share of CPU in use, 0 to 1.
@@ -864,7 +1369,7 @@ type Metrics struct {
 
 func (x *Metrics) Reset() {
 	*x = Metrics{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	mi := &file_nstance_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +1381,7 @@ func (x *Metrics) String() string {
 func (*Metrics) ProtoMessage() {}
 
 func (x *Metrics) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	mi := &file_nstance_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +1394,7 @@ func (x *Metrics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metrics.ProtoReflect.Descriptor instead.
 func (*Metrics) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Metrics) GetCpu() float64 {
@@ -957,7 +1462,7 @@ type FileState struct {
 
 func (x *FileState) Reset() {
 	*x = FileState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[12]
+	mi := &file_nstance_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -969,7 +1474,7 @@ func (x *FileState) String() string {
 func (*FileState) ProtoMessage() {}
 
 func (x *FileState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[12]
+	mi := &file_nstance_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -982,7 +1487,7 @@ func (x *FileState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileState.ProtoReflect.Descriptor instead.
 func (*FileState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FileState) GetName() string {
@@ -1032,7 +1537,7 @@ type KeyState struct {
 
 func (x *KeyState) Reset() {
 	*x = KeyState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[13]
+	mi := &file_nstance_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +1549,7 @@ func (x *KeyState) String() string {
 func (*KeyState) ProtoMessage() {}
 
 func (x *KeyState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[13]
+	mi := &file_nstance_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +1562,7 @@ func (x *KeyState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyState.ProtoReflect.Descriptor instead.
 func (*KeyState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KeyState) GetName() string {
@@ -1092,7 +1597,7 @@ type TerminationNotice struct {
 
 func (x *TerminationNotice) Reset() {
 	*x = TerminationNotice{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[14]
+	mi := &file_nstance_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1609,7 @@ func (x *TerminationNotice) String() string {
 func (*TerminationNotice) ProtoMessage() {}
 
 func (x *TerminationNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[14]
+	mi := &file_nstance_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1622,7 @@ func (x *TerminationNotice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminationNotice.ProtoReflect.Descriptor instead.
 func (*TerminationNotice) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TerminationNotice) GetKind() string {
@@ -1142,7 +1647,7 @@ type ReportHealthResponse struct {
 
 func (x *ReportHealthResponse) Reset() {
 	*x = ReportHealthResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	mi := &file_nstance_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1659,7 @@ func (x *ReportHealthResponse) String() string {
 func (*ReportHealthResponse) ProtoMessage() {}
 
 func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	mi := &file_nstance_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1672,7 @@ func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthResponse.ProtoReflect.Descriptor instead.
 func (*ReportHealthResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 type AgentServiceRenewCertificateRequest struct {
@@ -1183,7 +1688,7 @@ type AgentServiceRenewCertificateRequest struct {
 
 func (x *AgentServiceRenewCertificateRequest) Reset() {
 	*x = AgentServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	mi := &file_nstance_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1700,7 @@ func (x *AgentServiceRenewCertificateRequest) String() string {
 func (*AgentServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	mi := &file_nstance_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1713,7 @@ func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Messag
 
 // Deprecated: Use AgentServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AgentServiceRenewCertificateRequest) GetInstanceId() string {
@@ -1236,7 +1741,7 @@ type AgentServiceRenewCertificateResponse struct {
 
 func (x *AgentServiceRenewCertificateResponse) Reset() {
 	*x = AgentServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[17]
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1753,7 @@ func (x *AgentServiceRenewCertificateResponse) String() string {
 func (*AgentServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[17]
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1766,7 @@ func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Messa
 
 // Deprecated: Use AgentServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AgentServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -1307,23 +1812,45 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\tPublicKey\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pkix\x18\x02 \x01(\fR\x04pkix\"\x1a\n" +
-	"\x18SubmitPublicKeysResponse\"b\n" +
+	"\x18SubmitPublicKeysResponse\"\xc4\x01\n" +
 	"\x13ReceiveFilesRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12*\n" +
-	"\x11with_key_requests\x18\x02 \x01(\bR\x0fwithKeyRequests\"\xc3\x01\n" +
+	"\x11with_key_requests\x18\x02 \x01(\bR\x0fwithKeyRequests\x12,\n" +
+	"\x12with_health_checks\x18\x03 \x01(\bR\x10withHealthChecks\x122\n" +
+	"\x15health_checks_version\x18\x04 \x01(\tR\x13healthChecksVersion\"\x84\x02\n" +
 	"\x14ReceiveFilesResponse\x12&\n" +
 	"\x04file\x18\x01 \x01(\v2\x10.nstance.v1.FileH\x00R\x04file\x121\n" +
 	"\x06commit\x18\x02 \x01(\v2\x17.nstance.v1.FilesCommitH\x00R\x06commit\x12G\n" +
-	"\fkey_requests\x18\x03 \x01(\v2\".nstance.v1.KeyGenRequestsResponseH\x00R\vkeyRequestsB\a\n" +
-	"\x05event\"H\n" +
+	"\fkey_requests\x18\x03 \x01(\v2\".nstance.v1.KeyGenRequestsResponseH\x00R\vkeyRequests\x12?\n" +
+	"\rhealth_checks\x18\x04 \x01(\v2\x18.nstance.v1.HealthChecksH\x00R\fhealthChecksB\a\n" +
+	"\x05event\"Y\n" +
+	"\fHealthChecks\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12/\n" +
+	"\x06checks\x18\x02 \x03(\v2\x17.nstance.v1.HealthCheckR\x06checks\"\x88\x03\n" +
+	"\vHealthCheck\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
+	"\x04exec\x18\x02 \x01(\v2\x15.nstance.v1.ExecProbeH\x00R\x04exec\x12+\n" +
+	"\x04http\x18\x03 \x01(\v2\x15.nstance.v1.HttpProbeH\x00R\x04http\x125\n" +
+	"\binterval\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\binterval\x123\n" +
+	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12+\n" +
+	"\x11failure_threshold\x18\x06 \x01(\rR\x10failureThreshold\x12+\n" +
+	"\x11success_threshold\x18\a \x01(\rR\x10successThreshold\x12<\n" +
+	"\fstart_period\x18\b \x01(\v2\x19.google.protobuf.DurationR\vstartPeriodB\a\n" +
+	"\x05probe\"%\n" +
+	"\tExecProbe\x12\x18\n" +
+	"\acommand\x18\x01 \x03(\tR\acommand\"K\n" +
+	"\tHttpProbe\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\rR\x06status\"H\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\"F\n" +
 	"\vFilesCommit\x12!\n" +
 	"\fruntime_hash\x18\x01 \x01(\tR\vruntimeHash\x12\x14\n" +
-	"\x05names\x18\x02 \x03(\tR\x05names\"\xe2\x04\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\"\xa6\x05\n" +
 	"\x13ReportHealthRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
@@ -1342,7 +1869,20 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\ragent_version\x18\r \x01(\tR\fagentVersion\x12\x12\n" +
 	"\x04ipv4\x18\x0e \x01(\tR\x04ipv4\x12\x12\n" +
 	"\x04ipv6\x18\x0f \x01(\tR\x04ipv6\x12\x1a\n" +
-	"\bhostname\x18\x10 \x01(\tR\bhostname\"\xa2\x03\n" +
+	"\bhostname\x18\x10 \x01(\tR\bhostname\x12B\n" +
+	"\rhealth_checks\x18\x11 \x01(\v2\x1d.nstance.v1.HealthCheckReportR\fhealthChecks\"c\n" +
+	"\x11HealthCheckReport\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x124\n" +
+	"\x06states\x18\x02 \x03(\v2\x1c.nstance.v1.HealthCheckStateR\x06states\"\xda\x01\n" +
+	"\x10HealthCheckState\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12;\n" +
+	"\x06status\x18\x02 \x01(\x0e2#.nstance.v1.HealthCheckState.StatusR\x06status\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"]\n" +
+	"\x06Status\x12\x16\n" +
+	"\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fSTATUS_STARTING\x10\x01\x12\x12\n" +
+	"\x0eSTATUS_PASSING\x10\x02\x12\x12\n" +
+	"\x0eSTATUS_FAILING\x10\x03\"\xa2\x03\n" +
 	"\aMetrics\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12*\n" +
 	"\x11memory_used_bytes\x18\x02 \x01(\x04R\x0fmemoryUsedBytes\x12,\n" +
@@ -1408,64 +1948,81 @@ func file_nstance_v1_agent_proto_rawDescGZIP() []byte {
 	return file_nstance_v1_agent_proto_rawDescData
 }
 
-var file_nstance_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_nstance_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_nstance_v1_agent_proto_goTypes = []any{
 	(KeyAlgorithm)(0),                            // 0: nstance.v1.KeyAlgorithm
 	(StoppingReason)(0),                          // 1: nstance.v1.StoppingReason
-	(*KeyGenRequestsRequest)(nil),                // 2: nstance.v1.KeyGenRequestsRequest
-	(*KeyGenRequestsResponse)(nil),               // 3: nstance.v1.KeyGenRequestsResponse
-	(*KeyRequest)(nil),                           // 4: nstance.v1.KeyRequest
-	(*SubmitPublicKeysRequest)(nil),              // 5: nstance.v1.SubmitPublicKeysRequest
-	(*PublicKey)(nil),                            // 6: nstance.v1.PublicKey
-	(*SubmitPublicKeysResponse)(nil),             // 7: nstance.v1.SubmitPublicKeysResponse
-	(*ReceiveFilesRequest)(nil),                  // 8: nstance.v1.ReceiveFilesRequest
-	(*ReceiveFilesResponse)(nil),                 // 9: nstance.v1.ReceiveFilesResponse
-	(*File)(nil),                                 // 10: nstance.v1.File
-	(*FilesCommit)(nil),                          // 11: nstance.v1.FilesCommit
-	(*ReportHealthRequest)(nil),                  // 12: nstance.v1.ReportHealthRequest
-	(*Metrics)(nil),                              // 13: nstance.v1.Metrics
-	(*FileState)(nil),                            // 14: nstance.v1.FileState
-	(*KeyState)(nil),                             // 15: nstance.v1.KeyState
-	(*TerminationNotice)(nil),                    // 16: nstance.v1.TerminationNotice
-	(*ReportHealthResponse)(nil),                 // 17: nstance.v1.ReportHealthResponse
-	(*AgentServiceRenewCertificateRequest)(nil),  // 18: nstance.v1.AgentServiceRenewCertificateRequest
-	(*AgentServiceRenewCertificateResponse)(nil), // 19: nstance.v1.AgentServiceRenewCertificateResponse
-	(*durationpb.Duration)(nil),                  // 20: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),                // 21: google.protobuf.Timestamp
+	(HealthCheckState_Status)(0),                 // 2: nstance.v1.HealthCheckState.Status
+	(*KeyGenRequestsRequest)(nil),                // 3: nstance.v1.KeyGenRequestsRequest
+	(*KeyGenRequestsResponse)(nil),               // 4: nstance.v1.KeyGenRequestsResponse
+	(*KeyRequest)(nil),                           // 5: nstance.v1.KeyRequest
+	(*SubmitPublicKeysRequest)(nil),              // 6: nstance.v1.SubmitPublicKeysRequest
+	(*PublicKey)(nil),                            // 7: nstance.v1.PublicKey
+	(*SubmitPublicKeysResponse)(nil),             // 8: nstance.v1.SubmitPublicKeysResponse
+	(*ReceiveFilesRequest)(nil),                  // 9: nstance.v1.ReceiveFilesRequest
+	(*ReceiveFilesResponse)(nil),                 // 10: nstance.v1.ReceiveFilesResponse
+	(*HealthChecks)(nil),                         // 11: nstance.v1.HealthChecks
+	(*HealthCheck)(nil),                          // 12: nstance.v1.HealthCheck
+	(*ExecProbe)(nil),                            // 13: nstance.v1.ExecProbe
+	(*HttpProbe)(nil),                            // 14: nstance.v1.HttpProbe
+	(*File)(nil),                                 // 15: nstance.v1.File
+	(*FilesCommit)(nil),                          // 16: nstance.v1.FilesCommit
+	(*ReportHealthRequest)(nil),                  // 17: nstance.v1.ReportHealthRequest
+	(*HealthCheckReport)(nil),                    // 18: nstance.v1.HealthCheckReport
+	(*HealthCheckState)(nil),                     // 19: nstance.v1.HealthCheckState
+	(*Metrics)(nil),                              // 20: nstance.v1.Metrics
+	(*FileState)(nil),                            // 21: nstance.v1.FileState
+	(*KeyState)(nil),                             // 22: nstance.v1.KeyState
+	(*TerminationNotice)(nil),                    // 23: nstance.v1.TerminationNotice
+	(*ReportHealthResponse)(nil),                 // 24: nstance.v1.ReportHealthResponse
+	(*AgentServiceRenewCertificateRequest)(nil),  // 25: nstance.v1.AgentServiceRenewCertificateRequest
+	(*AgentServiceRenewCertificateResponse)(nil), // 26: nstance.v1.AgentServiceRenewCertificateResponse
+	(*durationpb.Duration)(nil),                  // 27: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),                // 28: google.protobuf.Timestamp
 }
 var file_nstance_v1_agent_proto_depIdxs = []int32{
-	4,  // 0: nstance.v1.KeyGenRequestsResponse.keys:type_name -> nstance.v1.KeyRequest
+	5,  // 0: nstance.v1.KeyGenRequestsResponse.keys:type_name -> nstance.v1.KeyRequest
 	0,  // 1: nstance.v1.KeyRequest.algorithm:type_name -> nstance.v1.KeyAlgorithm
-	6,  // 2: nstance.v1.SubmitPublicKeysRequest.keys:type_name -> nstance.v1.PublicKey
-	10, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
-	11, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
-	3,  // 5: nstance.v1.ReceiveFilesResponse.key_requests:type_name -> nstance.v1.KeyGenRequestsResponse
-	20, // 6: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
-	13, // 7: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
-	14, // 8: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
-	15, // 9: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
-	16, // 10: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
-	1,  // 11: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
-	21, // 12: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
-	21, // 13: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
-	21, // 14: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	21, // 15: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	2,  // 16: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
-	5,  // 17: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
-	8,  // 18: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
-	12, // 19: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
-	18, // 20: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
-	3,  // 21: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
-	7,  // 22: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
-	9,  // 23: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
-	17, // 24: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
-	19, // 25: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
-	21, // [21:26] is the sub-list for method output_type
-	16, // [16:21] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	7,  // 2: nstance.v1.SubmitPublicKeysRequest.keys:type_name -> nstance.v1.PublicKey
+	15, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
+	16, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
+	4,  // 5: nstance.v1.ReceiveFilesResponse.key_requests:type_name -> nstance.v1.KeyGenRequestsResponse
+	11, // 6: nstance.v1.ReceiveFilesResponse.health_checks:type_name -> nstance.v1.HealthChecks
+	12, // 7: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
+	13, // 8: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
+	14, // 9: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
+	27, // 10: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
+	27, // 11: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
+	27, // 12: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
+	27, // 13: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
+	20, // 14: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
+	21, // 15: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
+	22, // 16: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
+	23, // 17: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
+	1,  // 18: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
+	18, // 19: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
+	19, // 20: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
+	2,  // 21: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
+	28, // 22: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
+	28, // 23: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
+	28, // 24: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	28, // 25: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 26: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
+	6,  // 27: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
+	9,  // 28: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
+	17, // 29: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
+	25, // 30: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
+	4,  // 31: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
+	8,  // 32: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
+	10, // 33: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
+	24, // 34: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
+	26, // 35: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
+	31, // [31:36] is the sub-list for method output_type
+	26, // [26:31] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
@@ -1477,15 +2034,20 @@ func file_nstance_v1_agent_proto_init() {
 		(*ReceiveFilesResponse_File)(nil),
 		(*ReceiveFilesResponse_Commit)(nil),
 		(*ReceiveFilesResponse_KeyRequests)(nil),
+		(*ReceiveFilesResponse_HealthChecks)(nil),
 	}
-	file_nstance_v1_agent_proto_msgTypes[11].OneofWrappers = []any{}
+	file_nstance_v1_agent_proto_msgTypes[9].OneofWrappers = []any{
+		(*HealthCheck_Exec)(nil),
+		(*HealthCheck_Http)(nil),
+	}
+	file_nstance_v1_agent_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_agent_proto_rawDesc), len(file_nstance_v1_agent_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   18,
+			NumEnums:      3,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

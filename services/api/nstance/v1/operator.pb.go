@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48, 0}
 }
 
 type InstanceEvent_Type int32
@@ -201,7 +201,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -1101,7 +1101,11 @@ func (x *RefreshConfigResponse) GetRestarting() bool {
 }
 
 type ListGroupsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0: all groups in one answer.
+	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the previous page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1136,9 +1140,25 @@ func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
 	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
+func (x *ListGroupsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListGroupsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 type ListGroupsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Groups        []*GroupStatus         `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Groups []*GroupStatus         `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1178,6 +1198,13 @@ func (x *ListGroupsResponse) GetGroups() []*GroupStatus {
 		return x.Groups
 	}
 	return nil
+}
+
+func (x *ListGroupsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 type GroupStatus struct {
@@ -2330,6 +2357,8 @@ type InstanceVerdict struct {
 	Work string `protobuf:"bytes,6,opt,name=work,proto3" json:"work,omitempty"`
 	// When the drain of an instance that is being deleted ends at the latest.
 	DrainDeadline *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=drain_deadline,json=drainDeadline,proto3" json:"drain_deadline,omitempty"`
+	// The health check that fails, with its reason; empty: none.
+	FailedCheck   string `protobuf:"bytes,8,opt,name=failed_check,json=failedCheck,proto3" json:"failed_check,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2411,6 +2440,13 @@ func (x *InstanceVerdict) GetDrainDeadline() *timestamppb.Timestamp {
 		return x.DrainDeadline
 	}
 	return nil
+}
+
+func (x *InstanceVerdict) GetFailedCheck() string {
+	if x != nil {
+		return x.FailedCheck
+	}
+	return ""
 }
 
 type CreateInstanceRequest struct {
@@ -2642,6 +2678,103 @@ func (x *DeleteInstanceResponse) GetGroup() *GroupStatus {
 	return nil
 }
 
+type ProtectInstanceRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// False ends the protection.
+	Protected     bool `protobuf:"varint,2,opt,name=protected,proto3" json:"protected,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProtectInstanceRequest) Reset() {
+	*x = ProtectInstanceRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProtectInstanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProtectInstanceRequest) ProtoMessage() {}
+
+func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProtectInstanceRequest.ProtoReflect.Descriptor instead.
+func (*ProtectInstanceRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ProtectInstanceRequest) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *ProtectInstanceRequest) GetProtected() bool {
+	if x != nil {
+		return x.Protected
+	}
+	return false
+}
+
+type ProtectInstanceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Instance      *InstanceStatus        `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProtectInstanceResponse) Reset() {
+	*x = ProtectInstanceResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProtectInstanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProtectInstanceResponse) ProtoMessage() {}
+
+func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProtectInstanceResponse.ProtoReflect.Descriptor instead.
+func (*ProtectInstanceResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ProtectInstanceResponse) GetInstance() *InstanceStatus {
+	if x != nil {
+		return x.Instance
+	}
+	return nil
+}
+
 type GetInstanceTypeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InstanceType  string                 `protobuf:"bytes,1,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
@@ -2651,7 +2784,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2796,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2809,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -2697,7 +2830,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2842,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2855,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -2748,7 +2881,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +2893,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +2906,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -2792,7 +2925,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +2937,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +2950,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -2830,14 +2963,18 @@ func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
 type ListInstancesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty: all groups of the tenant.
-	Group         string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// 0: all instances in one answer.
+	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the previous page.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +2986,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2862,7 +2999,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -2872,16 +3009,32 @@ func (x *ListInstancesRequest) GetGroup() string {
 	return ""
 }
 
+func (x *ListInstancesRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListInstancesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 type ListInstancesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Instances     []*InstanceStatus      `protobuf:"bytes,1,rep,name=instances,proto3" json:"instances,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Instances []*InstanceStatus      `protobuf:"bytes,1,rep,name=instances,proto3" json:"instances,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3046,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3059,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -2914,6 +3067,13 @@ func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
 		return x.Instances
 	}
 	return nil
+}
+
+func (x *ListInstancesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 type InstanceStatus struct {
@@ -2949,17 +3109,21 @@ type InstanceStatus struct {
 	Term                uint64                 `protobuf:"varint,26,opt,name=term,proto3" json:"term,omitempty"`
 	AgentVersion        string                 `protobuf:"bytes,27,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	// Zone and region the shard's provider is configured for.
-	Zone          string                 `protobuf:"bytes,28,opt,name=zone,proto3" json:"zone,omitempty"`
-	Region        string                 `protobuf:"bytes,29,opt,name=region,proto3" json:"region,omitempty"`
-	Metrics       *Metrics               `protobuf:"bytes,30,opt,name=metrics,proto3" json:"metrics,omitempty"`
-	DeletedAt     *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=deleted_at,json=deletedAt,proto3" json:"deleted_at,omitempty"`
+	Zone      string                 `protobuf:"bytes,28,opt,name=zone,proto3" json:"zone,omitempty"`
+	Region    string                 `protobuf:"bytes,29,opt,name=region,proto3" json:"region,omitempty"`
+	Metrics   *Metrics               `protobuf:"bytes,30,opt,name=metrics,proto3" json:"metrics,omitempty"`
+	DeletedAt *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=deleted_at,json=deletedAt,proto3" json:"deleted_at,omitempty"`
+	// Health checks as the agent last reported them, sorted by name.
+	HealthChecks []*HealthCheckState `protobuf:"bytes,32,rep,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
+	// A person excluded it from voluntary replacement and from a smaller size.
+	Protected     bool `protobuf:"varint,33,opt,name=protected,proto3" json:"protected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2971,7 +3135,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +3148,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -3204,6 +3368,20 @@ func (x *InstanceStatus) GetDeletedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *InstanceStatus) GetHealthChecks() []*HealthCheckState {
+	if x != nil {
+		return x.HealthChecks
+	}
+	return nil
+}
+
+func (x *InstanceStatus) GetProtected() bool {
+	if x != nil {
+		return x.Protected
+	}
+	return false
+}
+
 type AcknowledgeDrainedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
@@ -3213,7 +3391,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3403,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3416,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -3256,7 +3434,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3268,7 +3446,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3281,7 +3459,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 type WatchGroupsRequest struct {
@@ -3292,7 +3470,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3482,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3495,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 type WatchGroupsResponse struct {
@@ -3329,7 +3507,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3519,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3532,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -3377,7 +3555,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3389,7 +3567,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3402,7 +3580,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -3434,7 +3612,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3624,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3637,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 type WatchInstancesResponse struct {
@@ -3471,7 +3649,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3483,7 +3661,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3496,7 +3674,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -3524,7 +3702,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3536,7 +3714,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3549,7 +3727,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -3609,7 +3787,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3621,7 +3799,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3634,7 +3812,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 type WatchErrorsResponse struct {
@@ -3646,7 +3824,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +3836,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +3849,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -3697,7 +3875,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3887,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +3900,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -3781,7 +3959,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3793,7 +3971,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3806,7 +3984,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -3858,7 +4036,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3870,7 +4048,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3883,7 +4061,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -3925,7 +4103,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4115,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4128,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -3978,7 +4156,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3990,7 +4168,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4003,7 +4181,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -4029,7 +4207,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4219,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4232,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -4086,7 +4264,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4276,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4289,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -4195,7 +4373,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4207,7 +4385,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4220,7 +4398,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -4241,7 +4419,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4253,7 +4431,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4444,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -4370,10 +4548,14 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04etag\x18\x03 \x01(\tR\x04etag\x12\x1e\n" +
 	"\n" +
 	"restarting\x18\x04 \x01(\bR\n" +
-	"restarting\"\x13\n" +
-	"\x11ListGroupsRequest\"E\n" +
+	"restarting\"O\n" +
+	"\x11ListGroupsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xeb\a\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xeb\a\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -4484,7 +4666,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\breplaces\x18\x03 \x01(\tR\breplaces\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05cause\x18\x05 \x01(\tR\x05cause\x126\n" +
-	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x82\x02\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xa5\x02\n" +
 	"\x0fInstanceVerdict\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x12\n" +
@@ -4493,7 +4675,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05cause\x18\x04 \x01(\tR\x05cause\x120\n" +
 	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x12\n" +
 	"\x04work\x18\x06 \x01(\tR\x04work\x12A\n" +
-	"\x0edrain_deadline\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\"\xed\x01\n" +
+	"\x0edrain_deadline\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\x12!\n" +
+	"\ffailed_check\x18\b \x01(\tR\vfailedCheck\"\xed\x01\n" +
 	"\x15CreateInstanceRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -4512,7 +4695,13 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tdecrement\x18\x03 \x01(\bR\tdecrement\"\x7f\n" +
 	"\x16DeleteInstanceResponse\x126\n" +
 	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12-\n" +
-	"\x05group\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"=\n" +
+	"\x05group\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"W\n" +
+	"\x16ProtectInstanceRequest\x12\x1f\n" +
+	"\vinstance_id\x18\x01 \x01(\tR\n" +
+	"instanceId\x12\x1c\n" +
+	"\tprotected\x18\x02 \x01(\bR\tprotected\"Q\n" +
+	"\x17ProtectInstanceResponse\x126\n" +
+	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"=\n" +
 	"\x16GetInstanceTypeRequest\x12#\n" +
 	"\rinstance_type\x18\x01 \x01(\tR\finstanceType\"L\n" +
 	"\x17GetInstanceTypeResponse\x12\x12\n" +
@@ -4523,11 +4712,15 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"S\n" +
 	"\x19GetInstanceStatusResponse\x126\n" +
-	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\",\n" +
+	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"h\n" +
 	"\x14ListInstancesRequest\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\tR\x05group\"Q\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"y\n" +
 	"\x15ListInstancesResponse\x128\n" +
-	"\tinstances\x18\x01 \x03(\v2\x1a.nstance.v1.InstanceStatusR\tinstances\"\x97\t\n" +
+	"\tinstances\x18\x01 \x03(\v2\x1a.nstance.v1.InstanceStatusR\tinstances\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf8\t\n" +
 	"\x0eInstanceStatus\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x14\n" +
@@ -4566,7 +4759,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06region\x18\x1d \x01(\tR\x06region\x12-\n" +
 	"\ametrics\x18\x1e \x01(\v2\x13.nstance.v1.MetricsR\ametrics\x129\n" +
 	"\n" +
-	"deleted_at\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\tdeletedAt\"<\n" +
+	"deleted_at\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\tdeletedAt\x12A\n" +
+	"\rhealth_checks\x18  \x03(\v2\x1c.nstance.v1.HealthCheckStateR\fhealthChecks\x12\x1c\n" +
+	"\tprotected\x18! \x01(\bR\tprotected\"<\n" +
 	"\x19AcknowledgeDrainedRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"\x1c\n" +
@@ -4666,7 +4861,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xfc\x10\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xd8\x11\n" +
 	"\x0fOperatorService\x12Z\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\x12W\n" +
 	"\x0eGetShardStatus\x12!.nstance.v1.GetShardStatusRequest\x1a\".nstance.v1.GetShardStatusResponse\x12E\n" +
@@ -4685,6 +4880,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\fExplainGroup\x12\x1f.nstance.v1.ExplainGroupRequest\x1a .nstance.v1.ExplainGroupResponse\x12W\n" +
 	"\x0eCreateInstance\x12!.nstance.v1.CreateInstanceRequest\x1a\".nstance.v1.CreateInstanceResponse\x12W\n" +
 	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\x12Z\n" +
+	"\x0fProtectInstance\x12\".nstance.v1.ProtectInstanceRequest\x1a#.nstance.v1.ProtectInstanceResponse\x12Z\n" +
 	"\x0fGetInstanceType\x12\".nstance.v1.GetInstanceTypeRequest\x1a#.nstance.v1.GetInstanceTypeResponse\x12`\n" +
 	"\x11GetInstanceStatus\x12$.nstance.v1.GetInstanceStatusRequest\x1a%.nstance.v1.GetInstanceStatusResponse\x12T\n" +
 	"\rListInstances\x12 .nstance.v1.ListInstancesRequest\x1a!.nstance.v1.ListInstancesResponse\x12c\n" +
@@ -4710,7 +4906,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -4750,154 +4946,161 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*CreateInstanceResponse)(nil),                  // 35: nstance.v1.CreateInstanceResponse
 	(*DeleteInstanceRequest)(nil),                   // 36: nstance.v1.DeleteInstanceRequest
 	(*DeleteInstanceResponse)(nil),                  // 37: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 38: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 39: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceStatusRequest)(nil),                // 40: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 41: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 42: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 43: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 44: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 45: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 46: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 47: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 48: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 49: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 50: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 51: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 52: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 53: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 54: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 55: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 56: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 57: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 58: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 59: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 60: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 61: nstance.v1.JournalEvent
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 62: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 63: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 64: nstance.v1.GroupStatus.VarsEntry
-	nil,                           // 65: nstance.v1.UpsertGroupRequest.VarsEntry
-	nil,                           // 66: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 67: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 68: google.protobuf.Duration
-	(*Metrics)(nil),               // 69: nstance.v1.Metrics
+	(*ProtectInstanceRequest)(nil),                  // 38: nstance.v1.ProtectInstanceRequest
+	(*ProtectInstanceResponse)(nil),                 // 39: nstance.v1.ProtectInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 40: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 41: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceStatusRequest)(nil),                // 42: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 43: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 44: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 45: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 46: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 47: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 48: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 49: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 50: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 51: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 52: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 53: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 54: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 55: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 56: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 57: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 58: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 59: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 60: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 61: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 62: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 63: nstance.v1.JournalEvent
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 64: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 65: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 66: nstance.v1.GroupStatus.VarsEntry
+	nil,                           // 67: nstance.v1.UpsertGroupRequest.VarsEntry
+	nil,                           // 68: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
+	(*Metrics)(nil),               // 71: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 72: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	67, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	69, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14, // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	67, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	68, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	69, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	70, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14, // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	55, // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	57, // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11, // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	67, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	69, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,  // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14, // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	64, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	68, // 12: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	65, // 13: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	68, // 14: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
+	66, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	70, // 12: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
+	67, // 13: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
+	70, // 14: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
 	19, // 15: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 16: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 17: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 18: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	67, // 19: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	69, // 19: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
 	32, // 20: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	67, // 21: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	69, // 21: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
 	33, // 22: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	55, // 23: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	67, // 24: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	67, // 25: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	67, // 26: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	66, // 27: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	44, // 28: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	44, // 29: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	57, // 23: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	69, // 24: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	69, // 25: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	69, // 26: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	68, // 27: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	46, // 28: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 29: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	19, // 30: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	44, // 31: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	44, // 32: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	67, // 33: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	67, // 34: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	67, // 35: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	67, // 36: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	67, // 37: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	67, // 38: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	69, // 39: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	67, // 40: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	49, // 41: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 42: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19, // 43: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	52, // 44: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 45: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	44, // 46: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	67, // 47: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	67, // 48: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	55, // 49: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	67, // 50: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	67, // 51: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	56, // 52: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	67, // 53: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	61, // 54: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	56, // 55: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	61, // 56: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	67, // 57: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	67, // 58: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 59: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,  // 60: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,  // 61: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,  // 62: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12, // 63: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15, // 64: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17, // 65: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	20, // 66: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	22, // 67: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	24, // 68: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	26, // 69: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	28, // 70: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	30, // 71: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	34, // 72: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	36, // 73: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	38, // 74: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	40, // 75: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	42, // 76: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	45, // 77: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	47, // 78: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	50, // 79: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	53, // 80: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	57, // 81: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	59, // 82: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	62, // 83: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 84: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,  // 85: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,  // 86: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10, // 87: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13, // 88: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16, // 89: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18, // 90: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	21, // 91: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	23, // 92: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	25, // 93: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	27, // 94: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	29, // 95: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	31, // 96: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	35, // 97: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	37, // 98: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	39, // 99: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	41, // 100: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	43, // 101: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	46, // 102: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	48, // 103: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	51, // 104: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	54, // 105: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	58, // 106: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	60, // 107: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	63, // 108: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	84, // [84:109] is the sub-list for method output_type
-	59, // [59:84] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	46, // 31: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 32: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 33: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	69, // 34: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	69, // 35: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	69, // 36: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	69, // 37: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	69, // 38: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	69, // 39: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	71, // 40: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	69, // 41: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	72, // 42: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	51, // 43: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 44: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19, // 45: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	54, // 46: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 47: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	46, // 48: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	69, // 49: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	69, // 50: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	57, // 51: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	69, // 52: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 53: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	58, // 54: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	69, // 55: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	63, // 56: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	58, // 57: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	63, // 58: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	69, // 59: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 60: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 61: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,  // 62: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,  // 63: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,  // 64: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12, // 65: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15, // 66: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17, // 67: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	20, // 68: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	22, // 69: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	24, // 70: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	26, // 71: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	28, // 72: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	30, // 73: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	34, // 74: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	36, // 75: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	38, // 76: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	40, // 77: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	42, // 78: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	44, // 79: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	47, // 80: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	49, // 81: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	52, // 82: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	55, // 83: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	59, // 84: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	61, // 85: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	64, // 86: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 87: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,  // 88: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,  // 89: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10, // 90: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13, // 91: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16, // 92: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18, // 93: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	21, // 94: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	23, // 95: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	25, // 96: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	27, // 97: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	29, // 98: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	31, // 99: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	35, // 100: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	37, // 101: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	39, // 102: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	41, // 103: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	43, // 104: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	45, // 105: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	48, // 106: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	50, // 107: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	53, // 108: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	56, // 109: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	60, // 110: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	62, // 111: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	65, // 112: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	87, // [87:113] is the sub-list for method output_type
+	61, // [61:87] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -4913,7 +5116,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   64,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

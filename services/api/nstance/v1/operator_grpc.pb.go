@@ -34,6 +34,7 @@ const (
 	OperatorService_ExplainGroup_FullMethodName       = "/nstance.v1.OperatorService/ExplainGroup"
 	OperatorService_CreateInstance_FullMethodName     = "/nstance.v1.OperatorService/CreateInstance"
 	OperatorService_DeleteInstance_FullMethodName     = "/nstance.v1.OperatorService/DeleteInstance"
+	OperatorService_ProtectInstance_FullMethodName    = "/nstance.v1.OperatorService/ProtectInstance"
 	OperatorService_GetInstanceType_FullMethodName    = "/nstance.v1.OperatorService/GetInstanceType"
 	OperatorService_GetInstanceStatus_FullMethodName  = "/nstance.v1.OperatorService/GetInstanceStatus"
 	OperatorService_ListInstances_FullMethodName      = "/nstance.v1.OperatorService/ListInstances"
@@ -83,6 +84,9 @@ type OperatorServiceClient interface {
 	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
 	// drain, to the group's drain time-out from now.
 	DeleteInstance(ctx context.Context, in *DeleteInstanceRequest, opts ...grpc.CallOption) (*DeleteInstanceResponse, error)
+	// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends that. Lost and
+	// unhealthy instances are replaced all the same. It answers once that is durable.
+	ProtectInstance(ctx context.Context, in *ProtectInstanceRequest, opts ...grpc.CallOption) (*ProtectInstanceResponse, error)
 	// GetInstanceType tells the size of a type of instances, as the provider describes it. NOT_FOUND: the provider does not
 	// know the type. UNIMPLEMENTED: the shard's provider does not describe types.
 	GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error)
@@ -262,6 +266,16 @@ func (c *operatorServiceClient) DeleteInstance(ctx context.Context, in *DeleteIn
 	return out, nil
 }
 
+func (c *operatorServiceClient) ProtectInstance(ctx context.Context, in *ProtectInstanceRequest, opts ...grpc.CallOption) (*ProtectInstanceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProtectInstanceResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ProtectInstance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetInstanceTypeResponse)
@@ -435,6 +449,9 @@ type OperatorServiceServer interface {
 	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
 	// drain, to the group's drain time-out from now.
 	DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error)
+	// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends that. Lost and
+	// unhealthy instances are replaced all the same. It answers once that is durable.
+	ProtectInstance(context.Context, *ProtectInstanceRequest) (*ProtectInstanceResponse, error)
 	// GetInstanceType tells the size of a type of instances, as the provider describes it. NOT_FOUND: the provider does not
 	// know the type. UNIMPLEMENTED: the shard's provider does not describe types.
 	GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error)
@@ -508,6 +525,9 @@ func (UnimplementedOperatorServiceServer) CreateInstance(context.Context, *Creat
 }
 func (UnimplementedOperatorServiceServer) DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteInstance not implemented")
+}
+func (UnimplementedOperatorServiceServer) ProtectInstance(context.Context, *ProtectInstanceRequest) (*ProtectInstanceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ProtectInstance not implemented")
 }
 func (UnimplementedOperatorServiceServer) GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetInstanceType not implemented")
@@ -830,6 +850,24 @@ func _OperatorService_DeleteInstance_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_ProtectInstance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProtectInstanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ProtectInstance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ProtectInstance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ProtectInstance(ctx, req.(*ProtectInstanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_GetInstanceType_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetInstanceTypeRequest)
 	if err := dec(in); err != nil {
@@ -1048,6 +1086,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteInstance",
 			Handler:    _OperatorService_DeleteInstance_Handler,
+		},
+		{
+			MethodName: "ProtectInstance",
+			Handler:    _OperatorService_ProtectInstance_Handler,
 		},
 		{
 			MethodName: "GetInstanceType",

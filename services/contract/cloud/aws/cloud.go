@@ -27,12 +27,15 @@ var Block = cloud.Block{
 	NeedsInstanceType: true,
 	HasImages:         true,
 	Attestation:       Attestation,
-	LeaderNetwork:     NetworkInterface{},
-	LoadBalancer:      TargetGroups{},
-	CheckOptions:      checkOptions,
-	CheckArgs:         checkArgs,
-	ObjectStores:      []cloud.ObjectStore{{Name: "s3", TakesEndpoint: true, RegionVariable: "AWS_REGION"}},
-	SecretsStores:     []cloud.SecretsStore{{Name: "aws-secrets-manager"}, {Name: "aws-parameter-store"}},
+
+	AttestationCertificates: true,
+
+	LeaderNetwork: NetworkInterface{},
+	LoadBalancer:  TargetGroups{},
+	CheckOptions:  checkOptions,
+	CheckArgs:     checkArgs,
+	ObjectStores:  []cloud.ObjectStore{{Name: "s3", TakesEndpoint: true, RegionVariable: "AWS_REGION"}},
+	SecretsStores: []cloud.SecretsStore{{Name: "aws-secrets-manager"}, {Name: "aws-parameter-store"}},
 }
 
 // NetworkInterface holds the leader's addresses.
@@ -42,7 +45,7 @@ type NetworkInterface struct {
 }
 
 // Check implements [cloud.Checker].
-func (n NetworkInterface) Check() []cloud.Problem {
+func (n NetworkInterface) Check(string) []cloud.Problem {
 	if n.InterfaceID == "" || strings.HasPrefix(n.InterfaceID, "eni-") {
 		return nil
 	}

@@ -175,12 +175,12 @@ func TestPlaces(t *testing.T) {
 		{checkOptions(map[string]string{"project": "example.com:my-project"}), ""},
 		{checkOptions(map[string]string{"project": "My Project"}), `project: "My Project" is not the ID`},
 		{checkOptions(map[string]string{"profile": "x"}), `profile: provider gcp has no such option (there is project)`},
-		{LeaderAddress{Kind: LeaderAlias, SecondaryRange: "leader"}.Check(), ""},
-		{LeaderAddress{Kind: LeaderAlias, SecondaryRange: "Leader"}.Check(), `secondary_range: "Leader" is not a name`},
-		{LeaderAddress{Kind: LeaderLoadBalancer, SecondaryRange: "x"}.Check(),
+		{LeaderAddress{SecondaryRange: "leader"}.Check(LeaderAlias), ""},
+		{LeaderAddress{SecondaryRange: "Leader"}.Check(LeaderAlias), `secondary_range: "Leader" is not a name`},
+		{LeaderAddress{SecondaryRange: "x"}.Check(LeaderLoadBalancer),
 			`secondary_range: is for kind alias only`},
-		{InstanceGroup{"workers"}.Check(), ""},
-		{InstanceGroup{strings.Repeat("w", 64)}.Check(), `instance_group_name: "www`},
+		{InstanceGroup{"workers"}.Check(""), ""},
+		{InstanceGroup{strings.Repeat("w", 64)}.Check(""), `instance_group_name: "www`},
 	} {
 		var got []string
 		for _, p := range test.problems {

@@ -18,19 +18,30 @@ const Name = "gcp"
 // project of the credentials.
 const OptionProject = "project"
 
-// Block describes the cloud. It has no attestation: Google changes the keys of its identity tokens every few days, so
-// they cannot be listed in server.attestation.
+// Attestation is the method of server.attestation: the VM's identity token, signed by Google.
+const Attestation = "gcp-identity-token"
+
+// Audience returns the audience of an instance's identity token. A token for another audience is no proof, because its
+// receiver could register in the VM's place.
+func Audience(instance string) string { return "nstance:" + instance }
+
+// Block describes the cloud.
 var Block = cloud.Block{
 	Name:              Name,
 	NeedsZone:         true,
 	NeedsInstanceType: true,
 	HasImages:         true,
+	ImagesNeedOwners:  true,
+	Attestation:       Attestation,
 	LeaderNetwork:     LeaderAddress{},
 	LoadBalancer:      InstanceGroup{},
 	CheckZone:         checkZone,
 	CheckOptions:      checkOptions,
 	CheckArgs:         checkArgs,
-	ObjectStores:      []cloud.ObjectStore{{Name: "gcs"}},
+
+	LeaderNetworkKinds: []string{LeaderAlias, LeaderLoadBalancer},
+
+	ObjectStores: []cloud.ObjectStore{{Name: "gcs"}},
 	SecretsStores: []cloud.SecretsStore{{Name: "google-secret-manager", TakesProject: true,
 		NeedsProject: func(source string) bool { return !strings.HasPrefix(source, "projects/") }}},
 }
@@ -43,22 +54,19 @@ const (
 	LeaderLoadBalancer = "load_balancer"
 )
 
-// LeaderAddress says how the address follows the leader.
+// LeaderAddress says where the leader's address is.
 type LeaderAddress struct {
-	// Google Cloud: alias moves an alias address to the leader's VM. load_balancer is the address of an internal
-	// passthrough load balancer, and its health check finds the leader.
-	Kind string `json:"kind,omitempty" rule:"required,enum=alias|load_balancer"`
 	// Google Cloud, kind alias: the secondary range of the servers' subnet that holds the address. Left out: the
 	// primary range.
 	SecondaryRange string `json:"secondary_range,omitempty"`
 }
 
 // Check implements [cloud.Checker].
-func (a LeaderAddress) Check() []cloud.Problem {
+func (a LeaderAddress) Check(kind string) []cloud.Problem {
 	switch {
 	case a.SecondaryRange == "":
 		return nil
-	case a.Kind == LeaderLoadBalancer:
+	case kind == LeaderLoadBalancer:
 		return []cloud.Problem{{Path: []any{"secondary_range"}, Message: "is for kind " + LeaderAlias + " only"}}
 	case !resourceName.MatchString(a.SecondaryRange):
 		return []cloud.Problem{{Path: []any{"secondary_range"}, Message: notAName(a.SecondaryRange)}}
@@ -73,7 +81,7 @@ type InstanceGroup struct {
 }
 
 // Check implements [cloud.Checker].
-func (g InstanceGroup) Check() []cloud.Problem {
+func (g InstanceGroup) Check(string) []cloud.Problem {
 	if g.InstanceGroupName == "" || resourceName.MatchString(g.InstanceGroupName) {
 		return nil
 	}

@@ -19,7 +19,7 @@ import (
 const Name = "libvirt"
 
 // Block describes the cloud.
-var Block = cloud.Block{Name: Name, NeedsInstanceType: true,
+var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds: []string{cloud.LeaderARP},
 	CheckOptions: func(options map[string]string) []cloud.Problem {
 		_, problems := ParseOptions(options)
 		return problems

@@ -7,4 +7,5 @@ import "github.com/nstance-kit/nstance/services/contract/cloud"
 const Name = "mock"
 
 // Block describes the cloud.
-var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LoadBalancer: struct{}{}}
+var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LoadBalancer: struct{}{},
+	LeaderNetworkKinds: []string{cloud.LeaderARP}}

@@ -1,6 +1,7 @@
 package proxmox
 
 import (
+	"crypto/sha256"
 	"slices"
 	"strings"
 	"testing"
@@ -83,4 +84,38 @@ func TestParseSubnet(t *testing.T) {
 			t.Errorf("%q is accepted", text)
 		}
 	}
+}
+
+// FuzzParseOptions checks that no text makes the parser panic, and that it accepts no endpoint without HTTPS or with
+// more than a host and a port, and no fingerprint of another length.
+func FuzzParseOptions(f *testing.F) {
+	f.Add("https://pve1:8006, https://pve2:8006/", strings.Repeat("AB:", 31)+"ab")
+	f.Add("https://root:secret@pve1:8006?x#y", "AB:CD")
+	f.Fuzz(func(t *testing.T, endpoints, fingerprints string) {
+		o, problems := ParseOptions(map[string]string{"endpoints": endpoints, "fingerprints": fingerprints})
+		if len(problems) > 0 {
+			return
+		}
+		for _, u := range o.Endpoints {
+			if u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+				t.Errorf("accepted the endpoint %s", u)
+			}
+		}
+		for _, sum := range o.Fingerprints {
+			if len(sum) != sha256.Size {
+				t.Errorf("accepted a fingerprint of %d bytes", len(sum))
+			}
+		}
+	})
+}
+
+// FuzzParseSubnet checks that no text makes the parser panic, and that the parts of a subnet are those of its text.
+func FuzzParseSubnet(f *testing.F) {
+	f.Add("pve1/vmbr0")
+	f.Fuzz(func(t *testing.T, text string) {
+		node, bridge, err := ParseSubnet(text)
+		if err == nil && (node+"/"+bridge != text || node == "" || bridge == "") {
+			t.Errorf("%q: node %q, bridge %q", text, node, bridge)
+		}
+	})
 }

@@ -15,7 +15,7 @@ import (
 const Name = "tmux"
 
 // Block describes the cloud.
-var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true,
+var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LeaderNetworkKinds: []string{cloud.LeaderARP},
 	CheckOptions: func(options map[string]string) []cloud.Problem {
 		_, problems := ParseOptions(options)
 		return problems

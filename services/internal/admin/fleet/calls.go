@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -10,7 +9,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // Outcome is the common part of every shard's answer: the name of the shard, and the error if the call failed.
@@ -63,6 +61,8 @@ type (
 	InstanceAnswer struct {
 		Outcome
 		Instance *Instance `json:"instance,omitempty"`
+		// Group is its group after a deletion that lowered the size.
+		Group *Group `json:"group,omitempty" jsonschema:"description=After a deletion with decrement"`
 	}
 	// ConfigAnswer is the state of the configuration.
 	ConfigAnswer struct {
@@ -150,19 +150,29 @@ func (f *Fleet) Group(ctx context.Context, shards []string, name string) []Group
 	})
 }
 
+// pageSize is the number of groups or instances in one answer of a leader.
+const pageSize = 1000
+
 func (f *Fleet) groups(ctx context.Context, shard string) ([]Group, error) {
 	var groups []Group
 	err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
-		r, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
-		if err != nil {
-			return err
-		}
 		groups = []Group{}
-		for _, g := range r.GetGroups() {
-			groups = append(groups, viewGroup(g))
+		for token := ""; ; {
+			r, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{PageSize: pageSize, PageToken: token})
+			if err != nil {
+				return err
+			}
+			for _, g := range r.GetGroups() {
+				groups = append(groups, viewGroup(g))
+			}
+			if token = r.GetNextPageToken(); token == "" {
+				return nil
+			}
 		}
-		return nil
 	})
+	if err != nil {
+		groups = nil
+	}
 	slices.SortFunc(groups, func(a, b Group) int { return strings.Compare(a.Name, b.Name) })
 	return groups, err
 }
@@ -185,8 +195,17 @@ const scaleAttempts = 5
 
 // Scale changes only a group's desired size. The group must exist. Concurrent changes of other fields are kept.
 func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size uint32) []GroupAnswer {
+	sizes := map[string]uint32{}
+	for _, shard := range shards {
+		sizes[shard] = size
+	}
+	return f.scale(ctx, shards, name, sizes)
+}
+
+func (f *Fleet) scale(ctx context.Context, shards []string, name string, sizes map[string]uint32) []GroupAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
 		var err error
+		size := sizes[shard]
 		for range scaleAttempts {
 			var before Group
 			if before, err = f.group(ctx, shard, name); err != nil {
@@ -208,6 +227,31 @@ func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size ui
 		}
 		return err
 	})
+}
+
+// ScaleTotal divides a size evenly over those of the shards that have the group. The first ones get what is left over.
+// If a shard does not answer, nothing is changed.
+func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, total uint32) []GroupAnswer {
+	var with []string
+	for _, answer := range f.Group(ctx, shards, name) {
+		switch {
+		case answer.Err == nil:
+			with = append(with, answer.Shard)
+		case answer.Err.Code != codes.NotFound || len(shards) == 1:
+			return []GroupAnswer{{Outcome: answer.Outcome}}
+		}
+	}
+	if len(with) == 0 {
+		return f.Scale(ctx, shards, name, total) // which says that there is no such group
+	}
+	sizes := map[string]uint32{}
+	for n, shard := range with {
+		sizes[shard] = total / uint32(len(with))
+		if uint32(n) < total%uint32(len(with)) {
+			sizes[shard]++
+		}
+	}
+	return f.scale(ctx, with, name, sizes)
 }
 
 // CreateGroup creates the group of the request. It fails if the group already exists.
@@ -278,96 +322,6 @@ func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) [
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
 			r, err := c.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: name})
 			into.Restored = r.GetRestoredStatic()
-			return err
-		})
-	})
-}
-
-// Instances lists the tenant's instances, sorted by group and then from oldest to newest. If group is not empty, it
-// lists only instances of that group.
-func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []InstancesAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *InstancesAnswer) error {
-		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
-			r, err := c.ListInstances(ctx, &nstancev1.ListInstancesRequest{Group: group})
-			if err != nil {
-				return err
-			}
-			into.Instances = []Instance{}
-			for _, i := range r.GetInstances() {
-				into.Instances = append(into.Instances, viewInstance(i))
-			}
-			return nil
-		})
-		slices.SortFunc(into.Instances, func(a, b Instance) int {
-			if c := strings.Compare(a.Group, b.Group); c != 0 {
-				return c
-			}
-			// IDs sort by age after the kind.
-			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):])
-		})
-		return err
-	})
-}
-
-// Instance returns the status of one instance.
-func (f *Fleet) Instance(ctx context.Context, shards []string, id ident.ID) []InstanceAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
-		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
-			r, err := c.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
-			into.setInstance(r.GetInstance(), err)
-			return err
-		})
-	})
-}
-
-func (a *InstanceAnswer) setInstance(i *nstancev1.InstanceStatus, err error) {
-	if err == nil {
-		view := viewInstance(i)
-		a.Instance = &view
-	}
-}
-
-// CreateInstance creates an on-demand instance of a group. If id is zero, CreateInstance makes an ID itself, so that a
-// call can be repeated with the same ID when its answer is lost.
-func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group string, id ident.ID, instanceType string,
-	vars map[string]string) []InstanceAnswer {
-	given := id
-	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
-		id := given
-		if id.IsZero() {
-			of, err := f.group(ctx, shard, group)
-			if err != nil {
-				return err
-			}
-			if id, err = ident.NewID(of.Kind, f.options.Now(), f.options.Rand); err != nil {
-				return fmt.Errorf("make an ID for an instance of group %s: %w", group, err)
-			}
-		}
-		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
-			r, err := c.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: group, InstanceId: id.String(),
-				InstanceType: instanceType, Vars: vars})
-			into.setInstance(r.GetInstance(), err)
-			return err
-		})
-		if err != nil {
-			e := asError(shard, err)
-			if e.Code == codes.DeadlineExceeded || e.Code == codes.Unavailable || e.Code == codes.Canceled {
-				e.Hint = fmt.Sprintf(
-					"it may have been created all the same; the same call with --instance-id %s finds it or makes "+
-						"it, and never makes two", id)
-			}
-			return e
-		}
-		return nil
-	})
-}
-
-// DeleteInstance deletes one instance. It returns when the intent to delete is durable.
-func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID, reason string) []InstanceAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
-		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
-			r, err := c.DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: reason})
-			into.setInstance(r.GetInstance(), err)
 			return err
 		})
 	})

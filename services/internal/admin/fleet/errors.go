@@ -132,7 +132,7 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 		return cause.Error(), "make a new one with: nstance-admin cluster register-operator --output-dir DIR"
 	case errors.Is(cause, ErrNoIdentity):
 		return cause.Error(),
-			"make one with: nstance-admin cluster register-operator --output-dir DIR, and name it with " +
+			"make one with: nstance-admin cluster register-operator --output-dir DIR; name it with " +
 				"--identity-dir or NSTANCE_ADMIN_IDENTITY_DIR"
 	case errors.As(cause, &peer):
 		return fmt.Sprintf("%s: %s", addr, peer.Error()), "check --servers: each shard needs its own operator address"

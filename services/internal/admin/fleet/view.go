@@ -99,9 +99,26 @@ type Instance struct {
 	CertificateNotAfter time.Time `json:"certificate_not_after,omitzero"`
 	InfraDrift          bool      `json:"infra_drift,omitempty"`
 	RuntimeDrift        bool      `json:"runtime_drift,omitempty"`
+	Protected           bool      `json:"protected,omitempty" jsonschema:"description=From voluntary replacement and from a smaller size"`
 	AgentVersion        string    `json:"agent_version,omitempty"`
 	Term                uint64    `json:"term,omitempty"`
 	Metrics             *Metrics  `json:"metrics,omitempty"`
+	HealthChecks        []Check   `json:"health_checks,omitempty" jsonschema:"description=As the agent last reported them"`
+}
+
+// Check is the state of one health check.
+type Check struct {
+	Name   string `json:"name"`
+	Status string `json:"status" jsonschema:"enum=starting,enum=passing,enum=failing"`
+	Reason string `json:"reason,omitempty" jsonschema:"description=Why it fails"`
+}
+
+func viewChecks(states []*nstancev1.HealthCheckState) []Check {
+	var checks []Check
+	for _, s := range states {
+		checks = append(checks, Check{s.GetName(), enumName(s.GetStatus(), "STATUS_"), s.GetReason()})
+	}
+	return checks
 }
 
 // Metrics are the metrics that an agent reported last.
@@ -128,8 +145,8 @@ func viewInstance(i *nstancev1.InstanceStatus) Instance {
 		LastReportAt: at(i.GetLastReportAt()), DeletedAt: at(i.GetDeletedAt()), DeleteReason: i.GetDeleteReason(),
 		DeleteDeadline:      at(i.GetDeleteDeadline()),
 		CertificateNotAfter: at(i.GetCertificateNotAfter()), InfraDrift: i.GetInfraDrift(),
-		RuntimeDrift: i.GetRuntimeDrift(),
-		AgentVersion: i.GetAgentVersion(), Term: i.GetTerm(),
+		Protected: i.GetProtected(), RuntimeDrift: i.GetRuntimeDrift(),
+		HealthChecks: viewChecks(i.GetHealthChecks()), AgentVersion: i.GetAgentVersion(), Term: i.GetTerm(),
 	}
 	if m := i.GetMetrics(); m != nil {
 		view.Metrics = &Metrics{m.GetCpu(), m.GetMemoryUsedBytes(), m.GetMemoryTotalBytes(), m.NetworkReceiveRate,

@@ -32,6 +32,10 @@ type Shard struct {
 	Refresh   *nstancev1.RefreshConfigResponse
 	Groups    []*nstancev1.GroupStatus
 	Instances []*nstancev1.InstanceStatus
+	// LongPages gives pages of instances the size that the client asked for. Otherwise they have one instance.
+	LongPages bool
+	// Drained makes deletions end when they are asked about.
+	Drained bool
 	// Explanations are the answers of ExplainGroup by group.
 	Explanations map[string]*nstancev1.ExplainGroupResponse
 	// History is what ListEvents answers, in pages of two.
@@ -108,9 +112,15 @@ func (s *Shard) RefreshConfig(_ context.Context, _ *nstancev1.RefreshConfigReque
 	return s.Refresh, nil
 }
 
-// ListGroups implements nstancev1.OperatorServiceServer.
-func (s *Shard) ListGroups(_ context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
-	return &nstancev1.ListGroupsResponse{Groups: s.Groups}, nil
+// ListGroups implements nstancev1.OperatorServiceServer. Its pages have one group.
+func (s *Shard) ListGroups(_ context.Context, r *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+	from := 1 + slices.IndexFunc(s.Groups, func(g *nstancev1.GroupStatus) bool {
+		return g.GetGroup() == r.GetPageToken()
+	})
+	if r.GetPageSize() == 0 || from+1 >= len(s.Groups) {
+		return &nstancev1.ListGroupsResponse{Groups: s.Groups[from:]}, nil
+	}
+	return &nstancev1.ListGroupsResponse{Groups: s.Groups[from : from+1], NextPageToken: s.Groups[from].GetGroup()}, nil
 }
 
 // ExplainGroup implements nstancev1.OperatorServiceServer.
@@ -239,23 +249,44 @@ func (s *Shard) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceReq
 	return &nstancev1.CreateInstanceResponse{Instance: i}, nil
 }
 
-// DeleteInstance implements nstancev1.OperatorServiceServer.
+// DeleteInstance implements nstancev1.OperatorServiceServer. With decrement, it lowers the group's size once.
 func (s *Shard) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
 	i := s.instance(r.GetInstanceId())
 	if i == nil {
 		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
 	}
+	answer := &nstancev1.DeleteInstanceResponse{Instance: i}
+	if r.GetDecrement() {
+		if answer.Group = s.group(i.GetGroup()); i.GetState() != "deleting" {
+			answer.Group.Size--
+		}
+	}
 	i.State, i.DeleteReason = "deleting", r.GetReason()
-	return &nstancev1.DeleteInstanceResponse{Instance: i}, nil
+	return answer, nil
 }
 
-// GetInstanceStatus implements nstancev1.OperatorServiceServer.
+// ProtectInstance implements nstancev1.OperatorServiceServer.
+func (s *Shard) ProtectInstance(_ context.Context, r *nstancev1.ProtectInstanceRequest) (
+	*nstancev1.ProtectInstanceResponse, error) {
+	i := s.instance(r.GetInstanceId())
+	if i == nil {
+		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
+	}
+	i.Protected = r.GetProtected()
+	return &nstancev1.ProtectInstanceResponse{Instance: i}, nil
+}
+
+// GetInstanceStatus implements nstancev1.OperatorServiceServer. With Drained, an instance that is being deleted is
+// deleted then.
 func (s *Shard) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest) (
 	*nstancev1.GetInstanceStatusResponse, error) {
 	i := s.instance(r.GetInstanceId())
 	if i == nil {
 		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
+	}
+	if s.Drained && i.GetState() == "deleting" {
+		i.State = "deleted"
 	}
 	return &nstancev1.GetInstanceStatusResponse{Instance: i}, nil
 }
@@ -268,6 +299,17 @@ func (s *Shard) ListInstances(_ context.Context, r *nstancev1.ListInstancesReque
 		if r.GetGroup() == "" || r.GetGroup() == i.GetGroup() {
 			out.Instances = append(out.Instances, i)
 		}
+	}
+	from := 1 + slices.IndexFunc(out.Instances, func(i *nstancev1.InstanceStatus) bool {
+		return i.GetInstanceId() == r.GetPageToken()
+	})
+	size := 1
+	if s.LongPages {
+		size = int(r.GetPageSize())
+	}
+	if out.Instances = out.Instances[from:]; r.GetPageSize() > 0 && len(out.Instances) > size {
+		out.Instances = out.Instances[:size]
+		out.NextPageToken = out.Instances[size-1].GetInstanceId()
 	}
 	return out, nil
 }

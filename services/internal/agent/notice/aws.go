@@ -25,7 +25,7 @@ var aws = Cloud{
 		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
 		return NewAWS(o)
 	},
-	Attest: func(ctx context.Context, o Options) ([]byte, error) {
+	Attest: func(ctx context.Context, o Options, _ string) ([]byte, error) {
 		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
 		return NewAWS(o).get(ctx, identityPath)
 	},

@@ -22,8 +22,9 @@ type Cloud struct {
 	Detect func(Firmware) bool
 	// NewSource returns the source of the cloud's notices. It is nil if the cloud gives no notices.
 	NewSource func(Options) Source
-	// Attest returns a proof of the VM that this machine is. It is nil if the cloud gives no proofs.
-	Attest func(context.Context, Options) ([]byte, error)
+	// Attest returns a proof of the VM that this machine is, for the registration of an instance. It is nil if the
+	// cloud gives no proofs.
+	Attest func(ctx context.Context, o Options, instance string) ([]byte, error)
 }
 
 // Source watches for the cloud's announcement that it will take the VM away.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 )
 
 // gcp is the cloud of Compute Engine. The environment variable is that of the client libraries.
@@ -22,11 +23,20 @@ var gcp = Cloud{
 		return f.Value("sys_vendor") == "Google" || strings.HasPrefix(f.Value("product_name"), "Google Compute Engine")
 	},
 	NewSource: func(o Options) Source {
-		if host := os.Getenv("GCE_METADATA_HOST"); host != "" {
-			o.Base = "http://" + host
-		}
-		return NewGCP(o)
+		return NewGCP(o.atGoogle())
 	},
+	Attest: func(ctx context.Context, o Options, instance string) ([]byte, error) {
+		return NewGCP(o.atGoogle()).get(ctx, identityTokenPath+"?"+
+			url.Values{"audience": {contract.Audience(instance)}, "format": {"full"}}.Encode())
+	},
+}
+
+// atGoogle returns the options with the URL of the metadata service, if the environment has it.
+func (o Options) atGoogle() Options {
+	if host := os.Getenv("GCE_METADATA_HOST"); host != "" {
+		o.Base = "http://" + host
+	}
+	return o
 }
 
 // GCP watches for the preemption of a spot VM. Its requests hang until the answer changes.
@@ -38,6 +48,9 @@ type GCP struct {
 
 const (
 	preemptedPath = "/computeMetadata/v1/instance/preempted"
+	// identityTokenPath does not exist on a VM without a service account.
+	// https://cloud.google.com/compute/docs/instances/verifying-instance-identity
+	identityTokenPath = "/computeMetadata/v1/instance/service-accounts/default/identity"
 	// hanging is the time for which the service is asked to wait for a change.
 	hanging = 60 * time.Second
 	// grace is the maximum time for which Compute Engine lets a preempted VM run.
@@ -85,12 +98,9 @@ func (g *GCP) readPreempted(ctx context.Context, etag string) (preempted bool, n
 		path += "?" + url.Values{"wait_for_change": {"true"}, "last_etag": {etag},
 			"timeout_sec": {fmt.Sprint(int(hanging / time.Second))}}.Encode()
 	}
-	body, header, err := g.options.ask(ctx, http.MethodGet, path, http.Header{"Metadata-Flavor": {"Google"}})
-	switch {
-	case err != nil:
+	body, header, err := g.read(ctx, path)
+	if err != nil {
 		return false, "", err
-	case header.Get("Metadata-Flavor") != "Google":
-		return false, "", errors.New("the answer is not from Google's metadata service")
 	}
 	switch text := strings.TrimSpace(string(body)); text {
 	case "TRUE":
@@ -99,4 +109,19 @@ func (g *GCP) readPreempted(ctx context.Context, etag string) (preempted bool, n
 		return false, header.Get("ETag"), nil
 	}
 	return false, "", errors.New("instance/preempted is neither TRUE nor FALSE")
+}
+
+// get reads one path.
+func (g *GCP) get(ctx context.Context, path string) ([]byte, error) {
+	body, _, err := g.read(ctx, path)
+	return body, err
+}
+
+// read reads one path, with the answer's header. It refuses answers that are not from Google's metadata service.
+func (g *GCP) read(ctx context.Context, path string) (body []byte, header http.Header, err error) {
+	body, header, err = g.options.ask(ctx, http.MethodGet, path, http.Header{"Metadata-Flavor": {"Google"}})
+	if err == nil && header.Get("Metadata-Flavor") != "Google" {
+		err = errors.New("the answer is not from Google's metadata service")
+	}
+	return body, header, err
 }

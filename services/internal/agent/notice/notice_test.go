@@ -240,7 +240,7 @@ func TestAWSAttest(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.URL+"/")
-	proof, err := Find("aws", Firmware{}).Attest(t.Context(), Options{})
+	proof, err := Find("aws", Firmware{}).Attest(t.Context(), Options{}, "knc01")
 	if err != nil || string(proof) != "MIAG\nCSqG" {
 		t.Errorf("proof %q, %v", proof, err)
 	}
@@ -248,9 +248,33 @@ func TestAWSAttest(t *testing.T) {
 		", ") != want {
 		t.Errorf("asked %q, want %s", asked, want)
 	}
-	for _, name := range []string{"gcp", "proxmox", NoCloud} {
+	for _, name := range []string{"proxmox", NoCloud} {
 		if Find(name, Firmware{}).Attest != nil {
 			t.Errorf("%s has a proof, but no server can check it", name)
 		}
+	}
+}
+
+// TestGCPAttest checks that the agent asks for an identity token with all claims, for the audience of its instance, and
+// that it takes one from Google's metadata service only.
+func TestGCPAttest(t *testing.T) {
+	flavor := "Google"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		want := "/computeMetadata/v1/instance/service-accounts/default/identity?audience=nstance%3Aknc01&format=full"
+		if r.URL.RequestURI() != want || r.Header.Get("Metadata-Flavor") != "Google" {
+			t.Errorf("asked %s with flavor %q, want %s", r.URL.RequestURI(), r.Header.Get("Metadata-Flavor"), want)
+		}
+		w.Header().Set("Metadata-Flavor", flavor)
+		_, _ = w.Write([]byte("a.b.c"))
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("GCE_METADATA_HOST", strings.TrimPrefix(server.URL, "http://"))
+	proof, err := Find("gcp", Firmware{}).Attest(t.Context(), Options{}, "knc01")
+	if err != nil || string(proof) != "a.b.c" {
+		t.Errorf("proof %q, %v", proof, err)
+	}
+	flavor = ""
+	if _, err := Find("gcp", Firmware{}).Attest(t.Context(), Options{}, "knc01"); err == nil {
+		t.Error("an answer without Google's header is taken")
 	}
 }

@@ -21,7 +21,8 @@ two servers of one shard, and VMs that are tmux windows with a real nstance-agen
 each. It uses the programs in {root}/bin ("make build" builds them), tmux, and tofu or
 terraform.
 
-  nstance-dev up      start a cluster, apply examples/local, and leave it running
+  nstance-dev up      start a cluster, apply examples/local, and leave it running;
+                      with --provider=libvirt, the VMs are real ones
   nstance-dev down    destroy it and remove everything it wrote
   nstance-dev demo    play the life of a shard by itself, and measure it
 
@@ -32,7 +33,11 @@ tofu or terraform, start two servers, wait until every VM is healthy, and serve 
 
 The cluster keeps running when the command ends. Run the command again after an edit of
 examples/local, or after a process was killed: it applies the configuration again and
-starts what is missing. At the end it prints what you can try next.`
+starts what is missing. At the end it prints what you can try next.
+
+With --provider=libvirt, the VMs are real ones of a libvirtd in {root}/temp/libvirt, and
+each server has a network namespace on their bridge. It needs Linux and root. The servers
+get their configuration directly, without tofu. "nstance-dev down" removes all of it.`
 
 const aboutDown = `Destroy what "nstance-dev up" applied, stop the servers and the object store, and remove
 {root}/temp. If the destroy fails, everything is stopped and removed all the same: all
@@ -50,6 +55,7 @@ behind, unless you pass --keep.`
 type settings struct {
 	root      string // of the repository
 	terraform string // path of tofu or terraform
+	provider  string
 	out       io.Writer
 }
 
@@ -72,7 +78,13 @@ func Command(version string) *cobra.Command {
 	root.PersistentFlags().StringVar(&s.terraform, "terraform", "",
 		"path of tofu or terraform (default: tofu on PATH, else terraform on PATH)")
 	up := &cobra.Command{Use: "up", Short: "Start a cluster, or bring a running one up to date", Long: aboutUp,
-		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return bringUp(cmd.Context(), s) }}
+		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			if s.provider == providerLibvirt {
+				return bringUpLibvirt(cmd.Context(), s)
+			}
+			return bringUp(cmd.Context(), s)
+		}}
+	up.Flags().StringVar(&s.provider, "provider", providerTmux, "where the VMs are: tmux or libvirt")
 	down := &cobra.Command{Use: "down", Short: "Destroy the cluster and remove everything it wrote", Long: aboutDown,
 		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return takeDown(cmd.Context(), s) }}
 	keep := false
@@ -83,8 +95,17 @@ func Command(version string) *cobra.Command {
 	return root
 }
 
-// check finds the programs that every subcommand needs.
+// Providers of "nstance-dev up".
+const (
+	providerTmux    = "tmux"
+	providerLibvirt = "libvirt"
+)
+
+// check finds the programs that the subcommand needs.
 func (s *settings) check() error {
+	if s.provider != "" && s.provider != providerTmux && s.provider != providerLibvirt {
+		return fmt.Errorf("--provider: %q is neither %s nor %s", s.provider, providerTmux, providerLibvirt)
+	}
 	for _, name := range []string{"dev-s3", "nstance-admin", "nstance-server", "nstance-agent",
 		"terraform-provider-nstance"} {
 		if _, err := os.Stat(filepath.Join(s.root, "bin", name)); err != nil {
@@ -92,6 +113,9 @@ func (s *settings) check() error {
 				"%s is not in %s: run \"make build\" in the repository, or name the repository with --root",
 				name, filepath.Join(s.root, "bin"))
 		}
+	}
+	if _, err := os.Stat(libvirtDir(*s)); s.provider == providerLibvirt || s.provider == "" && err == nil {
+		return nil // neither tmux nor tofu is needed
 	}
 	if _, err := exec.LookPath("tmux"); err != nil {
 		return fmt.Errorf("tmux is needed, because every VM is a tmux window: %w", err)

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/dev/libvirtd"
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
@@ -30,7 +31,13 @@ func takeDown(ctx context.Context, s settings) error {
 			return "", destroy(ctx, stack, s.terraform)
 		})
 	}
-	err = runStep(s.out, "Stopping processes", func() (string, error) { return "", stopAll(ctx, stack) })
+	err = runStep(s.out, "Stopping processes", func() (string, error) {
+		err := stopAll(ctx, stack)
+		if _, none := os.Stat(libvirtDir(s)); none == nil {
+			err = errors.Join(err, libvirtd.RemoveLinks())
+		}
+		return "", err
+	})
 	if err == nil {
 		err = runStep(s.out, "Removing temp/", func() (string, error) { return "", os.RemoveAll(stack.Dir) })
 	}

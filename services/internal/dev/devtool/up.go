@@ -25,6 +25,9 @@ func bringUp(ctx context.Context, s settings) error {
 	if err != nil {
 		return err
 	}
+	if _, err := os.Stat(libvirtDir(s)); err == nil {
+		return errors.New("a cluster with libvirt is here: run \"make down\" first")
+	}
 	running, err := stack.Running(ctx)
 	if err != nil {
 		return err
@@ -34,19 +37,7 @@ func bringUp(ctx context.Context, s settings) error {
 			"other programs use the ports %v (\"make dev-tmux\" uses them too): stop those, then try again",
 			busy)
 	}
-	// startProgram starts a program unless it runs.
-	startProgram := func(name string, start func() (*local.Process, error)) error {
-		return runStep(s.out, "Starting "+name, func() (string, error) {
-			if pid, ok := running[name]; ok {
-				return fmt.Sprintf("already running, PID %d", pid), nil
-			}
-			p, err := start()
-			if err != nil {
-				return "", err
-			}
-			return fmt.Sprintf("PID %d", p.PID), nil
-		})
-	}
+	startProgram := programStarter(s.out, running)
 	if err := startProgram(local.Store, func() (*local.Process, error) { return stack.StartStore(ctx) }); err != nil {
 		return err
 	}
@@ -91,14 +82,25 @@ func bringUp(ctx context.Context, s settings) error {
 	return printAdvice(s.out, stack, identity)
 }
 
+// programStarter returns a function that starts a program unless it runs.
+func programStarter(out io.Writer, running map[string]int) func(string, func() (*local.Process, error)) error {
+	return func(name string, start func() (*local.Process, error)) error {
+		return runStep(out, "Starting "+name, func() (string, error) {
+			if pid, ok := running[name]; ok {
+				return fmt.Sprintf("already running, PID %d", pid), nil
+			}
+			p, err := start()
+			if err != nil {
+				return "", err
+			}
+			return fmt.Sprintf("PID %d", p.PID), nil
+		})
+	}
+}
+
 // printAdvice writes temp/env and prints what the user can try next.
 func printAdvice(out io.Writer, stack *local.Stack, identity string) error {
-	env := filepath.Join(stack.Dir, "env")
-	text := fmt.Sprintf("# For nstance-admin, with the cluster of `make up`: . temp/env\n"+
-		"export %s\nexport NSTANCE_ADMIN_SERVERS=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s\n"+
-		"PATH=%s:$PATH\n", strings.Join(stack.Settings(), " "), stack.AdminServers(), quote(identity), local.Shard,
-		quote(stack.Bin))
-	if err := os.WriteFile(env, []byte(text), 0o600); err != nil {
+	if err := writeEnv(stack, identity); err != nil {
 		return err
 	}
 	vms, err := stack.VMs()
@@ -127,6 +129,15 @@ Kill every process, delete everything but the bucket, and start again:
   pkill -9 -f "$PWD/temp/bin/"; rm -rf temp/cache*; make up
 `, stack.PageURL(), vms[0].PID, local.Session)
 	return nil
+}
+
+// writeEnv writes temp/env, which tells nstance-admin about the cluster.
+func writeEnv(stack *local.Stack, identity string) error {
+	text := fmt.Sprintf("# For nstance-admin, with the cluster of `make up`: . temp/env\n"+
+		"export %s\nexport NSTANCE_ADMIN_SERVERS=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s\n"+
+		"PATH=%s:$PATH\n", strings.Join(stack.Settings(), " "), stack.AdminServers(), quote(identity), local.Shard,
+		quote(stack.Bin))
+	return os.WriteFile(filepath.Join(stack.Dir, "env"), []byte(text), 0o600)
 }
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -2,6 +2,7 @@ package aws
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -106,7 +107,7 @@ func berSize(ber []byte, depth int) (int, error) {
 }
 
 // Attest implements infra.Attestor with the instance identity document.
-func (p *Provider) Attest(proof []byte, vm infra.VM) error {
+func (p *Provider) Attest(_ context.Context, proof []byte, vm infra.VM) error {
 	what := "attest " + vm.ProviderID
 	p.mu.Lock()
 	signers, region := p.signers, p.region

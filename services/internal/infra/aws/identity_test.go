@@ -39,7 +39,7 @@ func TestAttest(t *testing.T) {
 		t.Errorf("a look-up names the account %q (%v), want %q", got.Account, err, vm.Account)
 	}
 	proof := r.proof(vm.ProviderID)
-	if err := p.Attest(proof, vm); err != nil {
+	if err := p.Attest(t.Context(), proof, vm); err != nil {
 		t.Errorf("its own proof is refused: %v", err)
 	}
 	raw, err := base64.StdEncoding.DecodeString(strings.ReplaceAll(string(proof), "\n", ""))
@@ -70,13 +70,13 @@ func TestAttest(t *testing.T) {
 		{"too long", bytes.Repeat([]byte("A"), 9000), vm, infra.Denied, "at most 8192"},
 		{"a VM that is not known yet", proof, unknown, infra.NotFound, "not known yet"},
 	} {
-		wantClass(t, c.name, p.Attest(c.proof, c.vm), c.class, c.want)
+		wantClass(t, c.name, p.Attest(t.Context(), c.proof, c.vm), c.class, c.want)
 	}
 	p.Configure(&config.Shard{Server: config.Server{Provider: config.Provider{Region: "eu-central-1"},
 		Attestation: &config.Attestation{Method: "aws-iid", Certificates: r.cloud.EC2().IdentityCertificate()}}})
-	wantClass(t, "another region", p.Attest(proof, vm), infra.Denied, "the proof is for region")
+	wantClass(t, "another region", p.Attest(t.Context(), proof, vm), infra.Denied, "the proof is for region")
 	p.Configure(&config.Shard{})
-	wantClass(t, "no certificates", p.Attest(proof, vm), infra.Denied, "verify the signature")
+	wantClass(t, "no certificates", p.Attest(t.Context(), proof, vm), infra.Denied, "verify the signature")
 }
 
 // FuzzAttest checks that no bytes crash the parser of proofs, and that only a document with the right signature passes.
@@ -98,10 +98,10 @@ func FuzzAttest(f *testing.F) {
 		stranger := vm
 		stranger.ProviderID = "i-00000000000000000"
 		text := []byte(base64.StdEncoding.EncodeToString(der))
-		if p.Attest(text, stranger) == nil {
+		if p.Attest(t.Context(), text, stranger) == nil {
 			t.Errorf("a proof for an instance that does not exist passes: %x", der)
 		}
-		if p.Attest(text, vm) == nil && !bytes.Contains(der, []byte(vm.ProviderID)) {
+		if p.Attest(t.Context(), text, vm) == nil && !bytes.Contains(der, []byte(vm.ProviderID)) {
 			t.Errorf("a proof without the instance's ID passes: %x", der)
 		}
 	})

@@ -137,7 +137,7 @@ func TestWrongArgsMakeNoCall(t *testing.T) {
 	req = r.request()
 	req.Args["ImageId"] = "ami-0123456789abcdef0"
 	_, err = r.open(nil).Create(t.Context(), req)
-	wantClass(t, "missing image", err, infra.Invalid, "InvalidAMIID.NotFound")
+	wantClass(t, "missing image", err, infra.Invalid, "InvalidAMIID.NotFound", "ami-0123456789abcdef0")
 }
 
 func TestSpot(t *testing.T) {

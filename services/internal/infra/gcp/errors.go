@@ -51,6 +51,10 @@ var classes = map[string]infra.Class{
 	"RESOURCE_NOT_FOUND":      infra.NotFound,
 }
 
+// keyError begins the message about a key of Cloud KMS that is disabled, or that Compute Engine's service agent may not
+// use. The message names the key. The HTTP status is 400, and there are several codes.
+const keyError = "Cloud KMS error"
+
 // failure is the error of an operation that ended.
 type failure struct {
 	code, message string
@@ -92,6 +96,9 @@ func codeOf(err error) string {
 func classOf(err error) infra.Class {
 	if _, unknown := errors.AsType[*waitError](err); unknown {
 		return infra.Indeterminate
+	}
+	if strings.HasPrefix(messageOf(err), keyError) {
+		return infra.Denied
 	}
 	if class, ok := classes[codeOf(err)]; ok {
 		return class
@@ -145,7 +152,7 @@ func (p *Provider) classify(what, call string, err error) error {
 
 // quotaName finds the quota in a message such as "Quota 'CPUS' exceeded." or "Quota exceeded for quota metric
 // 'Queries'".
-var quotaName = regexp.MustCompile(`Quota '([\w/. -]{1,100})' exceeded|quota metric '([\w/. -]{1,100})'`)
+var quotaName = regexp.MustCompile(`Quota '([\w/. -]{1,100})' exceeded|quota (?:metric|group) '([\w/. -]{1,100})'`)
 
 // callError is an error of the API in one line.
 type callError struct {

@@ -16,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
@@ -34,6 +35,9 @@ type testCloud struct {
 	server *rest.Server
 	url    *url.URL
 	ahead  atomic.Int64 // of the real clock
+
+	keyReads atomic.Int64 // of the keys of identity tokens
+	noKeys   atomic.Bool  // they cannot be read
 }
 
 func newTestCloud(t *testing.T) *testCloud {
@@ -55,7 +59,17 @@ func newTestCloud(t *testing.T) *testCloud {
 	if c.server, err = rest.New("compute", "v1", c.fake.Handlers(), nil); err != nil {
 		t.Fatal(err)
 	}
-	web := httptest.NewServer(c.server)
+	mux := http.NewServeMux()
+	mux.Handle("/", c.server)
+	mux.HandleFunc("/oauth2/v1/certs", func(w http.ResponseWriter, r *http.Request) {
+		c.keyReads.Add(1)
+		if c.noKeys.Load() {
+			http.Error(w, "try later", http.StatusServiceUnavailable)
+			return
+		}
+		credentials.IdentityKeys(w, r)
+	})
+	web := httptest.NewServer(mux)
 	t.Cleanup(web.Close)
 	if c.url, err = url.Parse(web.URL); err != nil {
 		t.Fatal(err)

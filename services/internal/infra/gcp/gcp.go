@@ -54,8 +54,9 @@ type Network struct {
 
 // Provider implements infra.Provider and its optional capabilities.
 type Provider struct {
-	cfg Config
-	api client
+	cfg  Config
+	api  client
+	keys *signingKeys
 
 	mu     sync.Mutex
 	groups map[string]string // instance groups, by the load balancer's name; replaced as a whole, never modified
@@ -71,6 +72,7 @@ var (
 	_ infra.InstanceTypes   = (*Provider)(nil)
 	_ infra.UserdataRemover = (*Provider)(nil)
 	_ infra.Configurer      = (*Provider)(nil)
+	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 )
 
@@ -98,7 +100,7 @@ func New(ctx context.Context, cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Provider{cfg: cfg, api: api}, nil
+	return &Provider{cfg: cfg, api: api, keys: &signingKeys{client: cfg.httpClient(), now: cfg.Now}}, nil
 }
 
 // open makes the provider of a shard.

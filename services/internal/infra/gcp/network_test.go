@@ -69,6 +69,39 @@ func TestAliasMovesFromADeadVM(t *testing.T) {
 	}
 }
 
+// TestAliasStaysStuckOnADeadVM lets the API refuse to clear the interface of a dead VM for longer than one attempt
+// lasts. The error says why. A later attempt gets the address.
+func TestAliasStaysStuckOnADeadVM(t *testing.T) {
+	c := newTestCloud(t)
+	patience := 50 // pauses
+	p := c.open(func(cfg *Config) {
+		alias(cfg)
+		cfg.Sleep = func(ctx context.Context, d time.Duration) error {
+			c.ahead.Add(int64(d))
+			if patience--; patience < 0 { // as after acquireTimeout
+				return context.DeadlineExceeded
+			}
+			return ctx.Err()
+		}
+	})
+	a, b := c.addServer("a"), c.addServer("b")
+	if err := p.Acquire(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	c.fake.End(instances+"a", "it crashed")
+	c.fake.Fail(compute.Fault{Type: "updateNetworkInterface", Matches: func(r *compute.Resource) bool {
+		return r.Name() == "a"
+	}, Failure: &compute.Failure{Code: "RESOURCE_NOT_READY", Message: "The resource a is not ready"}})
+	wantClass(t, "a stuck address", p.Acquire(t.Context(), b), infra.Indeterminate, leaderIP, "a is not ready")
+	c.wantHolder("a")
+	c.fake.Repair()
+	patience = 50
+	if err := p.Acquire(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	c.wantHolder("b")
+}
+
 // TestAliasIsTakenInARace lets the address be taken by a third machine between the two changes.
 func TestAliasIsTakenInARace(t *testing.T) {
 	c := newTestCloud(t)

@@ -2,12 +2,14 @@ package gcp
 
 import (
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/infratest"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/kms"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
@@ -71,13 +73,15 @@ func TestRefusalsHaveTheirClasses(t *testing.T) {
 		with *rest.Error
 		want infra.Class
 	}{
-		"rate": {compute.RateLimited(), infra.Throttled},
+		"rate": {compute.RateLimited("Queries"), infra.Throttled},
 		"quota": {&rest.Error{Code: 403, Reason: "quotaExceeded", Message: "Quota 'CPUS' exceeded."},
 			infra.Capacity},
 		"forbidden": {&rest.Error{Code: 403, Reason: "forbidden", Message: "no permission"}, infra.Denied},
 		"token":     {&rest.Error{Code: http.StatusUnauthorized, Reason: "authError"}, infra.Denied},
 		"missing":   {&rest.Error{Code: 404, Reason: "notFound"}, infra.Invalid},
 		"malformed": {&rest.Error{Code: 400, Reason: "invalid"}, infra.Invalid},
+		"user's rate": {&rest.Error{Code: 403, Reason: "userRateLimitExceeded", Message: "Quota exceeded for quota " +
+			"group 'ReadGroup' and limit 'Read requests per user per 100 seconds'."}, infra.Throttled},
 	} {
 		c := newTestCloud(t)
 		var throttled string
@@ -89,6 +93,58 @@ func TestRefusalsHaveTheirClasses(t *testing.T) {
 			t.Errorf("%s: throttled call %q", name, throttled)
 		}
 	}
+}
+
+// TestRateOfTheProjectIsNamed uses up the calls that a project may make in a minute. The refusal names the quota. In
+// the next minute the same request is accepted.
+func TestRateOfTheProjectIsNamed(t *testing.T) {
+	c := newTestCloud(t)
+	var throttled []string
+	p := c.open(func(cfg *Config) { cfg.Throttled = func(call string) { throttled = append(throttled, call) } })
+	c.fake.Rates = compute.DocumentedRates()
+	c.fake.Rates["Queries"] = 2
+	c.create(p, c.request())
+	c.create(p, c.request())
+	req := c.request()
+	_, err := p.Create(t.Context(), req)
+	wantClass(t, "a third one in the minute", err, infra.Throttled, "Queries per minute")
+	if got := infra.QuotaOf(err); got != "Queries" || !slices.Equal(throttled, []string{"instances.insert"}) {
+		t.Errorf("quota %q, throttled calls %v", got, throttled)
+	}
+	if _, err := p.List(t.Context(), req.Tags.Owner); err != nil {
+		t.Errorf("reading has a quota of its own: %v", err)
+	}
+	c.ahead.Add(int64(time.Minute))
+	c.create(p, req)
+}
+
+// TestUnusableKeyIsNamed encrypts a disk with a key of Cloud KMS that Compute Engine may not use, and with a disabled
+// one.
+func TestUnusableKeyIsNamed(t *testing.T) {
+	const key = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/disks"
+	c := newTestCloud(t)
+	p := c.open(nil)
+	keys := kms.New()
+	keys.Add(key)
+	c.fake.UseKey = func(name string) error { return keys.Use(name, "serviceAccount:agent") }
+	create := func() error {
+		req := c.request()
+		req.Args["disks"].([]any)[0].(map[string]any)["diskEncryptionKey"] = map[string]any{"kmsKeyName": key}
+		_, err := p.Create(t.Context(), req)
+		return err
+	}
+	wantClass(t, "a key without a binding", create(), infra.Denied, key, "cloudkms.cryptoKeyVersions.useToEncrypt")
+	if _, err := keys.Handlers()["cloudkms.projects.locations.keyRings.cryptoKeys.setIamPolicy"](&rest.Call{
+		Params: map[string]string{"resource": key}, Body: map[string]any{"policy": map[string]any{"bindings": []any{
+			map[string]any{"role": "roles/cloudkms.cryptoKeyEncrypterDecrypter",
+				"members": []any{"serviceAccount:agent"}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := create(); err != nil {
+		t.Error(err)
+	}
+	keys.SetDisabled(key, true)
+	wantClass(t, "a disabled key", create(), infra.Denied, key, "DISABLED")
 }
 
 func TestLostAnswerOfAnInsertGivesOneVM(t *testing.T) {
@@ -110,7 +166,7 @@ func TestRefusalAfterALostAnswerIsIndeterminate(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
 	c.server.LoseAnswer("compute.instances.insert")
-	c.server.Refuse("compute.instances.insert", compute.RateLimited())
+	c.server.Refuse("compute.instances.insert", compute.RateLimited("Queries"))
 	req := c.request()
 	_, err := p.Create(t.Context(), req)
 	wantClass(t, "create", err, infra.Indeterminate)

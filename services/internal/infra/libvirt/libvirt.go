@@ -144,17 +144,34 @@ func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ide
 	return infra.VM{}, infra.Errorf(infra.NotFound, what, "no host has this VM")
 }
 
-// List implements infra.Provider. It fails if one host does not answer.
+// listPatience bounds the wait for one host. A list of a thousand VMs takes a tenth of a second.
+const listPatience = 5 * time.Second
+
+// List implements infra.Provider. Each host is a part that may not answer.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
+	limited, cancel := context.WithTimeout(ctx, listPatience)
+	defer cancel()
+	var mu sync.Mutex
+	var unlisted []string
 	vms, err := onAllHosts(p, func(h *host) ([]infra.VM, error) {
-		return call(ctx, h, "list the VMs of host "+h.name, func(c *libvirt.Libvirt) ([]infra.VM, error) {
+		vms, err := call(limited, h, "list the VMs of host "+h.name, func(c *libvirt.Libvirt) ([]infra.VM, error) {
 			return p.listHost(c, h, owner)
 		})
+		if err != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			unlisted = append(unlisted, h.name+"/")
+		}
+		return vms, err
 	})
-	if err != nil {
+	if len(unlisted) == len(p.hosts) {
 		return nil, err
 	}
 	slices.SortFunc(vms, func(a, b infra.VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) })
+	if len(unlisted) > 0 {
+		slices.Sort(unlisted)
+		return vms, &infra.PartialError{Unlisted: unlisted, Err: err}
+	}
 	return vms, nil
 }
 

@@ -23,15 +23,27 @@ type drainMetrics struct {
 	duration *prometheus.HistogramVec // result
 }
 
-// registerMetrics registers the metrics, or returns those of an earlier manager in this process.
-func registerMetrics(registry prometheus.Registerer) (*drainMetrics, error) {
-	i := &drainMetrics{
+func newMetrics() *drainMetrics {
+	return &drainMetrics{
 		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_operator_drains_active",
 			Help: "Node drains in progress."}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_operator_drain_duration_seconds",
-			Help:    "Time from the start of a drain to its acknowledgement in seconds, by result.",
+			Help: "Time from the start of a drain to its acknowledgement, by result: drained, deadline, no_node, " +
+				"failed.",
 			Buckets: prometheus.ExponentialBuckets(0.1, 3, 10)}, []string{"result"}),
 	}
+}
+
+// DescribeMetrics sends the descriptions of the metrics, for the reference.
+func DescribeMetrics(out chan<- *prometheus.Desc) {
+	m := newMetrics()
+	m.active.Describe(out)
+	m.duration.Describe(out)
+}
+
+// registerMetrics registers the metrics, or returns those of an earlier manager in this process.
+func registerMetrics(registry prometheus.Registerer) (*drainMetrics, error) {
+	i := newMetrics()
 	var there prometheus.AlreadyRegisteredError
 	if err := registry.Register(i.active); errors.As(err, &there) {
 		i.active = there.ExistingCollector.(prometheus.Gauge)

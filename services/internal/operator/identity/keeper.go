@@ -343,8 +343,8 @@ func (k *Keeper) objectMeta(name string) metav1.ObjectMeta {
 		"app.kubernetes.io/managed-by": "nstance-operator"}}
 }
 
-var expiryDesc = prometheus.NewDesc("nstance_operator_certificate_expiry_seconds",
-	"Expiry time of the operator's certificate, in seconds since 1970.", nil, nil)
+var expiryDesc = prometheus.NewDesc("nstance_operator_certificate_expiry_timestamp_seconds",
+	"Expiry of the operator's certificate.", nil, nil)
 
 var _ prometheus.Collector = (*Keeper)(nil)
 

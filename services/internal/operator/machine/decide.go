@@ -300,7 +300,7 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	case gone, m.Spec.InstanceID == "", m.Spec.Shard == "":
 		d.step = stepRelease
 		return
-	case isPoolMachine(m) && (v.poolGone || v.ending):
+	case isPoolMachine(m) && (v.ending || v.poolGone) && !v.losesNode(s):
 		// Deleting the pool deletes a dynamic group with its instances. The instances of a static group stay.
 		d.step = stepRelease
 		return
@@ -337,6 +337,19 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	default:
 		d.step = stepDestroy
 	}
+}
+
+// losesNode reports whether an instance that stays when its pool or the Cluster is deleted has a Node of no use,
+// because somebody deletes its Machine too. Cluster API cordons and drains the Node, and deletes it unless the Cluster
+// is being deleted. So the instance is deleted, and the static group replaces it. A shard that has not listed its
+// groups yet may have the group as a static one.
+func (v *view) losesNode(s *shardView) bool {
+	if s == nil || s.synced && !s.group.GetIsStatic() || v.owner == nil || v.owner.DeletionTimestamp.IsZero() {
+		return false
+	}
+	// When the Cluster is deleted, Cluster API deletes the Machines without a drain.
+	deletion := v.owner.Status.Deletion
+	return !v.ending || deletion != nil && !deletion.NodeDrainStartTime.IsZero()
 }
 
 // stateOrder lists the states of an instance in their order. The status never goes back when a mirror lags behind an

@@ -99,9 +99,15 @@ func clusterEnds(v *view) { v.ending = true }
 func noFinalizer(v *view) { v.machine.Finalizers = nil }
 func noOwner(v *view)     { v.owner = nil }
 func ownerGone(v *view)   { v.owner, v.ownerGone = nil, true }
+func ofStatic(v *view)    { v.shards[1].group.IsStatic = true }
 func ownerGoes(v *view) {
 	at := v.now
 	v.owner.DeletionTimestamp = &at
+}
+
+func ownerDrained(v *view) {
+	ownerGoes(v)
+	v.owner.Status.Deletion = &clusterv1.MachineDeletionStatus{NodeDrainStartTime: v.now}
 }
 
 func TestDecide(t *testing.T) {
@@ -253,6 +259,23 @@ func TestDecide(t *testing.T) {
 			v.poolGone = true
 		})), stepRelease, ""},
 		"end, pool being deleted, unreachable": {runningView(allOf(deleted, ofPool, unreachable, func(v *view) {
+			v.poolGone = true
+		})), stepRelease, ""},
+		"end, pool and Machine of a static group being deleted": {runningView(allOf(deleted, ofPool, ownerGoes,
+			ofStatic, func(v *view) { v.poolGone = true })), stepDestroy, ""},
+		"end, pool and Machine being deleted, shard silent": {runningView(allOf(deleted, ofPool, ownerGoes, ofStatic,
+			unreachable, func(v *view) { v.poolGone = true })), stepWait, "Ready=Deleting"},
+		"end, pool and Machine being deleted, groups unknown": {runningView(allOf(deleted, ofPool, ownerGoes, unsynced,
+			func(v *view) { v.poolGone = true })), stepWait, "Ready=Deleting"},
+		"end, pool and Machine of a dynamic group being deleted": {runningView(allOf(deleted, ofPool, ownerGoes,
+			func(v *view) { v.poolGone = true })), stepRelease, ""},
+		"end, Machine of a static group drained, Cluster ends": {runningView(allOf(deleted, ofPool, ownerDrained,
+			ofStatic, clusterEnds)), stepDestroy, ""},
+		"end, Machine of a static group not drained, Cluster ends": {runningView(allOf(deleted, ofPool, ownerGoes,
+			ofStatic, clusterEnds)), stepRelease, ""},
+		"end, Machine of a dynamic group drained, Cluster ends": {runningView(allOf(deleted, ofPool, ownerDrained,
+			clusterEnds)), stepRelease, ""},
+		"end, pool of a static group being deleted": {runningView(allOf(deleted, ofPool, ofStatic, func(v *view) {
 			v.poolGone = true
 		})), stepRelease, ""},
 		"end, no pool machine": {runningView(allOf(deleted, func(v *view) {

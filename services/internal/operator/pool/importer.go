@@ -83,13 +83,14 @@ func (r *importer) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 		return reconcile.Result{}, nil
 	}
 	// There seems to be a group to import. Mirrors and cache may be out of date, so ask the API server and every shard.
-	if p, err := r.Permission(ctx, r.Reader); err != nil || p.Paused || p.Ending {
-		return reconcile.Result{}, err
-	}
 	if err := r.listPools(ctx, r.Reader, &in); err != nil {
 		return reconcile.Result{}, err
 	}
 	if err := r.listGroups(ctx, of, &in); err != nil {
+		return reconcile.Result{}, err
+	}
+	// A shard may have answered late, and the Cluster may have been deleted meanwhile.
+	if p, err := r.Permission(ctx, r.Reader); err != nil || p.Paused || p.Ending {
 		return reconcile.Result{}, err
 	}
 	found, refused := decideImport(in)

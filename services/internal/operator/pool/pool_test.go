@@ -126,6 +126,26 @@ func TestImportWaitsForAllShards(t *testing.T) {
 	op.machinePool("db")
 }
 
+// TestImportEndsWithTheCluster checks that nothing is imported if the Cluster is deleted while a shard is asked for its
+// groups.
+func TestImportEndsWithTheCluster(t *testing.T) {
+	op := newSimulatedOperator(t, "a")
+	cluster := &clusterv1.Cluster{}
+	op.mustGet(testCluster, cluster)
+	op.change(cluster, func() { cluster.Finalizers = []string{"test/hold"} })
+	op.shards.Of("a").Fail(op.recordCalls("a", func(method string) error {
+		if method == "ListGroups" {
+			return op.client.Delete(t.Context(), cluster)
+		}
+		return nil
+	}))
+	op.shards.Of("a").SetGroup(staticGroup("web", 2))
+	op.settle()
+	if op.exists("web", &v1beta1.NstanceMachinePool{}) {
+		t.Error("the group was imported although its Cluster is being deleted")
+	}
+}
+
 // TestImportIsInterrupted checks that an interrupted import is completed with the current number of replicas.
 func TestImportIsInterrupted(t *testing.T) {
 	for _, stop := range []string{"create NstanceMachinePool", "create MachinePool"} {

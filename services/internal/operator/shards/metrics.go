@@ -23,7 +23,7 @@ var (
 
 func newMetrics() *metrics {
 	return &metrics{calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "nstance_operator_rpc_seconds", Help: "Duration of calls to the leaders of shards, in seconds.",
+		Name: "nstance_operator_rpc_duration_seconds", Help: "Duration of calls to the leaders of shards.",
 		Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10},
 	}, []string{"shard", "method", "code"})}
 }

@@ -28,7 +28,7 @@ func (f *Fleet) start(a plan.Action) {
 			if a.Cause == plan.CauseUnregistered {
 				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
 			}
-			if (plan.Deletion{Cause: a.Cause}).FailsRollout(vm.InfraHash, &f.Group) {
+			if (plan.Deletion{Cause: a.Cause}).FailsRollout(plan.Drifted(&f.Group, f.Image, &vm.Instance)) {
 				f.rolloutFailures++
 			}
 		})
@@ -235,6 +235,7 @@ func (f *Fleet) Crash(landed func() bool) {
 			vm.Work = plan.Idle // a real new leader would settle the call; here the answer of the call does
 		}
 		vm.Failed, vm.MaintenanceFailed, vm.AskFailed, vm.Asking = plan.Failure{}, plan.Failure{}, plan.Failure{}, false
+		vm.FailedCheck, vm.CheckFailedAt = "", time.Time{}
 		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false,
 			time.Time{}
 		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false

@@ -45,9 +45,13 @@ func Random(rng *rand.Rand) *Fleet {
 	return f
 }
 
+// Failure is a health check that fails, with its reason.
+const Failure = "web: status 503, want 200"
+
 func randomRollout(rng *rand.Rand) config.Rollout {
 	return config.Rollout{Paused: rng.Intn(4) == 0, Canary: rng.Intn(4), HaltOnFailures: rng.Intn(4),
-		BakeTime: config.Duration(rng.Intn(3)) * config.Duration(time.Minute), MaxUnavailable: rng.Intn(3)}
+		BakeTime: config.Duration(rng.Intn(3)) * config.Duration(time.Minute), MaxUnavailable: rng.Intn(3),
+		OnImageChange: rng.Intn(2) == 0}
 }
 
 // disturbed gives a group random limits of its disruption, and sizes that begin at certain times.
@@ -87,7 +91,7 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	if maybe(4) {
 		s.SilenceFrom = time.Time{}
 	}
-	s.RolloutFailures = rng.Intn(4)
+	s.RolloutFailures, s.Image = rng.Intn(4), []string{"", "A", "B"}[rng.Intn(3)]
 	s.PendingCreates, s.CreateBudget = rng.Intn(3)*rng.Intn(2), rng.Intn(4)-1
 	s.GuardRaised, s.BackoffRaised, s.HaltRaised = maybe(2), maybe(2), maybe(2)
 	if maybe(3) {
@@ -120,11 +124,14 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 			i.LastReport, i.Healthy, i.EverHealthy, i.Connected, i.LostAt = when(2), maybe(2), maybe(2), maybe(2),
 				when(3)
 			i.EverHealthy = i.EverHealthy || i.Healthy
+			if !i.Healthy && maybe(3) {
+				i.FailedCheck, i.CheckFailedAt = Failure, when(1)
+			}
 			i.PowerOffAt, i.RestartingAt, i.Reboot = when(8), when(8), maybe(2)
 			i.RuntimeHash, i.FilesSent, i.FilesFailed = []string{"", "r1"}[rng.Intn(2)],
 				[]string{"", "r1"}[rng.Intn(2)], maybe(5)
 		}
-		i.InfraHash = []string{"v1", "v1", "v0", ""}[rng.Intn(4)]
+		i.InfraHash, i.Image = []string{"v1", "v1", "v0", ""}[rng.Intn(4)], []string{"", "A", "B"}[rng.Intn(3)]
 		states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning,
 			plan.ProviderRunning, plan.ProviderRunning,
 			plan.ProviderGoing, plan.ProviderStopped, plan.ProviderGone}
@@ -166,7 +173,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 		}
 	}
 	minutes := func(n int) time.Duration { return time.Duration(rng.Intn(n*60)+1) * time.Second }
-	switch rng.Intn(17) {
+	switch rng.Intn(20) {
 	case 0:
 		some("destroy", f.Destroy)
 	case 1:
@@ -193,6 +200,10 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 	case 9:
 		f.Group.InfraHash = string(rune('a' + rng.Intn(3)))
 		f.Note("infra %s", f.Group.InfraHash)
+		if rng.Intn(2) == 0 {
+			f.Image = string(rune('A' + rng.Intn(3)))
+			f.Note("image %s", f.Image)
+		}
 	case 10:
 		f.Group.RuntimeHash = string(rune('a' + rng.Intn(3)))
 		f.Note("runtime %s", f.Group.RuntimeHash)
@@ -214,15 +225,28 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 	case 16:
 		f.Group.Rollout = randomRollout(rng)
 		f.Note("rollout %+v", f.Group.Rollout)
+	case 17, 18:
+		some("a health check fails on", func(vm *VM) { vm.Fails = Failure })
+	case 19:
+		f.Fails = nil
+		if rng.Intn(2) == 0 {
+			f.Fails = func(*VM) string { return Failure }
+		}
+		for _, vm := range f.VMs {
+			vm.Fails = ""
+		}
+		f.Note("a health check fails everywhere: %v", f.Fails != nil)
 	}
 }
 
 // Calm ends every fault that lasts.
 func (f *Fleet) Calm() {
 	f.Note("calm")
-	f.Refuse, f.Mute, f.Broken, f.Deaf = "", false, false, false
-	f.Group.Rollout, f.Group.Windows, f.Group.MaxPerHour = config.Rollout{}, nil, 0
+	f.Refuse, f.Mute, f.Broken, f.Deaf, f.Fails = "", false, false, false, nil
+	f.Group.Rollout, f.Group.Windows, f.Group.MaxPerHour = config.Rollout{
+		OnImageChange: f.Group.Rollout.OnImageChange}, nil, 0
 	for _, vm := range f.VMs {
+		vm.Fails = ""
 		if vm.Cut {
 			f.Mend(vm)
 		}
@@ -244,6 +268,8 @@ func (f *Fleet) Settled() (wrong string) {
 			return vm.Name + " is not running"
 		case !vm.Healthy:
 			return vm.Name + " is not healthy"
+		case f.Group.Rollout.OnImageChange && vm.Image != "" && f.Image != "" && vm.Image != f.Image:
+			return vm.Name + " has an outdated image"
 		case vm.InfraHash != f.Group.InfraHash || vm.RuntimeHash != f.Group.RuntimeHash:
 			return vm.Name + " is out of date"
 		case len(f.Group.LoadBalancers) > 0 && !vm.InLoadBalancers:

@@ -3,6 +3,7 @@ package plantest
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,7 +14,8 @@ import (
 
 // voluntary are the causes of deletions that the planner chooses. All other causes follow a loss.
 var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
-	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseExpired: true, plan.CauseDrift: true}
+	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseHealthCheck: true, plan.CauseExpired: true,
+	plan.CauseDrift: true}
 
 // Check checks one decision against the rules that hold for every snapshot. It returns the first violation.
 func Check(s plan.Snapshot, d plan.Decision) error {
@@ -45,6 +47,9 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 		switch a.Kind {
 		case plan.Create:
 			creates++
+			if a.Replaces.IsZero() != (a.Cause == "") {
+				return fmt.Errorf("%+v: an instance is replaced for a cause", a)
+			}
 			continue
 		case plan.Ask:
 			if i == nil || i.Asking {
@@ -76,7 +81,8 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 			if i.State == record.Deleting || i.State == record.Reserved {
 				return fmt.Errorf("%+v: in state %s", a, i.State)
 			}
-			if i.OnDemand && (a.Cause == "scale_down" || a.Cause == "unhealthy" || a.Cause == "drift") {
+			if i.OnDemand && slices.Contains([]plan.Cause{plan.CauseScaleDown, plan.CauseUnhealthy,
+				plan.CauseHealthCheck, plan.CauseDrift}, a.Cause) {
 				return fmt.Errorf("%+v: an on-demand instance", a)
 			}
 			marked[i.ID], reasons[i.ID] = a.Cause, a.Reason
@@ -116,11 +122,12 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		}
 		if r, silent := plan.CountSilence(i, s.Settings, s.SilenceFrom, s.Now); r {
 			running++
-			if silent && (cause == plan.CauseUnhealthy || i.State == record.Deleting &&
-				strings.Contains(i.DeleteReason, "silent")) {
+			unwell := cause == plan.CauseUnhealthy || cause == plan.CauseHealthCheck
+			if silent && (unwell || i.State == record.Deleting && (strings.Contains(i.DeleteReason, "silent") ||
+				strings.Contains(i.DeleteReason, "health check fails"))) {
 				unhealthy++
 			}
-			if cause == plan.CauseUnhealthy {
+			if unwell {
 				silenced++
 			}
 		}

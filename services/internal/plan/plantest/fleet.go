@@ -6,6 +6,7 @@
 package plantest
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand"
 	"slices"
@@ -36,10 +37,14 @@ type Fleet struct {
 	// Refuse, if not empty, makes create calls fail with that reason. Mute keeps agents of new VMs from registering.
 	Refuse string
 	Mute   bool
+	// Fails, if not nil, returns the health check that fails on a VM, with its reason.
+	Fails func(*VM) string
 	// Broken makes every write fail. Deaf makes every question to the provider fail.
 	Broken, Deaf bool
 	// Spread makes the agents of added instances report at different times. Otherwise they report together.
 	Spread bool
+	// Image is the ID of the image that new VMs are made from, and that the query of the group's image finds.
+	Image string
 	// Shard is the contribution of the rest of the shard to the guard's counts.
 	Shard plan.ShardHealth
 
@@ -54,7 +59,8 @@ type Fleet struct {
 	haltRaised               bool
 	rolloutFailures          int
 	planned                  config.Group // as of the last snapshot
-	Forgotten                bool         // the group was forgotten
+	plannedImage             string
+	Forgotten                bool // the group was forgotten
 	effects                  []effect
 	sequence, term, named    int
 	rand                     *rand.Rand
@@ -76,6 +82,8 @@ type VM struct {
 	// Agent means that the agent runs. Cut means that the network between it and the server is cut.
 	Agent, Cut bool
 	Unwell     bool
+	// Fails is the health check that fails, with its reason; "": none.
+	Fails      string
 	reportFrom time.Time // reports come once per interval from then on
 }
 
@@ -135,14 +143,15 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	for _, vm := range f.VMs {
 		f.refresh(vm)
 	}
-	if plan.EndsRollout(&f.planned, &f.Group) {
+	if plan.EndsRollout(&f.planned, &f.Group) || f.Image != f.plannedImage {
 		f.rolloutFailures = 0
 	}
-	f.planned = f.Group
+	f.planned, f.plannedImage = f.Group, f.Image
 	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: f.Group,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
 		PendingCreates: f.pending, Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
+		Image:           f.Image,
 		RolloutFailures: f.rolloutFailures, Shard: f.Shard}
 	for _, vm := range f.VMs {
 		s.Instances = append(s.Instances, vm.Instance)
@@ -168,7 +177,17 @@ func (f *Fleet) refresh(vm *VM) {
 	elapsed := f.Now.Sub(vm.reportFrom)
 	vm.Connected, vm.LostAt = true, time.Time{}
 	vm.LastReport = f.Now.Add(-(elapsed % f.Settings.HealthInterval))
-	vm.Healthy = !vm.Unwell
+	before := vm.FailedCheck
+	vm.FailedCheck = vm.Fails
+	if f.Fails != nil {
+		vm.FailedCheck = cmp.Or(vm.Fails, f.Fails(vm))
+	}
+	if vm.FailedCheck == "" {
+		vm.CheckFailedAt = time.Time{}
+	} else if before == "" {
+		vm.CheckFailedAt = f.Now
+	}
+	vm.Healthy = !vm.Unwell && vm.FailedCheck == ""
 	if vm.Healthy && !vm.EverHealthy {
 		f.backoff = plan.Backoff{}
 	}
@@ -303,7 +322,7 @@ func (f *Fleet) write(a plan.Action) {
 	if vm := f.VM(a.Instance); vm != nil {
 		parts = append(parts, vm.Name)
 	}
-	if a.Cause != "" {
+	if a.Cause != "" && a.Kind != plan.Create {
 		parts = append(parts, string(a.Cause))
 	}
 	if a.Alert != "" {
@@ -386,7 +405,7 @@ func (f *Fleet) make() *VM {
 		panic(err)
 	}
 	vm := &VM{Instance: plan.Instance{ID: id, ProviderID: fmt.Sprintf("vm-%d", f.named), InfraHash: f.Group.InfraHash,
-		CreatedAt: f.Now},
+		Image: f.Image, CreatedAt: f.Now},
 		Name: fmt.Sprintf("i%d", f.named)}
 	at, _ := slices.BinarySearchFunc(f.VMs, vm, func(a, b *VM) int { return a.ID.Compare(b.ID) })
 	f.VMs = slices.Insert(f.VMs, at, vm)

@@ -138,6 +138,18 @@ func (l *Leader) Events(id ident.ID, typ shardstate.InstanceEventType) (n int) {
 	return n
 }
 
+// LastEvent returns the last event of an instance.
+func (l *Leader) LastEvent(id ident.ID) (last shardstate.InstanceEvent) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, event := range l.events {
+		if event.Instance == id {
+			last = event
+		}
+	}
+	return last
+}
+
 // AwaitEvent waits up to 10 s until an instance has had n events of a type. Calls must not overlap.
 func (l *Leader) AwaitEvent(t testing.TB, id ident.ID, typ shardstate.InstanceEventType, n int) {
 	t.Helper()

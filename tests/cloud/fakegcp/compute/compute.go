@@ -43,6 +43,11 @@ type Compute struct {
 	Delay map[string]time.Duration
 	// MaxPage is the maximum size of a page.
 	MaxPage int
+	// Rates are the calls a minute that the project may make, by quota metric. Metrics without an entry have no limit.
+	Rates map[string]int
+	// UseKey returns why a disk cannot be encrypted with a key of Cloud KMS, and nil if it can. Nil: no key can be
+	// used.
+	UseKey func(name string) error
 	// Machines boots the machines of instances. Nil: instances run without machines.
 	Machines Machines
 	// Healthy answers the health checks of managed groups. It runs with the lock held. Nil: running instances are
@@ -59,6 +64,8 @@ type Compute struct {
 	lastID    uint64
 	lastIP    map[string]uint32            // by subnet
 	managed   map[string][]managedInstance // by path of the managed group
+	minute    time.Time                    // of charged
+	charged   map[string]int               // calls by quota metric
 }
 
 // New makes a fake with the instances API, zones, machine types and images, but without networks.
@@ -85,6 +92,9 @@ func (c *Compute) Handle(method string, h rest.Handler) {
 	c.handlers[method] = func(call *rest.Call) (any, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if err := c.charge(method); err != nil {
+			return nil, err
+		}
 		c.advance()
 		if op := c.repeated(call); op != nil {
 			return op.describe(), nil
@@ -461,10 +471,4 @@ func Invalid(format string, args ...any) *rest.Error {
 func Stale(field string) *rest.Error {
 	return &rest.Error{Code: http.StatusPreconditionFailed, Reason: "conditionNotMet", Status: "FAILED_PRECONDITION",
 		Message: "Supplied " + field + " does not match current fingerprint."}
-}
-
-// RateLimited returns the error about too many calls.
-func RateLimited() *rest.Error {
-	return &rest.Error{Code: http.StatusForbidden, Reason: "rateLimitExceeded", Status: "RESOURCE_EXHAUSTED",
-		Message: "Quota exceeded for quota metric 'Queries' and limit 'Queries per minute'."}
 }

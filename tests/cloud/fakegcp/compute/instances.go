@@ -197,8 +197,20 @@ func (c *Compute) checkDisks(r *Resource) error {
 			return Invalid("Invalid value for field 'resource.disks[%d].source': '%s'. The referenced disk resource "+
 				"cannot be found.", i, rest.Text(disk, "source"))
 		}
+		if key := rest.Text(disk, "diskEncryptionKey", "kmsKeyName"); key != "" {
+			if err := c.useKey(key); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+func (c *Compute) useKey(name string) error {
+	if c.UseKey == nil {
+		return Invalid("Invalid value for field 'resource.disks[0].diskEncryptionKey.kmsKeyName': '%s'.", name)
+	}
+	return c.UseKey(name)
 }
 
 // makeDisks makes the disks of an instance at the end of its insert.

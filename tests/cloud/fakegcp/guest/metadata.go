@@ -1,8 +1,6 @@
 package guest
 
 import (
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -184,17 +182,10 @@ func (m *metadata) values() map[string]string {
 	return values
 }
 
-// signer is Google's key for identity tokens.
-var signer = sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, 2048) })
-
 // identity returns a signed identity token. https://cloud.google.com/compute/docs/instances/verifying-instance-identity
 func (m *metadata) identity(audience string, full bool) (string, error) {
 	if audience == "" {
 		return "", errors.New("non-empty audience parameter required")
-	}
-	key, err := signer()
-	if err != nil {
-		return "", err
 	}
 	i := m.view()
 	now := time.Now()
@@ -204,5 +195,5 @@ func (m *metadata) identity(audience string, full bool) (string, error) {
 		claims["google"] = map[string]any{"compute_engine": map[string]any{"instance_id": ID(i.ID),
 			"instance_name": i.Name, "project_id": strings.Split(i.Path, "/")[1], "zone": i.Zone}}
 	}
-	return jwt.NewWithClaims(jwt.SigningMethodRS256, claims).SignedString(key)
+	return credentials.SignIdentity(claims)
 }

@@ -29,15 +29,14 @@ func (s *Storage) bucketHandlers() map[string]rest.Handler {
 	out := map[string]rest.Handler{}
 	for id, handler := range map[string]rest.Handler{
 		"storage.buckets.insert": s.insertBucket,
+		"storage.projects.serviceAccount.get": func(*rest.Call) (any, error) {
+			return map[string]any{"kind": "storage#serviceAccount", "email_address": s.Agent}, nil
+		},
 		"storage.buckets.get": s.onBucket(func(c *rest.Call, b *settings) (any, error) {
 			return b.describe(c.Params["bucket"]), nil
 		}),
-		"storage.buckets.patch": s.onBucket(func(c *rest.Call, b *settings) (any, error) {
-			return b.change(c.Params["bucket"], c.Body)
-		}),
-		"storage.buckets.update": s.onBucket(func(c *rest.Call, b *settings) (any, error) {
-			return b.change(c.Params["bucket"], c.Body)
-		}),
+		"storage.buckets.patch":  s.onBucket(s.changeBucket),
+		"storage.buckets.update": s.onBucket(s.changeBucket),
 		"storage.buckets.delete": s.onBucket(func(c *rest.Call, _ *settings) (any, error) {
 			name := c.Params["bucket"]
 			if len(s.buckets[name]) > 0 {
@@ -89,10 +88,23 @@ func (s *Storage) insertBucket(c *rest.Call) (any, error) {
 		return nil, &rest.Error{Code: http.StatusConflict, Reason: "conflict",
 			Message: "Your previous request to create the named bucket succeeded and you already own it."}
 	}
+	if err := s.useKey(rest.Text(c.Body, "encryption", "defaultKmsKeyName")); err != nil {
+		return nil, err
+	}
 	b := newSettings()
 	s.buckets[name], s.settings[name] = map[string]object{}, b
 	return b.change(name, c.Body)
 }
+
+func (s *Storage) changeBucket(c *rest.Call, b *settings) (any, error) {
+	if err := s.useKey(rest.Text(c.Body, "encryption", "defaultKmsKeyName")); err != nil {
+		return nil, err
+	}
+	return b.change(c.Params["bucket"], c.Body)
+}
+
+// key returns the key of Cloud KMS that encrypts new objects, or "".
+func (b *settings) key() string { return rest.Text(b.body, "encryption", "defaultKmsKeyName") }
 
 func newSettings() *settings {
 	return &settings{created: time.Now().UTC(), body: map[string]any{"location": "US", "storageClass": "STANDARD",

@@ -22,6 +22,11 @@ type Storage struct {
 	// OneWriteASecond refuses a write to an object within a second of its last one, as the service does.
 	// https://cloud.google.com/storage/quotas#objects
 	OneWriteASecond bool
+	// UseKey returns why objects cannot be encrypted or decrypted with a key of Cloud KMS, and nil if they can. Nil: no
+	// key can be used.
+	UseKey func(name string) error
+	// Agent is the service account that uses keys.
+	Agent string
 
 	mu         sync.Mutex
 	buckets    map[string]map[string]object
@@ -35,6 +40,7 @@ type object struct {
 	generation int64
 	body       []byte
 	mime       string
+	key        string // of Cloud KMS; "": Google's own
 	created    time.Time
 }
 
@@ -86,6 +92,9 @@ func (s *Storage) get(c *rest.Call, bucket map[string]object) (any, error) {
 	if c.Query.Get("alt") != "media" {
 		return describe(c, o), nil
 	}
+	if err := s.useKey(o.key); err != nil {
+		return nil, err
+	}
 	return rest.Media{Body: o.body, Header: http.Header{"Content-Type": {o.mime},
 		"X-Goog-Generation": {strconv.FormatInt(o.generation, 10)}}}, nil
 }
@@ -101,10 +110,25 @@ func (s *Storage) insert(c *rest.Call, bucket map[string]object) (any, error) {
 	if err := s.checkRate(c, name); err != nil {
 		return nil, err
 	}
+	key := s.settings[c.Params["bucket"]].key()
+	if err := s.useKey(key); err != nil {
+		return nil, err
+	}
 	s.generation++
-	o := object{name, s.generation, c.Media, rest.Text(c.Body, "contentType"), time.Now().UTC()}
+	o := object{name, s.generation, c.Media, rest.Text(c.Body, "contentType"), key, time.Now().UTC()}
 	bucket[name] = o
 	return describe(c, o), nil
+}
+
+// useKey checks that the service can use a key. "" is a key of Google's own.
+func (s *Storage) useKey(name string) error {
+	switch {
+	case name == "":
+		return nil
+	case s.UseKey == nil:
+		return &rest.Error{Code: http.StatusBadRequest, Reason: "invalid", Message: "Cloud KMS is not available"}
+	}
+	return s.UseKey(name)
 }
 
 // checkRate refuses a write that follows another one too soon.

@@ -102,8 +102,9 @@ func (c *call) systemctl(args []string) (code int, err error) {
 		"poweroff": func() (int, error) { return 0, c.goDown("poweroff") },
 		"reboot":   func() (int, error) { return 0, c.goDown("reboot") },
 	}
-	service := map[string]func(string) (int, error){"enable": c.enable, "start": c.start, "stop": c.stop,
-		"restart": c.restart, "is-active": c.isActive, "show": c.show, "kill": c.kill}
+	service := map[string]func(string) (int, error){"enable": c.enable, "disable": c.disable,
+		"start": c.start, "stop": c.stop, "restart": c.restart, "try-restart": c.tryRestart,
+		"is-active": c.isActive, "show": c.show, "kill": c.kill}
 	switch {
 	case len(words) == 1 && machine[words[0]] != nil:
 		return machine[words[0]]()
@@ -226,6 +227,14 @@ func (c *call) restart(name string) (int, error) {
 	return c.start(name)
 }
 
+// tryRestart restarts a unit only if it runs.
+func (c *call) tryRestart(name string) (int, error) {
+	if c.m.view(name).state == inactive {
+		return 0, nil
+	}
+	return c.restart(name)
+}
+
 func (c *call) reloadDefinitions() (int, error) {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
@@ -261,6 +270,19 @@ func (c *call) enable(name string) (int, error) {
 			return 1, err
 		}
 		fmt.Fprintf(&c.errors, "Created symlink %s → %s.\n", link, def.File)
+	}
+	return c.reloadDefinitions()
+}
+
+func (c *call) disable(name string) (int, error) {
+	links, err := filepath.Glob(filepath.Join(configDir, "*.wants", name))
+	if err != nil {
+		return 1, err
+	}
+	for _, link := range links {
+		if err := os.Remove(link); err != nil {
+			return 1, err
+		}
 	}
 	return c.reloadDefinitions()
 }

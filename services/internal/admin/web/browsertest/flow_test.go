@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
@@ -89,6 +91,24 @@ func shardURL(stack *local.Stack) string { return stack.PageURL() + "shards/" + 
 
 func groupURL(stack *local.Stack) string { return shardURL(stack) + "/groups/" + group }
 
+// awaitNewVM waits until a VM runs that is not one of before, and returns its instance.
+func awaitNewVM(stack *local.Stack, before []local.VM) (ident.ID, error) {
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		vms, err := stack.VMs()
+		if err != nil {
+			return ident.ID{}, err
+		}
+		for _, vm := range vms {
+			if !slices.ContainsFunc(before, func(old local.VM) bool { return old.Instance == vm.Instance }) {
+				return vm.Instance, nil
+			}
+		}
+		if time.Now().After(end) {
+			return ident.ID{}, fmt.Errorf("no new VM within %v", patience)
+		}
+	}
+}
+
 // loseAgent kills an agent. Its row changes, and a row for the next instance appears, whose page has its life.
 func loseAgent(b *browser, stack *local.Stack) error {
 	vms, err := stack.VMs()
@@ -107,10 +127,10 @@ func loseAgent(b *browser, stack *local.Stack) error {
 	b.awaitGone(row + " .good")
 	b.t.Logf("kill -9 of an agent: its row changed after %v", time.Since(killed))
 	b.await("#i-" + lost.Instance.String() + " .idle") // it is deleted
-	if vms, err = stack.VMs(); err != nil {
+	next, err := awaitNewVM(stack, vms)
+	if err != nil {
 		return err
 	}
-	next := vms[len(vms)-1].Instance
 	b.await("#i-" + next.String() + " .good")
 	b.t.Logf("the next instance was shown as healthy after %v", time.Since(killed))
 	b.checkSamePage()

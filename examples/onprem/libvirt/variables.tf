@@ -1,0 +1,32 @@
+variable "cluster" {
+  description = "ID of the cluster."
+  type        = string
+  default     = "example"
+}
+
+variable "endpoint" {
+  description = "URL of the object store. docs/reference/object-stores.md says which stores work."
+  type        = string
+}
+
+variable "bucket" {
+  description = "Name of the bucket, which exists."
+  type        = string
+}
+
+variable "leader_ipv4" {
+  description = "A free address of the servers' network, which the leader takes."
+  type        = string
+}
+
+variable "image" {
+  description = "Volume of the storage pools that the disks of the VMs start as a copy of."
+  type        = string
+  default     = "nstance-agent-debian-12.qcow2"
+}
+
+variable "size" {
+  description = "Number of VMs."
+  type        = number
+  default     = 2
+}

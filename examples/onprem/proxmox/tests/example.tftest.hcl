@@ -1,0 +1,20 @@
+mock_provider "nstance" {
+  mock_data "nstance_userdata" {
+    defaults = { content = "#!/bin/sh\n" }
+  }
+}
+
+variables {
+  endpoint    = "https://s3.example.com"
+  bucket      = "nstance"
+  leader_ipv4 = "10.0.0.100"
+  size        = 3
+}
+
+# The provider checks the configuration with the servers' own rules, also where it is mocked.
+run "example" {
+  assert {
+    condition     = output.shard.operator_addr == "10.0.0.100:8993" && output.server_userdata == "#!/bin/sh\n"
+    error_message = "the outputs are ${jsonencode(output.shard)}"
+  }
+}

@@ -1,0 +1,27 @@
+output "shard" {
+  description = "The shard: its addresses for operators and agents."
+  value = {
+    id                = nstance_shard.this.shard
+    leader_ipv4       = var.leader_network.ipv4
+    leader_ipv6       = var.leader_network.ipv6
+    registration_addr = "${local.leader_url}:8992"
+    operator_addr     = "${local.leader_url}:8993"
+    agent_addr        = "${local.leader_url}:8994"
+    subnet_pools      = var.subnet_pools
+  }
+}
+
+output "server_userdata" {
+  description = "The boot script of a server: user data for cloud-init, or a script to run once as root on a machine with the server's image."
+  value       = data.nstance_userdata.server.content
+}
+
+output "config_etag" {
+  description = "Version of the shard's configuration. The leader's lock names the one that is applied."
+  value       = nstance_shard.this.etag
+}
+
+output "group_hashes" {
+  description = "Hashes of the static groups, by `tenant/name`: `infra` changes when its VMs are replaced, `runtime` when files are pushed to them."
+  value       = nstance_shard.this.group_hashes
+}

@@ -1,0 +1,101 @@
+# One shard: the configuration of its groups, and the boot script of its servers. The servers are machines that exist.
+
+locals {
+  # The unit gives the server no capabilities. Only the leader's address needs these. Secrets come from a file that only
+  # the servers have, because the boot script is in the state.
+  drop_in = <<-TEXT
+    [Service]
+    CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW
+    AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW
+    RestrictAddressFamilies=AF_PACKET
+    EnvironmentFile=-/etc/nstance/secrets.env
+  TEXT
+  unit_commands = [
+    "mkdir -p /etc/systemd/system/nstance-server.service.d",
+    "printf %s '${local.drop_in}' >/etc/systemd/system/nstance-server.service.d/20-onprem.conf",
+    "systemctl daemon-reload",
+  ]
+  leader_host = coalesce(var.leader_network.dns_name, var.leader_network.ipv4, var.leader_network.ipv6)
+  leader_url  = strcontains(local.leader_host, ":") ? "[${local.leader_host}]" : local.leader_host
+
+  options = { for name, value in {
+    endpoints    = join(",", var.endpoints)
+    fingerprints = length(var.fingerprints) == 0 ? null : join(",", var.fingerprints)
+    ca_file      = var.ca_file
+    token_file   = var.token_file
+    pool         = var.resource_pool
+    seed_storage = var.seed_storage
+  } : name => value if value != null }
+}
+
+data "nstance_userdata" "server" {
+  role            = "server"
+  shard           = var.shard
+  storage         = "s3"
+  bucket          = var.bucket.name
+  prefix          = var.bucket.prefix
+  extra_args      = length(var.server_args) == 0 ? null : var.server_args
+  binaries        = length(var.server_binaries) == 0 ? null : var.server_binaries
+  commands_before = concat(local.unit_commands, var.server_commands)
+  environment = merge({
+    AWS_ENDPOINT_URL      = var.bucket.endpoint
+    AWS_REGION            = var.bucket.region
+    AWS_S3_USE_PATH_STYLE = "true"
+  }, var.server_environment)
+}
+
+data "nstance_userdata" "agent" {
+  role            = "agent"
+  binaries        = length(var.agent_binaries) == 0 ? null : var.agent_binaries
+  environment     = length(var.agent_environment) == 0 ? null : var.agent_environment
+  commands_before = length(var.agent_commands) == 0 ? null : var.agent_commands
+}
+
+resource "nstance_shard" "this" {
+  wait_for_leader = var.wait_for_leader
+  timeouts        = { delete = var.destroy_timeout }
+
+  deletion_protection = var.deletion_protection
+  force_destroy       = var.force_destroy
+
+  cluster = {
+    id = var.cluster.id
+    secrets = {
+      provider       = "object-storage"
+      encryption_key = var.cluster.encryption_key
+    }
+  }
+
+  server = {
+    shard = var.shard
+    provider = {
+      kind    = "proxmox"
+      options = local.options
+    }
+    leader_network             = merge(var.leader_network, { kind = "arp" })
+    subnet_pools               = var.subnet_pools
+    dynamic_subnet_pools       = var.dynamic_subnet_pools
+    request_timeout            = var.settings.request_timeout
+    create_rate_limit          = var.settings.create_rate_limit
+    check_registration_address = var.settings.check_registration_address
+    health_check_interval      = var.settings.health_check_interval
+    default_drain_timeout      = var.settings.default_drain_timeout
+    shutdown_timeout           = var.settings.shutdown_timeout
+    shutdown_grace             = var.settings.shutdown_grace
+    garbage_collection         = var.settings.garbage_collection
+    expiry                     = var.settings.expiry
+    leader_election            = var.settings.leader_election
+    error_exit_jitter          = var.settings.error_exit_jitter
+  }
+
+  tenants      = var.tenants
+  certificates = var.certificates
+
+  defaults = {
+    args_json = var.defaults.args_json
+    vars      = var.defaults.vars
+    userdata  = var.defaults.userdata != null ? var.defaults.userdata : { source = null, encoding = null, content = data.nstance_userdata.agent.content }
+  }
+  templates = var.templates
+  groups    = var.groups
+}

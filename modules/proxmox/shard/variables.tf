@@ -1,0 +1,166 @@
+# Variables of the shard's place and of its servers. variables-config.tf has those of its VMs.
+
+variable "cluster" {
+  description = "The cluster: its `id`, and the source of its encryption key. Secrets are sealed in the bucket."
+  type = object({
+    id = string
+    encryption_key = optional(object({
+      provider = string
+      source   = string
+    }), { provider = "env", source = "NSTANCE_ENCRYPTION_KEY" })
+  })
+  nullable = false
+}
+
+variable "shard" {
+  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", var.shard)) && length(var.shard) <= 32 && !strcontains(var.shard, "--")
+    error_message = "shard has lower-case letters, digits and single dashes inside, at most 32 characters, such as \"rack-1\"."
+  }
+}
+
+variable "endpoints" {
+  description = "URLs of the cluster's API, such as `https://pve1.example.com:8006`. The next one is used if a node cannot be reached."
+  type        = list(string)
+  nullable    = false
+
+  validation {
+    condition     = length(var.endpoints) > 0 && alltrue([for url in var.endpoints : startswith(url, "https://")])
+    error_message = "endpoints has at least one URL, and each begins with https://."
+  }
+}
+
+variable "fingerprints" {
+  description = "SHA-256 fingerprints of the nodes' certificates. Left out: `ca_file` and the name in the URL are checked."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "ca_file" {
+  description = "File on the servers with the authority of the nodes' certificates, a copy of `/etc/pve/pve-root-ca.pem`. Left out: the system's."
+  type        = string
+  default     = null
+}
+
+variable "token_file" {
+  description = "File on the servers with the API token, `USER@REALM!TOKENID=SECRET`, mode 0600. The token is not in the state. docs/reference/proxmox.md has the commands that make it and its roles."
+  type        = string
+  default     = "/etc/nstance/proxmox-token"
+  nullable    = false
+}
+
+variable "resource_pool" {
+  description = "Resource pool that new VMs become members of. Left out: none."
+  type        = string
+  default     = null
+}
+
+variable "seed_storage" {
+  description = "Storage for ISO images, on every node, which holds the userdata until an agent has registered."
+  type        = string
+  default     = "local"
+  nullable    = false
+}
+
+variable "subnet_pools" {
+  description = "Lists of the nodes' bridges, `NODE/BRIDGE`, by the name that templates use. They are tried in order."
+  type        = map(list(string))
+  nullable    = false
+
+  validation {
+    condition     = length(var.subnet_pools) > 0 && alltrue(flatten([for pool in values(var.subnet_pools) : [for s in pool : length(split("/", s)) == 2]]))
+    error_message = "subnet_pools has at least one pool, and each subnet is NODE/BRIDGE."
+  }
+}
+
+variable "leader_network" {
+  description = "The address that the leader takes by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and a `dns_name`. It belongs to the servers' own network, and nothing else uses it."
+  type = object({
+    ipv4     = optional(string)
+    ipv6     = optional(string)
+    dns_name = optional(string)
+  })
+  nullable = false
+
+  validation {
+    condition     = var.leader_network.ipv4 != null || var.leader_network.ipv6 != null
+    error_message = "leader_network has an ipv4 or an ipv6 address."
+  }
+}
+
+variable "bucket" {
+  description = "The bucket, for the servers' boot script: the object store's `endpoint`, and the bucket's `name`, `prefix` and `region`."
+  type = object({
+    endpoint = string
+    name     = string
+    prefix   = optional(string)
+    region   = optional(string, "us-east-1")
+  })
+  nullable = false
+}
+
+variable "server_args" {
+  description = "More arguments of nstance-server, such as `--debug`."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "server_environment" {
+  description = "More variables of the servers' environment. Secrets do not belong here, because they would be in the state: put them into /etc/nstance/secrets.env on the servers."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "server_commands" {
+  description = "Lines of `sh` that a server runs when it boots, before it starts nstance-server."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "server_binaries" {
+  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. The units are those of the images."
+  type        = map(object({ url = string, sha256 = string }))
+  default     = {}
+  nullable    = false
+}
+
+variable "wait_for_leader" {
+  description = "Let apply wait until a server has applied the configuration."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "deletion_protection" {
+  description = "Refuse every plan that destroys the shard, until an apply has set this to `false`."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "force_destroy" {
+  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs; they run on."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "destroy_timeout" {
+  description = "How long destroy waits until the leader has emptied the shard."
+  type        = string
+  default     = "15m"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^([0-9]+(h|m|s))+$", var.destroy_timeout))
+    error_message = "destroy_timeout is a duration, such as \"15m\"."
+  }
+}

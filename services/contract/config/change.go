@@ -1,0 +1,126 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Change describes the effects of a new configuration on the instances of a shard.
+type Change struct {
+	roll, push, empty []string // names of static groups as tenant/name, sorted
+	rollTemplates     []string // templates with dynamic groups that roll
+	pushTemplates     []string
+	// leave are groups that keep their configuration and of which the pool loses subnets: the instances there are
+	// replaced. leaveTemplates likewise.
+	leave, leaveTemplates []string
+	terminates            bool
+	// subnetsUnknown means that subnets are not known yet, so that groups may be in leave without a reason.
+	subnetsUnknown bool
+}
+
+// ChangeOf compares two configurations, which must be valid. subnetsUnknown means that pools of after lack the subnets
+// that are not known yet.
+func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
+	out := Change{terminates: after.Terminating && !before.Terminating, subnetsUnknown: subnetsUnknown}
+	from, _ := before.Merged(Groups{})
+	to, _ := after.Merged(Groups{})
+	for key, old := range from {
+		g, still := to[key]
+		switch {
+		case !still:
+			out.empty = append(out.empty, key.String())
+		case g.InfraHash != old.InfraHash:
+			out.roll = append(out.roll, key.String())
+		case losesSubnet(old, g, subnetsUnknown):
+			out.leave = append(out.leave, key.String())
+		case g.RuntimeHash != old.RuntimeHash:
+			out.push = append(out.push, key.String())
+		}
+	}
+	oldTemplates, newTemplates := ofTemplates(before), ofTemplates(after)
+	for name, old := range oldTemplates {
+		g, still := newTemplates[name]
+		switch {
+		case !still:
+		case g.InfraHash != old.InfraHash:
+			out.rollTemplates = append(out.rollTemplates, name)
+		case losesSubnet(old, g, subnetsUnknown):
+			out.leaveTemplates = append(out.leaveTemplates, name)
+		case g.RuntimeHash != old.RuntimeHash:
+			out.pushTemplates = append(out.pushTemplates, name)
+		}
+	}
+	for _, list := range [][]string{out.roll, out.push, out.empty, out.leave, out.rollTemplates, out.pushTemplates,
+		out.leaveTemplates} {
+		slices.Sort(list)
+	}
+	return out
+}
+
+// losesSubnet reports whether a subnet of a group is none of it after a change. A subnet that is not known yet is a new
+// one. A group without subnets loses none.
+func losesSubnet(before, after Group, subnetsUnknown bool) bool {
+	return (subnetsUnknown || len(after.Subnets) > 0) && slices.ContainsFunc(before.Subnets, func(subnet string) bool {
+		return !slices.Contains(after.Subnets, subnet)
+	})
+}
+
+// Rolling returns the static groups of which instances are replaced, sorted.
+func (c Change) Rolling() []string {
+	return slices.Sorted(slices.Values(slices.Concat(c.roll, c.leave)))
+}
+
+// ofTemplates returns, by template name, the effective group of a dynamic group that overrides nothing.
+func ofTemplates(s *Shard) map[string]Group {
+	sample := *s
+	groups := map[string]GroupSpec{}
+	for name := range maps.Keys(s.Templates) {
+		groups[name] = GroupSpec{Template: name}
+	}
+	sample.Groups = map[string]map[string]GroupSpec{"default": groups}
+	merged, _ := sample.Merged(Groups{})
+	out := map[string]Group{}
+	for key, g := range merged {
+		out[key.Group] = g
+	}
+	return out
+}
+
+// Warning returns the text of a plan warning about the effects on running instances. Both results are "" if there are
+// none.
+func (c Change) Warning() (summary, detail string) {
+	var lines []string
+	say := func(format, rest string, names, templates []string) {
+		if len(names) > 0 {
+			lines = append(lines, fmt.Sprintf(format, strings.Join(names, ", ")))
+		}
+		if len(templates) > 0 {
+			lines = append(lines, fmt.Sprintf(rest, strings.Join(templates, ", ")))
+		}
+	}
+	say("Instances are replaced, in waves of up to max_surge, in the groups: %s.",
+		"Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
+	say("Instances in subnets that leave their pool are replaced, in waves of up to max_surge, in the groups: %s.",
+		"Likewise in dynamic groups with the templates: %s.", c.leave, c.leaveTemplates)
+	if c.subnetsUnknown && len(c.leave)+len(c.leaveTemplates) > 0 {
+		lines = append(lines, "Subnets that are not known before apply count as new ones.")
+	}
+	say("Files are pushed to running instances of the groups: %s.",
+		"Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
+	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are "+
+		"removed: %s.", "", c.empty, nil)
+	if c.terminates {
+		lines = append(lines, "The shard is emptied: terminating is set.")
+	}
+	switch {
+	case len(lines) == 0:
+		return "", ""
+	case len(c.Rolling())+len(c.rollTemplates)+len(c.leaveTemplates)+len(c.empty) > 0 || c.terminates:
+		summary = "Instances will be replaced or deleted"
+	default:
+		summary = "Files will be pushed to running instances"
+	}
+	return summary, strings.Join(lines, "\n")
+}

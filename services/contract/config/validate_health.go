@@ -1,0 +1,85 @@
+package config
+
+import (
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+const (
+	// MaxHealthChecks is the most health checks that a template can have.
+	MaxHealthChecks = 32
+	// maxCommand is the longest command of a health check, with its arguments.
+	maxCommand = 4096
+	maxWords   = 64
+	// maxThreshold bounds how long a check that fails may count as passing.
+	maxThreshold = 100
+)
+
+// healthChecks checks the health checks of a template. path is their path.
+func (c *checker) healthChecks(checks map[string]HealthCheck, path string) {
+	if len(checks) > MaxHealthChecks {
+		c.add(path, "has %d entries, at most %d are allowed", len(checks), MaxHealthChecks)
+	}
+	for _, name := range sortedKeys(checks) {
+		check, at := checks[name], ChildPath(path, name)
+		c.key(at, ident.ValidateName(name))
+		switch {
+		case len(check.Exec) > 0 && check.HTTP != nil:
+			c.add(at, "has both exec and http: a check is one of them")
+		case check.HTTP != nil && check.Exec != nil:
+			c.add(at+".exec", "has no command")
+		case check.HTTP != nil:
+			c.httpCheck(*check.HTTP, at+".http")
+		case check.Exec == nil:
+			c.add(at, "has neither exec nor http")
+		default:
+			c.command(check.Exec, at+".exec")
+		}
+		if d := *check.Interval; d < Duration(time.Second) && d > 0 {
+			c.add(at+".interval", "%s is less than 1s", d)
+		} else if check.Timeout.D() > d.D() {
+			c.add(at+".timeout", "%s is more than the interval of %s", check.Timeout, d).depends =
+				[]string{at + ".interval"}
+		}
+		for field, n := range map[string]int{"failure_threshold": *check.FailureThreshold,
+			"success_threshold": *check.SuccessThreshold} {
+			if n > maxThreshold {
+				c.add(at+"."+field, "%d is more than %d", n, maxThreshold)
+			}
+		}
+	}
+}
+
+func (c *checker) command(words []string, path string) {
+	if len(words) == 0 || words[0] == "" {
+		c.add(path, "has no command")
+		return
+	}
+	length := 0
+	for i, word := range words {
+		length += len(word)
+		if strings.Contains(word, "\x00") {
+			c.add(element(path, i), "has a zero byte")
+		}
+	}
+	if length > maxCommand || len(words) > maxWords {
+		c.add(path, "has %d words with %d bytes, at most %d words with %d bytes are allowed", len(words), length,
+			maxWords, maxCommand)
+	}
+}
+
+func (c *checker) httpCheck(h HealthRequest, path string) {
+	if h.Port != 0 && (h.Port < 1 || h.Port > 65535) { // 0 is reported as missing
+		c.add(path+".port", "%d is not a port from 1 to 65535", h.Port)
+	}
+	if h.Status < 100 || h.Status > 599 {
+		c.add(path+".status", "%d is not a status from 100 to 599", h.Status)
+	}
+	if u, err := url.ParseRequestURI(h.Path); err != nil || u.Host != "" || !strings.HasPrefix(h.Path, "/") ||
+		len(h.Path) > maxCommand || strings.ContainsFunc(h.Path, func(r rune) bool { return r <= ' ' || r == '#' }) {
+		c.add(path+".path", "%s is not a path such as \"/healthz\"", quote(h.Path))
+	}
+}

@@ -1,0 +1,88 @@
+package config
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestValidateHealthChecks has one case for each rule of health checks. Marks (@) show the position of the problem.
+func TestValidateHealthChecks(t *testing.T) {
+	checks := func(fields string) string { return with("", `, "health_checks": {`+fields+`}`, "", "") }
+	many := ""
+	for n := range MaxHealthChecks + 1 {
+		many += fmt.Sprintf(`, "c%d": {"exec": ["x"]}`, n)
+	}
+	const web = `templates.t.health_checks.web`
+	for _, tt := range []struct {
+		name, src string
+		want      []string
+	}{
+		{"right", checks(`"web": {"http": {"port": 8080, "path": "/healthz?x=1", "status": 204}, "interval": "1s",
+			"timeout": "1s", "start_period": "2m"}, "db": {"exec": ["pg_isready", "-q", ""]}`), nil},
+		{"neither", checks(`"web": @{}`), []string{web + `: has neither exec nor http`}},
+		{"both", checks(`"web": @{"exec": ["x"], "http": {"port": 1}}`),
+			[]string{web + `: has both exec and http: a check is one of them`}},
+		{"no command", checks(`"web": {"exec": @[]}`), []string{web + `.exec: has no command`}},
+		{"an empty command", checks(`"web": {"exec": @["", "x"]}`), []string{web + `.exec: has no command`}},
+		{"zero byte", checks(`"web": {"exec": ["x", @"\u0000"]}`), []string{web + `.exec[1]: has a zero byte`}},
+		{"no port", checks(`"web": {"http": @{}}`), []string{web + `.http.port: is required`}},
+		{"port out of range", checks(`"web": {"http": {"port": @65536}}`),
+			[]string{web + `.http.port: 65536 is not a port from 1 to 65535`}},
+		{"negative port", checks(`"web": {"http": {"port": @-1}}`),
+			[]string{web + `.http.port: -1 is not a port from 1 to 65535`}},
+		{"status", checks(`"web": {"http": {"port": 1, "status": @42}}`),
+			[]string{web + `.http.status: 42 is not a status from 100 to 599`}},
+		{"path", checks(`"web": {"http": {"port": 1, "path": @"http://example.com/"}}`),
+			[]string{web + `.http.path: "http://example.com/" is not a path such as "/healthz"`}},
+		{"timeout", checks(`"web": {"exec": ["x"], "interval": "2s", "timeout": @"3s"}`),
+			[]string{web + `.timeout: 3s is more than the interval of 2s`}},
+		{"interval below the default timeout", checks(`"web": @{"exec": ["x"], "interval": "2s"}`),
+			[]string{web + `.timeout: 5s is more than the interval of 2s`}},
+		{"interval", checks(`"web": {"exec": ["x"], "interval": @"10ms", "timeout": "10ms"}`),
+			[]string{web + `.interval: 10ms is less than 1s`}},
+		{"thresholds", checks(`"web": {"exec": ["x"], "failure_threshold": @0, "success_threshold": @101}`), []string{
+			web + `.failure_threshold: must be more than 0`, web + `.success_threshold: 101 is more than 100`}},
+		{"name", checks(`@"Web": {"exec": ["x"]}`), []string{
+			`templates.t.health_checks.Web: name "Web" may only have lower-case letters, digits and dashes`}},
+		{"unknown field", checks(`"web": {"exec": ["x"], @"tcp": {}}`), []string{web + `.tcp: there is no such field ` +
+			`(there are exec, http, interval, timeout, failure_threshold, success_threshold, start_period)`}},
+		{"too many", with("", `, "health_checks": @{`+many[2:]+`}`, "", ""),
+			[]string{`templates.t.health_checks: has 33 entries, at most 32 are allowed`}},
+	} {
+		src, want := marked(tt.src, tt.want)
+		_, problems := Parse("f", []byte(src))
+		if diff := cmp.Diff(want, lines(problems)); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s\n%s", tt.name, diff, src)
+		}
+	}
+}
+
+// TestHealthChecksOfAGroup checks that a group has the checks of its template with their defaults, and that a change of
+// them changes only the runtime hash.
+func TestHealthChecksOfAGroup(t *testing.T) {
+	merged := func(checks string) Group {
+		return mustMerge(t, mustParse(t, with("", checks, "", "")), Groups{})[GroupKey{"default", "g"}]
+	}
+	none, some := merged(""), merged(`, "health_checks": {"web": {"http": {"port": 80}}}`)
+	second, three, one := Duration(time.Second), 3, 1
+	interval, timeout := 10*second, 5*second
+	want := map[string]HealthCheck{"web": {HTTP: &HealthRequest{Port: 80, Path: "/", Status: 200}, Interval: &interval,
+		Timeout: &timeout, FailureThreshold: &three, SuccessThreshold: &one}}
+	if diff := cmp.Diff(want, some.HealthChecks); diff != "" {
+		t.Error(diff)
+	}
+	if none.InfraHash != some.InfraHash {
+		t.Error("a health check changes the infra hash: it would replace the instances")
+	}
+	if none.RuntimeHash == some.RuntimeHash || some.HealthChecksVersion() == "" || none.HealthChecksVersion() != "" {
+		t.Errorf("runtime hashes %s and %s, versions %q and %q", none.RuntimeHash, some.RuntimeHash,
+			none.HealthChecksVersion(), some.HealthChecksVersion())
+	}
+	written := merged(`, "health_checks": {"web": {"http": {"port": 80, "path": "/"}, "interval": "10s"}}`)
+	if written.RuntimeHash != some.RuntimeHash {
+		t.Error("a default that is written out changes the runtime hash")
+	}
+}

@@ -1,0 +1,70 @@
+package objstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// contenders is the number of concurrent puts in a race of [Probe].
+const contenders = 32
+
+// race sends concurrent puts under one condition, which all hold when they are sent. Exactly one may succeed, and the
+// object must then hold what that one wrote. race returns its token.
+//
+// A put that fails without a conflict, for example because the store throttles it, proves nothing. It does not count,
+// unless it is the one that took effect.
+func race(ctx context.Context, store Store, key, round string, cond Condition, promise string) (Token, error) {
+	type result struct {
+		body  []byte
+		token Token
+		err   error
+	}
+	results := make([]result, contenders)
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range results {
+		results[i].body = fmt.Appendf(nil, "%s %s %d\n", key, round, i)
+		wg.Go(func() {
+			<-start
+			results[i].token, results[i].err = store.Put(ctx, key, results[i].body, cond)
+		})
+	}
+	close(start)
+	wg.Wait()
+
+	var winner result
+	winners := 0
+	var trouble error
+	for _, r := range results {
+		switch {
+		case r.err == nil:
+			winners++
+			winner = r
+		case !errors.Is(r.err, ErrConflict) && trouble == nil:
+			trouble = r.err
+		}
+	}
+	switch {
+	case winners > 1:
+		return "", unconditional(fmt.Sprintf("%d of %d concurrent puts succeeded under %s, which promises one", winners,
+			contenders, promise), nil)
+	case winners == 0 && trouble == nil:
+		return "", fmt.Errorf("probe: race: none of %d concurrent puts succeeded under %s", contenders, promise)
+	case winners == 0:
+		return "", fmt.Errorf("probe: race: %w", trouble)
+	}
+	obj, err := store.Get(ctx, key)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("probe: race: read: %w", err)
+	case bytes.Equal(obj.Body, winner.body) && obj.Token == winner.token:
+		return winner.token, nil
+	case trouble != nil:
+		return "", fmt.Errorf("probe: race: %w", trouble) // that put may have been the first or the last
+	}
+	return "", unconditional("after concurrent puts under "+promise+
+		", the object does not hold what the acknowledged one wrote", nil)
+}

@@ -1,0 +1,117 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// journalChange writes an entry about a change that this command has made in the bucket. If that fails, it says so: the
+// change itself holds.
+func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record.ClusterEvent) {
+	e.Schema, e.At, e.Actor = record.ClusterEventSchema, a.Now().UTC(), a.actor()
+	writer, err := a.writer()
+	if err == nil {
+		var body []byte
+		if body, err = e.Encode(); err == nil {
+			_, err = bucket.Put(ctx, keys.ClusterJournal(e.At, strings.TrimPrefix(writer, "nstance-admin-")), body,
+				objstore.IfAbsent())
+		}
+	}
+	if err != nil {
+		a.note("Warning: the change is made, but the cluster's journal does not have it: %v", err)
+	}
+}
+
+// actor names the user and the machine, as far as this machine says.
+func (a *app) actor() string {
+	machine, err := os.Hostname()
+	if err != nil {
+		machine = "unknown machine"
+	}
+	return cmp.Or(a.Getenv("USER"), a.Getenv("LOGNAME"), "unknown user") + " at " + machine
+}
+
+func (a *app) clusterJournalCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "journal", Short: "List the changes that commands made in the bucket", Args: cobra.NoArgs,
+		Long: `Lists what "cluster" commands and "config push" have changed in the bucket: secrets,
+keys, registrations and configurations, when, and by whom as the machine of that person
+says. The entries are in cluster/journal/. Changes that leaders make for operators are in
+the shards' journals: nstance-admin events --since 24h.`,
+		Example: `  nstance-admin cluster journal --since 168h --storage-bucket my-bucket`,
+	}
+	var since time.Duration
+	cmd.Flags().DurationVar(&since, "since", 0, "only entries of this time, such as 168h")
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if since < 0 {
+			return usagef("--since %s is less than zero", since)
+		}
+		bucket, ctx, cancel, err := s.open(cmd.Context(), false)
+		if err != nil {
+			return err
+		}
+		defer cancel()
+		var from time.Time
+		if since > 0 {
+			from = a.Now().Add(-since)
+		}
+		events, err := readClusterJournal(ctx, bucket, from)
+		if err != nil {
+			return err
+		}
+		return a.show(*f, map[string]any{"events": events}, func(w io.Writer) error {
+			if len(events) == 0 {
+				a.note("There are no such entries.")
+				return nil
+			}
+			var rows [][]cell
+			for _, e := range events {
+				rows = append(rows, plain(stamp(e.At), strings.ReplaceAll(e.Kind, "_", " "), cmp.Or(e.Subject, e.Shard),
+					e.Tenant, e.Actor, e.Message))
+			}
+			return writeTable(w, a.style.out, []string{"TIME", "CHANGE", "OF", "TENANT", "BY", ""}, rows)
+		})
+	}
+	return cmd
+}
+
+// readClusterJournal returns the entries from a time on, from the oldest to the newest.
+func readClusterJournal(ctx context.Context, bucket objstore.Store, from time.Time) ([]record.ClusterEvent, error) {
+	entries, err := bucket.List(ctx, keys.ClusterJournalPrefix())
+	if err != nil {
+		return nil, fmt.Errorf("list the cluster's journal: %w", err)
+	}
+	events := []record.ClusterEvent{}
+	for _, entry := range entries {
+		key, err := keys.Parse(entry.Key)
+		if err != nil || key.Time.Before(from) {
+			continue // cluster verify reports unknown objects
+		}
+		object, err := bucket.Get(ctx, entry.Key)
+		if errors.Is(err, objstore.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the cluster's journal: %w", err)
+		}
+		e, err := record.DecodeClusterEvent(object.Body)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", entry.Key, err)
+		}
+		events = append(events, e)
+	}
+	return events, nil
+}

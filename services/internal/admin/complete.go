@@ -1,0 +1,130 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// completionTime limits the calls that a completion makes.
+const completionTime = 3 * time.Second
+
+// complete makes the names of shards, groups, instances and contexts complete in all commands that take them.
+func (a *app) complete(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		a.complete(sub)
+	}
+	const no = cobra.ShellCompDirectiveNoFileComp
+	if cmd.Flag("shard") != nil {
+		// This fails only if it is called twice.
+		_ = cmd.RegisterFlagCompletionFunc("shard", func(cmd *cobra.Command, _ []string, _ string) ([]string,
+			cobra.ShellCompDirective) {
+			return a.shardNames(flagText(cmd, "servers")), no
+		})
+	}
+	if cmd.Flag("group") != nil {
+		_ = cmd.RegisterFlagCompletionFunc("group", func(cmd *cobra.Command, _ []string, _ string) ([]string,
+			cobra.ShellCompDirective) {
+			return a.groupNames(cmd), no
+		})
+	}
+	names := map[string]func(*cobra.Command) []string{"GROUP": a.groupNames, "[GROUP]": a.groupNames,
+		"INSTANCE": a.instanceNames, "CONTEXT": a.contextNames}[firstArgument(cmd)]
+	if names == nil {
+		return
+	}
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, no
+		}
+		return names(cmd), no
+	}
+}
+
+// firstArgument returns the name of a command's first argument.
+func firstArgument(cmd *cobra.Command) string {
+	if words := strings.Fields(cmd.Use); len(words) > 1 {
+		return words[1]
+	}
+	return ""
+}
+
+func flagText(cmd *cobra.Command, name string) string {
+	if flag := cmd.Flag(name); flag != nil {
+		return flag.Value.String()
+	}
+	return ""
+}
+
+func (a *app) shardNames(servers string) (names []string) {
+	saved, err := a.currentContext()
+	if err != nil {
+		return nil
+	}
+	known, err := endpoints.Parse(cmp.Or(servers, a.Getenv(envServers), saved.Servers))
+	if err != nil {
+		return nil
+	}
+	for _, shard := range known {
+		names = append(names, shard.Name)
+	}
+	return names
+}
+
+// withShards calls do for the shards that a command line selects so far, or for all.
+func (a *app) withShards(cmd *cobra.Command, do func(context.Context, *fleet.Fleet, []string)) {
+	s := &scope{servers: flagText(cmd, "servers"), identityDir: flagText(cmd, "identity-dir"),
+		shard: flagText(cmd, "shard"), timeout: completionTime}
+	f, err := a.fleet(s)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	shards, err := a.shards(s, f)
+	if err != nil {
+		shards = f.Shards()
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	do(ctx, f, shards)
+}
+
+func (a *app) groupNames(cmd *cobra.Command) (names []string) {
+	a.withShards(cmd, func(ctx context.Context, f *fleet.Fleet, shards []string) {
+		for _, answer := range f.Groups(ctx, shards) {
+			for _, g := range answer.Groups {
+				names = append(names, g.Name)
+			}
+		}
+	})
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func (a *app) instanceNames(cmd *cobra.Command) (names []string) {
+	a.withShards(cmd, func(ctx context.Context, f *fleet.Fleet, shards []string) {
+		for _, answer := range f.Instances(ctx, shards, "") {
+			for _, i := range answer.Instances {
+				names = append(names, i.ID+"\t"+i.Group+" "+i.Health)
+			}
+		}
+	})
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func (a *app) contextNames(*cobra.Command) (names []string) {
+	file, _ := a.readContexts() // without a file nothing completes
+	for name := range file.Contexts {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,151 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/pmezard/go-difflib/difflib"
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// compared holds the configuration of a shard in the bucket and another one in a file.
+type compared struct {
+	name         string
+	stored, file []byte
+	// before is nil if the bucket has no valid configuration.
+	before, after *config.Shard
+}
+
+// compare reads a file and the configuration of its shard in the bucket.
+func (a *app) compare(ctx context.Context, b *bucketFlags, path string) (compared, error) {
+	body, after, problems, err := a.readConfig(path)
+	if err != nil {
+		return compared{}, err
+	}
+	if after == nil {
+		for _, p := range problems {
+			a.note("%s", p)
+		}
+		return compared{}, invalid(path, problems)
+	}
+	out := compared{name: after.Server.Shard, file: body, after: after}
+	bucket, ctx, cancel, err := b.open(ctx, false)
+	if err != nil {
+		return compared{}, err
+	}
+	defer cancel()
+	state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ShardID: out.name})
+	err = a.during("reading from "+b.location.Bucket, func() error {
+		out.stored, _, err = state.ReadConfig(ctx, out.name)
+		if errors.Is(err, objstore.ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return compared{}, err
+	}
+	out.before, _ = config.ParseStored(out.name, out.stored)
+	return out, nil
+}
+
+// configPlan is what a configuration would do.
+type configPlan struct {
+	Shard string `json:"shard"`
+	// Unchanged means that the bucket has this very configuration.
+	Unchanged bool `json:"unchanged"`
+	// New means that the bucket has no valid configuration of the shard.
+	New           bool     `json:"new"`
+	RollingGroups []string `json:"rolling_groups"` // as the Terraform provider's attribute
+	Effects       []string `json:"effects"`        // on running instances, in words
+}
+
+func (a *app) configPlanCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
+		Long: `Compares a file with the shard's configuration in the bucket, and shows which groups
+would roll, which would get new files, and which would be emptied. The Terraform provider
+computes rolling_groups with the same code. Changes nothing.`,
+		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
+  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
+	}
+	var b bucketFlags
+	b.add(cmd)
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := a.compare(cmd.Context(), &b, args[0])
+		if err != nil {
+			return err
+		}
+		plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
+			RollingGroups: []string{}, Effects: []string{}}
+		if c.before != nil {
+			change := config.ChangeOf(c.before, c.after, false)
+			plan.RollingGroups = append(plan.RollingGroups, change.Rolling()...)
+			if _, detail := change.Warning(); detail != "" {
+				plan.Effects = strings.Split(detail, "\n")
+			}
+		}
+		return a.show(*f, plan, func(w io.Writer) error {
+			switch {
+			case plan.Unchanged:
+				fmt.Fprintf(w, "%s: the bucket has this configuration already.\n", c.name)
+			case plan.New:
+				fmt.Fprintf(w, "%s: the bucket has no valid configuration to compare with.\n", c.name)
+			case len(plan.Effects) == 0:
+				fmt.Fprintf(w, "%s: nothing happens to running instances.\n", c.name)
+			}
+			for _, line := range plan.Effects {
+				fmt.Fprintf(w, "%s: %s\n", c.name, line)
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+func (a *app) configDiffCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "diff FILE", Short: "Compare a configuration file with the one in the bucket", Args: cobra.ExactArgs(1),
+		Long: `Shows the lines in which a file differs from the shard's configuration in the bucket, as
+diff -u does. Shows nothing if they are the same. "config plan" shows what follows.`,
+		Example: `  nstance-admin config diff us-west-2a.jsonc --storage-bucket my-bucket`,
+	}
+	var b bucketFlags
+	b.add(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := a.compare(cmd.Context(), &b, args[0])
+		if err != nil {
+			return err
+		}
+		return difflib.WriteUnifiedDiff(a.Stdout, difflib.UnifiedDiff{A: difflib.SplitLines(string(c.stored)),
+			B: difflib.SplitLines(string(c.file)), FromFile: "bucket/config/" + c.name + ".jsonc", ToFile: args[0],
+			Context: 3})
+	}
+	return cmd
+}
+
+func (a *app) configHistoryCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "history", Short: "Show when configurations were applied", Args: cobra.NoArgs,
+		Long: `Shows from the shards' journals when leaders applied a configuration, and its ETag. Who
+pushed one is in "cluster journal".`,
+		Example: `  nstance-admin config history --all-shards --since 168h`,
+	}
+	var since time.Duration
+	cmd.Flags().DurationVar(&since, "since", 0, "only of this time, such as 168h")
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.history(cmd, s, *f, since, fleet.HistoryFilter{Kinds: []string{"config_applied"}})
+	}
+	return cmd
+}

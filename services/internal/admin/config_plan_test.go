@@ -1,0 +1,95 @@
+package admin
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// TestConfigPlan plans and compares a first configuration, the same one, one that rolls a group, and a wrong one.
+func TestConfigPlan(t *testing.T) {
+	b := newBucket(t, "file")
+	b.init(t)
+	path := exampleConfig(t)
+	if got := parse[configPlan](t, b.must(t, b.args("config", "plan", path, "-o", "json")...)); !got.New ||
+		got.Shard != "dev-1" {
+		t.Errorf("%+v", got)
+	}
+	b.must(t, b.args("config", "push", path)...)
+	if got := b.must(t, b.args("config", "plan", path)...); !strings.Contains(got, "has this configuration already") {
+		t.Error(got)
+	}
+	if got := b.must(t, b.args("config", "diff", path)...); got != "" {
+		t.Error(got)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.Replace(string(text), `"arch": "amd64"`, `"arch": "arm64"`, 1)
+	writeFile(t, path, []byte(changed))
+	got := parse[configPlan](t, b.must(t, b.args("config", "plan", path, "-o", "json")...))
+	if len(got.RollingGroups) == 0 || !strings.HasPrefix(got.Effects[0], "Instances are replaced") ||
+		!strings.Contains(got.Effects[0], got.RollingGroups[0]) {
+		t.Errorf("%+v", got)
+	}
+	if diff := b.must(t, b.args("config", "diff", path)...); !strings.Contains(diff, "\n-") ||
+		!strings.Contains(diff, "\n+") || !strings.Contains(diff, `"arch": "arm64"`) {
+		t.Error(diff)
+	}
+	writeFile(t, path, []byte("{}"))
+	b.fails(t, exitFailure, "not a valid configuration", b.args("config", "plan", path)...)
+}
+
+// TestClusterJournal makes every change in the bucket and finds it in the journal, without any secret.
+func TestClusterJournal(t *testing.T) {
+	b := newBucket(t, "file")
+	b.env = map[string]string{"USER": "alice"}
+	b.init(t)
+	b.stdin = "a-very-secret-value"
+	b.must(t, b.args("cluster", "secret", "set", "db.password")...)
+	b.rand = 9
+	b.must(t, b.args("cluster", "secret", "delete", "db.password", "--yes")...)
+	nonce := b.must(t, b.args("cluster", "nonce")...)
+	dir := t.TempDir()
+	b.must(t, b.args("cluster", "register-operator", "--output-dir", dir, "--name", "bob", "--role", "viewer")...)
+	listed := parse[operatorList](t, b.must(t, b.args("cluster", "operator", "list", "-o", "json")...))
+	b.rand = 11
+	b.must(t, b.args("cluster", "operator", "remove", listed.Operators[0].ID, "--yes")...)
+	b.must(t, b.args("config", "push", exampleConfig(t))...)
+	out := b.must(t, b.args("cluster", "journal", "-o", "json")...)
+	events := parse[struct{ Events []record.ClusterEvent }](t, out).Events
+	var kinds []string
+	for _, e := range events {
+		kinds = append(kinds, e.Kind)
+		if !strings.HasPrefix(e.Actor, "alice at ") || e.At.IsZero() {
+			t.Errorf("%+v", e)
+		}
+	}
+	for _, want := range []string{"keys_made", "secret_set", "secret_deleted", "nonce_made", "operator_registered",
+		"operator_removed", "config_pushed"} {
+		if !strings.Contains(" "+strings.Join(kinds, " ")+" ", " "+want+" ") {
+			t.Errorf("%s is not in %v", want, kinds)
+		}
+	}
+	for _, secret := range []string{"a-very-secret-value", strings.TrimSpace(nonce), encryptionKey} {
+		if strings.Contains(out, secret) {
+			t.Errorf("the journal has a secret")
+		}
+	}
+	table := b.must(t, b.args("cluster", "journal", "--since", "1h")...)
+	if !strings.Contains(table, "secret deleted") || !strings.Contains(table, "db.password") {
+		t.Error(table)
+	}
+	b.must(t, b.args("cluster", "verify")...)
+
+	// Verify finds what is no entry of the journal.
+	if _, err := b.store.Put(t.Context(), keys.ClusterJournalPrefix()+"x", []byte("x"), objstore.Always()); err != nil {
+		t.Fatal(err)
+	}
+	b.fails(t, exitFailure, "problems in the bucket", b.args("cluster", "verify")...)
+}

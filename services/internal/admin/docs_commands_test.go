@@ -1,0 +1,97 @@
+package admin
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	commandText = regexp.MustCompile("nstance-admin( +[^`|;&#\n]+)")
+	commandWord = regexp.MustCompile(`^[a-z][a-z-]*$`)
+)
+
+// TestDocumentsNameCommands checks that the commands of nstance-admin in all documents exist, with their flags.
+func TestDocumentsNameCommands(t *testing.T) {
+	env := System()
+	env.Getenv = func(string) string { return "" }
+	root := newApp("1", env).command()
+	found := 0
+	err := filepath.WalkDir("../../..", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && slices.Contains([]string{".git", "temp", "testdata", "node_modules"}, entry.Name()):
+			return fs.SkipDir
+		case filepath.Ext(path) != ".md":
+			return nil
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		// Only code: lines of blocks, and spans.
+		text := strings.ReplaceAll(string(raw), "\\\n", " ")
+		block := false
+		for line := range strings.SplitSeq(text, "\n") {
+			if strings.HasPrefix(strings.TrimSpace(line), "```") {
+				block = !block
+				continue
+			}
+			line, _, _ = strings.Cut(line, " # ")
+			pieces := []string{line}
+			if !block {
+				pieces = nil
+				for i, piece := range strings.Split(line, "`") {
+					if i%2 == 1 {
+						pieces = append(pieces, piece)
+					}
+				}
+			}
+			for _, piece := range pieces {
+				for _, match := range commandText.FindAllStringSubmatch(piece, -1) {
+					found++
+					checkCommand(t, path, root, strings.Fields(match[1]))
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found < 50 {
+		t.Errorf("found %d commands", found)
+	}
+}
+
+// checkCommand checks that the words name a command and flags of it. Words that are no names are arguments.
+func checkCommand(t *testing.T, path string, cmd *command, words []string) {
+	t.Helper()
+	text := strings.Join(words, " ")
+	for _, word := range words {
+		if name, ok := strings.CutPrefix(word, "--"); ok {
+			name, _, _ = strings.Cut(name, "=")
+			if name = strings.TrimRight(name, ".,)]\"'"); name == "help" || name == "version" {
+				continue
+			}
+			if cmd.Flags().Lookup(name) == nil && cmd.InheritedFlags().Lookup(name) == nil {
+				t.Errorf("%s: nstance-admin %s: %s has no flag --%s", path, text, cmd.CommandPath(), name)
+			}
+			continue
+		}
+		if !cmd.HasSubCommands() || !commandWord.MatchString(word) {
+			continue
+		}
+		next, _, err := cmd.Find([]string{word})
+		if err != nil || next == cmd {
+			t.Errorf("%s: nstance-admin %s: %s has no command %s", path, text, cmd.CommandPath(), word)
+			return
+		}
+		cmd = next
+	}
+}

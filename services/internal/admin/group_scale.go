@@ -1,0 +1,90 @@
+package admin
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+func (a *app) groupScaleCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
+		Long: `Changes the size of a group and nothing else: what others change about the group at
+the same time is kept. With several shards, say what SIZE is: --per-shard gives the group
+this size in each of them, --total divides it evenly over those that have the group.
+
+The answer comes when the new size is durable; "nstance-admin events" shows what
+follows. With --wait it comes when the group has that size and is healthy.`,
+		Example: `  nstance-admin group scale workers 5 --shard us-west-2a --wait
+  nstance-admin group scale workers 9 --all-shards --total
+  nstance-admin group scale workers 0 --all-shards --per-shard`,
+	}
+	var total, perShard bool
+	cmd.Flags().BoolVar(&total, "total", false, "with several shards: SIZE is the sum over all of them")
+	cmd.Flags().BoolVar(&perShard, "per-shard", false, "with several shards: SIZE is the size in each of them")
+	cmd.MarkFlagsMutuallyExclusive("total", "per-shard")
+	s, f, patient := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		size, err := strconv.ParseUint(args[1], 10, 31)
+		if err != nil {
+			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances", args[1]))
+		}
+		if err := ident.ValidateName(args[0]); err != nil {
+			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		}
+		if s.all && !total && !perShard {
+			if total, err = a.askTotal(s, args[1]); err != nil {
+				return err
+			}
+		}
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
+			if total {
+				return f.ScaleTotal(ctx, shards, args[0], uint32(size))
+			}
+			return f.Scale(ctx, shards, args[0], uint32(size))
+		}
+		err = ask(cmd.Context(), a, s, *f, "scaling in", call, groupLines(func(answer fleet.GroupAnswer) string {
+			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, answer.Group.Name,
+				*answer.PreviousSize, answer.Group.Size, answer.Group.ActualSize)
+		}))
+		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
+	}
+	return cmd
+}
+
+// askTotal asks whether a size is meant for all shards together. With one shard there is nothing to ask.
+func (a *app) askTotal(s *scope, size string) (total bool, err error) {
+	f, err := a.fleet(s)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	if n := len(f.Shards()); n == 1 {
+		return false, nil
+	} else if !isTerminal(a.Stdin) {
+		return false, &usageError{err: fmt.Errorf("is %s the size in each of %d shards, or in all together?", size, n),
+			hint: "add --per-shard or --total"}
+	}
+	fmt.Fprintf(a.Stderr, "Is %s the size in each of %s, or in all together? Type per-shard or total: ", size,
+		list(f.Shards()))
+	answer, err := bufio.NewReader(a.Stdin).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, fmt.Errorf("read the answer: %w", err)
+	}
+	switch strings.TrimSpace(answer) {
+	case "total":
+		return true, nil
+	case "per-shard":
+		return false, nil
+	}
+	return false, errors.New("neither per-shard nor total: nothing was done")
+}

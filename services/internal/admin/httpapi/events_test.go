@@ -1,0 +1,89 @@
+package httpapi_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
+)
+
+// TestFollow reads events line by line while they happen. Each line matches the schema in the document. The response
+// says when a shard is lost and found again, and ends when the server stops.
+func TestFollow(t *testing.T) {
+	x := newAPI(t, "")
+	open := func() chan *nstancev1.GroupEvent {
+		events := make(chan *nstancev1.GroupEvent, 3)
+		events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: x.a.Groups[0]}
+		events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_SNAPSHOT_END}
+		return events
+	}
+	events := open()
+	x.a.GroupEvents = events
+	server := httptest.NewServer(x.handler)
+	defer server.Close()
+	_, text, _ := x.do(t, request{method: "GET", path: "/openapi.json"})
+	var document struct {
+		Paths map[string]struct {
+			Get struct {
+				Responses map[string]struct {
+					Content map[string]struct{ Schema json.RawMessage }
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &document); err != nil {
+		t.Fatal(err)
+	}
+	schema := document.Paths["/events/follow"].Get.Responses["200"].Content["application/x-ndjson"].Schema
+
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/events/follow?shard=a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewReader(resp.Body)
+	next := func(wantType string) httpapi.Followed {
+		t.Helper()
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, schema, string(line))
+		var got struct {
+			httpapi.Followed
+			Err *struct{ Code string } `json:"error"`
+		}
+		if err := json.Unmarshal(line, &got); err != nil || got.Type != wantType || got.Shard != "a" ||
+			(got.Err != nil) != (wantType == "lost") {
+			t.Fatalf("%v, want %s: %s", err, wantType, line)
+		}
+		return got.Followed
+	}
+	if e := next("upsert"); !e.Snapshot || e.GroupStatus.Name != "workers" {
+		t.Errorf("%+v", e)
+	}
+	next("snapshot_end")
+	events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: "gone"}
+	if e := next("delete"); e.Snapshot || e.Group != "gone" {
+		t.Errorf("%+v", e)
+	}
+	x.a.Do(func() { x.a.GroupEvents = open() })
+	close(events)
+	next("lost")
+	next("found")
+	next("upsert")
+	next("snapshot_end")
+	close(x.ended)
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
+		t.Errorf("%q, %v after the end", rest, err)
+	}
+}

@@ -1,0 +1,194 @@
+package httpapi
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// ScaleRequest is the body of POST /group/scale.
+type ScaleRequest struct {
+	Group string  `json:"group"`
+	Size  *uint32 `json:"size" jsonschema:"maximum=2147483647"`
+	Total bool    `json:"total,omitempty" jsonschema:"description=With all_shards: size is the sum over the shards that have the group and is divided evenly"`
+}
+
+// RolloutRequest is the body of POST /group/rollout.
+type RolloutRequest struct {
+	Group  string              `json:"group"`
+	Action fleet.RolloutAction `json:"action" jsonschema:"enum=pause,enum=resume,enum=roll"`
+}
+
+// CreateGroupRequest is the body of POST /group/create. What it leaves out is the template's.
+type CreateGroupRequest struct {
+	Group         string            `json:"group"`
+	Template      string            `json:"template"`
+	Size          *uint32           `json:"size,omitempty" jsonschema:"maximum=2147483647,description=1 if not given"`
+	InstanceType  string            `json:"instance_type,omitempty"`
+	InstanceTypes []string          `json:"instance_types,omitempty"`
+	SubnetPool    string            `json:"subnet_pool,omitempty"`
+	Vars          map[string]string `json:"vars,omitempty"`
+	LoadBalancers []string          `json:"load_balancers,omitempty"`
+	DrainTimeout  string            `json:"drain_timeout,omitempty" jsonschema:"description=Go duration"`
+	MaxSurge      *uint32           `json:"max_surge,omitempty"`
+	MaxUnhealthy  string            `json:"max_unhealthy,omitempty"`
+}
+
+// GroupRequest is the body of requests that only name a group.
+type GroupRequest struct {
+	Group string `json:"group"`
+}
+
+var groupParameter = []parameter{{"group", "string", "The group. Required."}}
+
+func (a *api) groupRoutes() []route {
+	return []route{
+		{
+			method: http.MethodGet, path: "/groups", name: "groups", summary: "The tenant's groups.", shards: true,
+			answer: fleet.Answers[fleet.GroupsAnswer]{},
+			do: func(c *call) (int, any, error) {
+				return answer(a.Fleet.Groups(c.Context(), c.shards))
+			},
+		}, {
+			method: http.MethodGet, path: "/group", name: "group", summary: "One group of the tenant.", shards: true,
+			query: groupParameter, answer: fleet.Answers[fleet.GroupsAnswer]{},
+			do: func(c *call) (int, any, error) {
+				group, err := c.group(c.URL.Query().Get("group"), "query")
+				if err != nil {
+					return 0, nil, err
+				}
+				return answer(a.Fleet.Group(c.Context(), c.shards, group))
+			},
+		}, {
+			method: http.MethodGet, path: "/group/explain", name: "groupExplain",
+			summary: "What the leaders would do next for a group and why. Changes nothing.", shards: true,
+			query: groupParameter, answer: fleet.Answers[fleet.ExplanationAnswer]{},
+			do: func(c *call) (int, any, error) {
+				group, err := c.group(c.URL.Query().Get("group"), "query")
+				if err != nil {
+					return 0, nil, err
+				}
+				return answer(a.Fleet.Explain(c.Context(), c.shards, group))
+			},
+		}, {
+			method: http.MethodPost, path: "/group/scale", name: "groupScale",
+			summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{},
+			answer: fleet.Answers[fleet.GroupAnswer]{},
+			do:     a.scale,
+		}, {
+			method: http.MethodPost, path: "/group/rollout", name: "groupRollout",
+			summary: "Pause or resume the rollout of a group, or replace all its instances.", shards: true,
+			body: RolloutRequest{}, answer: fleet.Answers[fleet.GroupAnswer]{},
+			do: a.rollout,
+		}, {
+			method: http.MethodPost, path: "/group/create", name: "groupCreate",
+			summary: "Create a dynamic group from a template.", shards: true, body: CreateGroupRequest{},
+			answer: fleet.Answers[fleet.GroupAnswer]{},
+			do:     a.createGroup,
+		}, {
+			method: http.MethodPost, path: "/group/delete", name: "groupDelete",
+			summary: "Delete a dynamic group, or what was changed about a static one.", shards: true,
+			body: GroupRequest{}, answer: fleet.Answers[fleet.GroupAnswer]{},
+			do: a.deleteGroup,
+		},
+	}
+}
+
+// group checks the name of a group that a request names in its query or body.
+func (c *call) group(name, where string) (string, error) {
+	if err := ident.ValidateName(name); err != nil {
+		return "", badRequest("%s: group: %v", where, err)
+	}
+	return name, nil
+}
+
+func (a *api) scale(c *call) (int, any, error) {
+	var body ScaleRequest
+	if err := c.read(&body); err != nil {
+		return 0, nil, err
+	}
+	group, err := c.group(body.Group, "body")
+	if err != nil {
+		return 0, nil, err
+	}
+	if body.Size == nil || *body.Size > 1<<31-1 {
+		return 0, nil, badRequest("body: size: want a number of instances, from 0 to 2147483647")
+	}
+	c.detail = fmt.Sprintf("group %s to size %d", group, *body.Size)
+	if body.Total {
+		c.detail += " in all together"
+		return answer(a.Fleet.ScaleTotal(c.Context(), c.shards, group, *body.Size))
+	}
+	return answer(a.Fleet.Scale(c.Context(), c.shards, group, *body.Size))
+}
+
+func (a *api) rollout(c *call) (int, any, error) {
+	var body RolloutRequest
+	if err := c.read(&body); err != nil {
+		return 0, nil, err
+	}
+	group, err := c.group(body.Group, "body")
+	if err != nil {
+		return 0, nil, err
+	}
+	switch body.Action {
+	case fleet.PauseRollout, fleet.ResumeRollout, fleet.RollGroup:
+	default:
+		return 0, nil, badRequest("body: action: want pause, resume or roll")
+	}
+	c.detail = fmt.Sprintf("%s group %s", body.Action, group)
+	return answer(a.Fleet.Rollout(c.Context(), c.shards, group, body.Action))
+}
+
+func (a *api) createGroup(c *call) (int, any, error) {
+	var body CreateGroupRequest
+	if err := c.read(&body); err != nil {
+		return 0, nil, err
+	}
+	group, err := c.group(body.Group, "body")
+	if err != nil {
+		return 0, nil, err
+	}
+	if body.Template == "" {
+		return 0, nil, badRequest("body: template: is missing")
+	}
+	size := uint32(1)
+	if body.Size != nil {
+		size = *body.Size
+	}
+	if size > 1<<31-1 {
+		return 0, nil, badRequest("body: size: want a number of instances, from 0 to 2147483647")
+	}
+	spec := &nstancev1.UpsertGroupRequest{Group: group, Template: body.Template, Size: &size,
+		InstanceType: body.InstanceType, InstanceTypes: body.InstanceTypes, SubnetPool: body.SubnetPool,
+		Vars: body.Vars, SetVars: len(body.Vars) > 0, LoadBalancers: body.LoadBalancers, MaxSurge: body.MaxSurge,
+		MaxUnhealthy: body.MaxUnhealthy}
+	if body.DrainTimeout != "" {
+		drain, err := time.ParseDuration(body.DrainTimeout)
+		if err != nil {
+			return 0, nil, badRequest("body: drain_timeout: want a duration such as 5m")
+		}
+		spec.DrainTimeout = durationpb.New(drain)
+	}
+	c.detail = fmt.Sprintf("create group %s of template %s with size %d", group, body.Template, size)
+	return answer(a.Fleet.CreateGroup(c.Context(), c.shards, spec))
+}
+
+func (a *api) deleteGroup(c *call) (int, any, error) {
+	var body GroupRequest
+	if err := c.read(&body); err != nil {
+		return 0, nil, err
+	}
+	group, err := c.group(body.Group, "body")
+	if err != nil {
+		return 0, nil, err
+	}
+	c.detail = "delete group " + group
+	return answer(a.Fleet.DeleteGroup(c.Context(), c.shards, group))
+}

@@ -1,0 +1,129 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+func (a *app) instanceDeleteCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "delete INSTANCE", Short: "Delete an instance", Args: cobra.ExactArgs(1),
+		Long: `Deletes an instance: it is drained, as its group says, and terminated. If it counts
+towards a group's size, the server makes another in its place. With --decrement the
+group's size is lowered by one in the same step, and no other instance takes its place.
+
+The answer comes when it is certain to happen, not when it has happened.`,
+		Example: `  nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --all-shards --reason "disk is failing" --yes
+  nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --decrement --yes`,
+	}
+	var reason string
+	var decrement bool
+	cmd.Flags().StringVar(&reason, "reason", "requested with nstance-admin", "why, for its record and the events")
+	cmd.Flags().BoolVar(&decrement, "decrement", false, "also lower the size of its group by one")
+	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), sureFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := instanceID(cmd, args[0])
+		if err != nil {
+			return err
+		}
+		if done, err := a.confirm(cmd, sure, "instance "+id.String()+" is drained and terminated"); done || err != nil {
+			return err
+		}
+		return a.deleteInstance(cmd.Context(), s, *f, id, reason, decrement, patient)
+	}
+	return cmd
+}
+
+func (a *app) instanceDrainCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "drain INSTANCE", Short: "Drain an instance, delete it, and wait until it is gone",
+		Args: cobra.ExactArgs(1),
+		Long: `Deletes an instance like "instance delete --wait": it is drained, as its group says, and
+terminated, and the command waits until it is gone. A drain without a deletion does not
+exist. To keep an instance out of rollouts and scale-downs, use "instance protect".`,
+		Example: `  nstance-admin instance drain wrk06bgm7733st2576nx5jht4ecjw --all-shards --wait-timeout 15m --yes`,
+	}
+	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), &patienceFlags{wait: true}, sureFlags(cmd)
+	patient.addTimeout(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := instanceID(cmd, args[0])
+		if err != nil {
+			return err
+		}
+		if done, err := a.confirm(cmd, sure, "instance "+id.String()+" is drained and terminated"); done || err != nil {
+			return err
+		}
+		return a.deleteInstance(cmd.Context(), s, *f, id, "drained with nstance-admin", false, patient)
+	}
+	return cmd
+}
+
+func (a *app) deleteInstance(ctx context.Context, s *scope, f format, id ident.ID, reason string, decrement bool,
+	patient *patienceFlags) error {
+	call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
+		return fleet.Elsewhere(f.DeleteInstance(ctx, shards, id, reason, decrement))
+	}
+	err := ask(ctx, a, s, f, "deleting in", call, func(w io.Writer, answers []fleet.InstanceAnswer) error {
+		err := eachInstance(writeState)(w, answers)
+		for _, answer := range answers {
+			if g := answer.Group; g != nil && err == nil {
+				_, err = fmt.Fprintf(w, "%s: group %s has the size %d now\n", answer.Shard, printable(g.Name), g.Size)
+			}
+		}
+		return err
+	})
+	if err != nil || !patient.wait {
+		return err
+	}
+	return a.waitUntilGone(ctx, s, patient, id)
+}
+
+func (a *app) instanceProtectCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "protect INSTANCE", Short: "Protect an instance from voluntary replacement and from a smaller size",
+		Args: cobra.ExactArgs(1),
+		Long: `Protects an instance: it is neither rotated because of drift or age, nor chosen by a
+scale-down. Lost, silent and expired (forced_age) instances are replaced all the same,
+and "instance delete" deletes it. The protection outlasts a new leader, until --off.`,
+		Example: `  nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --all-shards
+  nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --off`,
+	}
+	var off bool
+	cmd.Flags().BoolVar(&off, "off", false, "end the protection")
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := instanceID(cmd, args[0])
+		if err != nil {
+			return err
+		}
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
+			return fleet.Elsewhere(f.ProtectInstance(ctx, shards, id, !off))
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", call,
+			eachInstance(func(w io.Writer, shard string, i fleet.Instance) error {
+				state := "is not protected"
+				if i.Protected {
+					state = "is protected"
+				}
+				_, err := fmt.Fprintf(w, "%s: instance %s %s\n", shard, printable(i.ID), state)
+				return err
+			}))
+	}
+	return cmd
+}
+
+// writeState writes the state of an instance after a change.
+func writeState(w io.Writer, shard string, i fleet.Instance) error {
+	until := ""
+	if !i.DeleteDeadline.IsZero() {
+		until = ", drained until " + stamp(i.DeleteDeadline) + " at the latest"
+	}
+	_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", shard, printable(i.ID), printable(i.State), until)
+	return err
+}

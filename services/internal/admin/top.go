@@ -1,0 +1,107 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) topCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "top", Short: "Show shards and groups again and again", Args: cobra.NoArgs,
+		Long: `Shows the status of all shards and their groups, again every two seconds, until it is
+interrupted. On a terminal each picture replaces the one before.`,
+		Example: `  nstance-admin top
+  nstance-admin top --shard us-west-2a --interval 10s`,
+	}
+	s := scopeFlags(cmd)
+	var interval time.Duration
+	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time between two pictures")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if interval < time.Second {
+			return usagef("--interval %s is less than a second", interval)
+		}
+		if s.shard == "" && a.Getenv(envShard) == "" {
+			s.all = true
+		}
+		return a.top(cmd.Context(), s, interval)
+	}
+	return cmd
+}
+
+// top ends with ctx. A shard that does not answer is shown as such, and asked again.
+func (a *app) top(ctx context.Context, s *scope, interval time.Duration) error {
+	f, err := a.fleet(s)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	shards, err := a.shards(s, f)
+	if err != nil {
+		return err
+	}
+	table := a.groupTable()
+	for ctx.Err() == nil {
+		status, groups := f.Status(ctx, shards), f.Groups(ctx, shards)
+		if ctx.Err() != nil {
+			break
+		}
+		if isTerminal(a.Stdout) {
+			fmt.Fprint(a.Stdout, "\x1b[H\x1b[2J")
+		}
+		if err := a.line("%s", a.style.out.dim(stamp(a.Now()))); err != nil {
+			return err // the reader has closed the output
+		}
+		for _, answer := range status {
+			if answer.Err != nil {
+				fmt.Fprintf(a.Stdout, "%s %s\n", a.style.out.bad("shard "+answer.Shard+":"),
+					printable(answer.Err.Message))
+			}
+		}
+		if err := a.writeStatus(a.Stdout, status); err != nil {
+			return err
+		}
+		fmt.Fprintln(a.Stdout)
+		if err := table(a.Stdout, groups); err != nil {
+			return err
+		}
+		if err := a.sleep(ctx, interval); err != nil {
+			break // interrupted
+		}
+	}
+	return nil
+}
+
+func (a *app) uiCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "ui", Short: "Open the page in a browser", Args: cobra.NoArgs,
+		Long: `Serves the page for this machine only, on a free port, and opens it in a browser: that
+of $BROWSER, or the system's. It serves until it is interrupted.`,
+		Example: `  nstance-admin ui
+  nstance-admin ui --no-browser     # only print the address`,
+	}
+	var quiet bool
+	cmd.Flags().BoolVar(&quiet, "no-browser", false, "do not open a browser")
+	s := new(scope)
+	s.reach(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.serve(cmd.Context(), s, serveOptions{bind: "127.0.0.1:0", opened: func(url string) {
+			_ = a.line("%s", url)
+			if quiet {
+				return
+			}
+			opener := map[string]string{"darwin": "open"}[runtime.GOOS]
+			opener = cmp.Or(a.Getenv("BROWSER"), opener, "xdg-open")
+			//nolint:gosec // the user chooses the program
+			if err := exec.CommandContext(cmd.Context(), opener, url).Start(); err != nil {
+				a.note("The browser does not open (%v): open the address yourself.", err)
+			}
+		}})
+	}
+	return cmd
+}

@@ -1,0 +1,86 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// versions are those of the programs of one shard.
+type versions struct {
+	fleet.Outcome
+	Leader string `json:"leader,omitempty"`
+	// Agents counts the instances by the version of their agents. Those that have not reported are not counted.
+	Agents map[string]int `json:"agents,omitempty"`
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		Long: `Prints the version of this program. With --all, also the versions of the leaders and
+of the agents in every shard.`,
+		Example: `  nstance-admin version --all`,
+	}
+	s := new(scope)
+	var all bool
+	cmd.Flags().BoolVar(&all, "all", false, "also ask every shard for the versions of its leader and agents")
+	s.reach(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := a.line("nstance-admin %s", a.version); err != nil || !all {
+			return err
+		}
+		s.all = true
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []versions {
+			return versionsOf(f.Status(ctx, shards), f.Instances(ctx, shards, ""))
+		}
+		return ask(cmd.Context(), a, s, "table", "asking", call, a.writeVersions)
+	}
+	return cmd
+}
+
+// versionsOf combines the answers of the same shards.
+func versionsOf(statuses []fleet.StatusAnswer, instances []fleet.InstancesAnswer) []versions {
+	var out []versions
+	for n, status := range statuses {
+		v := versions{Outcome: status.Outcome, Agents: map[string]int{}}
+		if v.Err == nil {
+			v.Leader, v.Err = status.Version, instances[n].Err
+		}
+		for _, i := range instances[n].Instances {
+			if i.AgentVersion != "" {
+				v.Agents[i.AgentVersion]++
+			}
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+func (a *app) writeVersions(w io.Writer, answers []versions) error {
+	var rows [][]cell
+	for _, v := range answers {
+		if v.Err != nil {
+			continue
+		}
+		var agents []string
+		for _, version := range slices.Sorted(maps.Keys(v.Agents)) {
+			agents = append(agents, fmt.Sprintf("%s (%d)", version, v.Agents[version]))
+		}
+		row := plain(v.Shard, v.Leader, strings.Join(agents, ", "))
+		if v.Leader != a.version {
+			row[1].paint = a.style.out.warn
+		}
+		rows = append(rows, row)
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	return writeTable(w, a.style.out, []string{"SHARD", "LEADER", "AGENTS"}, rows)
+}

@@ -1,0 +1,143 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// lookPause is the time between two looks at what a command waits for.
+const lookPause = 2 * time.Second
+
+// patienceFlags hold whether and how long a command waits for the effect of what it asked for.
+type patienceFlags struct {
+	wait    bool
+	timeout time.Duration
+}
+
+func waitFlags(cmd *cobra.Command) *patienceFlags {
+	p := new(patienceFlags)
+	cmd.Flags().BoolVar(&p.wait, "wait", false, "wait until it has happened, and show the progress")
+	p.addTimeout(cmd)
+	return p
+}
+
+func (p *patienceFlags) addTimeout(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&p.timeout, "wait-timeout", 15*time.Minute, "how long to wait at most")
+}
+
+func (a *app) groupWaitCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "wait GROUP", Short: "Wait until a group is as it should be", Args: cobra.ExactArgs(1),
+		Long: `Waits until a group has its size, all its instances are healthy and none is outdated,
+and shows the progress on standard error. The exit status is 1 if the time is over.`,
+		Example: `  nstance-admin group wait workers --shard us-west-2a --wait-timeout 30m`,
+	}
+	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}
+	patient.addTimeout(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := ident.ValidateName(args[0]); err != nil {
+			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		}
+		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], nil)
+	}
+	return cmd
+}
+
+// thenWaitForGroup waits for a group after a change, if the flags say so and the change succeeded.
+func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceFlags, name string,
+	changed error) error {
+	if changed != nil || !patient.wait {
+		return changed
+	}
+	return a.await(ctx, s, patient, "nstance-admin explain group "+name,
+		func(ctx context.Context, f *fleet.Fleet, shard string) (bool, string, *fleet.Error) {
+			answer := f.Group(ctx, []string{shard}, name)[0]
+			if answer.Err != nil {
+				return false, "", answer.Err
+			}
+			g := answer.Groups[0]
+			text := fmt.Sprintf("group %s: size %d, %d there, %d healthy, %d outdated", g.Name, g.Size, g.ActualSize,
+				g.Healthy, g.Outdated)
+			if why := note(g); why != "" {
+				text += ": " + why
+			}
+			return g.ActualSize == g.Size && g.Healthy >= g.Size && g.Outdated == 0 && !g.Deleting, text, nil
+		})
+}
+
+// waitUntilGone waits until an instance is deleted.
+func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlags, id ident.ID) error {
+	return a.await(ctx, s, patient, "nstance-admin explain instance "+id.String(),
+		func(ctx context.Context, f *fleet.Fleet, shard string) (bool, string, *fleet.Error) {
+			answer := f.Instance(ctx, []string{shard}, id)[0]
+			switch {
+			case answer.Err != nil && answer.Err.Code == codes.NotFound:
+				return true, "instance " + id.String() + " is not there", nil
+			case answer.Err != nil:
+				return false, "", answer.Err
+			}
+			return answer.Instance.State == "deleted", fmt.Sprintf("instance %s is %s, the provider says %s", id,
+				answer.Instance.State, answer.Instance.ProviderState), nil
+		})
+}
+
+// await looks at all selected shards until done holds in each, and notes every change. Errors that may end by
+// themselves, such as a leader that is lost, are noted and do not end the wait. hint is the command that explains what
+// blocks.
+func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
+	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
+	if patient.timeout <= 0 {
+		return usagef("--wait-timeout %s is not more than zero", patient.timeout)
+	}
+	f, err := a.fleet(s)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	shards, err := a.shards(s, f)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patient.timeout)
+	defer cancel()
+	said := map[string]string{}
+	for {
+		left := 0
+		for _, shard := range shards {
+			ok, text, failed := done(ctx, f, shard)
+			if failed != nil {
+				switch failed.Code {
+				case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted:
+					text = failed.Message
+				default:
+					return failed
+				}
+			}
+			if said[shard] != text && ctx.Err() == nil {
+				said[shard] = text
+				a.note("%s: %s", shard, printable(text))
+			}
+			if !ok {
+				left++
+			}
+		}
+		if left == 0 {
+			return nil
+		}
+		if err := a.sleep(ctx, lookPause); err != nil {
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return withHint(fmt.Errorf("after %s it has not happened in %d of %d shards", patient.timeout, left,
+					len(shards)), "%s says what blocks it", hint)
+			}
+			return err
+		}
+	}
+}

@@ -1,0 +1,145 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+const (
+	// searchPath is the only environment variable of a command.
+	searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	// maxOutput is how much of the end of a command's output is kept.
+	maxOutput = 4 << 10
+	// openPipes is the wait for output that children of a command keep open after its end.
+	openPipes = time.Second
+	// maxAnswer is how much of an HTTP answer is read.
+	maxAnswer = 64 << 10
+)
+
+// Local runs a check on this machine.
+func Local(ctx context.Context, check *nstancev1.HealthCheck) (failure string) {
+	switch probe := check.GetProbe().(type) {
+	case *nstancev1.HealthCheck_Exec:
+		return runCommand(ctx, probe.Exec.GetCommand())
+	case *nstancev1.HealthCheck_Http:
+		return request(ctx, probe.Http)
+	}
+	return "this agent does not know the kind of the check"
+}
+
+// runCommand runs a command in its own process group. At the end of ctx the whole group is killed. The reason of a
+// failure includes the last line of the output.
+func runCommand(ctx context.Context, words []string) (failure string) {
+	if len(words) == 0 {
+		return "there is no command"
+	}
+	output := &tail{}
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Env, cmd.Dir = []string{searchPath}, "/"
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = openPipes
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil || errors.Is(err, exec.ErrWaitDelay):
+		return "" // it succeeded, though a child kept its output open
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return withLine("killed at its timeout", output.lastLine())
+	case errors.As(err, &exit):
+		return withLine(exit.String(), output.lastLine())
+	}
+	return err.Error()
+}
+
+func withLine(reason, line string) string {
+	if line == "" {
+		return reason
+	}
+	return reason + ": " + line
+}
+
+// client sends the requests of checks. It uses no proxy, and opens a connection for each request.
+var client = &http.Client{
+	Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialLoopback, MaxResponseHeaderBytes: maxAnswer},
+	CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	},
+}
+
+// dialLoopback connects to the port of an address on this machine, over IPv4 or else IPv6.
+func dialLoopback(ctx context.Context, _, addr string) (net.Conn, error) {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", port))
+	if err == nil || ctx.Err() != nil {
+		return conn, err
+	}
+	if conn, err6 := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort("::1", port)); err6 == nil {
+		return conn, nil
+	}
+	return nil, err
+}
+
+func request(ctx context.Context, probe *nstancev1.HttpProbe) (failure string) {
+	host := net.JoinHostPort("localhost", strconv.FormatUint(uint64(probe.GetPort()), 10))
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+probe.GetPath(), http.NoBody)
+	if err != nil {
+		return err.Error()
+	}
+	req.Header.Set("User-Agent", "nstance-agent")
+	answer, err := client.Do(req)
+	switch {
+	case ctx.Err() != nil:
+		return "no answer within its timeout"
+	case err != nil:
+		return err.Error()
+	}
+	defer answer.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, maxAnswer)) // so that the program sees a complete request
+	if want := int(probe.GetStatus()); answer.StatusCode != want {
+		return fmt.Sprintf("status %d, want %d", answer.StatusCode, want)
+	}
+	return ""
+}
+
+// tail keeps the end of what is written to it.
+type tail struct{ text []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.text = append(t.text, p[max(0, len(p)-maxOutput):]...)
+	t.text = t.text[max(0, len(t.text)-maxOutput):]
+	return len(p), nil
+}
+
+// lastLine returns the last line with any text.
+func (t *tail) lastLine() string {
+	text := strings.TrimSpace(string(t.text))
+	return strings.TrimSpace(text[strings.LastIndexAny(text, "\r\n")+1:])
+}
+
+// clip returns a text as one line of printable UTF-8 of at most maxReason bytes.
+func clip(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "�"))
+	return strings.ToValidUTF8(text[:min(len(text), maxReason)], "")
+}

@@ -1,0 +1,136 @@
+package devtool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/dev/libvirtd"
+	"github.com/nstance-kit/nstance/services/dev/local"
+)
+
+// libvirtTimeout bounds one run of "up" with real VMs, which boot without hardware support.
+const libvirtTimeout = 10 * time.Minute
+
+// libvirtDir returns the directory of the cluster's libvirtd.
+func libvirtDir(s settings) string { return filepath.Join(s.root, "temp", "libvirt") }
+
+// bringUpLibvirt is bringUp with real VMs. What it starts keeps running.
+func bringUpLibvirt(ctx context.Context, s settings) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, libvirtTimeout,
+		fmt.Errorf("timeout after %v; the logs are in temp/log, the consoles in temp/libvirt/var/lib/libvirt/images",
+			libvirtTimeout))
+	defer cancel()
+	root, err := filepath.Abs(s.root)
+	if err != nil {
+		return err
+	}
+	s.root = root
+	if _, err := os.Stat(filepath.Join(root, "temp", "terraform")); err == nil {
+		return errors.New("a cluster with tmux is here: run \"make down\" first")
+	}
+	machines := &libvirtd.Machines{}
+	defer machines.Close()
+	stack, err := local.New(local.Options{Root: root, Dir: filepath.Join(root, "temp"), Ports: local.DefaultPorts(),
+		Network: machines})
+	if err != nil {
+		return err
+	}
+	running, err := stack.Running(ctx)
+	if err != nil {
+		return err
+	}
+	if busy := stack.Ports.Busy(ctx, 0); len(busy) > 0 && len(running) == 0 {
+		return fmt.Errorf("other programs use the ports %v: stop those, then try again", busy)
+	}
+	if err := runStep(s.out, "Starting libvirtd", func() (string, error) {
+		return startLibvirtd(ctx, s)
+	}); err != nil {
+		return err
+	}
+	startProgram := programStarter(s.out, running)
+	if err := startProgram(local.Store, func() (*local.Process, error) { return stack.StartStore(ctx) }); err != nil {
+		return err
+	}
+	if err := stack.PutConfig(ctx, func(c *config.Shard) {
+		guest := libvirtd.Guest{URI: libvirtd.URI(libvirtDir(s)), Version: guestVersion,
+			Leader: machines.Host(local.Leader)}
+		guest.Configure(c, "worker")
+	}); err != nil {
+		return err
+	}
+	for n := 1; n <= servers; n++ {
+		if err := startProgram(local.ServerName(n), func() (*local.Process, error) {
+			p, err := stack.StartServer(ctx, n)
+			if err == nil {
+				err = stack.AwaitReady(ctx, p, n)
+			}
+			return p, err
+		}); err != nil {
+			return err
+		}
+	}
+	identity := filepath.Join(stack.Dir, "operator")
+	operator, err := stack.ConnectAs(ctx, identity)
+	if err != nil {
+		return err
+	}
+	defer operator.Close()
+	if _, err := operator.Refresh(ctx); err != nil {
+		return err
+	}
+	if err := showUntilConverged(ctx, s.out, stack, operator); err != nil {
+		return err
+	}
+	if err := startProgram(local.Page, func() (*local.Process, error) {
+		return stack.StartPage(ctx, identity)
+	}); err != nil {
+		return err
+	}
+	return printLibvirtAdvice(s, stack, identity)
+}
+
+// guestVersion is the name of the guest in the storage pool.
+const guestVersion = "1"
+
+// startLibvirtd starts the cluster's libvirtd unless it runs. After it was killed, it starts with an empty directory,
+// because its VMs were killed too.
+func startLibvirtd(ctx context.Context, s settings) (note string, err error) {
+	dir := libvirtDir(s)
+	if conn, err := new(net.Dialer).DialContext(ctx, "unix", libvirtd.Socket(dir)); err == nil {
+		return "already running", conn.Close()
+	}
+	if err := errors.Join(os.RemoveAll(dir), libvirtd.RemoveLinks(), os.MkdirAll(dir, 0o700)); err != nil {
+		return "", err
+	}
+	if _, err := libvirtd.Start(ctx, libvirtd.Options{Dir: dir, Detached: true}); err != nil {
+		return "", err
+	}
+	return "", libvirtd.AddGuest(dir, filepath.Join(s.root, "bin", "guest"), guestVersion)
+}
+
+// printLibvirtAdvice writes temp/env and prints what the user can try next.
+func printLibvirtAdvice(s settings, stack *local.Stack, identity string) error {
+	if err := writeEnv(stack, identity); err != nil {
+		return err
+	}
+	fmt.Fprintf(s.out, `
+Look at the cluster in a browser: %s
+
+Try, in this directory (logs are in temp/log, consoles in temp/libvirt/var/lib/libvirt/images):
+
+  . temp/env                                      put nstance-admin on PATH and tell it about the cluster
+  nstance-admin instance list                     list the instances
+  virsh -c '%s' list
+  nstance-admin group scale workers 3             add a VM
+  make down                                       remove everything
+
+The leader has the address %s.
+`, stack.PageURL(), libvirtd.URI(libvirtDir(s)), stack.Network.Host(local.Leader))
+	return nil
+}

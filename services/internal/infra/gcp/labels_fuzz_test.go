@@ -1,0 +1,26 @@
+package gcp
+
+import (
+	"testing"
+
+	"google.golang.org/api/compute/v1"
+)
+
+// FuzzDecodeTags decodes labels and metadata of VMs, which everybody with rights on instances of the project can change.
+// A value that cannot be parsed is in the warning.
+func FuzzDecodeTags(f *testing.F) {
+	f.Add("knc00000000000000000000000000", "knc", "7", "1700000000000", "g")
+	f.Add("", "", "-1", "x", "")
+	f.Fuzz(func(t *testing.T, name, instance, term, created, group string) {
+		in := &compute.Instance{Name: name, Labels: map[string]string{labelInstance: instance, labelTerm: term,
+			labelCreated: created}, Metadata: &compute.Metadata{Items: []*compute.MetadataItems{
+			{Key: labelGroup, Value: &group}, {Key: labelTenant}}}}
+		tags, warning := decodeTags(in)
+		if tags.Group != group {
+			t.Errorf("group %q, want %q", tags.Group, group)
+		}
+		if tags.Term == 0 && term != "0" && warning == "" {
+			t.Errorf("the term %q is ignored without a warning", term)
+		}
+	})
+}

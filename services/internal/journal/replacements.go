@@ -1,0 +1,152 @@
+package journal
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/metrics"
+)
+
+// Replacement is an instance that replaced another one and became healthy. The times of its stages are zero where they
+// are not known.
+type Replacement struct {
+	Tenant, Group      string
+	Instance, Replaces string // instance IDs
+	Cause              string // why the other instance was replaced
+
+	Lost       time.Time // first sign that the other instance failed; zero if it did not fail before it was replaced
+	Creating   time.Time // start of the create call
+	Created    time.Time // its answer was recorded
+	Registers  time.Time // the agent's registration arrived
+	Registered time.Time // it was answered
+	Healthy    time.Time
+}
+
+// Step is one stage of a replacement.
+type Step struct {
+	Stage        metrics.Stage
+	Began, Ended time.Time
+}
+
+// Took returns the duration of the step.
+func (s Step) Took() time.Duration { return s.Ended.Sub(s.Began) }
+
+// Steps returns the stages whose times are known, in their order. An agent may register before the answer of the create
+// call is recorded: then there was no stage between the two.
+func (r *Replacement) Steps() (steps []Step) {
+	for _, s := range []Step{
+		{metrics.StageDecide, r.Lost, r.Creating},
+		{metrics.StageCreate, r.Creating, r.Created},
+		{metrics.StageBoot, r.Created, r.Registers},
+		{metrics.StageRegister, r.Registers, r.Registered},
+		{metrics.StageHealthy, r.Registered, r.Healthy},
+	} {
+		if !s.Began.IsZero() && !s.Ended.IsZero() {
+			if s.Ended.Before(s.Began) {
+				s.Ended = s.Began
+			}
+			steps = append(steps, s)
+		}
+	}
+	return steps
+}
+
+const (
+	// replacementTime is how long an instance may take to become healthy. Later, it is no longer measured.
+	replacementTime = time.Hour
+	// maxReplacements is the largest number of replacements that are measured at a time, and of instances that failed.
+	maxReplacements = 10_000
+)
+
+// Replacements finds replacements in the events of a journal. A replacement is found if all its events are of one term.
+// The zero value is ready for use. It is not safe for concurrent use.
+type Replacements struct {
+	failed  map[string]failure
+	running map[string]*Replacement
+	pruned  time.Time
+}
+
+// failure holds the first signs that an instance failed since it was healthy last.
+type failure struct{ lost, other time.Time }
+
+// Add adds the next event of the journal. It returns the replacement that ends with the event.
+func (r *Replacements) Add(e *record.Event) (Replacement, bool) {
+	if r.failed == nil {
+		r.failed, r.running = map[string]failure{}, map[string]*Replacement{}
+	}
+	r.prune(e.At)
+	running := r.running[e.Instance]
+	switch e.Kind {
+	case record.EventInstanceLost, record.EventInstanceUnhealthy, record.EventInstanceNotice:
+		r.fail(e)
+	case record.EventInstanceCreating:
+		if e.Replaces != "" && len(r.running) < maxReplacements {
+			r.running[e.Instance] = &Replacement{Tenant: e.Tenant, Group: e.Group, Instance: e.Instance,
+				Replaces: e.Replaces, Cause: e.Cause, Creating: e.At}
+		}
+	case record.EventInstancePendingDeletion, record.EventInstanceDeleted:
+		delete(r.running, e.Instance)
+	case record.EventInstanceCreated:
+		if running != nil {
+			running.Created = e.At
+		}
+	case record.EventInstanceRegistered:
+		if running != nil {
+			running.Registered = e.At
+			running.Registers = e.At.Add(-time.Duration(e.TookSeconds * float64(time.Second)))
+		}
+	case record.EventInstanceHealthy:
+		delete(r.failed, e.Instance)
+		if running != nil {
+			delete(r.running, e.Instance)
+			running.Healthy = e.At
+			running.Lost = r.failed[running.Replaces].before(running.Creating)
+			return *running, true
+		}
+	}
+	return Replacement{}, false
+}
+
+// fail keeps the first signs of a failure.
+func (r *Replacements) fail(e *record.Event) {
+	f, known := r.failed[e.Instance]
+	switch {
+	case !known && len(r.failed) >= maxReplacements:
+		return
+	case e.Kind == record.EventInstanceLost && f.lost.IsZero():
+		f.lost = e.At
+	case e.Kind != record.EventInstanceLost && f.other.IsZero():
+		f.other = e.At
+	}
+	r.failed[e.Instance] = f
+}
+
+// before returns when the instance was known to be lost before its replacement was requested, or when it announced its
+// end or became unhealthy.
+func (f failure) before(creating time.Time) time.Time {
+	for _, at := range []time.Time{f.lost, f.other} {
+		if !at.IsZero() && !at.After(creating) {
+			return at
+		}
+	}
+	return time.Time{}
+}
+
+// prune drops what is too old, once in a while.
+func (r *Replacements) prune(now time.Time) {
+	if now.Sub(r.pruned) < replacementTime/10 {
+		return
+	}
+	r.pruned = now
+	old := now.Add(-replacementTime)
+	for id, f := range r.failed {
+		if f.lost.Before(old) && f.other.Before(old) {
+			delete(r.failed, id)
+		}
+	}
+	for id, running := range r.running {
+		if running.Creating.Before(old) {
+			delete(r.running, id)
+		}
+	}
+}

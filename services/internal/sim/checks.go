@@ -1,0 +1,62 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// checkFailing checks that failing health checks remove at most max_unhealthy of a group. It counts failures of which
+// the leader has known for a minute.
+func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
+	group, ok := t.groups[key]
+	if !ok {
+		return
+	}
+	running, fail := 0, 0
+	for _, m := range w.fleet.order {
+		other, a := w.bucket.byID[m.id], &m.agent
+		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand ||
+			t.unseen(other) || a.notice || a.powerOff {
+			continue
+		}
+		known := a.leader == t.leader && !a.failsSince.IsZero() && w.sched.now.Sub(a.failsSince) > minute
+		switch {
+		case other.State == record.Registered:
+			running++
+		case other.State == record.Deleting && whyOf(other.Reason) == failing && known:
+			running++
+		default:
+			continue
+		}
+		if known {
+			fail++
+		}
+	}
+	if fail > group.MaxUnhealthy.Of(running) {
+		w.fail(ruleWave, "%s is removed for its health check, which fails on %d of %d in its group: %s", d.ID, fail,
+			running, w.describe(key))
+	}
+}
+
+// keepOneFailing ends the failures of health checks on all VMs but one.
+func (f *fleet) keepOneFailing() {
+	kept := false
+	for _, m := range f.order {
+		if a := &m.agent; kept || m.onDemand || a.refused || a.notice || a.powerOff || !a.registered {
+			a.failing = time.Time{}
+		}
+		kept = kept || f.world.sched.now.Before(m.agent.failing)
+	}
+}
+
+// checkNoneFails checks that no instance is left whose health check fails.
+func (w *World) checkNoneFails() {
+	for _, m := range w.fleet.order {
+		if w.sched.now.Before(m.agent.failing) && !m.onDemand {
+			w.fail(ruleChecks, "the health check of %s fails since the end of the faults, and it is not replaced: %s",
+				m.id, w.describe(m.key))
+		}
+	}
+}

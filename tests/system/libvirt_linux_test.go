@@ -1,0 +1,346 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/dev/libvirtd"
+	"github.com/nstance-kit/nstance/services/dev/local"
+	testlibvirtd "github.com/nstance-kit/nstance/tests/cloud/libvirtd"
+)
+
+var guestFlag = flag.String("guest", "", "directory with vmlinuz and initrd of images/local/guest.sh, for libvirt")
+
+// TestLibvirt runs a shard of two VMs on a real libvirtd with QEMU. The VMs boot a kernel and run an agent. The test
+// kills a QEMU, kills libvirtd, changes the image, and scales to zero. It runs in a network namespace of its script.
+func TestLibvirt(t *testing.T) {
+	if *guestFlag == "" {
+		t.Log("run by scripts/libvirt.sh, which makes the guest")
+		return
+	}
+	daemon := testlibvirtd.StartInNetwork(t)
+	runShard(t, "scripts/libvirt.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, 9*time.Minute, errors.New("timeout after 9 minutes"))
+		defer cancel()
+		machines := &libvirtd.Machines{}
+		defer machines.Close()
+		stack.Network = machines
+		shard := &libvirtShard{t: t, daemon: daemon, stack: stack, servers: map[string]*local.Process{}}
+		return shard.run(ctx)
+	})
+}
+
+// hostNetwork is the network of the VMs: every program runs on the host and has this address there.
+type hostNetwork string
+
+func (n hostNetwork) Host(string) string                { return string(n) }
+func (hostNetwork) Start(_ string, cmd *exec.Cmd) error { return cmd.Start() }
+
+// libvirtSize is the number of VMs.
+const libvirtSize = 2
+
+// libvirtShard is one run of TestLibvirt.
+type libvirtShard struct {
+	t        *testing.T
+	daemon   *testlibvirtd.Daemon
+	stack    *local.Stack
+	operator *local.Operator
+	servers  map[string]*local.Process
+}
+
+func (s *libvirtShard) run(ctx context.Context) error {
+	for _, image := range []string{"v1", "v2"} {
+		if err := libvirtd.AddGuest(s.daemon.Dir(), *guestFlag, image); err != nil {
+			return err
+		}
+	}
+	if err := s.start(ctx); err != nil {
+		return err
+	}
+	defer s.operator.Close()
+	for _, step := range []func(context.Context) error{s.killQEMU, s.killDaemon, s.killLeader, s.roll, s.scaleToZero} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// configure writes the configuration of the shard with an image and a size of the group. Its times are longer than
+// those of other tests, because VMs without hardware support are slow.
+func (s *libvirtShard) configure(ctx context.Context, image string, size int) error {
+	return s.stack.PutConfig(ctx, func(c *config.Shard) {
+		c.Server.HealthCheckInterval, c.Server.DefaultDrainTimeout = duration(5*time.Second), duration(2*time.Second)
+		c.Server.GarbageCollection.Interval = duration(2 * time.Second)
+		guest := libvirtd.Guest{URI: s.daemon.URI(), Version: image, Leader: s.stack.Network.Host(local.Leader)}
+		guest.Configure(c, "worker")
+		spec := c.Groups[local.Tenant][group]
+		spec.Size = &size
+		c.Groups[local.Tenant][group] = spec
+	})
+}
+
+func (s *libvirtShard) start(ctx context.Context) error {
+	if _, err := s.stack.StartStore(ctx); err != nil {
+		return err
+	}
+	if err := s.configure(ctx, "v1", libvirtSize); err != nil {
+		return err
+	}
+	began := time.Now()
+	for i := 1; i <= servers; i++ {
+		if err := s.startServer(ctx, i); err != nil {
+			return err
+		}
+	}
+	if _, err := s.stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
+		return err
+	}
+	var err error
+	if s.operator, err = s.stack.Connect(ctx); err != nil {
+		return err
+	}
+	if _, err = s.healthy(ctx); err != nil {
+		return err
+	}
+	s.report("%d VMs boot, register and are healthy", libvirtSize, began)
+	return nil
+}
+
+func (s *libvirtShard) startServer(ctx context.Context, number int) error {
+	process, err := s.stack.StartServer(ctx, number)
+	if err != nil {
+		return err
+	}
+	s.servers[local.ServerName(number)] = process
+	return s.stack.AwaitReady(ctx, process, number)
+}
+
+// healthy waits until all VMs are healthy. On failure it adds the ends of their consoles.
+func (s *libvirtShard) healthy(ctx context.Context) ([]*nstancev1.InstanceStatus, error) {
+	instances, err := s.operator.AwaitHealthy(ctx, libvirtSize)
+	if err != nil {
+		return nil, errors.Join(err, errors.New(s.consoles()))
+	}
+	return instances, nil
+}
+
+func (s *libvirtShard) consoles() string {
+	var all strings.Builder
+	files, _ := filepath.Glob(filepath.Join(s.daemon.Pool, "*-console.log"))
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		fmt.Fprintf(&all, "\n--- %s %v\n%s", filepath.Base(file), err, content[max(0, len(content)-2000):])
+	}
+	return all.String()
+}
+
+func (s *libvirtShard) report(format string, value any, began time.Time) {
+	fmt.Printf("libvirt: "+format+": %v\n", value, time.Since(began).Round(10*time.Millisecond))
+}
+
+// killQEMU kills the process of a VM. The server learns of it by libvirt's event and makes another VM.
+func (s *libvirtShard) killQEMU(ctx context.Context) error {
+	before, err := s.healthy(ctx)
+	if err != nil {
+		return err
+	}
+	victim := before[0].GetInstanceId()
+	began := time.Now()
+	s.daemon.KillVM(s.t, victim)
+	for {
+		instances, err := s.operator.Instances(ctx)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(instances, func(i *nstancev1.InstanceStatus) bool {
+			return !slices.ContainsFunc(before, func(b *nstancev1.InstanceStatus) bool {
+				return b.GetInstanceId() == i.GetInstanceId()
+			})
+		}) {
+			break
+		}
+		if err := local.Pause(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	s.report("after kill -9 of the QEMU of %s, another VM is asked for", victim, began)
+	after, err := s.healthy(ctx)
+	if err != nil {
+		return err
+	}
+	s.report("after kill -9 of the QEMU of %s, another VM is healthy", victim, began)
+	return unchanged(before[1:], after)
+}
+
+// unchanged checks that every instance of before is in after.
+func unchanged(before, after []*nstancev1.InstanceStatus) error {
+	for _, b := range before {
+		if !slices.ContainsFunc(after, func(a *nstancev1.InstanceStatus) bool {
+			return a.GetInstanceId() == b.GetInstanceId()
+		}) {
+			return fmt.Errorf("%s was replaced although its VM ran", b.GetInstanceId())
+		}
+	}
+	return nil
+}
+
+// killDaemon kills libvirtd and starts it after several reports of the agents. No VM is replaced.
+func (s *libvirtShard) killDaemon(ctx context.Context) error {
+	before, err := s.healthy(ctx)
+	if err != nil {
+		return err
+	}
+	s.daemon.KillDaemon(s.t)
+	if err := local.Pause(ctx, 12*time.Second); err != nil {
+		return err
+	}
+	s.daemon.StartDaemon(s.t)
+	if err := local.Pause(ctx, 3*time.Second); err != nil {
+		return err
+	}
+	after, err := s.healthy(ctx)
+	if err != nil {
+		return err
+	}
+	return unchanged(before, after)
+}
+
+// killLeader kills the leader's process twice. Its machine goes on, and has the leader's address until the address's
+// lifetime ends. The standby takes the address. This test sees that from a third network namespace. No VM is replaced.
+func (s *libvirtShard) killLeader(ctx context.Context) error {
+	before, err := s.healthy(ctx)
+	if err != nil {
+		return err
+	}
+	address := net.JoinHostPort(s.stack.Network.Host(local.Leader), strconv.Itoa(s.stack.Ports.Health))
+	for range 2 {
+		leader, err := lockHolder(ctx, s.stack)
+		if err != nil {
+			return err
+		}
+		if err := s.servers[leader].Kill(); err != nil {
+			return err
+		}
+		began := time.Now()
+		if err := awaitAnswer(ctx, "http://"+address+"/leader"); err != nil {
+			return err
+		}
+		s.report("after kill -9 of the leader %s, the next one answers at the leader's address", leader, began)
+		after, err := s.healthy(ctx)
+		if err != nil {
+			return err
+		}
+		s.report("after kill -9 of the leader %s, it says that the VMs are healthy", leader, began)
+		if err := unchanged(before, after); err != nil {
+			return err
+		}
+		number := slices.Index([]string{local.ServerName(1), local.ServerName(2)}, leader) + 1
+		if err := s.startServer(ctx, number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitAnswer waits until a GET succeeds with status 200.
+func awaitAnswer(ctx context.Context, url string) error {
+	client := http.Client{Timeout: 100 * time.Millisecond, Transport: &http.Transport{DisableKeepAlives: true}}
+	last := errors.New("no answer")
+	for {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err == nil {
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return nil
+			}
+			err = errors.New(response.Status)
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+		if err := local.Pause(ctx, 10*time.Millisecond); err != nil {
+			return fmt.Errorf("%w: %w", err, last)
+		}
+	}
+}
+
+// roll changes the image. Every VM is replaced.
+func (s *libvirtShard) roll(ctx context.Context) error {
+	before, err := s.healthy(ctx)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := s.configure(ctx, "v2", libvirtSize); err != nil {
+		return err
+	}
+	if _, err := s.operator.Refresh(ctx); err != nil {
+		return err
+	}
+	for {
+		after, err := s.healthy(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(before, func(b *nstancev1.InstanceStatus) bool {
+			return unchanged([]*nstancev1.InstanceStatus{b}, after) == nil
+		}) {
+			break
+		}
+		if err := local.Pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	s.report("%d VMs have the new image", libvirtSize, began)
+	return nil
+}
+
+// scaleToZero deletes all VMs. Of their disks, seeds and consoles nothing is left.
+func (s *libvirtShard) scaleToZero(ctx context.Context) error {
+	if err := s.configure(ctx, "v2", 0); err != nil {
+		return err
+	}
+	if _, err := s.operator.Refresh(ctx); err != nil {
+		return err
+	}
+	if _, err := s.operator.AwaitHealthy(ctx, 0); err != nil {
+		return err
+	}
+	for {
+		left := s.leftovers()
+		if len(left) == 0 {
+			return nil
+		}
+		if err := local.Pause(ctx, 100*time.Millisecond); err != nil {
+			return fmt.Errorf("%w: left in the storage pool: %q", err, left)
+		}
+	}
+}
+
+func (s *libvirtShard) leftovers() []string {
+	files, _ := filepath.Glob(filepath.Join(s.daemon.Pool, "*"))
+	return slices.DeleteFunc(files, func(file string) bool {
+		name := filepath.Base(file)
+		return strings.HasSuffix(name, ".claim") || strings.HasPrefix(name, "vmlinuz-") ||
+			strings.HasPrefix(name, "initrd-")
+	})
+}
