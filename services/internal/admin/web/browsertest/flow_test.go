@@ -64,6 +64,10 @@ func playShard(ctx context.Context, b *browser, stack *local.Stack) error {
 	if err := stack.AwaitReady(ctx, server, 1); err != nil {
 		return err
 	}
+	// The first leader makes the cluster's CA, which signs the identity.
+	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
+		return err
+	}
 	identity := filepath.Join(stack.Dir, "operator")
 	operator, err := stack.ConnectAs(ctx, identity)
 	if err != nil {
