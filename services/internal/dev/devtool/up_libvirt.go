@@ -75,6 +75,10 @@ func bringUpLibvirt(ctx context.Context, s settings) error {
 			return err
 		}
 	}
+	// The first leader makes the cluster's CA, which signs the identity.
+	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
+		return err
+	}
 	identity := filepath.Join(stack.Dir, "operator")
 	operator, err := stack.ConnectAs(ctx, identity)
 	if err != nil {
