@@ -11,6 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
+const sampleMarks = "AQIDBAUGBwgBonEK9QA"
+
 func sampleLock() record.Lock {
 	return record.Lock{
 		Schema:      1,
@@ -51,7 +53,7 @@ func TestLockGolden(t *testing.T) {
 // newer.
 func TestLockWithMarksGolden(t *testing.T) {
 	lock := sampleLock()
-	lock.Marks = "AQIDBAUGBwgBonEK9QA"
+	lock.Marks = sampleMarks
 	got, err := record.EncodeLock(lock)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,119 @@
+package record_test
+
+import (
+	"encoding"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// TestFields compares the schema version and the fields of every document with those of the first release. A server
+// refuses a document of a newer schema and a document with a field that it does not know, so a difference decides
+// whether a shard can go back to the version before.
+func TestFields(t *testing.T) {
+	var all strings.Builder
+	for _, document := range []struct {
+		name   string
+		schema int // of the newest documents; 0 if unknown fields are skipped
+		value  any
+	}{
+		{"applied", record.AppliedSchema, record.Applied{}},
+		{"certlog", record.CertLogSchema, record.CertLog{}},
+		{"clusterevent", record.ClusterEventSchema, record.ClusterEvent{}},
+		{"event", 0, record.Event{}},
+		{"instance", record.InstanceSchema, record.Instance{}},
+		{"lock", newestLock(t), record.Lock{}},
+		{"operator", record.OperatorSchema, record.Operator{}},
+		{"serverreport", record.ServerReportSchema, record.ServerReport{}},
+	} {
+		fmt.Fprintf(&all, "%s %d\n", document.name, document.schema)
+		writeFields(&all, "\t", reflect.TypeOf(document.value))
+	}
+	golden(t, "fields.txt", []byte(all.String()))
+	if t.Failed() {
+		t.Log("docs/contributing/releases.md#change-a-document-in-the-bucket says what such a change needs")
+	}
+}
+
+// newestLock returns the schema version of a lock that uses every field.
+func newestLock(t *testing.T) int {
+	t.Helper()
+	lock := sampleLock()
+	lock.Marks = sampleMarks
+	data, err := record.EncodeLock(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lock, err = record.DecodeLock(data); err != nil {
+		t.Fatal(err)
+	}
+	return lock.Schema
+}
+
+// writeFields writes the JSON name and type of each field, and those of nested structs with more indentation.
+func writeFields(w *strings.Builder, indent string, of reflect.Type) {
+	for f := range of.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "-" {
+			continue
+		}
+		if name == "" {
+			name = f.Name
+		}
+		kind := f.Type
+		fmt.Fprintf(w, "%s%s %s\n", indent, name, kind)
+		for kind.Kind() == reflect.Pointer || kind.Kind() == reflect.Slice {
+			kind = kind.Elem()
+		}
+		if kind.Kind() == reflect.Struct && !kind.Implements(reflect.TypeFor[encoding.TextMarshaler]()) {
+			writeFields(w, indent+"\t", kind)
+		}
+	}
+}
+
+// TestEventsGolden checks that the parts of a journal that the first release wrote are readable.
+func TestEventsGolden(t *testing.T) {
+	want := []record.Event{{Term: 3, Sequence: 1, At: t0, Kind: record.EventInstanceCreated, Tenant: "prod",
+		Group: "workers", Instance: instanceID, Replaces: "acc06bgm7733st2576nx5jht4ecjg", Cause: "lost",
+		Actor: "leader", Message: "created", TookSeconds: 1.5}}
+	data, err := record.EncodeEvents(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := record.DecodeEvents(golden(t, "events.jsonl", data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestReportsGolden is the same for the reports of servers and the journal of the cluster.
+func TestReportsGolden(t *testing.T) {
+	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: "0123456789ab", Machine: "i-1",
+		Problem: "503 Service Unavailable", ReportedAt: t0.Truncate(time.Second)}
+	data, err := report.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gotReport, err := record.DecodeServerReport(golden(t, "serverreport.json", data))
+	if err != nil || gotReport != report {
+		t.Errorf("%+v, %v", gotReport, err)
+	}
+	event := record.ClusterEvent{Schema: record.ClusterEventSchema, At: t0, Kind: "secret_set", Actor: "alice at desk",
+		Subject: "db.password"}
+	if data, err = event.Encode(); err != nil {
+		t.Fatal(err)
+	}
+	gotEvent, err := record.DecodeClusterEvent(golden(t, "clusterevent.json", data))
+	if err != nil || gotEvent != event {
+		t.Errorf("%+v, %v", gotEvent, err)
+	}
+}
