@@ -257,7 +257,7 @@ func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 // the loopback address and needs no login.
 func (s *Stack) StartPage(ctx context.Context, identity string) (*Process, error) {
 	p, err := s.start(Page, Page, "serve", "--bind", Address(s.Ports.Page), "--servers", s.AdminServers(),
-		"--identity-dir", identity)
+		"--identity-dir", identity, "--storage-provider", "s3", "--storage-bucket", Bucket)
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pmezard/go-difflib/difflib"
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
@@ -69,6 +68,20 @@ type configPlan struct {
 	Effects       []string `json:"effects"`        // on running instances, in words
 }
 
+// planOf returns what the file of a comparison would do. Without two valid configurations it has no effects.
+func planOf(c compared) configPlan {
+	plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
+		RollingGroups: []string{}, Effects: []string{}}
+	if c.before != nil && c.after != nil {
+		change := config.ChangeOf(c.before, c.after, false)
+		plan.RollingGroups = append(plan.RollingGroups, change.Rolling()...)
+		if _, detail := change.Warning(); detail != "" {
+			plan.Effects = strings.Split(detail, "\n")
+		}
+	}
+	return plan
+}
+
 func (a *app) configPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
@@ -86,15 +99,7 @@ computes rolling_groups with the same code. Changes nothing.`,
 		if err != nil {
 			return err
 		}
-		plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
-			RollingGroups: []string{}, Effects: []string{}}
-		if c.before != nil {
-			change := config.ChangeOf(c.before, c.after, false)
-			plan.RollingGroups = append(plan.RollingGroups, change.Rolling()...)
-			if _, detail := change.Warning(); detail != "" {
-				plan.Effects = strings.Split(detail, "\n")
-			}
-		}
+		plan := planOf(c)
 		return a.show(*f, plan, func(w io.Writer) error {
 			switch {
 			case plan.Unchanged:
@@ -127,9 +132,8 @@ diff -u does. Shows nothing if they are the same. "config plan" shows what follo
 		if err != nil {
 			return err
 		}
-		return difflib.WriteUnifiedDiff(a.Stdout, difflib.UnifiedDiff{A: difflib.SplitLines(string(c.stored)),
-			B: difflib.SplitLines(string(c.file)), FromFile: "bucket/config/" + c.name + ".jsonc", ToFile: args[0],
-			Context: 3})
+		_, err = io.WriteString(a.Stdout, unifiedDiff(c.stored, c.file, "bucket/config/"+c.name+".jsonc", args[0]))
+		return err
 	}
 	return cmd
 }

@@ -20,6 +20,7 @@ import (
 type serveOptions struct {
 	bind, tokenFile, certFile, keyFile string
 	insecure                           bool
+	bucket                             bucketFlags
 	// opened is called with the address when the server listens.
 	opened func(url string)
 }
@@ -50,6 +51,10 @@ a role is a viewer's.
 Without a token file, only this machine is served, without a login: 127.0.0.1:8080
 unless --bind names another loopback address.
 
+With --storage-bucket the page also shows what only the bucket has, to every client: the
+lock of a shard without a leader, and what a newer configuration would change. It needs
+credentials that may read the bucket.
+
 On other addresses than this machine's, tokens and answers need TLS: give --tls-cert-file
 and --tls-key-file. With --insecure they are sent in plain text: for a proxy in front that
 serves TLS.`,
@@ -66,6 +71,9 @@ serves TLS.`,
 	cmd.Flags().BoolVar(&o.insecure, "insecure", false,
 		"serve plain HTTP on other addresses than this machine's")
 	cmd.MarkFlagsRequiredTogether("tls-cert-file", "tls-key-file")
+	o.bucket.add(cmd)
+	cmd.Flags().Lookup("storage-bucket").Usage = "the bucket, for the page; for file, the directory"
+	cmd.Flags().Lookup("storage-timeout").Usage = "how long the bucket may take to show one shard"
 	s.reach(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.tokenFile == "" && !cmd.Flags().Changed("bind") {
@@ -101,6 +109,10 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 		return &usageError{err: fmt.Errorf("--bind %s: tokens would cross the network in plain text", o.bind),
 			hint: "give --tls-cert-file and --tls-key-file, or --insecure behind a proxy that serves TLS"}
 	}
+	bucket, err := a.openPageBucket(ctx, &o.bucket)
+	if err != nil {
+		return err
+	}
 	f, err := a.fleet(s)
 	if err != nil {
 		return err
@@ -112,7 +124,7 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 	}
 	log := slog.New(slog.NewTextHandler(a.Stderr, nil))
 	request := 2 * s.timeout // to read a group and to change it
-	page := web.New(web.Options{Fleet: f, Login: pageLogin(tokens), Local: web.Client{Name: "local",
+	page := web.New(web.Options{Fleet: f, Bucket: bucket, Login: pageLogin(tokens), Local: web.Client{Name: "local",
 		Role: web.RoleOperator}, Version: a.version, Timeout: request, Now: a.Now, Log: log})
 	mux := http.NewServeMux()
 	mux.Handle(web.Path, page)

@@ -2,11 +2,53 @@ package web
 
 import (
 	"net/http"
+	"sync"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
+
+// configView shows the configurations of all shards.
+type configView struct {
+	Shards []shardConfig
+	// NoBucket means that there is no access to the bucket, so that nothing is compared.
+	NoBucket bool
+}
+
+// shardConfig is the configuration of one shard. Err is the error of its leader, and CompareErr that of the bucket.
+type shardConfig struct {
+	Shard           string
+	Config          fleet.Config
+	Err, CompareErr *problem
+	Comparison      *Comparison
+}
 
 // showConfig shows the configuration of every shard.
 func (p *page) showConfig(w http.ResponseWriter, r *http.Request) error {
 	live := p.liveURL(nil)
-	return p.renderLive(w, r, http.StatusOK, "config", "Configuration", live,
-		fleetView{p.shards(r, p.Fleet.Shards())})
+	names := p.Fleet.Shards()
+	view := configView{Shards: make([]shardConfig, len(names)), NoBucket: p.Bucket == nil}
+	var wg sync.WaitGroup
+	if p.Bucket != nil {
+		for i, name := range names {
+			wg.Go(func() { view.Shards[i].Comparison, view.Shards[i].CompareErr = p.compare(r, name) })
+		}
+	}
+	for i, answer := range p.Fleet.ConfigStatus(r.Context(), names) {
+		view.Shards[i].Shard, view.Shards[i].Config = answer.Shard, answer.Config
+		if answer.Err != nil {
+			problem := errorView(answer.Err)
+			view.Shards[i].Err = &problem
+		}
+	}
+	wg.Wait()
+	return p.renderLive(w, r, http.StatusOK, "config", "Configuration", live, view)
+}
+
+// compare compares the configurations of a shard in the bucket.
+func (p *page) compare(r *http.Request, shard string) (*Comparison, *problem) {
+	comparison, err := p.Bucket.Compare(r.Context(), shard)
+	if err != nil {
+		return nil, &problem{Message: "The configurations cannot be compared: " + err.Error()}
+	}
+	return &comparison, nil
 }

@@ -16,14 +16,15 @@ type fleetView struct{ Shards []shardView }
 type shardView struct {
 	Shard  string
 	Err    *problem
-	Config fleet.Config
+	Status fleet.Status
 	Groups []fleet.Group
 	// Desired, Actual and Healthy are the sums of the groups.
 	Desired, Actual, Healthy uint32
 	Alerts                   []fleet.Event
 	Replacements             statistics
-	// LostSince is when the shard stopped to answer.
+	// LostSince is when the shard stopped to answer. Lock is its lock then, or nil if there is no access to the bucket.
 	LostSince time.Time
+	Lock      *Lock
 }
 
 func (p *page) showFleet(w http.ResponseWriter, r *http.Request) error {
@@ -43,29 +44,44 @@ func (p *page) showShard(w http.ResponseWriter, r *http.Request) error {
 
 // shards asks shards for what a row of the fleet shows.
 func (p *page) shards(r *http.Request, names []string) []shardView {
-	var configs []fleet.ConfigAnswer
+	var statuses []fleet.StatusAnswer
 	var groups []fleet.GroupsAnswer
 	var wg sync.WaitGroup
-	wg.Go(func() { configs = p.Fleet.ConfigStatus(r.Context(), names) })
+	wg.Go(func() { statuses = p.Fleet.Status(r.Context(), names) })
 	wg.Go(func() { groups = p.Fleet.Groups(r.Context(), names) })
 	wg.Wait()
-	var views []shardView
+	views := make([]shardView, len(names))
 	for i, name := range names {
-		view := shardView{Shard: name, Config: configs[i].Config, Groups: groups[i].Groups,
-			Alerts: p.hub.alerts(name, ""), Replacements: p.hub.statistics(name, "")}
+		view := shardView{Shard: name, Groups: groups[i].Groups, Alerts: p.hub.alerts(name, ""),
+			Replacements: p.hub.statistics(name, "")}
+		if status := statuses[i].Status; status != nil {
+			view.Status = *status
+		}
 		for _, g := range view.Groups {
 			view.Desired += g.Size
 			view.Actual += g.ActualSize
 			view.Healthy += g.Healthy
 		}
-		for _, err := range []*fleet.Error{configs[i].Err, groups[i].Err} {
+		for _, err := range []*fleet.Error{statuses[i].Err, groups[i].Err} {
 			if err != nil {
 				problem := errorView(err)
 				view.Err = &problem
 				_, view.LostSince = p.hub.lost(name)
 			}
 		}
-		views = append(views, view)
+		views[i] = view
 	}
+	if p.Bucket == nil {
+		return views
+	}
+	for i := range views {
+		if view := &views[i]; view.Err != nil && view.Err.Unavailable {
+			wg.Go(func() {
+				lock := p.Bucket.Lock(r.Context(), view.Shard)
+				view.Lock = &lock
+			})
+		}
+	}
+	wg.Wait()
 	return views
 }

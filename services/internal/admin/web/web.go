@@ -42,9 +42,11 @@ const (
 //go:embed templates assets
 var files embed.FS
 
-// Options configure [New]. All but Login are required.
+// Options configure [New]. All but Bucket and Login are required.
 type Options struct {
 	Fleet *fleet.Fleet
+	// Bucket reads the bucket of the shards. Nil: the page shows only what leaders answer.
+	Bucket Bucket
 	// Login returns the client with a token. Nil: no login is needed, and every client that can connect is Local. The
 	// listener must then be reachable only from this machine.
 	Login   func(token string) (Client, bool)

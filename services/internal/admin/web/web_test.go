@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -39,6 +40,8 @@ func shard() *fleettest.Shard {
 	return &fleettest.Shard{
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1, ClusterId: "example", Term: 3,
 			LeaderId: "server-1", LastModified: now},
+		Status: &nstancev1.GetShardStatusResponse{ClusterId: "example", LeaderId: "server-1", Term: 3, ConfigEtag: "e1",
+			HeirId: "server-2", StandbyIds: []string{"server-2"}, LeaseLeft: durationpb.New(8200 * time.Millisecond)},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 7, ActualSize: 6, Healthy: 5,
 			Template: "worker", Kind: "wrk", Etag: "etag-1", BlockedReason: "no capacity for <big>"}},
 		Instances: []*nstancev1.InstanceStatus{
@@ -64,6 +67,11 @@ type site struct {
 
 func newSite(t testing.TB, login func(string) (web.Client, bool)) *site {
 	t.Helper()
+	return newSiteWith(t, nil, login)
+}
+
+func newSiteWith(t testing.TB, bucket web.Bucket, login func(string) (web.Client, bool)) *site {
+	t.Helper()
 	c := fleettest.NewCluster(t, "example")
 	s := &site{a: shard(), b: shard(), log: &strings.Builder{}}
 	addrA, _ := c.Serve(t, "a", s.a)
@@ -72,12 +80,12 @@ func newSite(t testing.TB, login func(string) (web.Client, bool)) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := fleet.New(fleet.Options{Servers: servers, Timeout: 10 * time.Second, Now: fleettest.Clock,
+	f := fleet.New(fleet.Options{Servers: servers, Timeout: time.Minute, Now: fleettest.Clock,
 		IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour), Rand: fleettest.Rand(1)})
 	t.Cleanup(f.Close)
 	s.fleet = f
-	s.page = web.New(web.Options{Fleet: f, Login: login, Local: web.Client{Name: "local", Role: web.RoleOperator},
-		Version: "1.2.3", Timeout: 20 * time.Second, Now: fleettest.Clock,
+	s.page = web.New(web.Options{Fleet: f, Bucket: bucket, Login: login, Local: web.Client{Name: "local",
+		Role: web.RoleOperator}, Version: "1.2.3", Timeout: time.Minute, Now: fleettest.Clock,
 		Log: slog.New(slog.NewTextHandler(s.log, nil))})
 	return s
 }
@@ -152,9 +160,10 @@ func TestPages(t *testing.T) {
 		status int
 		want   []string
 	}{
-		{"/ui/", 200, []string{`id="s-a"`, `id="s-b"`, "server-1",
+		{"/ui/", 200, []string{`id="s-a"`, `id="s-b"`, "server-1", `<td class="id">server-2</td>`, "8.2s",
 			`<td class="number">7</td><td class="number">6</td>` + `<td class="number">5</td>`}},
-		{"/ui/shards/a", 200, []string{"Shard a", `href="/ui/shards/a/groups/workers"`, "no capacity for &lt;big&gt;"}},
+		{"/ui/shards/a", 200, []string{"Shard a", "<dt>Heir</dt><dd>server-2</dd>", "<dt>Lease left</dt><dd>8.2s</dd>",
+			`href="/ui/shards/a/groups/workers"`, "no capacity for &lt;big&gt;"}},
 		{"/ui/shards/c", 404, []string{"There are: a, b."}},
 		{"/ui/shards/a/groups/workers", 200, []string{"1 healthy", "1 silent", "it is silent", "1 × rule 9 (silent)",
 			"Blocked: no capacity for &lt;big&gt;", `id="i-` + first}},
@@ -199,7 +208,7 @@ func TestShardWithoutAnswer(t *testing.T) {
 // TestRefusedConfiguration shows the positions of the problems of a refused configuration.
 func TestRefusedConfiguration(t *testing.T) {
 	s := newSite(t, nil)
-	s.a.Config.RefusedEtag = "e2"
+	s.a.Config.RefusedEtag, s.a.Status.RefusedEtag = "e2", "e2"
 	s.a.Config.Problems = []*nstancev1.ConfigProblem{{Path: "groups.workers.size", Line: 14, Column: 9,
 		Message: "is negative"}}
 	text := s.text(t, "/ui/config", 200)
@@ -387,7 +396,7 @@ func TestUnavailableShard(t *testing.T) {
 func TestFiguresAreThoseOfTheAPI(t *testing.T) {
 	s := newSite(t, nil)
 	s.b.Groups = append(s.b.Groups, &nstancev1.GroupStatus{Group: "other", Size: 40, ActualSize: 30, Healthy: 20})
-	api := httpapi.New(httpapi.Options{Fleet: s.fleet, Timeout: 20 * time.Second, Log: slog.New(slog.DiscardHandler)})
+	api := httpapi.New(httpapi.Options{Fleet: s.fleet, Timeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/groups?all_shards=true", nil)
 	req.Host = "127.0.0.1:8080"
 	w := httptest.NewRecorder()

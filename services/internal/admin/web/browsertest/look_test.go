@@ -14,6 +14,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -30,6 +31,9 @@ func instanceID(n int) string { return fmt.Sprintf("wrk06gx5zsg2nrrqcrz%09d0", n
 func newShard(n int) *fleettest.Shard {
 	at := func(ago time.Duration) *timestamppb.Timestamp { return timestamppb.New(fleettest.Now.Add(-ago)) }
 	s := &fleettest.Shard{LongPages: true,
+		Status: &nstancev1.GetShardStatusResponse{ClusterId: "example", LeaderId: "server-2", Term: 7,
+			HeirId: "server-1", StandbyIds: []string{"server-1"}, LeaseLeft: durationpb.New(8400 * time.Millisecond),
+			ConfigEtag: "5d41402abc4b2a76"},
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "5d41402abc4b2a76", Generation: 4,
 			ClusterId: "example", Term: 7, Size: 4812, LeaderId: "server-2", LastModified: at(49 * time.Hour)},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: uint32(n), ActualSize: uint32(n),
@@ -89,24 +93,49 @@ func logins(token string) (web.Client, bool) {
 	return web.Client{Name: "olivia", Role: web.RoleOperator}, token == "olivias-token-of-24-chars"
 }
 
-// serve serves the page of two shards and returns its address. The second shard refused a configuration.
+// bucket is a bucket in which the shard us-west-2b has a newer configuration.
+type bucket struct{}
+
+func (bucket) Lock(context.Context, string) web.Lock {
+	return web.Lock{Holder: "server-5", Heir: "server-6", Term: 12, RenewedAt: fleettest.Now.Add(-4 * time.Minute),
+		Lease: 15 * time.Second, Waits: "the lease of server-5 has ended: another server takes over now, if one runs",
+		Next: "start a server of the shard if none runs"}
+}
+
+func (bucket) Compare(_ context.Context, shard string) (web.Comparison, error) {
+	if shard != "us-west-2b" {
+		return web.Comparison{Same: true}, nil
+	}
+	return web.Comparison{Rolling: []string{"default/workers"},
+		Effects: []string{"Instances are replaced, in waves of up to max_surge, in the groups: default/workers."},
+		Diff: []web.DiffLine{{Text: "--- in force", Class: "removed"}, {Text: "+++ newest", Class: "added"},
+			{Text: "@@ -12,3 +12,3 @@", Class: "position"}, {Text: `     "workers": {`},
+			{Text: `-      "size": 12, "instance_type": "m5.large"`, Class: "removed"},
+			{Text: `+      "size": 12, "instance_type": "m6i.larger"`, Class: "added"}, {Text: "     }"}}}, nil
+}
+
+// serve serves the page of three shards and returns its address. The second shard refused a configuration, and the
+// third has no leader.
 func serve(t *testing.T, a *fleettest.Shard, login func(string) (web.Client, bool)) string {
 	t.Helper()
 	c := fleettest.NewCluster(t, "example")
 	b := newShard(12)
-	b.Config.RefusedEtag = "7d793037a0760186"
-	b.Config.Problems = []*nstancev1.ConfigProblem{{Path: "groups.default.workers.size", Line: 14, Column: 17,
-		Message: "-3 is less than 0"}}
+	b.Config.RefusedEtag, b.Status.RefusedEtag = "7d793037a0760186", "7d793037a0760186"
+	b.Config.Problems = []*nstancev1.ConfigProblem{{Path: "groups.default.workers.instance_type", Line: 14,
+		Column: 36, Message: "the provider does not know the type m6i.larger"}}
 	addrA, _ := c.Serve(t, "us-west-2a", a)
 	addrB, _ := c.Serve(t, "us-west-2b", b)
-	servers, err := endpoints.Parse("us-west-2a=" + addrA + ",us-west-2b=" + addrB)
+	addrC, _ := c.Serve(t, "us-west-2c", &fleettest.Shard{
+		Before: func(string) error { return fleettest.NotLeader("us-west-2c", "", "") }})
+	servers, err := endpoints.Parse("us-west-2a=" + addrA + ",us-west-2b=" + addrB + ",us-west-2c=" + addrC)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := fleet.New(fleet.Options{Servers: servers, Timeout: patience, Now: fleettest.Clock, Rand: fleettest.Rand(1),
 		IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour)})
 	t.Cleanup(f.Close)
-	page := web.New(web.Options{Fleet: f, Login: login, Local: web.Client{Name: "local", Role: web.RoleOperator},
+	page := web.New(web.Options{Fleet: f, Bucket: bucket{}, Login: login,
+		Local:   web.Client{Name: "local", Role: web.RoleOperator},
 		Version: "0.2.0", Timeout: patience, Now: fleettest.Clock, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -221,7 +250,7 @@ func TestAccessibility(t *testing.T) {
 			{"fleet", "", "light"}, {"shard", "shards/us-west-2a", ""},
 			{"group", "shards/us-west-2a/groups/workers", "dark"},
 			{"instance", "shards/us-west-2a/instances/" + instanceID(23), "light"}, {"events", "events", ""},
-			{"config", "config", "light"},
+			{"config", "config#c-us-west-2b", "light"}, {"leaderless", "shards/us-west-2c", ""},
 		} {
 			b.open(url + page.path)
 			b.awaitLive()

@@ -1,0 +1,138 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pmezard/go-difflib/difflib"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/admin/web"
+)
+
+// pageBucket implements web.Bucket. It only reads.
+type pageBucket struct {
+	app     *app
+	store   objstore.Store
+	timeout time.Duration
+
+	mu sync.Mutex
+	// compared holds the last comparison of each shard, because a difference of large documents takes long.
+	compared map[string]comparison
+}
+
+// comparison is the result of [pageBucket.Compare] for two versions.
+type comparison struct {
+	newest  objstore.Token
+	applied uint64 // revision
+	result  web.Comparison
+}
+
+// openPageBucket returns nil if the flags name no bucket.
+func (a *app) openPageBucket(ctx context.Context, b *bucketFlags) (web.Bucket, error) {
+	if b.location.Bucket == "" {
+		return nil, nil //nolint:nilnil // web.Options.Bucket may be nil
+	}
+	store, _, cancel, err := b.open(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	cancel() // each read has its own timeout
+	return &pageBucket{app: a, store: store, timeout: b.timeout, compared: map[string]comparison{}}, nil
+}
+
+func (b *pageBucket) state(ctx context.Context, shard string) (*clusterstate.State, context.Context,
+	context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	options := clusterstate.Options{Cluster: b.store, Shard: b.store, ShardID: shard, Now: b.app.Now}
+	return clusterstate.New(options), ctx, cancel
+}
+
+// Lock returns the election lock of a shard without a leader.
+func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
+	state, ctx, cancel := b.state(ctx, shard)
+	defer cancel()
+	lock, _, err := state.ReadLock(ctx, shard)
+	view := web.Lock{Holder: lock.LeaderID, Heir: lock.Heir.ID, Term: lock.Term, Lease: lock.Lease()}
+	if err == nil {
+		if view.RenewedAt = lockWritten(ctx, b.store, shard); view.RenewedAt.IsZero() {
+			view.RenewedAt = lock.RenewedAt
+		}
+	}
+	age := b.app.Now().Sub(view.RenewedAt)
+	found := b.app.describeLock(lock, err, age)
+	view.Waits, view.Next = found.Result, found.Next
+	if found.OK {
+		view.Waits, view.Next = describeHeld(lock, age)
+	}
+	if server := b.app.checkNewestServer(ctx, state); !server.OK {
+		view.Waits += "; the newest server: " + server.Result
+		view.Next = server.Next
+	}
+	return view
+}
+
+// describeHeld says what a shard that does not answer waits for while its lock is not stale.
+func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
+	if age < lock.Lease() {
+		return fmt.Sprintf("the lease of %s has not ended: if it still leads, it cannot be reached from here; if not, "+
+			"another server takes over when the lease ends", lock.LeaderID), ""
+	}
+	return fmt.Sprintf("the lease of %s has ended: another server takes over now, if one runs", lock.LeaderID),
+		"start a server of the shard if none runs"
+}
+
+// maxDiff is the number of lines of a difference that the page shows.
+const maxDiff = 500
+
+// Compare compares the configuration that a leader of a shard applied last with the newest one. It does not check
+// signatures: it decides nothing.
+func (b *pageBucket) Compare(ctx context.Context, shard string) (web.Comparison, error) {
+	state, ctx, cancel := b.state(ctx, shard)
+	defer cancel()
+	newest, token, err := state.ReadConfig(ctx, shard)
+	if err != nil {
+		return web.Comparison{}, err
+	}
+	applied, err := state.UnverifiedApplied(ctx)
+	if err != nil {
+		return web.Comparison{}, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if known := b.compared[shard]; known.newest == token && known.applied == applied.Revision {
+		return known.result, nil
+	}
+	before, _ := config.ParseApplied(shard, applied.Body)
+	after, _ := config.ParseStored(shard, newest)
+	plan := planOf(compared{name: shard, stored: applied.Body, file: newest, before: before, after: after})
+	result := web.Comparison{Same: plan.Unchanged, Invalid: before == nil || after == nil, Rolling: plan.RollingGroups,
+		Effects: plan.Effects}
+	result.Diff, result.More = diffLines(applied.Body, newest)
+	b.compared[shard] = comparison{token, applied.Revision, result}
+	return result, nil
+}
+
+// diffLines returns the first lines of the difference between two texts, and the number of further ones.
+func diffLines(before, after []byte) (lines []web.DiffLine, more int) {
+	for line := range strings.Lines(unifiedDiff(before, after, "in force", "newest")) {
+		class := map[byte]string{'+': "added", '-': "removed", '@': "position"}[line[0]]
+		lines = append(lines, web.DiffLine{Class: class, Text: strings.TrimSuffix(line, "\n")})
+	}
+	more = max(0, len(lines)-maxDiff)
+	return lines[:len(lines)-more], more
+}
+
+// unifiedDiff returns the difference between two texts as diff -u does.
+func unifiedDiff(before, after []byte, beforeName, afterName string) string {
+	// It fails only if the writer fails.
+	text, _ := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: difflib.SplitLines(string(before)),
+		B: difflib.SplitLines(string(after)), FromFile: beforeName, ToFile: afterName, Context: 3})
+	return text
+}

@@ -1,0 +1,41 @@
+package web
+
+import (
+	"context"
+	"time"
+)
+
+// Bucket reads what only the bucket of the shards has. It must be safe for concurrent use.
+type Bucket interface {
+	// Lock returns the election lock of a shard without a leader.
+	Lock(ctx context.Context, shard string) Lock
+	// Compare compares the configuration that a leader of a shard applied last with the newest one.
+	Compare(ctx context.Context, shard string) (Comparison, error)
+}
+
+// Lock is the election lock of a shard. Holder is empty if there is no lock, or if it cannot be read.
+type Lock struct {
+	Holder, Heir string
+	Term         uint64
+	// RenewedAt is the time of the last renewal by the bucket's clock.
+	RenewedAt time.Time
+	Lease     time.Duration
+	// Waits says what the shard waits for, and Next what to do. Next may be empty.
+	Waits, Next string
+}
+
+// Comparison is the difference between the configuration in force and the newest one in the bucket.
+type Comparison struct {
+	// Same means that the newest one is in force.
+	Same bool
+	// Invalid means that this version cannot read one of the two, so that the effects are not known.
+	Invalid bool
+	// Rolling are the groups of which instances would be replaced. Effects are all effects on running instances.
+	Rolling, Effects []string
+	// Diff holds the first lines of the difference in the unified format, and More is the number of further ones.
+	Diff []DiffLine
+	More int
+}
+
+// DiffLine is a line of a difference. Class is "added", "removed", "position" or empty.
+type DiffLine struct{ Class, Text string }
