@@ -88,6 +88,9 @@ func playShard(ctx context.Context, b *browser, stack *local.Stack) error {
 		return err
 	}
 	b.checkConsole()
+	if err := runUnit(ctx, b.t, stack); err != nil {
+		return err
+	}
 	return loseLeader(ctx, b, stack, server)
 }
 
