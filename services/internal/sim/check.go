@@ -242,7 +242,8 @@ func (w *World) checkRest() {
 
 func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 	for key, g := range t.groups {
-		if size, _ := g.SizeAt(w.sched.now); have[key] != size {
+		size, _ := g.SizeAt(w.sched.now)
+		if size = max(size, w.countProtected(g)); have[key] != size {
 			view, _ := t.leader.State.GroupView(key)
 			w.fail(ruleAtRest, "group %s has %d VMs, wants %d (blocked: %q, backoff %+v):%s", key, have[key], size,
 				view.Blocked, view.Backoff, w.describe(key))

@@ -97,6 +97,7 @@ const (
 	groupChanged Kind = "operator changes group"
 	madeOne      Kind = "operator creates"
 	removedOne   Kind = "operator deletes"
+	protectedOne Kind = "operator protects" // or ends that
 	watchCut     Kind = "watch cut"
 	neverDrains  Kind = "operator drains not"
 )
@@ -133,6 +134,7 @@ var (
 		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5},
 		{heirKilled, 1}, {heirPaused, 1},
 		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 0.9}, {newImage, 0.6},
+		{protectedOne, 1.5},
 	}
 )
 

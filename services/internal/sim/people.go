@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -43,7 +44,9 @@ type people struct {
 	dynamic  map[config.GroupKey]*wish
 	onDemand map[ident.ID]*wish
 	drained  map[ident.ID]bool
-	rolled   map[config.GroupKey][]rolled // outdated instances that were replaced
+	// protected is since when an acknowledged protection of an instance holds.
+	protected map[ident.ID]time.Time
+	rolled    map[config.GroupKey][]rolled // outdated instances that were replaced
 }
 
 // rolled is the replacement of an outdated instance by a new one.
@@ -75,7 +78,7 @@ type wish struct {
 func newPeople(w *World) people {
 	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{},
 		onDemand: map[ident.ID]*wish{},
-		drained:  map[ident.ID]bool{}, rolled: map[config.GroupKey][]rolled{}}
+		drained:  map[ident.ID]bool{}, protected: map[ident.ID]time.Time{}, rolled: map[config.GroupKey][]rolled{}}
 	rng := &w.drawn
 	for i := range 1 + rng.IntN(4) {
 		tenant := "default"
@@ -166,7 +169,7 @@ func (p *people) write(body []byte) {
 func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
 	w := p.world
 	g := p.groups[d.IntN(len(p.groups))]
-	ofOperator := k == groupChanged || k == madeOne || k == removedOne
+	ofOperator := k == groupChanged || k == madeOne || k == removedOne || k == protectedOne
 	if ofOperator && l == nil || !w.faults.admit(moment, k) {
 		return
 	}
@@ -212,6 +215,9 @@ func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
 	case removedOne:
 		p.remove(l.term, d)
 		return
+	case protectedOne:
+		p.protect(l.term, d)
+		return
 	}
 	p.apply()
 	w.faults.about(
@@ -230,6 +236,9 @@ func (p *people) change(s *server, d *dice) {
 	have := p.dynamic[key]
 	next := &wish{size: d.IntN(4), gone: d.IntN(3) == 0 && have != nil}
 	p.dynamic[key] = next
+	if next.gone { // the next definition of the group protects nothing
+		maps.DeleteFunc(p.protected, func(id ident.ID, _ time.Time) bool { return w.fleet.byInstance[id].key == key })
+	}
 	w.faults.about("group %s: size %d, gone %t", key, next.size, next.gone)
 	t.env.Go("change a group", func() {
 		err := t.manage(func(m *shardconfig.Manager) error {

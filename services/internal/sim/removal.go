@@ -96,6 +96,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		// each record, but not such counts.
 		return
 	}
+	w.checkProtected(t, key, d.ID, next.Reason)
 	least, _ := t.size(key)
 	switch why {
 	case scaleDown:

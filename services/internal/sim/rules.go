@@ -37,6 +37,7 @@ const (
 	rulePause     rule = "pause"          // no outdated instance is replaced while the rollout is paused
 	ruleCanary    rule = "canary"         // nor before the canaries have run for bake_time
 	ruleImage     rule = "image"          // only on_image_change replaces an instance whose image is outdated
+	ruleProtected rule = "protected"      // a protected instance is neither rotated nor scaled down while it is well
 	ruleHalt      rule = "halt"           // nor after halt_on_failures failures
 	ruleWindows   rule = "windows"        // nor outside the disruption windows
 	rulePerHour   rule = "per hour"       // nor more than max_per_hour

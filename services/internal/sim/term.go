@@ -280,12 +280,13 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 		if why := whyOf(event.Reason); why == silence || why == unfit {
 			w.checkOutage(e.term, event.Replaces, "replaced")
 		}
+		key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
+		w.checkProtected(e.term, key, event.Replaces, event.Reason)
 		if strings.HasPrefix(event.Reason, oldImage) {
 			w.checkImage(e.term, event)
 		}
 		if strings.HasPrefix(event.Reason, "its infra configuration is out of date") ||
 			strings.HasPrefix(event.Reason, oldImage) {
-			key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
 			w.people.rolled[key] = append(w.people.rolled[key], rolled{by: event.Instance, at: w.sched.now})
 			w.checkRollout(e.term, key, event.Replaces)
 		}
