@@ -195,7 +195,7 @@ func (r *rotation) rotate(ctx context.Context) (cmd *exec.Cmd, log string, err e
 	}
 	defer out.Close()
 	cmd = exec.CommandContext(ctx, filepath.Join(r.stack.Bin, "nstance-admin"), "cluster", "rotate-ca",
-		"--storage-bucket", local.Bucket)
+		"--yes", "--storage-bucket", local.Bucket)
 	cmd.Env, cmd.Stdout, cmd.Stderr = r.stack.Env(), out, out
 	return cmd, log, cmd.Start()
 }

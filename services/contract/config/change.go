@@ -9,9 +9,11 @@ import (
 
 // Change describes the effects of a new configuration on the instances of a shard.
 type Change struct {
-	roll, push, empty []string // names of static groups as tenant/name, sorted
-	rollTemplates     []string // templates with dynamic groups that roll
-	pushTemplates     []string
+	// Names of static groups as tenant/name, sorted. shrink are those with a smaller size.
+	roll, push, empty, shrink []string
+
+	rollTemplates []string // templates with dynamic groups that roll
+	pushTemplates []string
 	// leave are groups that keep their configuration and of which the pool loses subnets: the instances there are
 	// replaced. leaveTemplates likewise.
 	leave, leaveTemplates []string
@@ -28,6 +30,9 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 	to, _ := after.Merged(Groups{})
 	for key, old := range from {
 		g, still := to[key]
+		if still && g.Size < old.Size && !after.Terminating {
+			out.shrink = append(out.shrink, key.String())
+		}
 		switch {
 		case !still:
 			out.empty = append(out.empty, key.String())
@@ -52,7 +57,7 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 			out.pushTemplates = append(out.pushTemplates, name)
 		}
 	}
-	for _, list := range [][]string{out.roll, out.push, out.empty, out.leave, out.rollTemplates, out.pushTemplates,
+	for _, list := range [][]string{out.roll, out.push, out.empty, out.shrink, out.leave, out.rollTemplates, out.pushTemplates,
 		out.leaveTemplates} {
 		slices.Sort(list)
 	}
@@ -70,6 +75,11 @@ func losesSubnet(before, after Group, subnetsUnknown bool) bool {
 // Rolling returns the static groups of which instances are replaced, sorted.
 func (c Change) Rolling() []string {
 	return slices.Sorted(slices.Values(slices.Concat(c.roll, c.leave)))
+}
+
+// Destructive reports whether instances are replaced or deleted.
+func (c Change) Destructive() bool {
+	return len(c.Rolling())+len(c.rollTemplates)+len(c.leaveTemplates)+len(c.empty)+len(c.shrink) > 0 || c.terminates
 }
 
 // ofTemplates returns, by template name, the effective group of a dynamic group that overrides nothing.
@@ -111,13 +121,15 @@ func (c Change) Warning() (summary, detail string) {
 		"Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
 	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are "+
 		"removed: %s.", "", c.empty, nil)
+	say("Instances are drained and deleted, unless the size was changed at run time, in the groups that get smaller: "+
+		"%s.", "", c.shrink, nil)
 	if c.terminates {
 		lines = append(lines, "The shard is emptied: terminating is set.")
 	}
 	switch {
 	case len(lines) == 0:
 		return "", ""
-	case len(c.Rolling())+len(c.rollTemplates)+len(c.leaveTemplates)+len(c.empty) > 0 || c.terminates:
+	case c.Destructive():
 		summary = "Instances will be replaced or deleted"
 	default:
 		summary = "Files will be pushed to running instances"

@@ -222,19 +222,21 @@ func TestTranscripts(t *testing.T) {
 			s.Groups = s.Groups[1:]
 		}},
 		"group-scale-which": {args: "group scale workers 5 --all-shards"},
-		"group-scale-total": {args: "group scale workers 5 --all-shards --total"},
-		"group-scale-total-one": {args: "group scale workers 5 --all-shards --total", b: func(s *fleettest.Shard) {
+		"group-scale-total": {args: "group scale workers 5 --all-shards --total --yes"},
+		"group-scale-total-one": {args: "group scale workers 5 --all-shards --total --yes", b: func(s *fleettest.Shard) {
 			s.Groups = s.Groups[1:]
 		}},
 		"group-scale-total-down": {args: "group scale workers 5 --all-shards --total", b: down},
 		"group-scale-json":       {args: "group scale workers 5 --shard us-a -o json"},
+		"group-scale-smaller":    {args: "group scale workers 1 --shard us-a"},
+		"group-scale-dry":        {args: "group scale workers 5 --all-shards --total --dry-run"},
 		"group-scale-bad":        {args: "group scale workers many --shard us-a"},
 		"group-scale-short":      {args: "group scale workers"},
 		"group-pause":            {args: "group pause workers --shard us-a"},
 		"group-pause-missing":    {args: "group pause nobody --shard us-a"},
 		"group-pause-bad":        {args: "group pause No/body --shard us-a"},
 		"group-resume":           {args: "group resume workers --shard us-a"},
-		"group-roll":             {args: "group roll workers --shard us-a"},
+		"group-roll":             {args: "group roll workers --shard us-a --yes"},
 		"group-create": {
 			args: "group create web --template worker --size 2 --vars k=v,l=w --vars m=x --shard us-a"},
 		"group-create-there":       {args: "group create workers --template worker --shard us-a"},

@@ -52,10 +52,13 @@ remove operators that are gone with "nstance-admin cluster operator remove".
 In a cluster that is older than its workload CA, step 4 waits until certificates of the
 old CA in files of instances have expired, up to four months. Run the command again then.
 
+The command asks on a terminal, and elsewhere needs --yes: it removes the old CA in the
+end, and unused nonces with it. --status asks nothing.
+
 All servers, agents and operators must have a version that knows this command. All shards
 must have their configuration in the bucket that the command is given.`,
 		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
-  nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait   # do what can be done now
+  nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait --yes   # do what can be done now
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --status    # who has old certificates?`,
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", rotationTime, "how long to wait for all to follow")
@@ -63,10 +66,16 @@ must have their configuration in the bucket that the command is given.`,
 	cmd.Flags().BoolVar(&onlyStatus, "status", false,
 		"change nothing: show how far a rotation is, and how many have not followed its present step")
 	cmd.MarkFlagsMutuallyExclusive("no-wait", "status")
-	f := outputFlag(cmd)
+	f, sure := outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if timeout <= 0 {
 			return usagef("--timeout %s is not more than zero", timeout)
+		}
+		if !onlyStatus {
+			const what = "the cluster's CA and nonce key are replaced; unused nonces of the old key end"
+			if done, err := a.confirm(cmd, sure, what); done || err != nil {
+				return err
+			}
 		}
 		if !noWait && !onlyStatus && !cmd.Flags().Changed("storage-timeout") {
 			s.timeout = timeout

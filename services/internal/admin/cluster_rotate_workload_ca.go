@@ -33,12 +33,13 @@ func (a *app) rotateWorkloadCACommand(s *secretFlags) *cobra.Command {
 
 The command takes the step that is possible now, says when the next one is, and returns.
 Run it again then; at any other time it changes nothing. After the last step it begins a
-new rotation. Each step is one write to the bucket, so the command can be interrupted.
+new rotation. Each step is one write to the bucket, so the command can be interrupted. It
+asks on a terminal, and elsewhere needs --yes, except with --status.
 
 Services on instances must load the changed files within the notice. Programs outside the
 instances must trust both CAs within it: --output-cert writes the certificates. First
 upgrade all servers to a version that knows this command.`,
-		Example: `  nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket
+		Example: `  nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --yes
   nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --status
   nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --status --output-cert workload-ca.crt`,
 	}
@@ -46,11 +47,17 @@ upgrade all servers to a version that knows this command.`,
 	cmd.Flags().DurationVar(&notice, "notice", clusterstate.WorkloadNotice, "time until a new CA issues certificates")
 	cmd.Flags().BoolVar(&onlyStatus, "status", false, "change nothing: show how far a rotation is")
 	cmd.Flags().StringVar(&certFile, "output-cert", "", "file to write the certificates of the trusted CAs to")
-	f := outputFlag(cmd)
+	f, sure := outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if notice < leastWorkloadNotice {
 			return usagef("--notice %s is less than %s, in which leaders learn of a new CA", notice,
 				leastWorkloadNotice)
+		}
+		if !onlyStatus {
+			const what = "the workload CA is replaced: the step that is possible now is taken"
+			if done, err := a.confirm(cmd, sure, what); done || err != nil {
+				return err
+			}
 		}
 		cas, err := inCluster(cmd.Context(), a, s, need{key: true},
 			func(ctx context.Context, c *cluster) (authority.WorkloadCAs, error) {

@@ -279,11 +279,17 @@ it in this order, so that servers can read secrets all the time:
   1. make a new key; give it to the servers as encryption_key in the shards'
      configurations, and the one before under old_encryption_keys
   2. run this command with the new key and --old-key
-  3. take the old key out of the configurations`,
+  3. take the old key out of the configurations
+
+It asks on a terminal. Elsewhere it does not need --yes, because nothing is lost.`,
 		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
 	}
-	f := outputFlag(cmd)
+	f, sure := outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		const what = "every secret that is under an old encryption key is sealed with the current one"
+		if done, err := a.confirmChange(cmd, sure, false, what); done || err != nil {
+			return err
+		}
 		result := rotation{Secrets: []rotated{}}
 		var errs []error
 		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) error {

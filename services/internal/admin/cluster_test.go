@@ -604,7 +604,7 @@ func TestRotateKey(t *testing.T) {
 // changes nothing, and that the same command continues. In the end CA and nonce key are new.
 func TestClusterRotateCA(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
-		b.fails(t, exitFailure, "cluster init", b.args("cluster", "rotate-ca", "--cluster-id", "example")...)
+		b.fails(t, exitFailure, "cluster init", b.args("cluster", "rotate-ca", "--yes", "--cluster-id", "example")...)
 		b.init(t)
 		b.fails(t, exitUsage, "--timeout", b.args("cluster", "rotate-ca", "--timeout", "0s")...)
 		first, err := b.state(t, encryptionKey).LoadCA(t.Context())
@@ -623,7 +623,7 @@ func TestClusterRotateCA(t *testing.T) {
 		operator := register()
 		rotate := func() caRotation {
 			t.Helper()
-			return parse[caRotation](t, b.must(t, b.args("cluster", "rotate-ca", "--no-wait", "-o", "json")...))
+			return parse[caRotation](t, b.must(t, b.args("cluster", "rotate-ca", "--no-wait", "--yes", "-o", "json")...))
 		}
 		status := b.args("cluster", "rotate-ca", "--status")
 		if got := parse[caRotation](t, b.must(t, append(status, "-o", "json")...)); !got.Finished ||
@@ -678,7 +678,7 @@ func TestClusterRotateCA(t *testing.T) {
 func TestClusterRotateWorkloadCA(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.init(t)
-		b.fails(t, exitFailure, "first leader makes", b.args("cluster", "rotate-workload-ca")...)
+		b.fails(t, exitFailure, "first leader makes", b.args("cluster", "rotate-workload-ca", "--yes")...)
 		b.fails(t, exitUsage, "--notice", b.args("cluster", "rotate-workload-ca", "--notice", "1h")...)
 		state := b.state(t, encryptionKey)
 		cluster, err := state.LoadCA(t.Context())
@@ -694,14 +694,14 @@ func TestClusterRotateWorkloadCA(t *testing.T) {
 		if got := parse[workloadRotation](t, b.must(t, status...)); got != want {
 			t.Errorf("before: %+v, want %+v", got, want)
 		}
-		begun := parse[workloadRotation](t, b.must(t, b.args("cluster", "rotate-workload-ca", "-o", "json")...))
+		begun := parse[workloadRotation](t, b.must(t, b.args("cluster", "rotate-workload-ca", "--yes", "-o", "json")...))
 		if begun.Step != "announced" || begun.Fingerprint != want.Fingerprint || begun.NewFingerprint == "" ||
 			begun.Issues.Sub(fleettest.Now).Round(time.Hour) != 30*24*time.Hour ||
 			begun.Ends.Sub(begun.Issues) != 90*24*time.Hour {
 			t.Errorf("begun: %+v", begun)
 		}
 		file := filepath.Join(t.TempDir(), "workload-ca.crt")
-		for _, again := range [][]string{status, b.args("cluster", "rotate-workload-ca", "-o", "json", "--output-cert",
+		for _, again := range [][]string{status, b.args("cluster", "rotate-workload-ca", "--yes", "-o", "json", "--output-cert",
 			file)} {
 			if got := parse[workloadRotation](t, b.must(t, again...)); got != begun {
 				t.Errorf("again: %+v, want %+v", got, begun)
@@ -896,7 +896,7 @@ func TestConfigPush(t *testing.T) {
 		b.env = map[string]string{envServers: "dev-1=" + addr, envIdentity: c.Identity(t, "default", fleettest.Now,
 			authority.OperatorTTL)}
 		if out := b.must(t, b.args("config", "push", renamed, "--refresh", "--expected-etag",
-			string(token))...); !strings.Contains(out, "written") || !strings.Contains(out, "updated") {
+			string(token), "--yes")...); !strings.Contains(out, "written") || !strings.Contains(out, "updated") {
 			t.Error(out)
 		}
 		if len(api.Calls) != 1 || api.Calls[0] != "RefreshConfig" {
@@ -916,14 +916,18 @@ func TestConfigPushIsConditional(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flags := bucketFlags{location: b.location, timeout: time.Minute}
 	// The groups are read after the configuration. The concurrent write happens at that time.
 	meddler := &meddling{Store: b.store, on: keys.Groups("dev-1"), do: func() {
 		if _, err := b.store.Put(t.Context(), keys.Config("dev-1"), []byte("theirs"), objstore.Always()); err != nil {
 			t.Error(err)
 		}
 	}}
-	err = a.pushTo(t.Context(), meddler, &flags, shard, config.Encode(shard), "")
+	c := compared{name: "dev-1", file: config.Encode(shard), after: shard}
+	had, err := a.checkPush(t.Context(), meddler, &c, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = a.writePush(t.Context(), meddler, c, had)
 	if err == nil || !strings.Contains(err.Error(), objstore.ErrConflict.Error()) ||
 		!strings.Contains(newApp("1", System()).hintOf(err), "push again") {
 		t.Error(err)

@@ -10,10 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -186,135 +183,6 @@ func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, e
 	}
 	shard, problems := config.Parse(path, body)
 	return body, shard, problems, nil
-}
-
-func (a *app) configPushCommand() *cobra.Command {
-	var b bucketFlags
-	var wantShard, wantETag string
-	var refresh bool
-	s := new(scope)
-	cmd := &cobra.Command{
-		Use: "push FILE", Short: "Check a configuration and write it to the bucket", Args: cobra.ExactArgs(1),
-		Long: `Checks a configuration file and writes it to config/{shard}.jsonc in the bucket, for
-clusters without Terraform. The file says itself which shard it is of. Nothing is
-written if anything is wrong with it, also beside the groups that were made at run
-time, or if another program writes at the same time.
-
-With --refresh the shard's leader applies it immediately.`,
-		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket
-  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket --refresh`,
-	}
-	cmd.Flags().StringVar(&wantShard, "shard", "", "fail unless the file is of this shard")
-	cmd.Flags().StringVar(&wantETag, "expected-etag", "",
-		"fail unless the configuration that is there has this ETag (see config status)")
-	cmd.Flags().BoolVar(&refresh, "refresh", false, "have the shard's leader apply it now")
-	b.add(cmd)
-	s.reach(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		body, shard, problems, err := a.readConfig(args[0])
-		if err != nil {
-			return err
-		}
-		for _, p := range problems {
-			a.note("%s", p)
-		}
-		switch {
-		case shard == nil:
-			return invalid(args[0], problems)
-		case wantShard != "" && wantShard != shard.Server.Shard:
-			return withHint(fmt.Errorf("%s is of shard %s, not of %s", args[0], shard.Server.Shard, wantShard),
-				"push the file of that shard, or leave --shard out")
-		}
-		if refresh { // fail before anything is written
-			f, err := a.fleet(s)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			s.shard = shard.Server.Shard
-			if _, err := a.shards(s, f); err != nil {
-				return err
-			}
-		}
-		if err := a.push(cmd.Context(), &b, shard, body, wantETag); err != nil || !refresh {
-			return err
-		}
-		return a.refresh(cmd.Context(), s, "table")
-	}
-	return cmd
-}
-
-func (a *app) push(ctx context.Context, b *bucketFlags, shard *config.Shard, body []byte, wantETag string) error {
-	bucket, ctx, cancel, err := b.open(ctx, true)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	return a.pushTo(ctx, bucket, b, shard, body, wantETag)
-}
-
-func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags, shard *config.Shard, body []byte,
-	wantETag string) error {
-	name := shard.Server.Shard
-	state := clusterstate.New(clusterstate.Options{Shard: bucket, ClusterID: shard.Cluster.ID, ShardID: name,
-		Now: a.Now, Rand: a.Rand})
-	var token objstore.Token
-	unchanged := false
-	err := a.during("writing to "+b.location.Bucket, func() error {
-		there, had, err := state.ReadConfig(ctx, name)
-		switch {
-		case errors.Is(err, objstore.ErrNotFound):
-		case err != nil:
-			return err
-		}
-		if wantETag != "" && string(had) != wantETag {
-			return withHint(fmt.Errorf("the configuration of shard %s has the ETag %q, not %q", name, had, wantETag),
-				"another program wrote it; read the current one and push again")
-		}
-		if old, _ := config.ParseStored(name, there); old != nil && old.Cluster.ID != shard.Cluster.ID {
-			return withHint(fmt.Errorf("the bucket holds shard %s of cluster %s, the file is of cluster %s", name,
-				old.Cluster.ID, shard.Cluster.ID), "check --storage-bucket and --storage-prefix")
-		}
-		if err := checkDynamic(ctx, state, shard); err != nil {
-			return err
-		}
-		if had != "" && string(there) == string(body) {
-			token, unchanged = had, true
-			return nil
-		}
-		token, err = state.WriteConfig(ctx, name, body, had)
-		if errors.Is(err, objstore.ErrConflict) {
-			return withHint(err, "another program wrote it at the same time; read the current one and push again")
-		}
-		return err
-	})
-	if err == nil && !unchanged {
-		a.journalChange(ctx, bucket, record.ClusterEvent{Kind: "config_pushed", Shard: name,
-			Message: fmt.Sprintf("ETag %s, %d bytes", token, len(body))})
-	}
-	switch {
-	case err != nil:
-		return err
-	case unchanged:
-		return a.line("%s: the same configuration is there already (%s)", name, token)
-	}
-	return a.line("%s: written, %d bytes (%s)", name, len(body), token)
-}
-
-// checkDynamic rejects a configuration that removes something which a dynamic group needs.
-func checkDynamic(ctx context.Context, state *clusterstate.State, shard *config.Shard) error {
-	groups, _, _, err := state.ReadGroups(ctx)
-	if errors.Is(err, objstore.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if _, problems := shard.Merged(groups); problems.Err() != nil {
-		return withHint(fmt.Errorf("groups that were made at run time cannot do without what the file leaves out:\n%w",
-			problems.Err()), "keep what they need, or delete the groups first: nstance-admin group delete")
-	}
-	return nil
 }
 
 // storageTime is the default of --storage-timeout.

@@ -66,6 +66,8 @@ type configPlan struct {
 	New           bool     `json:"new"`
 	RollingGroups []string `json:"rolling_groups"` // as the Terraform provider's attribute
 	Effects       []string `json:"effects"`        // on running instances, in words
+	// destructive means that instances are replaced or deleted.
+	destructive bool
 }
 
 // planOf returns what the file of a comparison would do. Without two valid configurations it has no effects.
@@ -75,6 +77,7 @@ func planOf(c compared) configPlan {
 	if c.before != nil && c.after != nil {
 		change := config.ChangeOf(c.before, c.after, false)
 		plan.RollingGroups = append(plan.RollingGroups, change.Rolling()...)
+		plan.destructive = change.Destructive()
 		if _, detail := change.Warning(); detail != "" {
 			plan.Effects = strings.Split(detail, "\n")
 		}
@@ -101,21 +104,25 @@ computes rolling_groups with the same code. Changes nothing.`,
 		}
 		plan := planOf(c)
 		return a.show(*f, plan, func(w io.Writer) error {
-			switch {
-			case plan.Unchanged:
-				fmt.Fprintf(w, "%s: the bucket has this configuration already.\n", c.name)
-			case plan.New:
-				fmt.Fprintf(w, "%s: the bucket has no valid configuration to compare with.\n", c.name)
-			case len(plan.Effects) == 0:
-				fmt.Fprintf(w, "%s: nothing happens to running instances.\n", c.name)
-			}
-			for _, line := range plan.Effects {
-				fmt.Fprintf(w, "%s: %s\n", c.name, line)
-			}
+			plan.write(w)
 			return nil
 		})
 	}
 	return cmd
+}
+
+func (p configPlan) write(w io.Writer) {
+	switch {
+	case p.Unchanged:
+		fmt.Fprintf(w, "%s: the bucket has this configuration already.\n", p.Shard)
+	case p.New:
+		fmt.Fprintf(w, "%s: the bucket has no valid configuration to compare with.\n", p.Shard)
+	case len(p.Effects) == 0:
+		fmt.Fprintf(w, "%s: nothing happens to running instances.\n", p.Shard)
+	}
+	for _, line := range p.Effects {
+		fmt.Fprintf(w, "%s: %s\n", p.Shard, line)
+	}
 }
 
 func (a *app) configDiffCommand() *cobra.Command {

@@ -283,18 +283,29 @@ failed starts again, and counts failures from zero.`
 	default:
 		cmd.Short = "Replace all instances of a group"
 		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge, as after a change of its
-configuration: with canaries, pauses and halts. Each call replaces them once more.`
+configuration: with canaries, pauses and halts. Each call replaces them once more. It asks
+on a terminal, and elsewhere needs --yes.`
 		cmd.Example = `  nstance-admin group roll workers --shard us-west-2a
-  nstance-admin group roll workers --all-shards`
+  nstance-admin group roll workers --all-shards --yes`
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	patient := new(patienceFlags)
 	if do != fleet.PauseRollout {
 		patient = waitFlags(cmd)
 	}
+	var sure *sure
+	if do == fleet.RollGroup {
+		sure = sureFlags(cmd)
+	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := ident.ValidateName(args[0]); err != nil {
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		}
+		if sure != nil {
+			what := "all instances of group " + args[0] + " of " + a.scopeText(s) + " are replaced"
+			if done, err := a.confirm(cmd, sure, what); done || err != nil {
+				return err
+			}
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
 			return f.Rollout(ctx, shards, args[0], do)

@@ -22,17 +22,20 @@ func (a *app) groupScaleCommand() *cobra.Command {
 the same time is kept. With several shards, say what SIZE is: --per-shard gives the group
 this size in each of them, --total divides it evenly over those that have the group.
 
+A smaller size deletes instances. The command then asks on a terminal, and elsewhere
+needs --yes. A larger size needs neither.
+
 The answer comes when the new size is durable; "nstance-admin events" shows what
 follows. With --wait it comes when the group has that size and is healthy.`,
 		Example: `  nstance-admin group scale workers 5 --shard us-west-2a --wait
   nstance-admin group scale workers 9 --all-shards --total
-  nstance-admin group scale workers 0 --all-shards --per-shard`,
+  nstance-admin group scale workers 0 --all-shards --per-shard --yes`,
 	}
 	var total, perShard bool
 	cmd.Flags().BoolVar(&total, "total", false, "with several shards: SIZE is the sum over all of them")
 	cmd.Flags().BoolVar(&perShard, "per-shard", false, "with several shards: SIZE is the size in each of them")
 	cmd.MarkFlagsMutuallyExclusive("total", "per-shard")
-	s, f, patient := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd)
+	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		size, err := strconv.ParseUint(args[1], 10, 31)
 		if err != nil {
@@ -45,6 +48,9 @@ follows. With --wait it comes when the group has that size and is healthy.`,
 			if total, err = a.askTotal(s, args[1]); err != nil {
 				return err
 			}
+		}
+		if done, err := a.confirmScale(cmd, s, sure, args[0], uint32(size), total); done || err != nil {
+			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
 			if total {
@@ -59,6 +65,43 @@ follows. With --wait it comes when the group has that size and is healthy.`,
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd
+}
+
+// confirmScale asks if the change makes a group smaller. done is true after a dry run.
+func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, group string, size uint32, total bool) (done bool,
+	err error) {
+	if sure.yes && !sure.dryRun {
+		return false, nil
+	}
+	f, err := a.fleet(s)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	shards, err := a.shards(s, f)
+	if err != nil {
+		return false, err
+	}
+	var changes []string
+	smaller := false
+	for _, p := range f.PreviewScale(cmd.Context(), shards, group, size, total) {
+		if p.Err != nil {
+			if sure.dryRun {
+				return true, p.Err
+			}
+			continue // the change itself reports it
+		}
+		smaller = smaller || p.Size < p.PreviousSize
+		changes = append(changes, fmt.Sprintf("%s: group %s: size %d → %d, %d there", p.Shard, group, p.PreviousSize,
+			p.Size, p.ActualSize))
+	}
+	if !smaller && !sure.dryRun {
+		return false, nil
+	}
+	if smaller {
+		changes = append(changes, "instances beyond the size are drained and deleted")
+	}
+	return a.confirm(cmd, sure, strings.Join(changes, "; "))
 }
 
 // askTotal asks whether a size is meant for all shards together. With one shard there is nothing to ask.

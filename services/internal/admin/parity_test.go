@@ -47,7 +47,7 @@ var parity = map[string]struct{ args, request, body string }{
 	"group scale":       {"workers 5", "POST /group/scale", `{"group": "workers", "size": 5}`},
 	"group pause":       {"workers", "POST /group/rollout", `{"group": "workers", "action": "pause"}`},
 	"group resume":      {"workers", "POST /group/rollout", `{"group": "workers", "action": "resume"}`},
-	"group roll":        {"workers", "POST /group/rollout", `{"group": "workers", "action": "roll"}`},
+	"group roll":        {"workers --yes", "POST /group/rollout", `{"group": "workers", "action": "roll"}`},
 	"group create":      {"web --template worker", "POST /group/create", `{"group": "web", "template": "worker"}`},
 	"group delete":      {"batch --yes", "POST /group/delete", `{"group": "batch"}`},
 	"instance list":     {"", "GET /instances", ""},

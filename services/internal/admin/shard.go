@@ -233,10 +233,16 @@ func sureFlags(cmd *cobra.Command) *sure {
 // confirm asks on a terminal whether to go on. done is true after a dry run. Without a terminal it goes on only with
 // --yes.
 func (a *app) confirm(cmd *cobra.Command, s *sure, what string) (done bool, err error) {
+	return a.confirmChange(cmd, s, true, what)
+}
+
+// confirmChange is confirm for a command that destroys something only sometimes: without a terminal it needs --yes only
+// if destructive is set.
+func (a *app) confirmChange(cmd *cobra.Command, s *sure, destructive bool, what string) (done bool, err error) {
 	switch {
 	case s.dryRun:
 		return true, a.line("Would do: %s", what)
-	case s.yes:
+	case s.yes, !destructive && !isTerminal(a.Stdin):
 		return false, nil
 	case !isTerminal(a.Stdin):
 		return false, &usageError{err: errors.New(cmd.CommandPath() + " asks before it acts, and there is no terminal"),

@@ -43,7 +43,7 @@ us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 `, ""},
 		"time is over": {"group wait workers --shard us-b --wait-timeout 1ms", nil, "",
 			"after 1ms it has not happened in 1 of 1 shards"},
-		"group is deleted": {"group roll workers --shard us-b --wait", []func(*fleettest.Shard){
+		"group is deleted": {"group roll workers --shard us-b --wait --yes", []func(*fleettest.Shard){
 			func(s *fleettest.Shard) { s.Groups = nil },
 		}, "us-b: group workers: size 3, 2 there, 1 healthy, 2 outdated: no capacity for t4g.medium\n",
 			`shard us-b: there is no group "workers"`},

@@ -232,26 +232,69 @@ func (f *Fleet) scale(ctx context.Context, shards []string, name string, sizes m
 // ScaleTotal divides a size evenly over those of the shards that have the group. The first ones get what is left over.
 // If a shard does not answer, nothing is changed.
 func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, total uint32) []GroupAnswer {
-	var with []string
+	with, sizes, failed := f.divide(ctx, shards, name, total)
+	switch {
+	case failed != nil:
+		return []GroupAnswer{{Outcome: *failed}}
+	case len(with) == 0:
+		return f.Scale(ctx, shards, name, total) // which says that there is no such group
+	}
+	return f.scale(ctx, with, name, sizes)
+}
+
+// divide returns the shards that have a group, and the size in each. failed is the outcome of a shard that does not
+// answer.
+func (f *Fleet) divide(ctx context.Context, shards []string, name string, total uint32) (with []string,
+	sizes map[string]uint32, failed *Outcome) {
 	for _, answer := range f.Group(ctx, shards, name) {
 		switch {
 		case answer.Err == nil:
 			with = append(with, answer.Shard)
 		case answer.Err.Code != codes.NotFound || len(shards) == 1:
-			return []GroupAnswer{{Outcome: answer.Outcome}}
+			return nil, nil, &answer.Outcome
 		}
 	}
-	if len(with) == 0 {
-		return f.Scale(ctx, shards, name, total) // which says that there is no such group
-	}
-	sizes := map[string]uint32{}
+	sizes = map[string]uint32{}
 	for n, shard := range with {
 		sizes[shard] = total / uint32(len(with))
 		if uint32(n) < total%uint32(len(with)) {
 			sizes[shard]++
 		}
 	}
-	return f.scale(ctx, with, name, sizes)
+	return with, sizes, nil
+}
+
+// ScalePreview is what a change of a group's size would do.
+type ScalePreview struct {
+	Outcome
+	Group        string `json:"group"`
+	PreviousSize uint32 `json:"previous_size"`
+	Size         uint32 `json:"size"`
+	ActualSize   uint32 `json:"actual_size"`
+}
+
+// PreviewScale returns what [Fleet.Scale] would do, or with total [Fleet.ScaleTotal]. It changes nothing.
+func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, size uint32,
+	total bool) []ScalePreview {
+	sizes := map[string]uint32{}
+	for _, shard := range shards {
+		sizes[shard] = size
+	}
+	if total {
+		with, divided, failed := f.divide(ctx, shards, name, size)
+		if failed != nil {
+			return []ScalePreview{{Outcome: *failed}}
+		}
+		if len(with) > 0 {
+			shards, sizes = with, divided
+		}
+	}
+	return each(ctx, shards, func(ctx context.Context, shard string, into *ScalePreview) error {
+		group, err := f.group(ctx, shard, name)
+		into.Group, into.Size = name, sizes[shard]
+		into.PreviousSize, into.ActualSize = group.Size, group.ActualSize
+		return err
+	})
 }
 
 // CreateGroup creates the group of the request. It fails if the group already exists.
