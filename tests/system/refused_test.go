@@ -206,8 +206,9 @@ func (r *refused) apply(ctx context.Context, module string) error {
 
 // push runs `nstance-admin config push --refresh`. Its error contains the output.
 func (r *refused) push(ctx context.Context, path string) error {
-	cmd := exec.CommandContext(ctx, filepath.Join(r.stack.Bin, "nstance-admin"), "config", "push", path, "--refresh", "--yes",
-		"--storage-bucket", local.Bucket, "--identity-dir", r.file("identity"), "--servers", r.stack.AdminServers())
+	cmd := exec.CommandContext(ctx, filepath.Join(r.stack.Bin, "nstance-admin"), "config", "push", path, "--refresh",
+		"--yes", "--storage-bucket", local.Bucket, "--identity-dir", r.file("identity"), "--servers",
+		r.stack.AdminServers())
 	cmd.Env = r.stack.Env()
 	output, err := cmd.CombinedOutput()
 	if err != nil {

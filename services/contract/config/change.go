@@ -57,8 +57,8 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 			out.pushTemplates = append(out.pushTemplates, name)
 		}
 	}
-	for _, list := range [][]string{out.roll, out.push, out.empty, out.shrink, out.leave, out.rollTemplates, out.pushTemplates,
-		out.leaveTemplates} {
+	for _, list := range [][]string{out.roll, out.push, out.empty, out.shrink, out.leave, out.rollTemplates,
+		out.pushTemplates, out.leaveTemplates} {
 		slices.Sort(list)
 	}
 	return out

@@ -223,7 +223,8 @@ func TestTranscripts(t *testing.T) {
 		}},
 		"group-scale-which": {args: "group scale workers 5 --all-shards"},
 		"group-scale-total": {args: "group scale workers 5 --all-shards --total --yes"},
-		"group-scale-total-one": {args: "group scale workers 5 --all-shards --total --yes", b: func(s *fleettest.Shard) {
+		"group-scale-total-one": {args: "group scale workers 5 --all-shards --total --yes", b: func(
+			s *fleettest.Shard) {
 			s.Groups = s.Groups[1:]
 		}},
 		"group-scale-total-down": {args: "group scale workers 5 --all-shards --total", b: down},

@@ -623,7 +623,8 @@ func TestClusterRotateCA(t *testing.T) {
 		operator := register()
 		rotate := func() caRotation {
 			t.Helper()
-			return parse[caRotation](t, b.must(t, b.args("cluster", "rotate-ca", "--no-wait", "--yes", "-o", "json")...))
+			return parse[caRotation](t, b.must(t, b.args("cluster", "rotate-ca", "--no-wait", "--yes", "-o",
+				"json")...))
 		}
 		status := b.args("cluster", "rotate-ca", "--status")
 		if got := parse[caRotation](t, b.must(t, append(status, "-o", "json")...)); !got.Finished ||
@@ -694,14 +695,16 @@ func TestClusterRotateWorkloadCA(t *testing.T) {
 		if got := parse[workloadRotation](t, b.must(t, status...)); got != want {
 			t.Errorf("before: %+v, want %+v", got, want)
 		}
-		begun := parse[workloadRotation](t, b.must(t, b.args("cluster", "rotate-workload-ca", "--yes", "-o", "json")...))
+		begun := parse[workloadRotation](t, b.must(t, b.args("cluster", "rotate-workload-ca", "--yes", "-o",
+			"json")...))
 		if begun.Step != "announced" || begun.Fingerprint != want.Fingerprint || begun.NewFingerprint == "" ||
 			begun.Issues.Sub(fleettest.Now).Round(time.Hour) != 30*24*time.Hour ||
 			begun.Ends.Sub(begun.Issues) != 90*24*time.Hour {
 			t.Errorf("begun: %+v", begun)
 		}
 		file := filepath.Join(t.TempDir(), "workload-ca.crt")
-		for _, again := range [][]string{status, b.args("cluster", "rotate-workload-ca", "--yes", "-o", "json", "--output-cert",
+		for _, again := range [][]string{status, b.args("cluster", "rotate-workload-ca", "--yes", "-o", "json",
+			"--output-cert",
 			file)} {
 			if got := parse[workloadRotation](t, b.must(t, again...)); got != begun {
 				t.Errorf("again: %+v, want %+v", got, begun)
