@@ -16,14 +16,19 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/dev/libvirtd"
 	"github.com/nstance-kit/nstance/services/dev/local"
 	testlibvirtd "github.com/nstance-kit/nstance/tests/cloud/libvirtd"
 )
 
 var guestFlag = flag.String("guest", "", "directory with vmlinuz and initrd of images/local/guest.sh, for libvirt")
+
+var killsFlag = flag.Int("kills", 1, "number of VMs whose QEMU is killed, for libvirt")
 
 // TestLibvirt runs a shard of two VMs on a real libvirtd with QEMU. The VMs boot a kernel and run an agent. The test
 // kills a QEMU, kills libvirtd, changes the image, and scales to zero. It runs in a network namespace of its script.
@@ -95,13 +100,26 @@ func (s *libvirtShard) configure(ctx context.Context, image string, size int) er
 }
 
 func (s *libvirtShard) start(ctx context.Context) error {
+	began := time.Now()
+	err := s.lead(ctx, func(ctx context.Context) error { return s.configure(ctx, "v1", libvirtSize) })
+	if err != nil {
+		return err
+	}
+	if _, err = s.healthy(ctx); err != nil {
+		return err
+	}
+	s.report("%d VMs boot, register and are healthy", libvirtSize, began)
+	return nil
+}
+
+// lead starts the store, writes the configuration, starts the servers, and connects to the first leader.
+func (s *libvirtShard) lead(ctx context.Context, configure func(context.Context) error) error {
 	if _, err := s.stack.StartStore(ctx); err != nil {
 		return err
 	}
-	if err := s.configure(ctx, "v1", libvirtSize); err != nil {
+	if err := configure(ctx); err != nil {
 		return err
 	}
-	began := time.Now()
 	for i := 1; i <= servers; i++ {
 		if err := s.startServer(ctx, i); err != nil {
 			return err
@@ -111,14 +129,8 @@ func (s *libvirtShard) start(ctx context.Context) error {
 		return err
 	}
 	var err error
-	if s.operator, err = s.stack.Connect(ctx); err != nil {
-		return err
-	}
-	if _, err = s.healthy(ctx); err != nil {
-		return err
-	}
-	s.report("%d VMs boot, register and are healthy", libvirtSize, began)
-	return nil
+	s.operator, err = s.stack.Connect(ctx)
+	return err
 }
 
 func (s *libvirtShard) startServer(ctx context.Context, number int) error {
@@ -155,36 +167,59 @@ func (s *libvirtShard) report(format string, value any, began time.Time) {
 
 // killQEMU kills the process of a VM. The server learns of it by libvirt's event and makes another VM.
 func (s *libvirtShard) killQEMU(ctx context.Context) error {
-	before, err := s.healthy(ctx)
-	if err != nil {
-		return err
-	}
-	victim := before[0].GetInstanceId()
-	began := time.Now()
-	s.daemon.KillVM(s.t, victim)
-	for {
-		instances, err := s.operator.Instances(ctx)
+	for range *killsFlag {
+		before, err := s.healthy(ctx)
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(instances, func(i *nstancev1.InstanceStatus) bool {
-			return !slices.ContainsFunc(before, func(b *nstancev1.InstanceStatus) bool {
-				return b.GetInstanceId() == i.GetInstanceId()
-			})
-		}) {
-			break
+		victim := before[0].GetInstanceId()
+		began := time.Now()
+		event := s.daemon.KillVMUntilEvent(s.t, victim)
+		lost, err := s.awaitEvent(ctx, began, record.EventInstanceLost, func(e *nstancev1.JournalEvent) bool {
+			return e.GetInstanceId() == victim
+		})
+		if err != nil {
+			return err
 		}
-		if err := local.Pause(ctx, 10*time.Millisecond); err != nil {
+		creating, err := s.awaitEvent(ctx, began, record.EventInstanceCreating, func(e *nstancev1.JournalEvent) bool {
+			return e.GetReplaces() == victim
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Printf("libvirt: after kill -9 of the QEMU of %s: %.1f ms: libvirt's event, %.1f ms: it is lost, "+
+			"%.1f ms: the create call of another VM\n", victim, milliseconds(event.Sub(began)),
+			milliseconds(lost.Sub(began)), milliseconds(creating.Sub(began)))
+		after, err := s.healthy(ctx)
+		if err != nil {
+			return err
+		}
+		s.report("after kill -9 of the QEMU of %s, another VM is healthy", victim, began)
+		if err := unchanged(before[1:], after); err != nil {
 			return err
 		}
 	}
-	s.report("after kill -9 of the QEMU of %s, another VM is asked for", victim, began)
-	after, err := s.healthy(ctx)
-	if err != nil {
-		return err
+	return nil
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// awaitEvent waits for an event in the journal and returns its time.
+func (s *libvirtShard) awaitEvent(ctx context.Context, since time.Time, kind record.EventKind,
+	match func(*nstancev1.JournalEvent) bool) (time.Time, error) {
+	for {
+		answer, err := s.operator.ListEvents(ctx, &nstancev1.ListEventsRequest{Filter: &nstancev1.EventFilter{
+			Kinds: []string{string(kind)}, Since: timestamppb.New(since)}})
+		if err != nil {
+			return time.Time{}, err
+		}
+		if i := slices.IndexFunc(answer.GetEvents(), match); i >= 0 {
+			return answer.GetEvents()[i].GetAt().AsTime(), nil
+		}
+		if err := local.Pause(ctx, 20*time.Millisecond); err != nil {
+			return time.Time{}, fmt.Errorf("%w: no event %s in the journal", err, kind)
+		}
 	}
-	s.report("after kill -9 of the QEMU of %s, another VM is healthy", victim, began)
-	return unchanged(before[1:], after)
 }
 
 // unchanged checks that every instance of before is in after.

@@ -2,8 +2,12 @@
 package libvirtd
 
 import (
+	"net/url"
 	"os"
 	"testing"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
 
 	"github.com/nstance-kit/nstance/services/dev/libvirtd"
 )
@@ -75,6 +79,41 @@ func (d *Daemon) ContinueDaemon(t testing.TB) {
 func (d *Daemon) KillVM(t testing.TB, name string) {
 	t.Helper()
 	check(t, d.Daemon.KillVM(t.Context(), name))
+}
+
+// KillVMUntilEvent kills the QEMU process of a domain. It returns the time at which a client of libvirt, which waited
+// for it, got the event that the domain has ended.
+func (d *Daemon) KillVMUntilEvent(t testing.TB, name string) time.Time {
+	t.Helper()
+	uri, err := url.Parse(d.URI())
+	check(t, err)
+	client, err := libvirt.ConnectToURI(uri)
+	check(t, err)
+	defer func() { check(t, client.Disconnect()) }()
+	events, err := client.LifecycleEvents(t.Context())
+	check(t, err)
+	ended := make(chan time.Time, 1)
+	go func() {
+		defer close(ended)
+		for event := range events { // until the connection ends
+			if event.Dom.Name == name && event.Event == int32(libvirt.DomainEventStopped) {
+				select {
+				case ended <- time.Now():
+				default:
+				}
+			}
+		}
+	}()
+	d.KillVM(t, name)
+	var at time.Time
+	select {
+	case at = <-ended:
+	case <-time.After(time.Minute):
+	}
+	if at.IsZero() {
+		t.Fatalf("no event that domain %s has ended", name)
+	}
+	return at
 }
 
 func check(t testing.TB, err error) {

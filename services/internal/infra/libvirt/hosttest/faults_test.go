@@ -111,6 +111,10 @@ func TestRefusedRequestsLeaveNothing(t *testing.T) {
 			t.Errorf("%s: %v, want class %s and %q in the message", name, err, test.class, test.text)
 		}
 	}
+	_, err := openPool(t, daemon, "none").Create(t.Context(), request(t))
+	if infra.ClassOf(err) != infra.Invalid || !strings.Contains(err.Error(), "'none'") {
+		t.Errorf("pool: %v, want class %s and the pool in the message", err, infra.Invalid)
+	}
 	if vms, err := p.List(t.Context(), owner); err != nil || len(vms) > 0 {
 		t.Errorf("domains: %v, %v", vms, err)
 	}
@@ -274,7 +278,12 @@ func TestTwoHosts(t *testing.T) {
 
 // TestVerify compares configurations with a host.
 func TestVerify(t *testing.T) {
-	p := open(t, startDaemon(t))
+	daemon := startDaemon(t)
+	p := open(t, daemon)
+	err := openPool(t, daemon, "none").Verify(t.Context(), new(config.Shard))
+	if infra.ClassOf(err) != infra.Invalid || !strings.Contains(err.Error(), "host local has no storage pool none") {
+		t.Errorf("unknown pool: %v, want class %s", err, infra.Invalid)
+	}
 	for subnets, want := range map[string]string{
 		`["local/a","local/b"]`: "",
 		`["local/c"]`:           "host local has no network c",

@@ -33,11 +33,16 @@ func startDaemon(t *testing.T) *libvirtd.Daemon {
 
 func open(t *testing.T, daemon *libvirtd.Daemon) *libvirt.Provider {
 	t.Helper()
+	return openPool(t, daemon, "default")
+}
+
+func openPool(t *testing.T, daemon *libvirtd.Daemon, pool string) *libvirt.Provider {
+	t.Helper()
 	uri, err := url.Parse(daemon.URI())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := libvirt.New(libvirt.Config{Options: contract.Options{Hosts: map[string]*url.URL{"local": uri}, Pool: "default",
+	p := libvirt.New(libvirt.Config{Options: contract.Options{Hosts: map[string]*url.URL{"local": uri}, Pool: pool,
 		DomainType: "qemu"}})
 	t.Cleanup(p.Close)
 	return p
