@@ -3,6 +3,7 @@ package s3_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +20,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	sdk "github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 
@@ -55,9 +57,10 @@ func open(t *testing.T, endpoint string) *s3.Store {
 
 // fresh gives each test a separate prefix in the one bucket.
 func fresh(endpoint string) func(t *testing.T) objstore.Store {
+	began := time.Now().UnixNano()
 	var n atomic.Int64
 	return func(t *testing.T) objstore.Store {
-		return objstore.WithPrefix(open(t, endpoint), fmt.Sprintf("test-%d", n.Add(1)))
+		return objstore.WithPrefix(open(t, endpoint), fmt.Sprintf("test-%d-%d", began, n.Add(1)))
 	}
 }
 
@@ -81,6 +84,19 @@ func TestConformanceVersitygw(t *testing.T) {
 	line := versitygw(t)
 	objstoretest.Run(t, fresh(line.url()))
 	t.Run("LostResponses", func(t *testing.T) { testLostResponses(t, line) })
+}
+
+// TestConformanceEndpoint runs the suite on the S3 server whose URL is in NSTANCE_TEST_S3. The server accepts the keys of
+// this package.
+func TestConformanceEndpoint(t *testing.T) {
+	endpoint := os.Getenv("NSTANCE_TEST_S3")
+	if endpoint == "" {
+		t.Log("run by hand, to test another server")
+		return
+	}
+	hermetic(t)
+	createBucket(t, endpoint)
+	objstoretest.Run(t, fresh(endpoint))
 }
 
 // testLostResponses lets the real server execute a request and cuts the connection before the answer.
@@ -149,16 +165,21 @@ func versitygw(t *testing.T) *line {
 		}
 	})
 	line := startLine(t, socket)
+	createBucket(t, line.url())
+	return line
+}
 
-	// Until the socket exists, the SDK retries.
+// createBucket creates the bucket of the tests, if there is none. Until the server listens, the SDK retries.
+func createBucket(t *testing.T, endpoint string) {
+	t.Helper()
 	client := sdk.New(sdk.Options{
-		Region: "us-east-1", Credentials: testKeys, BaseEndpoint: aws.String(line.url()), UsePathStyle: true,
+		Region: "us-east-1", Credentials: testKeys, BaseEndpoint: aws.String(endpoint), UsePathStyle: true,
 		RetryMaxAttempts: 20,
 	})
-	if _, err := client.CreateBucket(t.Context(), &sdk.CreateBucketInput{Bucket: aws.String(bucket)}); err != nil {
+	_, err := client.CreateBucket(t.Context(), &sdk.CreateBucketInput{Bucket: aws.String(bucket)})
+	if _, exists := errors.AsType[*types.BucketAlreadyOwnedByYou](err); err != nil && !exists {
 		t.Fatalf("create bucket: %v", err)
 	}
-	return line
 }
 
 // line forwards TCP connections to a socket. While it is deaf, it cuts a connection when an answer arrives.
