@@ -302,7 +302,8 @@ func TestBlockedReason(t *testing.T) {
 		return e.GetKind() == "provider" && e.GetGroup() == "fleet"
 	})
 	groups.await("the reason", func(e *groupEvent) bool {
-		return e.GetStatus().GetGroup() == "fleet" && strings.Contains(e.GetStatus().GetBlockedReason(), "capacity")
+		return e.GetStatus().GetGroup() == "fleet" && strings.Contains(e.GetStatus().GetBlockedReason(), "capacity") &&
+			e.GetStatus().GetBlockedSince() != nil
 	})
 }
 

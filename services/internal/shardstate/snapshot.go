@@ -138,6 +138,12 @@ func (w *State) Blocked(key config.GroupKey, why, rollout string) {
 	g := w.groups[key]
 	changed := g != nil && (g.blocked != why || g.rollout != rollout)
 	if changed {
+		switch {
+		case why == "":
+			g.blockedSince = time.Time{}
+		case g.blocked == "":
+			g.blockedSince = w.opts.Now()
+		}
 		g.blocked, g.rollout = why, rollout
 	}
 	w.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"testing"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -238,6 +239,28 @@ func TestBlockedIsReportedOnce(t *testing.T) {
 	}
 	if view, _ := p.GroupView(workers); view.Blocked != "no room" {
 		t.Errorf("%+v", view)
+	}
+}
+
+// TestBlockedSince shows that a group is blocked since its first reason, until it has none.
+func TestBlockedSince(t *testing.T) {
+	p := newPicture(t)
+	began := p.now
+	for _, step := range []struct {
+		why, rollout string
+		since        time.Time
+	}{
+		{"no room", "", began},
+		{"no room", "paused", began},
+		{"still no room", "paused", began},
+		{"", "paused", time.Time{}},
+		{"no room", "", began.Add(4 * time.Minute)},
+	} {
+		p.Blocked(workers, step.why, step.rollout)
+		if view, _ := p.GroupView(workers); !view.BlockedSince.Equal(step.since) {
+			t.Errorf("%+v: blocked since %v", step, view.BlockedSince)
+		}
+		p.now = p.now.Add(time.Minute)
 	}
 }
 

@@ -39,7 +39,8 @@ type GroupView struct {
 	ProviderIDs     []string
 	Instances       []ident.ID
 	Blocked         string
-	RolloutWaits    string // why outdated instances are not replaced now
+	BlockedSince    time.Time // when the group became blocked; the reason may have changed since then
+	RolloutWaits    string    // why outdated instances are not replaced now
 	Backoff         plan.Backoff
 }
 
@@ -116,7 +117,8 @@ func (w *State) GroupViews(tenant string) []GroupView {
 }
 
 func (w *State) groupView(g *group) GroupView {
-	v := GroupView{Group: g.Group, Blocked: g.blocked, RolloutWaits: g.rollout, Backoff: g.backoff}
+	v := GroupView{Group: g.Group, Blocked: g.blocked, BlockedSince: g.blockedSince, RolloutWaits: g.rollout,
+		Backoff: g.backoff}
 	now := w.opts.Now()
 	v.Size, _ = g.SizeAt(now)
 	for _, inst := range g.instances {

@@ -1247,7 +1247,9 @@ type GroupStatus struct {
 	// Why outdated instances are not replaced now, in words; empty when there are none or a wave is under way.
 	RolloutWaits string `protobuf:"bytes,28,opt,name=rollout_waits,json=rolloutWaits,proto3" json:"rollout_waits,omitempty"`
 	// Instances that do not have the group's infra configuration.
-	Outdated      uint32 `protobuf:"varint,29,opt,name=outdated,proto3" json:"outdated,omitempty"`
+	Outdated uint32 `protobuf:"varint,29,opt,name=outdated,proto3" json:"outdated,omitempty"`
+	// Since when blocked_reason is not empty, as far as this leader knows. The reason may have changed since then.
+	BlockedSince  *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=blocked_since,json=blockedSince,proto3" json:"blocked_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1483,6 +1485,13 @@ func (x *GroupStatus) GetOutdated() uint32 {
 		return x.Outdated
 	}
 	return 0
+}
+
+func (x *GroupStatus) GetBlockedSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BlockedSince
+	}
+	return nil
 }
 
 type UpsertGroupRequest struct {
@@ -4555,7 +4564,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xeb\a\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xac\b\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -4591,7 +4600,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tspec_json\x18\x1a \x01(\tR\bspecJson\x12\x16\n" +
 	"\x06paused\x18\x1b \x01(\bR\x06paused\x12#\n" +
 	"\rrollout_waits\x18\x1c \x01(\tR\frolloutWaits\x12\x1a\n" +
-	"\boutdated\x18\x1d \x01(\rR\boutdated\x1a7\n" +
+	"\boutdated\x18\x1d \x01(\rR\boutdated\x12?\n" +
+	"\rblocked_since\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\fblockedSince\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x06\n" +
@@ -4996,111 +5006,112 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	19, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
 	66, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
 	70, // 12: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	67, // 13: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	70, // 14: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
-	19, // 15: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 16: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 17: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 18: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	69, // 19: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	32, // 20: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	69, // 21: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	33, // 22: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	57, // 23: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	69, // 24: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	69, // 25: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	69, // 26: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	68, // 27: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	46, // 28: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 29: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19, // 30: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	46, // 31: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 32: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 33: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	69, // 34: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	69, // 35: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	69, // 36: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	69, // 37: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	69, // 38: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	69, // 39: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	71, // 40: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	69, // 41: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	72, // 42: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	51, // 43: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 44: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19, // 45: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	54, // 46: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 47: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	46, // 48: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	69, // 49: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	69, // 50: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	57, // 51: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	69, // 52: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	69, // 53: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	58, // 54: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	69, // 55: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	63, // 56: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	58, // 57: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	63, // 58: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	69, // 59: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	69, // 60: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 61: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,  // 62: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,  // 63: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,  // 64: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12, // 65: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15, // 66: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17, // 67: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	20, // 68: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	22, // 69: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	24, // 70: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	26, // 71: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	28, // 72: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	30, // 73: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	34, // 74: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	36, // 75: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	38, // 76: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	40, // 77: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	42, // 78: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	44, // 79: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	47, // 80: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	49, // 81: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	52, // 82: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	55, // 83: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	59, // 84: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	61, // 85: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	64, // 86: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 87: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,  // 88: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,  // 89: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10, // 90: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13, // 91: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16, // 92: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18, // 93: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	21, // 94: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	23, // 95: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	25, // 96: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	27, // 97: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	29, // 98: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	31, // 99: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	35, // 100: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	37, // 101: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	39, // 102: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	41, // 103: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	43, // 104: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	45, // 105: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	48, // 106: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	50, // 107: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	53, // 108: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	56, // 109: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	60, // 110: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	62, // 111: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	65, // 112: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	87, // [87:113] is the sub-list for method output_type
-	61, // [61:87] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	69, // 13: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	67, // 14: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
+	70, // 15: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
+	19, // 16: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 17: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 18: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 19: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	69, // 20: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	32, // 21: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	69, // 22: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	33, // 23: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	57, // 24: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	69, // 25: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	69, // 26: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	69, // 27: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	68, // 28: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	46, // 29: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 30: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19, // 31: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	46, // 32: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 33: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 34: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	69, // 35: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	69, // 36: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	69, // 37: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	69, // 38: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	69, // 39: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	69, // 40: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	71, // 41: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	69, // 42: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	72, // 43: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	51, // 44: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 45: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19, // 46: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	54, // 47: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 48: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	46, // 49: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	69, // 50: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	69, // 51: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	57, // 52: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	69, // 53: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 54: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	58, // 55: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	69, // 56: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	63, // 57: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	58, // 58: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	63, // 59: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	69, // 60: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 61: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 62: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,  // 63: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,  // 64: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,  // 65: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12, // 66: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15, // 67: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17, // 68: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	20, // 69: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	22, // 70: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	24, // 71: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	26, // 72: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	28, // 73: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	30, // 74: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	34, // 75: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	36, // 76: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	38, // 77: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	40, // 78: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	42, // 79: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	44, // 80: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	47, // 81: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	49, // 82: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	52, // 83: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	55, // 84: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	59, // 85: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	61, // 86: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	64, // 87: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 88: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,  // 89: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,  // 90: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10, // 91: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13, // 92: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16, // 93: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18, // 94: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	21, // 95: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	23, // 96: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	25, // 97: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	27, // 98: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	29, // 99: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	31, // 100: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	35, // 101: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	37, // 102: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	39, // 103: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	41, // 104: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	43, // 105: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	45, // 106: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	48, // 107: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	50, // 108: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	53, // 109: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	56, // 110: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	60, // 111: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	62, // 112: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	65, // 113: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	88, // [88:114] is the sub-list for method output_type
+	62, // [62:88] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }

@@ -22,6 +22,7 @@ type Group struct {
 	ActualSize    uint32            `json:"actual_size" jsonschema:"description=Instances that count towards size"`
 	Healthy       uint32            `json:"healthy"`
 	BlockedReason string            `json:"blocked_reason,omitempty" jsonschema:"description=Why the group is not at its size"`
+	BlockedSince  time.Time         `json:"blocked_since,omitzero" jsonschema:"description=When it became blocked as far as the leader knows; the reason may have changed"`
 	Paused        bool              `json:"paused,omitempty" jsonschema:"description=The rollout is paused"`
 	RolloutWaits  string            `json:"rollout_waits,omitempty" jsonschema:"description=Why outdated instances are not replaced now"`
 	Outdated      uint32            `json:"outdated,omitempty" jsonschema:"description=Instances without the group's infra configuration"`
@@ -49,7 +50,8 @@ func viewGroup(g *nstancev1.GroupStatus) Group {
 		Name: g.GetGroup(), Static: g.GetIsStatic(), Overridden: g.GetIsStatic() && g.GetOverridden(),
 		Deleting: g.GetDeleting(), Template: g.GetTemplate(),
 		Size: g.GetSize(), ActualSize: g.GetActualSize(), Healthy: g.GetHealthy(), BlockedReason: g.GetBlockedReason(),
-		Paused: g.GetPaused(), RolloutWaits: g.GetRolloutWaits(), Outdated: g.GetOutdated(),
+		BlockedSince: at(g.GetBlockedSince()),
+		Paused:       g.GetPaused(), RolloutWaits: g.GetRolloutWaits(), Outdated: g.GetOutdated(),
 		InstanceType: g.GetInstanceType(), InstanceTypes: g.GetInstanceTypes(), SubnetPool: g.GetSubnetPool(),
 		Kind: g.GetKind(), Arch: g.GetArch(),
 		Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(), MaxSurge: g.GetMaxSurge(),
