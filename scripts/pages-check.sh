@@ -1,6 +1,6 @@
 #!/bin/sh
-# Run the commands of docs/start/quick-start.md literally: every block of the language sh, in order, in one shell at the
-# root of the clone. They use temp/ and the ports of `make up`.
+# Run the commands of pages literally: every block of the language sh, in order, in one shell at the root of the clone.
+# They use temp/ and the ports of `make up`.
 set -eu
 cd "$(dirname -- "$0")/.."
 [ ! -e temp ] || {
@@ -8,18 +8,19 @@ cd "$(dirname -- "$0")/.."
 	exit 1
 }
 work=$(mktemp -d)
-trap 'make -s down >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
+trap 'make -s down >/dev/null 2>&1 || true; rm -rf "$work" examples/local/*_override.tf*' EXIT
 trap 'exit 1' HUP INT TERM
 
-page=docs/start/quick-start.md
-echo "-- $page"
-awk '/^```sh$/ { on = 1; next } /^```$/ { on = 0 } on' "$page" >"$work/page.sh"
-[ -s "$work/page.sh" ] || {
-	echo "pages-check.sh: $page has no commands" >&2
-	exit 1
-}
-sh -eux "$work/page.sh"
-[ ! -e temp ] || {
-	echo "pages-check.sh: temp/ is left" >&2
-	exit 1
-}
+for page in docs/start/quick-start.md docs/start/practise.md; do
+	echo "-- $page"
+	awk '/^```sh$/ { on = 1; next } /^```$/ { on = 0 } on' "$page" >"$work/page.sh"
+	[ -s "$work/page.sh" ] || {
+		echo "pages-check.sh: $page has no commands" >&2
+		exit 1
+	}
+	sh -eux "$work/page.sh"
+	[ ! -e temp ] || {
+		echo "pages-check.sh: temp/ is left" >&2
+		exit 1
+	}
+done

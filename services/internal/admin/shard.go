@@ -180,8 +180,7 @@ func (a *app) writeOrphans(w io.Writer, answers []fleet.OrphansAnswer) error {
 		waits = waits || answer.NeedsConfirmation
 	}
 	if len(rows) == 0 {
-		a.note("There are no orphans.")
-		return nil
+		return a.none(fleet.Failed(answers), "There are no orphans.")
 	}
 	if waits {
 		a.note("The leader terminates none of them before nstance-admin orphans confirm.")

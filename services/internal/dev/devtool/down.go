@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -70,7 +71,7 @@ func destroy(ctx context.Context, stack *local.Stack, terraform string) error {
 	if err != nil {
 		return err
 	}
-	operator, err := stack.Connect(ctx)
+	operator, err := connectOperator(ctx, stack)
 	if err != nil {
 		return err
 	}
@@ -78,30 +79,26 @@ func destroy(ctx context.Context, stack *local.Stack, terraform string) error {
 	return tf.Destroy(ctx, stack.Variables(), operator)
 }
 
-// stopAll sends SIGTERM to the servers and then to the object store, and kills what has not ended after 10 s.
+// stopAll sends SIGTERM to the servers and then to the object store, and kills what has not ended after 10 s. It stops
+// servers of other shards too, which the user has started: they would create new VMs in place of killed ones.
 func stopAll(ctx context.Context, stack *local.Stack) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	for _, names := range [][]string{{local.ServerName(1), local.ServerName(2)}, {local.Store}} {
+	for _, program := range []string{"nstance-server", "dev-s3"} {
 		deadline := time.Now().Add(10 * time.Second)
 		for signalled := false; time.Now().Before(deadline); signalled = true {
-			running, err := stack.Running(ctx)
+			found, err := stack.Processes(ctx)
 			if err != nil {
 				return err
 			}
-			left := 0
-			for _, name := range names {
-				pid, ok := running[name]
-				if !ok {
-					continue
-				}
-				left++
-				if !signalled {
-					_ = syscall.Kill(pid, syscall.SIGTERM) // it may have ended
-				}
-			}
-			if left == 0 {
+			found = slices.DeleteFunc(found, func(f local.Found) bool { return f.Program() != program })
+			if len(found) == 0 {
 				break
+			}
+			for _, f := range found {
+				if !signalled {
+					_ = syscall.Kill(f.PID, syscall.SIGTERM) // it may have ended
+				}
 			}
 			if err := local.Pause(ctx, 50*time.Millisecond); err != nil {
 				return err

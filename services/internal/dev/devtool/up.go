@@ -61,8 +61,7 @@ func bringUp(ctx context.Context, s settings) error {
 			return err
 		}
 	}
-	identity := filepath.Join(stack.Dir, "operator")
-	operator, err := stack.ConnectAs(ctx, identity)
+	operator, err := connectOperator(ctx, stack)
 	if err != nil {
 		return err
 	}
@@ -75,11 +74,25 @@ func bringUp(ctx context.Context, s settings) error {
 		return err
 	}
 	if err := startProgram(local.Page, func() (*local.Process, error) {
-		return stack.StartPage(ctx, identity)
+		return stack.StartPage(ctx, identityDir(stack))
 	}); err != nil {
 		return err
 	}
-	return printAdvice(s.out, stack, identity)
+	return printAdvice(s.out, stack, identityDir(stack))
+}
+
+func identityDir(stack *local.Stack) string { return filepath.Join(stack.Dir, "operator") }
+
+// connectOperator registers an operator. That needs the encryption key of the example. If the user has rotated it, the
+// operator of an earlier run is used.
+func connectOperator(ctx context.Context, stack *local.Stack) (*local.Operator, error) {
+	operator, err := stack.ConnectAs(ctx, identityDir(stack))
+	if err != nil {
+		if earlier, missing := stack.ConnectWith(identityDir(stack)); missing == nil {
+			return earlier, nil
+		}
+	}
+	return operator, err
 }
 
 // programStarter returns a function that starts a program unless it runs.
