@@ -1,6 +1,10 @@
 #!/bin/sh
 # Run a shard of two real VMs on a real libvirtd, and then on a fake cluster of Proxmox VE, in namespaces:
-# scripts/libvirt.sh [-keep]. It needs root and Debian.
+# scripts/libvirt.sh [-keep] [-kills=N]. It needs root and Debian.
+#
+#   scripts/libvirt.sh -test.run=TestDebian -debian=DIRECTORY [-vms=N] [-memory=MIB]
+#
+# boots VMs with the image that images/local/debian.sh wrote to DIRECTORY, side by side, and prints how long they take.
 set -eu
 # shellcheck source=scripts/system.sh
 . "$(dirname -- "$0")/system.sh"
