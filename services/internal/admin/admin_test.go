@@ -147,7 +147,7 @@ func fixture(shard string) *fleettest.Shard {
 				Message: "server one, version 1.2.3"},
 			{Position: "7-2", Term: 7, At: ago(time.Minute), Kind: "instance_lost", Group: "workers",
 				InstanceId: firstID,
-				Message:    "stream ended\x1b[2J"},
+				Message:    "stream ended\x1b[2J", TookSeconds: 0.25},
 			{Position: "7-3", Term: 7, At: ago(59 * time.Second), Kind: "instance_creating", Group: "workers",
 				InstanceId: secondID,
 				Replaces:   firstID, Actor: "leader", Message: "gone"},

@@ -37,7 +37,7 @@ func (a *app) explainGroupCommand() *cobra.Command {
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ExplanationAnswer {
-			return f.Explain(ctx, shards, args[0])
+			return f.Explain(ctx, shards, args[0], nil)
 		}
 		return ask(cmd.Context(), a, s, *f, "asking", call, a.writeExplanations)
 	}

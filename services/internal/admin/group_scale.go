@@ -23,7 +23,8 @@ the same time is kept. With several shards, say what SIZE is: --per-shard gives 
 this size in each of them, --total divides it evenly over those that have the group.
 
 A smaller size deletes instances. The command then asks on a terminal, and elsewhere
-needs --yes. A larger size needs neither.
+needs --yes. A larger size needs neither. With --dry-run it asks the leaders which
+instances they would delete, and changes nothing.
 
 The answer comes when the new size is durable; "nstance-admin events" shows what
 follows. With --wait it comes when the group has that size and is healthy.`,
@@ -49,7 +50,7 @@ follows. With --wait it comes when the group has that size and is healthy.`,
 				return err
 			}
 		}
-		if done, err := a.confirmScale(cmd, s, sure, args[0], uint32(size), total); done || err != nil {
+		if done, err := a.confirmScale(cmd, s, sure, *f, args[0], uint32(size), total); done || err != nil {
 			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
@@ -68,8 +69,8 @@ follows. With --wait it comes when the group has that size and is healthy.`,
 }
 
 // confirmScale asks if the change makes a group smaller. done is true after a dry run.
-func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, group string, size uint32, total bool) (done bool,
-	err error) {
+func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, output format, group string, size uint32,
+	total bool) (done bool, err error) {
 	if sure.yes && !sure.dryRun {
 		return false, nil
 	}
@@ -82,26 +83,59 @@ func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, group strin
 	if err != nil {
 		return false, err
 	}
+	previews := f.PreviewScale(cmd.Context(), shards, group, size, total, sure.dryRun)
+	if sure.dryRun {
+		return true, a.showScale(output, previews)
+	}
 	var changes []string
 	smaller := false
-	for _, p := range f.PreviewScale(cmd.Context(), shards, group, size, total) {
+	for _, p := range previews {
 		if p.Err != nil {
-			if sure.dryRun {
-				return true, p.Err
-			}
 			continue // the change itself reports it
 		}
 		smaller = smaller || p.Size < p.PreviousSize
 		changes = append(changes, fmt.Sprintf("%s: group %s: size %d → %d, %d there", p.Shard, group, p.PreviousSize,
 			p.Size, p.ActualSize))
 	}
-	if !smaller && !sure.dryRun {
+	if !smaller {
 		return false, nil
 	}
-	if smaller {
-		changes = append(changes, "instances beyond the size are drained and deleted")
-	}
+	changes = append(changes, "instances beyond the size are drained and deleted")
 	return a.confirm(cmd, sure, strings.Join(changes, "; "))
+}
+
+// showScale shows what a change of a group's size would do, with the instances that the leaders would delete.
+func (a *app) showScale(output format, previews []fleet.ScalePreview) error {
+	err := a.show(output, fleet.Answers[fleet.ScalePreview]{Shards: previews}, func(w io.Writer) error {
+		for _, p := range previews {
+			if p.Err != nil {
+				continue
+			}
+			fmt.Fprintf(w, "%s: group %s: size %d → %d, %d there\n", p.Shard, p.Group, p.PreviousSize, p.Size,
+				p.ActualSize)
+			if p.Size > p.ActualSize {
+				fmt.Fprintf(w, "%s: %d instances would be created\n", p.Shard, p.Size-p.ActualSize)
+			}
+			if p.Plan == nil {
+				if p.Size < p.ActualSize {
+					fmt.Fprintf(w, "%s: %d instances would be deleted; this leader does not say which\n", p.Shard,
+						p.ActualSize-p.Size)
+				}
+				continue
+			}
+			for _, action := range p.Plan.Actions {
+				if action.Kind == "mark_deleting" {
+					fmt.Fprintf(w, "%s: instance %s would be deleted: %s\n", p.Shard, action.ID,
+						printable(action.Reason))
+				}
+			}
+		}
+		return nil
+	})
+	if failed := fleet.Failed(previews); len(failed) > 0 {
+		err = errors.Join(err, &shardsError{failed, len(previews)})
+	}
+	return err
 }
 
 // askTotal asks whether a size is meant for all shards together. With one shard there is nothing to ask.

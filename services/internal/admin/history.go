@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -62,7 +63,7 @@ func (a *app) writeHistory(w io.Writer, answers []fleet.HistoryAnswer) error {
 		}
 		row := plain(e.At.UTC().Format("2006-01-02T15:04:05.000Z"), e.shard, strings.ReplaceAll(e.Kind, "_", " "),
 			e.Group, e.ID, e.Cause,
-			e.Actor, join(e.Message, replaces))
+			e.Actor, tookText(e.Took), join(e.Message, replaces))
 		switch e.Kind {
 		case "instance_lost", "instance_unhealthy", "alert_raised", "registration_refused":
 			row[2].paint = a.style.out.bad
@@ -71,6 +72,14 @@ func (a *app) writeHistory(w io.Writer, answers []fleet.HistoryAnswer) error {
 		}
 		rows = append(rows, row)
 	}
-	return writeTable(w, a.style.out, []string{"TIME", "SHARD", "EVENT", "GROUP", "INSTANCE", "CAUSE", "BY", "WHY"},
-		rows)
+	return writeTable(w, a.style.out, []string{"TIME", "SHARD", "EVENT", "GROUP", "INSTANCE", "CAUSE", "BY", "TOOK",
+		"WHY"}, rows)
+}
+
+// tookText formats seconds with at most three significant digits. It returns "" for zero.
+func tookText(seconds float64) string {
+	if seconds == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(seconds, 'g', 3, 64) + " s"
 }

@@ -169,14 +169,17 @@ func (l *Loop) createEvery() time.Duration {
 	return l.CreateEvery()
 }
 
-// Explain plans a group as the next pass would and starts nothing. It returns false for a group that is gone. It may be
-// called at any time and waits for a pass that is running.
-func (l *Loop) Explain(key config.GroupKey) (plan.Snapshot, plan.Explanation, bool) {
+// Explain plans a group as the next pass would and starts nothing. With a size, it plans as if the group had it. It
+// returns false for a group that is gone. It may be called at any time and waits for a pass that is running.
+func (l *Loop) Explain(key config.GroupKey, size *uint32) (plan.Snapshot, plan.Explanation, bool) {
 	l.mu.Lock()
 	snapshot, ok := l.snapshot(key, l.State.Health(l.Env.Now()), nil)
 	l.mu.Unlock()
 	if !ok {
 		return snapshot, plan.Explanation{}, false
+	}
+	if size != nil {
+		snapshot.Group.Size, snapshot.Group.Schedules = int(*size), nil
 	}
 	return snapshot, plan.Explain(snapshot), true
 }

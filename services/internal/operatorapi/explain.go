@@ -15,7 +15,7 @@ func (s *Service) ExplainGroup(ctx context.Context, req *nstancev1.ExplainGroupR
 
 func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse, error) {
 	key := c.key(req.GetGroup())
-	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key)
+	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key, req.Size)
 	if !ok {
 		return nil, errNoGroup(key)
 	}

@@ -339,6 +339,15 @@ func TestExplainGroup(t *testing.T) {
 	if !slices.ContainsFunc(e.GetErrors(), func(e *errorEvent) bool { return e.GetKind() == "provider" }) {
 		t.Errorf("errors %v: want that of the provider", e.GetErrors())
 	}
+	empty := uint32(0)
+	e, err = w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet", Size: &empty})
+	if err != nil || e.GetDesired() != 0 || len(e.GetActions()) != 1 || e.GetActions()[0].GetKind() != "mark_deleting" {
+		t.Errorf("planned with size 0: %v, %v: want the deletion of the instance", e, err)
+	}
+	e, err = w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet"})
+	if err != nil || e.GetDesired() != 2 {
+		t.Errorf("afterwards: %v, %v: want that nothing has changed", e, err)
+	}
 	_, err = w.rival(t).ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet"})
 	if status.Code(err) != codes.NotFound {
 		t.Errorf("another tenant's operator: %v, want NotFound", err)

@@ -151,7 +151,7 @@ func matches(q cache.EventQuery, e record.Event) bool {
 func journalEvent(e record.Event) *nstancev1.JournalEvent {
 	return &nstancev1.JournalEvent{Position: position(e), Term: e.Term, At: timestamp(e.At), Kind: string(e.Kind),
 		Group: e.Group, InstanceId: e.Instance, Replaces: e.Replaces, Cause: e.Cause, Actor: e.Actor,
-		Message: e.Message}
+		Message: e.Message, TookSeconds: e.TookSeconds}
 }
 
 // position writes the place of an event as "TERM-SEQUENCE".

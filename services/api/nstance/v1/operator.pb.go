@@ -2107,8 +2107,10 @@ func (x *RollGroupResponse) GetGroup() *GroupStatus {
 }
 
 type ExplainGroupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Plan the group as if it had this size. Older servers ignore it: their answer has another desired size.
+	Size          *uint32 `protobuf:"varint,2,opt,name=size,proto3,oneof" json:"size,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2148,6 +2150,13 @@ func (x *ExplainGroupRequest) GetGroup() string {
 		return x.Group
 	}
 	return ""
+}
+
+func (x *ExplainGroupRequest) GetSize() uint32 {
+	if x != nil && x.Size != nil {
+		return *x.Size
+	}
+	return 0
 }
 
 type ExplainGroupResponse struct {
@@ -4265,8 +4274,10 @@ type JournalEvent struct {
 	// Why an instance is deleted, or the kind of an alert.
 	Cause string `protobuf:"bytes,8,opt,name=cause,proto3" json:"cause,omitempty"`
 	// Who caused it: agent, leader, provider, or an operator's ID.
-	Actor         string `protobuf:"bytes,9,opt,name=actor,proto3" json:"actor,omitempty"`
-	Message       string `protobuf:"bytes,10,opt,name=message,proto3" json:"message,omitempty"`
+	Actor   string `protobuf:"bytes,9,opt,name=actor,proto3" json:"actor,omitempty"`
+	Message string `protobuf:"bytes,10,opt,name=message,proto3" json:"message,omitempty"`
+	// How long the step took that ended with the event; zero: not known.
+	TookSeconds   float64 `protobuf:"fixed64,11,opt,name=took_seconds,json=tookSeconds,proto3" json:"took_seconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4369,6 +4380,13 @@ func (x *JournalEvent) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *JournalEvent) GetTookSeconds() float64 {
+	if x != nil {
+		return x.TookSeconds
+	}
+	return 0
 }
 
 type OperatorServiceRenewCertificateRequest struct {
@@ -4654,9 +4672,11 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x10RollGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\"B\n" +
 	"\x11RollGroupResponse\x12-\n" +
-	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"+\n" +
+	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"M\n" +
 	"\x13ExplainGroupRequest\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\tR\x05group\"\xad\x03\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
+	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01B\a\n" +
+	"\x05_size\"\xad\x03\n" +
 	"\x14ExplainGroupResponse\x129\n" +
 	"\n" +
 	"planned_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tplannedAt\x12\x12\n" +
@@ -4846,7 +4866,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06filter\x18\x01 \x01(\v2\x17.nstance.v1.EventFilterR\x06filter\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\"F\n" +
 	"\x14FollowEventsResponse\x12.\n" +
-	"\x05event\x18\x01 \x01(\v2\x18.nstance.v1.JournalEventR\x05event\"\x97\x02\n" +
+	"\x05event\x18\x01 \x01(\v2\x18.nstance.v1.JournalEventR\x05event\"\xba\x02\n" +
 	"\fJournalEvent\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\tR\bposition\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12*\n" +
@@ -4859,7 +4879,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05cause\x18\b \x01(\tR\x05cause\x12\x14\n" +
 	"\x05actor\x18\t \x01(\tR\x05actor\x12\x18\n" +
 	"\amessage\x18\n" +
-	" \x01(\tR\amessage\"G\n" +
+	" \x01(\tR\amessage\x12!\n" +
+	"\ftook_seconds\x18\v \x01(\x01R\vtookSeconds\"G\n" +
 	"&OperatorServiceRenewCertificateRequest\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\"\xa1\x01\n" +
@@ -5121,6 +5142,7 @@ func file_nstance_v1_operator_proto_init() {
 	}
 	file_nstance_v1_agent_proto_init()
 	file_nstance_v1_operator_proto_msgTypes[17].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -271,11 +271,15 @@ type ScalePreview struct {
 	PreviousSize uint32 `json:"previous_size"`
 	Size         uint32 `json:"size"`
 	ActualSize   uint32 `json:"actual_size"`
+	// Plan is what the leader would do next with the size. It is nil if it was not asked for, or if the leader cannot
+	// plan another size than the group's.
+	Plan *Explanation `json:"plan,omitempty"`
 }
 
 // PreviewScale returns what [Fleet.Scale] would do, or with total [Fleet.ScaleTotal]. It changes nothing.
-func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, size uint32,
-	total bool) []ScalePreview {
+// With plan it asks the leaders for their plans.
+func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, size uint32, total,
+	plan bool) []ScalePreview {
 	sizes := map[string]uint32{}
 	for _, shard := range shards {
 		sizes[shard] = size
@@ -293,6 +297,13 @@ func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, 
 		group, err := f.group(ctx, shard, name)
 		into.Group, into.Size = name, sizes[shard]
 		into.PreviousSize, into.ActualSize = group.Size, group.ActualSize
+		if err != nil || !plan {
+			return err
+		}
+		e, err := f.explain(ctx, shard, name, &into.Size)
+		if err == nil && e.Desired == into.Size {
+			into.Plan = e
+		}
 		return err
 	})
 }

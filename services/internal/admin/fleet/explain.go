@@ -53,17 +53,24 @@ type Verdict struct {
 	DrainDeadline time.Time `json:"drain_deadline,omitzero"`
 }
 
-// Explain returns what the leaders would do next for one group. It changes nothing.
-func (f *Fleet) Explain(ctx context.Context, shards []string, group string) []ExplanationAnswer {
+// Explain returns what the leaders would do next for one group, with a size as if the group had it. It changes nothing.
+func (f *Fleet) Explain(ctx context.Context, shards []string, group string, size *uint32) []ExplanationAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *ExplanationAnswer) error {
-		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
-			r, err := c.ExplainGroup(ctx, &nstancev1.ExplainGroupRequest{Group: group})
-			if err == nil {
-				into.Explanation = viewExplanation(shard, group, r)
-			}
-			return err
-		})
+		var err error
+		into.Explanation, err = f.explain(ctx, shard, group, size)
+		return err
 	})
+}
+
+func (f *Fleet) explain(ctx context.Context, shard, group string, size *uint32) (view *Explanation, err error) {
+	err = f.call(ctx, shard, func(ctx context.Context, c Client) error {
+		r, err := c.ExplainGroup(ctx, &nstancev1.ExplainGroupRequest{Group: group, Size: size})
+		if err == nil {
+			view = viewExplanation(shard, group, r)
+		}
+		return err
+	})
+	return view, err
 }
 
 // ExplainInstance returns what the leaders would do next for one instance. It changes nothing.

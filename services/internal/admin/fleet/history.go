@@ -25,6 +25,7 @@ type JournalEvent struct {
 	Cause    string    `json:"cause,omitempty" jsonschema:"description=Why an instance is deleted or the kind of an alert"`
 	Actor    string    `json:"actor,omitempty" jsonschema:"description=agent or leader or provider or an operator's ID"`
 	Message  string    `json:"message,omitempty"`
+	Took     float64   `json:"took_seconds,omitempty" jsonschema:"description=How long the step took that ended with the event"`
 	Term     uint64    `json:"term"`
 	Position string    `json:"position"`
 }
@@ -64,7 +65,7 @@ func (f *Fleet) History(ctx context.Context, shards []string, filter HistoryFilt
 
 func viewJournalEvent(e *nstancev1.JournalEvent) JournalEvent {
 	return JournalEvent{at(e.GetAt()), e.GetKind(), e.GetGroup(), e.GetInstanceId(), e.GetReplaces(), e.GetCause(),
-		e.GetActor(), e.GetMessage(), e.GetTerm(), e.GetPosition()}
+		e.GetActor(), e.GetMessage(), e.GetTookSeconds(), e.GetTerm(), e.GetPosition()}
 }
 
 func timestampOf(t time.Time) *timestamppb.Timestamp {

@@ -127,6 +127,10 @@ func (s *Shard) ListGroups(_ context.Context, r *nstancev1.ListGroupsRequest) (*
 func (s *Shard) ExplainGroup(_ context.Context, r *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse,
 	error) {
 	if e := s.Explanations[r.GetGroup()]; e != nil {
+		if r.Size != nil {
+			e = proto.CloneOf(e)
+			e.Desired = r.GetSize()
+		}
 		return e, nil
 	}
 	return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -47,6 +48,9 @@ type GroupRequest struct {
 
 var groupParameter = []parameter{{"group", "string", "The group. Required."}}
 
+var explainParameters = append(groupParameter[:1:1],
+	parameter{"size", "integer", "Plan as if the group had this size."})
+
 func (a *api) groupRoutes() []route {
 	return []route{
 		{
@@ -68,13 +72,17 @@ func (a *api) groupRoutes() []route {
 		}, {
 			method: http.MethodGet, path: "/group/explain", name: "groupExplain",
 			summary: "What the leaders would do next for a group and why. Changes nothing.", shards: true,
-			query: groupParameter, answer: fleet.Answers[fleet.ExplanationAnswer]{},
+			query: explainParameters, answer: fleet.Answers[fleet.ExplanationAnswer]{},
 			do: func(c *call) (int, any, error) {
 				group, err := c.group(c.URL.Query().Get("group"), "query")
 				if err != nil {
 					return 0, nil, err
 				}
-				return answer(a.Fleet.Explain(c.Context(), c.shards, group))
+				size, err := c.size()
+				if err != nil {
+					return 0, nil, err
+				}
+				return answer(a.Fleet.Explain(c.Context(), c.shards, group, size))
 			},
 		}, {
 			method: http.MethodPost, path: "/group/scale", name: "groupScale",
@@ -106,6 +114,20 @@ func (c *call) group(name, where string) (string, error) {
 		return "", badRequest("%s: group: %v", where, err)
 	}
 	return name, nil
+}
+
+// size returns the size in the query, or nil.
+func (c *call) size() (*uint32, error) {
+	text := c.URL.Query().Get("size")
+	if text == "" {
+		return nil, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 31)
+	if err != nil {
+		return nil, badRequest("query: size: want a number of instances, from 0 to 2147483647")
+	}
+	size := uint32(n)
+	return &size, nil
 }
 
 func (a *api) scale(c *call) (int, any, error) {

@@ -97,7 +97,7 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { groups = p.Fleet.Group(r.Context(), only, name) })
 	wg.Go(func() { instances = p.Fleet.Instances(r.Context(), only, name) })
-	wg.Go(func() { plans = p.Fleet.Explain(r.Context(), only, name) })
+	wg.Go(func() { plans = p.Fleet.Explain(r.Context(), only, name, nil) })
 	wg.Wait()
 	for _, err := range []*fleet.Error{groups[0].Err, instances[0].Err} {
 		if err != nil {
