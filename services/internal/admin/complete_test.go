@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,8 +41,41 @@ __start_nstance-admin
 printf '%s\n' "${COMPREPLY[@]}"
 `
 
-// TestCompletion completes the names of shards, groups, instances and contexts in a real bash.
-func TestCompletion(t *testing.T) {
+// completeInZsh presses Tab in an interactive zsh on a pseudoterminal, with the program's completion script. It writes
+// what zsh offers to the file $REPLIES.
+const completeInZsh = `
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'PROMPT=; autoload -Uz compinit; compinit -u -D
+source <(nstance-admin completion zsh)
+compadd() { local -a found; builtin compadd -O found "$@"; print -rl -- $found >>$REPLIES; builtin compadd "$@"; }
+finish() { print -r -- done >>$REPLIES; exit; }
+comppostfuncs=(finish)
+bindkey "^I" complete-word
+print -r -- rea""dy'
+while zpty -r shell text; do [[ $text == *ready* ]] && break; done
+zpty -n -w shell "$1"$'\t'
+while zpty -r shell text; do :; done
+`
+
+// completions are the words that complete a command line.
+var completions = map[string][]string{
+	"nstance-admin instance des":                     {"describe"},
+	"nstance-admin group describe --shard ":          {"us-a", "us-b"},
+	"nstance-admin group describe --shard us-b":      {"us-b"},
+	"nstance-admin group describe ":                  {"batch", "web", "workers"},
+	"nstance-admin group scale --shard us-b ":        {"batch", "web"},
+	"nstance-admin group scale --shard us-b w":       {"web"},
+	"nstance-admin group scale web ":                 {},
+	"nstance-admin instance list --group wo":         {"workers"},
+	"nstance-admin explain instance " + firstID[:27]: {firstID, secondID},
+	"nstance-admin context use ":                     {"dev", "prod"},
+	"nstance-admin group describe workers --output ": {"json", "table", "yaml"},
+}
+
+// completionWorld starts two shards and returns the environment of a shell in which the program is on the path.
+func completionWorld(t *testing.T) []string {
+	t.Helper()
 	cli, _, b, _ := shards(t)
 	b.Groups[0].Group = "web"
 	bin := t.TempDir()
@@ -57,35 +91,59 @@ func TestCompletion(t *testing.T) {
 		t.Fatal(err)
 	}
 	writeFile(t, filepath.Join(home, "config.yaml"), []byte("contexts: {prod: {}, dev: {}}\n"))
-	for line, want := range map[string][]string{
-		"nstance-admin instance des":                     {"describe"},
-		"nstance-admin group describe --shard ":          {"us-a", "us-b"},
-		"nstance-admin group describe --shard us-b":      {"us-b"},
-		"nstance-admin group describe ":                  {"batch", "web", "workers"},
-		"nstance-admin group scale --shard us-b ":        {"batch", "web"},
-		"nstance-admin group scale --shard us-b w":       {"web"},
-		"nstance-admin group scale web ":                 {""},
-		"nstance-admin instance list --group wo":         {"workers"},
-		"nstance-admin explain instance " + firstID[:27]: {firstID, secondID},
-		"nstance-admin context use ":                     {"dev", "prod"},
-		"nstance-admin group describe workers --output ": {"table", "json", "yaml"},
-	} {
-		words := strings.Split(line, " ")
-		args := append([]string{"--norc", "-c", completeInBash, "bash"}, words...)
+	return []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "XDG_CONFIG_HOME=" + filepath.Dir(home),
+		envServers + "=" + cli.env[envServers], envIdentity + "=" + cli.env[envIdentity]}
+}
+
+// offered returns the words at the beginning of lines, sorted. A description may follow a word.
+func offered(text string) []string {
+	words := []string{}
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 0 {
+			words = append(words, fields[0])
+		}
+	}
+	slices.Sort(words)
+	return slices.Compact(words)
+}
+
+// TestCompletionInBash completes the names of shards, groups, instances and contexts in a real bash.
+func TestCompletionInBash(t *testing.T) {
+	env := completionWorld(t)
+	for line, want := range completions {
+		args := append([]string{"--norc", "-c", completeInBash, "bash"}, strings.Split(line, " ")...)
 		cmd := exec.CommandContext(t.Context(), "bash", args...)
-		cmd.Env = []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "XDG_CONFIG_HOME=" + filepath.Dir(home),
-			envServers + "=" + cli.env[envServers], envIdentity + "=" + cli.env[envIdentity]}
+		cmd.Env = env
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%q: %v\n%s", line, err, out)
 		}
-		var got []string
-		for reply := range strings.SplitSeq(strings.TrimSuffix(string(out), "\n"), "\n") {
-			word, _, _ := strings.Cut(strings.TrimSpace(reply), " ") // a description may follow
-			got = append(got, word)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
+		if diff := cmp.Diff(want, offered(string(out))); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", line, diff)
+		}
+	}
+}
+
+// TestCompletionInZsh completes the same in a real zsh. CI installs zsh; other machines may lack it.
+func TestCompletionInZsh(t *testing.T) {
+	if _, err := exec.LookPath("zsh"); err != nil && os.Getenv("CI") == "" {
+		t.Skip("zsh is not installed: apt-get install zsh")
+	}
+	env := completionWorld(t)
+	for line, want := range completions {
+		replies := filepath.Join(t.TempDir(), "replies")
+		cmd := exec.CommandContext(t.Context(), "zsh", "-f", "-c", completeInZsh, "zsh", line)
+		cmd.Env = append(env, "REPLIES="+replies, "TERM=xterm")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v\n%s", line, err, out)
+		}
+		got, err := os.ReadFile(replies)
+		if err != nil {
+			t.Fatalf("%q: zsh did not complete: %v", line, err)
+		}
+		text, ended := strings.CutSuffix(string(got), "done\n")
+		if diff := cmp.Diff(want, offered(text)); diff != "" || !ended {
+			t.Errorf("%q, ended: %v (-want +got):\n%s", line, ended, diff)
 		}
 	}
 }
