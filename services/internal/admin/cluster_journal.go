@@ -17,8 +17,11 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// journalChange writes an entry about a change that this command has made in the bucket. If that fails, it says so: the
-// change itself holds.
+// clusterJournalRetention is how long entries of the cluster's journal stay in the bucket.
+const clusterJournalRetention = 30 * 24 * time.Hour
+
+// journalChange writes an entry about a change that this command has made in the bucket, and deletes entries whose
+// retention is over. If that fails, it says so: the change itself holds.
 func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record.ClusterEvent) {
 	e.Schema, e.At, e.Actor = record.ClusterEventSchema, a.Now().UTC(), a.actor()
 	writer, err := a.writer()
@@ -31,7 +34,32 @@ func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record
 	}
 	if err != nil {
 		a.note("Warning: the change is made, but the cluster's journal does not have it: %v", err)
+		return
 	}
+	if err := pruneClusterJournal(ctx, bucket, e.At.Add(-clusterJournalRetention)); err != nil {
+		a.note("Warning: old entries of the cluster's journal are still there: %v", err)
+	}
+}
+
+// pruneClusterJournal deletes the entries before a time.
+func pruneClusterJournal(ctx context.Context, bucket objstore.Store, before time.Time) error {
+	entries, err := bucket.List(ctx, keys.ClusterJournalPrefix())
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		key, err := keys.Parse(entry.Key)
+		if err != nil {
+			continue // cluster verify reports unknown objects
+		}
+		if !key.Time.Before(before) {
+			return nil // the rest is newer: entries sort by time
+		}
+		if err := bucket.Delete(ctx, entry.Key); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // actor names the user and the machine, as far as this machine says.
@@ -48,8 +76,9 @@ func (a *app) clusterJournalCommand(s *secretFlags) *cobra.Command {
 		Use: "journal", Short: "List the changes that commands made in the bucket", Args: cobra.NoArgs,
 		Long: `Lists what "cluster" commands and "config push" have changed in the bucket: secrets,
 keys, registrations and configurations, when, and by whom as the machine of that person
-says. The entries are in cluster/journal/. Changes that leaders make for operators are in
-the shards' journals: nstance-admin events --since 24h.`,
+says. The entries stay in cluster/journal/ for 30 days: each change deletes older ones.
+Changes that leaders make for operators are in the shards' journals: nstance-admin events
+--since 24h.`,
 		Example: `  nstance-admin cluster journal --since 168h --storage-bucket my-bucket`,
 	}
 	var since time.Duration

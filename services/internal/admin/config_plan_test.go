@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -43,6 +44,20 @@ func TestConfigPlan(t *testing.T) {
 	}
 	writeFile(t, path, []byte("{}"))
 	b.fails(t, exitFailure, "not a valid configuration", b.args("config", "plan", path)...)
+}
+
+// TestClusterJournalRetention checks that a change deletes entries older than 30 days, and no others.
+func TestClusterJournalRetention(t *testing.T) {
+	b := newBucket(t, "file")
+	b.init(t)
+	for n, later := range []time.Duration{10 * 24 * time.Hour, clusterJournalRetention + time.Minute} {
+		b.later, b.stdin, b.rand = later, "value", byte(20+n)
+		b.must(t, b.args("cluster", "secret", "set", "db.password")...)
+	}
+	got := parse[struct{ Events []record.ClusterEvent }](t, b.must(t, b.args("cluster", "journal", "-o", "json")...))
+	if len(got.Events) != 2 || got.Events[0].Kind != "secret_set" || got.Events[1].Kind != "secret_set" {
+		t.Errorf("%+v: want the two newer entries", got.Events)
+	}
 }
 
 // TestClusterJournal makes every change in the bucket and finds it in the journal, without any secret.
