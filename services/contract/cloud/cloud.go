@@ -12,6 +12,10 @@ type Block struct {
 	// Hidden clouds are for tests and development: their shards accept images and load balancers of every cloud.
 	Hidden bool
 
+	// SpotArgs are the paths of the args by which a VM would be bought as a spot instance. Nil: the cloud has no spot
+	// market.
+	SpotArgs [][]any
+
 	// NeedsZone reports whether region and zone are required.
 	NeedsZone bool
 	// NeedsInstanceType reports whether every group must have an instance_type.

@@ -102,6 +102,7 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	}
 	from := ChildPath("templates", spec.Template)
 	c.args(spec.Args, ChildPath(path, "args"))
+	c.purchase(spec, path)
 	c.pool(ChildPath(path, "subnet_pool"), spec.SubnetPool)
 	for i, name := range spec.LoadBalancers {
 		at := element(ChildPath(path, "load_balancers"), i)
@@ -120,6 +121,42 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 			"is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
 	}
 	c.render(g, spec, path, false)
+}
+
+// purchase checks that the group's provider has a spot market, and that no argument contradicts the purchase options.
+func (c *checker) purchase(spec GroupSpec, path string) {
+	if spec.Purchase == nil {
+		return
+	}
+	at, provider := ChildPath(path, "purchase"), c.s.Server.Provider.Kind
+	paths := blockOf(provider).SpotArgs
+	if len(paths) == 0 && provider != "" {
+		c.add(at, "is not possible: provider %s has no spot market", provider)
+	}
+	if n := spec.Purchase.SpotPercent; n < 0 || n > 100 {
+		c.add(at+".spot_percent", "is %d, want 1 to 100", n)
+	}
+	for _, elements := range paths {
+		for _, source := range c.argSources(spec, path) {
+			if has(source.tree, elements) {
+				arg := source.path + joinBelow(join(elements))
+				c.add(at, "contradicts %s: both say how the VMs are bought", arg).hint = "remove one of them"
+			}
+		}
+	}
+}
+
+// argSource is one of the places from which a group's args are merged.
+type argSource struct {
+	path string
+	tree map[string]any
+}
+
+// argSources returns these places, the one that takes precedence first.
+func (c *checker) argSources(spec GroupSpec, path string) []argSource {
+	return []argSource{{ChildPath(path, "args"), spec.Args},
+		{ChildPath("templates", spec.Template) + ".args", c.s.Templates[spec.Template].Args},
+		{"defaults.args", c.s.Defaults.Args}}
 }
 
 // rendering renders all templates of one group.
@@ -152,10 +189,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	}
 
 	// Report a value of the arguments at the place where it was written.
-	sources := []struct {
-		path string
-		tree map[string]any
-	}{{ChildPath(path, "args"), spec.Args}, {from + ".args", t.Args}, {"defaults.args", c.s.Defaults.Args}}
+	sources := c.argSources(spec, path)
 	r.tree("", g.Args, r.text, func(path string) string {
 		elements, err := SplitPath(path)
 		for _, source := range sources {

@@ -87,6 +87,9 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 			}
 		}
 	}
+	if spec.Purchase != nil {
+		g.Purchase = *spec.Purchase
+	}
 	for _, s := range spec.Schedules {
 		if parsed, err := s.Parse(); err == nil { // validated before
 			g.Schedules = append(g.Schedules, parsed)

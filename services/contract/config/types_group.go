@@ -37,6 +37,9 @@ type GroupSpec struct {
 	// When, and how often, instances may be replaced that still serve. Lost and unhealthy instances are always
 	// replaced.
 	Disruption *Disruption `json:"disruption,omitempty"`
+	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. On demand
+	// where this is left out. Instances that an operator creates on demand are not affected.
+	Purchase *Purchase `json:"purchase,omitempty"`
 	// Sizes that begin at certain times. The latest entry that has begun sets the size. Before the first one, it is
 	// size. An operator cannot change the size of a group with schedules.
 	Schedules []Schedule `json:"schedules,omitempty"`
@@ -83,6 +86,26 @@ type Disruption struct {
 	// and instances that a larger size adds count too. 0: no limit.
 	MaxPerHour int `json:"max_per_hour,omitempty" rule:"nonnegative"`
 }
+
+// Purchase says how many instances of a group are bought as spot instances, which the cloud may take away. A change
+// replaces no instance, except by return_to_spot.
+type Purchase struct {
+	// Percentage of the instances above on_demand_base that are spot instances, rounded down to whole instances, from 1
+	// to 100.
+	SpotPercent int `json:"spot_percent" rule:"required"`
+	// How many instances are bought on demand before any spot instance.
+	OnDemandBase int `json:"on_demand_base,omitempty" rule:"nonnegative"`
+	// What is bought while the provider has no spot capacity: on_demand, or none, which waits for capacity. none where
+	// this is left out.
+	Fallback string `json:"fallback,omitempty" rule:"enum=none|on_demand"`
+	// How long after its start, and after spot capacity was last refused, an instance that was bought on demand for
+	// want of spot capacity is replaced by a spot instance. This is limited like the replacement of outdated instances
+	// by rollout and disruption. 0: never.
+	ReturnToSpot Duration `json:"return_to_spot,omitempty"`
+}
+
+// FallbackOnDemand is the value of [Purchase.Fallback] that buys on demand without spot capacity.
+const FallbackOnDemand = "on_demand"
 
 // Schedule is a size that begins at certain times.
 type Schedule struct {
@@ -163,6 +186,8 @@ type Group struct {
 	Windows []Window `json:",omitempty"`
 	// MaxPerHour is that of [Disruption].
 	MaxPerHour int `json:",omitempty"`
+	// Purchase is how the VMs are bought. The zero value means on demand.
+	Purchase Purchase `json:",omitzero"`
 	// Schedules change the size; see [Group.SizeAt].
 	Schedules []SizeSchedule `json:",omitempty"`
 	// Refused says what an operator chose although the shard config no longer permits it, or "". A refused group keeps

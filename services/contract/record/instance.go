@@ -46,6 +46,8 @@ type Instance struct {
 	Group    string `json:"group,omitempty"`
 	Template string `json:"template,omitempty"`
 	OnDemand bool   `json:"on_demand,omitempty"`
+	// Spot: the VM was bought as a spot instance.
+	Spot bool `json:"spot,omitempty"`
 	// Vars and InstanceType of an on-demand instance may differ from its group's.
 	Vars         map[string]string `json:"vars,omitempty"`
 	InstanceType string            `json:"instance_type,omitempty"`

@@ -173,7 +173,7 @@ func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action
 func adopt(rec *record.Instance, vm infra.VM) {
 	rec.State = record.Created
 	rec.Group, rec.Template, rec.OnDemand = vm.Tags.Group, vm.Tags.Template, vm.Tags.OnDemand
-	rec.InfraHash = vm.Tags.InfraHash
+	rec.InfraHash, rec.Spot = vm.Tags.InfraHash, vm.Tags.Spot
 	rec.ProviderID, rec.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 	rec.IPv4, rec.IPv6, rec.Hostname = address(vm.IPv4), address(vm.IPv6), vm.Hostname
 	if !vm.Tags.CreatedAt.IsZero() {

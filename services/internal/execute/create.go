@@ -25,16 +25,16 @@ var ErrNotPermitted = errors.New("not permitted")
 // ErrNoCapacity means that the provider refused every placement of an instance for lack of capacity.
 var ErrNoCapacity = errors.New("no capacity left")
 
-// placement is one combination of instance type and subnet for a create call.
-type placement struct{ instanceType, subnet string }
-
 // create creates one managed instance of a group.
 func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.Action) {
-	pending := true
+	pending, spot := true, 0
+	if action.Spot {
+		spot = 1
+	}
 	settlePending := func() {
 		if pending {
 			pending = false
-			x.State.ExpectCreates(key, -1)
+			x.State.ExpectCreates(key, -1, -spot)
 		}
 	}
 	defer settlePending()
@@ -42,7 +42,15 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	if !ok || group.Deleted {
 		return
 	}
-	places, refused := x.placements(group, group.InstanceType)
+	places, refused := x.placements(group, group.InstanceType, action.Spot)
+	if action.Spot && len(places) == 0 {
+		x.State.SpotRefused(key)
+		if action.Fallback {
+			var others []string
+			places, others = x.placements(group, group.InstanceType, false)
+			refused = append(refused, others...)
+		}
+	}
 	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending,
 		begun: x.Env.Now()})
 	backoffKey := shardstate.GroupError(plan.AlertProvider, key, ident.ID{})
@@ -50,6 +58,9 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	case err == nil:
 		x.State.ResolveError(backoffKey)
 	case ctx.Err() != nil || errors.Is(err, errWithdrawn) || errors.Is(err, errElsewhere):
+	case action.Cause == plan.CauseReturnToSpot && errors.Is(err, ErrNoCapacity):
+		x.Log.Info("no spot capacity to return to", "tenant", key.Tenant, "group", key.Group, "error", err)
+		x.State.SpotRefused(key) // the instance that it would replace stays
 	default:
 		x.countFailure(err)
 		x.Log.Warn("create failed", "tenant", key.Tenant, "group", key.Group, "error", err)
@@ -83,7 +94,7 @@ func (x *Executor) countFailure(err error) {
 func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string,
 	vars map[string]string) error {
 	instanceType = cmp.Or(instanceType, group.InstanceType)
-	places, refused := x.placements(group, instanceType)
+	places, refused := x.placements(group, instanceType, false)
 	if len(places) == 0 {
 		err := noCapacity(refused)
 		x.countFailure(err)
@@ -137,7 +148,7 @@ func (x *Executor) attempt(ctx context.Context, group config.Group, places []pla
 		return err
 	}
 	x.capacity.remember(places[0], err.Error(), x.Env.Now())
-	if len(places) > 1 {
+	if len(places) > 1 || o.action.Fallback && places[0].spot {
 		return errElsewhere
 	}
 	return noCapacity(append(refused, places[0].String()+": "+err.Error()))
@@ -145,23 +156,6 @@ func (x *Executor) attempt(ctx context.Context, group config.Group, places []pla
 
 func noCapacity(refused []string) error {
 	return fmt.Errorf("%w: %s", ErrNoCapacity, strings.Join(refused, "; "))
-}
-
-// placements returns the combinations of type and subnet that are worth a try, in order. refused says why the others
-// are not.
-func (x *Executor) placements(group config.Group, first string) (places []placement, refused []string) {
-	now := x.Env.Now()
-	for _, t := range append([]string{first}, group.InstanceTypes...) {
-		for _, subnet := range group.Subnets {
-			place := placement{t, subnet}
-			if why := x.capacity.refusal(place, now); why != "" {
-				refused = append(refused, place.String()+": "+why)
-				continue
-			}
-			places = append(places, place)
-		}
-	}
-	return places, refused
 }
 
 // place requests one VM at one placement, under a separate reservation.
@@ -172,7 +166,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	}
 	rec := reservation.Record
 	rec.Group, rec.Template = group.GroupKey.Group, group.Template
-	rec.InstanceType, rec.SubnetID = place.instanceType, place.subnet
+	rec.InstanceType, rec.SubnetID, rec.Spot = place.instanceType, place.subnet, place.spot
 	rec.InfraHash = group.InfraHash
 	rec.CreatedAt = x.Env.Now()
 	machine, err := x.Renderer.Render(ctx, group, rec)
@@ -191,7 +185,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		Tags: infra.Tags{Owner: x.Owner, Tenant: rec.Tenant, Instance: rec.ID, Term: x.Authority.Term(),
 			InfraHash: rec.InfraHash,
 			Group:     rec.Group, Template: rec.Template, Kind: rec.Kind, CreatedAt: rec.CreatedAt,
-			OnDemand: rec.OnDemand},
+			OnDemand: rec.OnDemand, Spot: rec.Spot},
 		Arch: group.Arch, InstanceType: place.instanceType, Subnet: place.subnet,
 		Args: machine.Args, Userdata: machine.Userdata, Hostname: machine.Hostname,
 	}
@@ -236,6 +230,7 @@ func created(r *record.Instance, want record.Instance, vm infra.VM) {
 	r.Group, r.Template, r.OnDemand, r.Vars = want.Group, want.Template, want.OnDemand, want.Vars
 	r.InstanceType, r.SubnetID, r.Image, r.InfraHash, r.CreatedAt = want.InstanceType, want.SubnetID, want.Image,
 		want.InfraHash, want.CreatedAt
+	r.Spot = want.Spot
 	r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 	r.IPv4, r.IPv6 = cmp.Or(r.IPv4, address(vm.IPv4)), cmp.Or(r.IPv6, address(vm.IPv6))
 	r.Hostname = cmp.Or(r.Hostname, vm.Hostname)
@@ -434,67 +429,4 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 		x.refills.busy[pool] = false
 		x.refills.mu.Unlock()
 	})
-}
-
-// QuerySubnetCapacity asks the provider which subnets are full, so that later creates do not wait for the answer. If
-// the provider has no such call or does not answer, no subnet counts as full. Nor does a subnet that has become the
-// only one of its pool: there is no choice, and its next VM shows whether it has room.
-func (x *Executor) QuerySubnetCapacity(ctx context.Context) {
-	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
-	subnets := x.State.Subnets()
-	if !ok || len(subnets) == 0 {
-		x.capacity.learn(nil, nil, nil)
-		return
-	}
-	room, err := provider.HasRoom(ctx, subnets)
-	x.capacity.learn(subnets, room, err)
-}
-
-// capacity remembers which subnets are full, and which placements were refused for lack of capacity.
-type capacity struct {
-	mu      sync.Mutex
-	refused map[placement]refusal
-	full    map[string]bool
-}
-
-// refusal is why and when the provider refused a placement.
-type refusal struct {
-	why string
-	at  time.Time
-}
-
-func (c *capacity) learn(subnets []string, room map[string]bool, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.full = map[string]bool{}
-	for _, subnet := range subnets {
-		c.full[subnet] = err == nil && !room[subnet]
-	}
-}
-
-// remember stores that the provider refused a placement, and why.
-func (c *capacity) remember(p placement, why string, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.refused == nil {
-		c.refused = map[placement]refusal{}
-	}
-	c.refused[p] = refusal{why, now}
-}
-
-// refusal returns why a placement is not worth a try, "" if it is.
-func (c *capacity) refusal(p placement, now time.Time) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.full[p.subnet] {
-		return "the subnet is full"
-	}
-	if r, ok := c.refused[p]; ok && now.Sub(r.at) < capacityMemory {
-		return "refused lately: " + r.why
-	}
-	return ""
-}
-
-func (p placement) String() string {
-	return strings.TrimPrefix(p.instanceType+" in "+p.subnet, " ")
 }

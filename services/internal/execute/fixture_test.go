@@ -205,7 +205,11 @@ func (b *bench) leave(id ident.ID) {
 func (b *bench) do(action plan.Action) {
 	b.t.Helper()
 	if action.Kind == plan.Create {
-		b.State.ExpectCreates(workers, 1)
+		spot := 0
+		if action.Spot {
+			spot = 1
+		}
+		b.State.ExpectCreates(workers, 1, spot)
 	} else if !b.State.Plan(action, execute.Work(action.Kind)) {
 		b.t.Fatalf("%s cannot be begun for %s", action.Kind, action.Instance)
 	}

@@ -93,7 +93,7 @@ func TestThrottledCallWaitsForItsTurn(t *testing.T) {
 			return mock.Outcome{Err: infra.Errorf(infra.Throttled, "create", "slow down")}
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		b.State.ExpectCreates(workers, 1)
+		b.State.ExpectCreates(workers, 1, 0)
 		b.Env.Go("create", func() { b.Do(ctx, workers, plan.Action{Kind: plan.Create, Voluntary: true}) })
 		time.Sleep(100 * time.Millisecond)
 		if w := b.WaitingCreates(workers); w.Voluntary != 1 || w.Needed != 0 {

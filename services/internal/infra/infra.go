@@ -43,6 +43,9 @@ type Tags struct {
 	Group, Template, Kind string
 	OnDemand              bool
 	CreatedAt             time.Time
+	// Spot asks for a spot instance in a create request, and says that a VM is one. Of the second block, the leader
+	// decides by this too.
+	Spot bool `json:",omitempty"`
 }
 
 // CreateRequest asks for one VM. Tags.Instance is the idempotency key: a repeat with the same bytes returns the same

@@ -124,15 +124,18 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 		l.wake[key] = decision.Schedule
 	}
 	l.State.Blocked(key, decision.Blocked, decision.Rollout)
-	creates := 0
+	creates, spots := 0, 0
 	for _, action := range decision.Actions {
 		if action.Kind == plan.Create {
 			creates++
 		}
+		if action.Spot {
+			spots++
+		}
 	}
 	if creates > 0 {
 		l.nextCreate = snapshot.Now.Add(l.createEvery())
-		l.State.ExpectCreates(key, creates)
+		l.State.ExpectCreates(key, creates, spots)
 	}
 	var waiting []config.GroupKey
 	if creates == free {

@@ -89,6 +89,31 @@ func TestRolloutJSON(t *testing.T) {
 	wants(t, "static", err, codes.FailedPrecondition, "rollout_json")
 }
 
+// TestPurchaseJSON checks that purchase_json reaches a dynamic group, and that it can be cleared.
+func TestPurchaseJSON(t *testing.T) {
+	w := newTestShard(t)
+	upsert := func(req *nstancev1.UpsertGroupRequest) error {
+		req.Group, req.Template = "fleet", "worker"
+		_, err := w.UpsertGroup(t.Context(), req)
+		return err
+	}
+	wants(t, "percent", upsert(&nstancev1.UpsertGroupRequest{PurchaseJson: `{"spot_percent": 101}`}),
+		codes.InvalidArgument, "spot_percent")
+	if err := upsert(&nstancev1.UpsertGroupRequest{PurchaseJson: `{"spot_percent": 80}`}); err != nil {
+		t.Fatal(err)
+	}
+	key := config.GroupKey{Tenant: "prod", Group: "fleet"}
+	if g := w.manager.Groups()[key]; g.Purchase.SpotPercent != 80 {
+		t.Errorf("%+v", g)
+	}
+	if err := upsert(&nstancev1.UpsertGroupRequest{ClearFields: []string{"purchase_json"}}); err != nil {
+		t.Fatal(err)
+	}
+	if g := w.manager.Groups()[key]; g.Purchase != (config.Purchase{}) {
+		t.Errorf("%+v", g)
+	}
+}
+
 // TestDisruptionJSON checks that disruption_json and schedules_json reach a dynamic group, that they can be cleared, and
 // that a schedule may not exceed dynamic.max_size.
 func TestDisruptionJSON(t *testing.T) {

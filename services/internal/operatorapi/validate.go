@@ -161,8 +161,10 @@ type upsert struct {
 	drain *config.Duration
 	// rollout is the parsed rollout_json; nil if the request has none.
 	rollout *config.Rollout
-	// disruption and schedules are those of disruption_json and schedules_json; nil if the request has none.
+	// disruption, purchase and schedules are those of disruption_json, purchase_json and schedules_json; nil if the
+	// request has none.
 	disruption *config.Disruption
+	purchase   *config.Purchase
 	schedules  []config.Schedule
 }
 
@@ -182,6 +184,7 @@ var clearable = map[string]func(*config.GroupSpec){
 	"rollout_json":    func(s *config.GroupSpec) { s.Rollout = nil },
 	"disruption_json": func(s *config.GroupSpec) { s.Disruption = nil },
 	"schedules_json":  func(s *config.GroupSpec) { s.Schedules = nil },
+	"purchase_json":   func(s *config.GroupSpec) { s.Purchase = nil },
 }
 
 // parseUpsert checks a request as far as possible without the shard's configuration.
@@ -248,6 +251,13 @@ func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 		}
 		u.disruption = spec.Disruption
 	}
+	if req.GetPurchaseJson() != "" {
+		spec, err := parseObject("purchase_json", "purchase", req.GetPurchaseJson())
+		if err != nil {
+			return u, err
+		}
+		u.purchase = spec.Purchase
+	}
 	if req.GetSchedulesJson() != "" {
 		spec, err := parseField("schedules_json", "schedules", req.GetSchedulesJson(), "[")
 		if err != nil {
@@ -303,6 +313,7 @@ func (u upsert) set() map[string]bool {
 		"rollout_json":    req.GetRolloutJson() != "",
 		"disruption_json": req.GetDisruptionJson() != "",
 		"schedules_json":  req.GetSchedulesJson() != "",
+		"purchase_json":   req.GetPurchaseJson() != "",
 	}
 }
 
@@ -322,6 +333,7 @@ func (u upsert) restricted() []string {
 		{"max_surge", req.MaxSurge != nil}, {"max_unhealthy", req.GetMaxUnhealthy() != ""},
 		{"rollout_json", u.rollout != nil},
 		{"disruption_json", u.disruption != nil}, {"schedules_json", u.schedules != nil},
+		{"purchase_json", u.purchase != nil},
 	} {
 		if field.set {
 			names = append(names, field.name)
@@ -373,6 +385,10 @@ func (u upsert) apply(spec *config.GroupSpec) {
 	if u.disruption != nil {
 		spec.Disruption = &config.Disruption{Windows: slices.Clone(u.disruption.Windows),
 			MaxPerHour: u.disruption.MaxPerHour}
+	}
+	if u.purchase != nil {
+		purchase := *u.purchase
+		spec.Purchase = &purchase
 	}
 	if u.schedules != nil {
 		spec.Schedules = slices.Clone(u.schedules)

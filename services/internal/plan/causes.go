@@ -4,15 +4,17 @@ package plan
 type Cause string
 
 const (
-	CauseNone         Cause = ""
-	CauseScaleDown    Cause = "scale_down"
-	CauseUnhealthy    Cause = "unhealthy"
-	CauseHealthCheck  Cause = "health_check"
-	CauseGone         Cause = "gone"
-	CauseExpired      Cause = "expired"
-	CauseDrift        Cause = "drift"
-	CauseNotice       Cause = "notice"
-	CausePowerOff     Cause = "power_off"
+	CauseNone        Cause = ""
+	CauseScaleDown   Cause = "scale_down"
+	CauseUnhealthy   Cause = "unhealthy"
+	CauseHealthCheck Cause = "health_check"
+	CauseGone        Cause = "gone"
+	CauseExpired     Cause = "expired"
+	CauseDrift       Cause = "drift"
+	CauseNotice      Cause = "notice"
+	CausePowerOff    Cause = "power_off"
+	// CauseReturnToSpot is the replacement of an instance that was bought on demand by a spot instance (rule 58).
+	CauseReturnToSpot Cause = "return_to_spot"
 	CauseGroupDeleted Cause = "group_deleted"
 	CauseTerminating  Cause = "terminating"
 	// CauseUnregistered is a failed creation. Every deletion with this cause counts towards the group's [Backoff].

@@ -27,9 +27,10 @@ const (
 	// classUnreadyDrifted and classUnready count, but cannot take the place of another instance yet.
 	classUnreadyDrifted
 	classUnready
-	// classDrifted and classAged count, are healthy, and are replaced first, in waves.
+	// classDrifted, classAged and classReturning count, are healthy, and are replaced first, in waves.
 	classDrifted
 	classAged
+	classReturning
 	classWell
 	classes = int(iota)
 )
@@ -38,7 +39,7 @@ const (
 // signal that can be false.
 func (c class) available() bool {
 	switch c {
-	case classExpired, classHeld, classSilent, classDrifted, classAged, classWell:
+	case classExpired, classHeld, classSilent, classDrifted, classAged, classReturning, classWell:
 		return true
 	}
 	return false
@@ -122,6 +123,7 @@ var rules = [...]rule{
 		}
 		return g.isOlder(i.Instance, g.Settings.EligibleAge)
 	}},
+	{58, "returning to spot", classReturning, CauseReturnToSpot, 0, (*group).isReturning},
 	{17, "well", classWell, CauseNone, 0, nil},
 }
 
@@ -136,7 +138,8 @@ type group struct {
 	rows             []uint8 // by instance: index of its rule
 	facts            []facts // by instance
 	tally            tally
-	schedule         Schedule // when the classification may change
+	schedule         Schedule    // when the classification may change
+	returning        []*Instance // see [group.findReturning]
 	// earliestReport is the report whose successor is overdue first; zero if no instance reports in time.
 	earliestReport time.Time
 }
@@ -169,7 +172,7 @@ type tally struct {
 func (t *tally) replaceFirst() int { return t.of[classExpired] + t.of[classSilent] }
 
 // rotating counts healthy instances of rule 20.
-func (t *tally) rotating() int { return t.of[classDrifted] + t.of[classAged] }
+func (t *tally) rotating() int { return t.of[classDrifted] + t.of[classAged] + t.of[classReturning] }
 
 func (t *tally) available() (n int) {
 	for c, count := range t.of {
@@ -204,6 +207,7 @@ func classifyGroup(s Snapshot) *group {
 		g.addSilence(subject{i, g.facts[n]})
 	}
 	g.guarded = g.guardHolds()
+	g.planAgainAt(g.findReturning())
 	for n := range g.Instances {
 		i := subject{&g.Instances[n], g.facts[n]}
 		row, until := g.classify(i)

@@ -34,13 +34,14 @@ func TestClassificationRules(t *testing.T) {
 	}
 	seen := map[uint8]bool{}
 	for _, c := range []struct {
-		rule    int
-		name    string
-		i       Instance
-		guarded bool
-		ages    func(*Settings)
-		image   string
-		off     bool // on_image_change
+		rule     int
+		name     string
+		i        Instance
+		guarded  bool
+		ages     func(*Settings)
+		image    string
+		off      bool // on_image_change
+		purchase config.Purchase
 	}{
 		{rule: 1, name: "the intent is durable", i: well(func(i *Instance) { i.State = record.Deleting })},
 		{rule: 1, name: "the intent is being written, and the VM is gone", i: well(func(i *Instance) {
@@ -95,6 +96,12 @@ func TestClassificationRules(t *testing.T) {
 		{rule: 17, name: "on_image_change is off", i: well(func(i *Instance) { i.Image = "ami-1" }), image: "ami-2",
 			off: true},
 		{rule: 16, name: "past eligible_age", i: well(nil), ages: func(s *Settings) { s.EligibleAge = time.Minute }},
+		{rule: 58, name: "bought on demand in a group of spot instances", i: well(nil),
+			purchase: config.Purchase{SpotPercent: 100, ReturnToSpot: config.Duration(time.Minute)}},
+		{rule: 17, name: "bought on demand, and too young", i: well(nil),
+			purchase: config.Purchase{SpotPercent: 100, ReturnToSpot: config.Duration(48 * time.Hour)}},
+		{rule: 17, name: "the base is bought on demand", i: well(nil), purchase: config.Purchase{SpotPercent: 100,
+			OnDemandBase: 1, ReturnToSpot: config.Duration(time.Minute)}},
 		{rule: 17, name: "well", i: well(nil)},
 	} {
 		s := Snapshot{Now: now, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour),
@@ -103,7 +110,7 @@ func TestClassificationRules(t *testing.T) {
 				HealthChecks: map[string]config.HealthCheck{"web": {StartPeriod: config.Duration(2 * time.Minute)}},
 				MaxUnhealthy: config.Limit{Value: 9}},
 			Instances: []Instance{c.i}, Image: c.image}
-		s.Group.Rollout.OnImageChange = !c.off
+		s.Group.Rollout.OnImageChange, s.Group.Purchase = !c.off, c.purchase
 		if c.ages != nil {
 			c.ages(&s.Settings)
 		}

@@ -11,7 +11,7 @@
 // # Rules
 //
 // Each instance is classified by the first of rules 1 to 17 that applies (classify.go). Rule 52 stands between 12 and
-// 13. The other rules from 18 on say what follows. The code and the tests name a rule by its number.
+// 13, rule 58 before 17. The other rules from 18 on say what follows. The code and the tests name a rule by its number.
 //
 //	 1 leaving            The deletion is durable or being written. The instance does not count.
 //	 2 creating           The create call has no recorded answer yet. The instance counts, but serves nobody.
@@ -107,4 +107,14 @@
 //	                      ones are replaced all the same, and a group that is emptied protects nothing (classify.go).
 //	55 image              With on_image_change, an instance is drifted too if the query of its image finds another
 //	                      one. A leader that has found none replaces nothing (classify.go).
+//	56 purchase           With purchase, on_demand_base instances of the size are bought on demand, and spot_percent
+//	                      percent of the others, rounded down, as spot instances. A new instance is bought as the
+//	                      others lack, first on demand up to the base. A scale-down prefers instances of the kind of
+//	                      which the group has too many (purchase.go, size.go).
+//	57 fallback           With fallback on_demand, a spot instance is bought on demand if the provider lacks spot
+//	                      capacity in all its placements. Otherwise the group backs off (rule 25) (purchase.go).
+//	58 return to spot     With return_to_spot, as many of the oldest instances as were bought on demand beyond rule 56
+//	                      are replaced by spot instances, in waves as those of rule 20. They are that old, and spot
+//	                      capacity was not refused for that long. Such a replacement has no fallback, and without
+//	                      capacity the group does not back off (purchase.go, rollout.go).
 package plan

@@ -28,6 +28,8 @@ func (g *group) reason(i *Instance, cause Cause) string {
 			return "its image is out of date"
 		}
 		return "its infra configuration is out of date"
+	case CauseReturnToSpot:
+		return "it was bought on demand, and the group lacks spot instances"
 	case CauseUnhealthy:
 		if at, ok := i.silentAt(&g.Settings, g.SilenceFrom); ok && at.After(g.Now) {
 			return "it was never healthy"
@@ -80,16 +82,20 @@ func (g *group) planCreates(removed removals, wave int) (out steps) {
 		return out
 	}
 	out.grow(min(2*n, n+len(g.rows))) // most creates come with a deletion
+	b := g.countBought()
 	lost := g.replaceable(removed.chosen, classLost)
 	for range min(n, lacking) {
-		out.add(g.create(lost()))
+		out.add(g.buy(g.create(lost()), &b))
 	}
-	leaving := g.replaceable(removed.chosen, classExpired, classSilent, classDrifted, classUnreadyDrifted, classAged)
+	leaving := g.replaceable(removed.chosen, classExpired, classSilent, classDrifted, classUnreadyDrifted, classAged,
+		classReturning)
 	for range above {
-		leaving()
+		g.leave(leaving(), &b)
 	}
 	for k := lacking; k < n; k++ {
-		create := g.create(leaving())
+		replaced := leaving()
+		g.leave(replaced, &b)
+		create := g.buy(g.create(replaced), &b)
 		create.Voluntary = true
 		out.add(create)
 	}

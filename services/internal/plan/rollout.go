@@ -21,10 +21,11 @@ const (
 // first. With max_unavailable that is none: they are deleted first (rule 48): those that never registered, then other
 // unready ones, then those that serve.
 func (g *group) planWave(removed *removals) (replacedFirst int) {
+	t := &g.tally
 	n, waits := g.wave()
 	removed.merge(waits)
-	if n == 0 || g.mayBeUnavailable() == 0 {
-		return n
+	if n == 0 || g.mayBeUnavailable() == 0 || t.rotating()+t.of[classUnreadyDrifted] == t.of[classReturning] {
+		return n // spot capacity may be missing, so such a replacement always comes first
 	}
 	if removed.chosen == nil {
 		removed.chosen = make([]bool, len(g.Instances))
@@ -63,7 +64,7 @@ func (g *group) wave() (n int, out steps) {
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]
 	steady := t.draining == 0 && t.replaceFirst() == 0 && t.of[classFailed] == 0 && t.total() == g.desired &&
 		t.of[classUnready]+t.of[classCreating] == 0
-	if drifted == 0 && (t.of[classAged] == 0 || t.of[classHeld] > 0) {
+	if drifted == 0 && (t.of[classAged]+t.of[classReturning] == 0 || t.of[classHeld] > 0) {
 		return 0, out
 	}
 	closed, opens := g.closed()
@@ -81,14 +82,17 @@ func (g *group) wave() (n int, out steps) {
 	case !steady:
 		return 0, out
 	}
-	n = t.of[classAged]
-	if drifted > 0 {
-		n, out = g.canaryWave()
-		n = min(n, drifted)
-	}
 	most := g.surge
 	if first := g.mayBeUnavailable(); first > 0 {
 		most = first
+	}
+	switch n = t.of[classAged]; {
+	case drifted > 0:
+		n, out = g.canaryWave()
+		n = min(n, drifted)
+	case n == 0:
+		n, out = g.mayReturn(t.of[classReturning])
+		most = g.surge
 	}
 	n, limits := g.withinHour(min(n, most))
 	out.merge(limits)
@@ -150,7 +154,7 @@ func (g *group) canaryWave() (n int, out steps) {
 		case c == classHeld && !Drifted(&g.Group, g.Image, i):
 			young++ // it proves nothing until the guard ends
 			continue
-		case c != classWell && c != classAged, Drifted(&g.Group, g.Image, i): // or protected (rule 54)
+		case c != classWell && c != classAged && c != classReturning, Drifted(&g.Group, g.Image, i): // or protected (rule 54)
 			continue
 		}
 		if over, at := reached(g.Instances[k].RegisteredAt.Add(bake), g.Now); over {

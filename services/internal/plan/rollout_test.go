@@ -208,6 +208,38 @@ var rollouts = []struct {
 				t.Errorf("the only instance was removed before its replacement was healthy")
 			}
 		}},
+	{name: "spot-instances-with-fallback-and-return", setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Purchase = config.Purchase{SpotPercent: 50, OnDemandBase: 1, Fallback: config.FallbackOnDemand,
+			ReturnToSpot: config.Duration(time.Hour)}
+		f.Group.Size = 5
+		f.Run(10 * time.Minute)
+		f.Note("%s; the spot instances are reclaimed, and there is no spot capacity", f.Bought())
+		f.NoSpot = true
+		for _, vm := range f.VMs {
+			if vm.Spot {
+				f.Notice(vm, 2*time.Minute)
+			}
+		}
+		f.Run(10 * time.Minute)
+		f.Note("%s; after an hour a spot instance is tried once and refused", f.Bought())
+		f.Run(90 * time.Minute)
+		f.Note("%s; there is spot capacity again", f.Bought())
+		f.NoSpot = false
+		f.Run(2 * time.Hour)
+		f.Note("%s; the size becomes 3", f.Bought())
+		f.Group.Size = 3
+		f.Run(10 * time.Minute)
+		f.Note("%s", f.Bought())
+	}},
+	{name: "spot-instances-without-fallback", setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Purchase = config.Purchase{SpotPercent: 100, OnDemandBase: 1}
+		f.Group.Size, f.NoSpot = 2, true
+		f.Run(2 * time.Minute)
+		f.Note("%s; there is spot capacity again", f.Bought())
+		f.NoSpot = false
+		f.Run(10 * time.Minute)
+		f.Note("%s", f.Bought())
+	}},
 	{name: "partition-with-guard", size: 10, play: func(f *plantest.Fleet) {
 		for _, vm := range f.VMs[:6] {
 			f.CutOff(vm)

@@ -1,11 +1,13 @@
 package plan_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
@@ -153,6 +155,69 @@ func TestRule47UnhealthyAfterTheFirstWaves(t *testing.T) {
 	}
 	if n := former(f); n < before-1 || len(f.VMs) != 500 {
 		t.Errorf("%d instances with the former configuration of %d, %d in all", n, before, len(f.VMs))
+	}
+}
+
+// TestRule56ShareOfSpotInstances checks how the instances of new groups are bought.
+func TestRule56ShareOfSpotInstances(t *testing.T) {
+	for _, tt := range []struct{ size, base, percent, spot int }{
+		{10, 2, 80, 6}, {10, 0, 100, 10}, {2, 2, 100, 0}, {1, 2, 100, 0}, {3, 1, 50, 1}, {4, 1, 50, 1}, {5, 0, 0, 0},
+	} {
+		f := plantest.New(1)
+		f.Group.Size = tt.size
+		f.Group.Purchase = config.Purchase{SpotPercent: tt.percent, OnDemandBase: tt.base}
+		f.Run(10 * time.Minute)
+		if err := f.Err(); err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("%d spot instances and %d others", tt.spot, tt.size-tt.spot); f.Bought() != want {
+			t.Errorf("%+v: %s, want %s", tt, f.Bought(), want)
+		}
+	}
+}
+
+// TestRule56RollAndScaleDownKeepTheShare checks that a rollout and a smaller size keep the share of spot instances.
+func TestRule56RollAndScaleDownKeepTheShare(t *testing.T) {
+	f := plantest.New(1)
+	undrained(f)
+	f.Group.Size, f.Group.MaxSurge = 10, 3
+	f.Group.Purchase = config.Purchase{SpotPercent: 75, OnDemandBase: 2}
+	f.Run(10 * time.Minute)
+	f.Group.InfraHash = "v2"
+	f.Run(time.Hour)
+	if want := "6 spot instances and 4 others"; former(f) != 0 || f.Bought() != want {
+		t.Errorf("%d are not replaced; %s, want %s", former(f), f.Bought(), want)
+	}
+	f.Group.Size = 6
+	f.Run(10 * time.Minute)
+	if want := "3 spot instances and 3 others"; f.Err() != nil || f.Bought() != want {
+		t.Errorf("%s, want %s; %v", f.Bought(), want, f.Err())
+	}
+}
+
+// TestRule58ReturnsInWindows checks that a return to spot begins in a window only, replaces first even with
+// max_unavailable, and leaves protected instances alone.
+func TestRule58ReturnsInWindows(t *testing.T) {
+	f := plantest.New(1)
+	undrained(f)
+	f.Group.Size, f.NoSpot, f.Group.Rollout.MaxUnavailable = 3, true, 2
+	f.Group.Purchase = config.Purchase{SpotPercent: 100, Fallback: config.FallbackOnDemand,
+		ReturnToSpot: config.Duration(time.Hour)}
+	f.Group.Windows = []config.Window{window("Mon-Sun 09:00-10:00 UTC")}
+	f.Run(10 * time.Minute)
+	f.NoSpot, f.Group.Protected = false, []ident.ID{f.VMs[0].ID}
+	f.Run(8 * time.Hour)
+	if want := "0 spot instances and 3 others"; f.Bought() != want {
+		t.Errorf("before the window %s, want %s", f.Bought(), want)
+	}
+	f.Begin()
+	f.Run(2 * time.Hour)
+	if want := "2 spot instances and 1 others"; f.Err() != nil || f.Bought() != want {
+		t.Errorf("after the window %s, want %s; %v", f.Bought(), want, f.Err())
+	}
+	if text := f.Transcript(); strings.Index(text, "create") > strings.Index(text, "mark_deleting") ||
+		f.Marked(plan.CauseReturnToSpot) != 2 {
+		t.Errorf("not replaced first:\n%s", text)
 	}
 }
 

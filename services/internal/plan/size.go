@@ -73,6 +73,7 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 		candidates = append(candidates, g.candidate(k, scaleDownRank[c]))
 	}
 	slices.SortFunc(candidates, compareCandidates)
+	g.preferSurplus(candidates)
 	n = min(n, len(candidates))
 	down = min(down, n)
 	for _, c := range candidates[:down] {
@@ -174,7 +175,7 @@ func (g *group) replaceableLeft(chosen []bool) int {
 			continue
 		}
 		switch g.class(k) {
-		case classExpired, classSilent, classHeld, classDrifted, classAged:
+		case classExpired, classSilent, classHeld, classDrifted, classAged, classReturning:
 			n++
 		case classUnreadyDrifted:
 			if g.Instances[k].Work != Creating {
@@ -198,18 +199,20 @@ func (g *group) wellLeft(chosen []bool) int {
 
 // candidate is an instance that may be removed, in order of rank, then age.
 type candidate struct {
-	at       int // index of the instance
-	rank     int
-	newest   bool // among equals the latest is removed first
-	launched time.Time
+	at   int // index of the instance
+	rank int
+	// inBalance: the group has not too many that were bought as this one. The others are removed first.
+	inBalance bool
+	newest    bool // among equals the latest is removed first
+	launched  time.Time
 }
 
 // scaleDownRank orders available instances for rule 22, replacedRank for rule 19.
 var (
 	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classExpired: 1, classDrifted: 1, classAged: 1,
-		classWell: 2}
+		classReturning: 1, classWell: 2}
 	replacedRank = [classes]int{classExpired: 0, classSilent: 1, classHeld: 2, classDrifted: 3, classAged: 4,
-		classWell: 5}
+		classReturning: 5, classWell: 6}
 )
 
 func (g *group) candidate(n, rank int) candidate {
@@ -225,6 +228,12 @@ func (g *group) candidate(n, rank int) candidate {
 func compareCandidates(a, b candidate) int {
 	if d := cmp.Compare(a.rank, b.rank); d != 0 {
 		return d
+	}
+	if a.inBalance != b.inBalance {
+		if b.inBalance {
+			return -1
+		}
+		return 1
 	}
 	if a.newest != b.newest {
 		if a.newest {

@@ -141,7 +141,7 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 			i.DeleteDeadline = least
 		}
 	}
-	i.ID, i.State, i.OnDemand = rec.ID, rec.State, rec.OnDemand
+	i.ID, i.State, i.OnDemand, i.Spot = rec.ID, rec.State, rec.OnDemand, rec.Spot
 	i.CreatedAt, i.LaunchedAt, i.RegisteredAt = rec.CreatedAt, rec.LaunchedAt, rec.RegisteredAt
 	i.InfraHash, i.SubnetID, i.Image, i.ProviderID = rec.InfraHash, rec.SubnetID, rec.Image, rec.ProviderID
 	i.DeleteReason, i.DeletingAt = rec.DeleteReason, rec.DeletingAt
@@ -268,7 +268,8 @@ func ApplyNotice(n Notices, group *config.Group, now time.Time) Notices {
 func EndsBackoff(before, after *config.Group) bool {
 	return before.Size != after.Size || before.Deleted != after.Deleted || before.RuntimeHash != after.RuntimeHash ||
 		before.InfraHash != after.InfraHash || before.Template != after.Template || before.Refused != after.Refused ||
-		!slices.Equal(before.InstanceTypes, after.InstanceTypes) || !slices.Equal(before.Subnets, after.Subnets)
+		before.Purchase != after.Purchase || !slices.Equal(before.InstanceTypes, after.InstanceTypes) ||
+		!slices.Equal(before.Subnets, after.Subnets)
 }
 
 // Deletion is the intent to delete an instance.

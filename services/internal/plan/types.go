@@ -51,6 +51,7 @@ type Instance struct {
 	ID       ident.ID
 	State    record.State
 	OnDemand bool
+	Spot     bool // the VM was bought as a spot instance
 	Work     Work
 	// Failed, MaintenanceFailed and AskFailed count failures in a row, by kind: steps of its life, maintenance (files,
 	// load balancers), questions to the provider. They are separate so that an agent that refuses files does not delay
@@ -151,9 +152,13 @@ type Snapshot struct {
 	Instances   []Instance
 	// PendingCreates are creates of this group that have no instance ID yet.
 	PendingCreates int
-	Shard          ShardHealth
-	Backoff        Backoff
-	Notices        Notices
+	// PendingSpot are those of PendingCreates that are spot instances.
+	PendingSpot int
+	// SpotRefusedAt is when the provider last had no spot capacity for the group; zero: not since this leader leads.
+	SpotRefusedAt time.Time
+	Shard         ShardHealth
+	Backoff       Backoff
+	Notices       Notices
 	// CreateBudget is how many creates may start now; negative: no limit. CreateBudgetAt is when it grows next; zero:
 	// unknown.
 	CreateBudget   int
@@ -201,7 +206,9 @@ type Action struct {
 	Replaces ident.ID
 	// Voluntary, with Create: the instance that it replaces still runs.
 	Voluntary bool
-	Reason    string
+	// Spot, with Create: a spot instance. Fallback: without spot capacity it is bought on demand.
+	Spot, Fallback bool
+	Reason         string
 	// Cause comes with Mark, and with Create if the new instance replaces one.
 	Cause Cause
 	// Deadline, with Mark and Drain, is when the drain ends at the latest; zero: no drain.

@@ -196,11 +196,13 @@ func (w *State) change(id ident.ID, fn func(*instance)) {
 	}
 }
 
-// ExpectCreates adds delta to the number of running creates of a group that have no ID yet.
-func (w *State) ExpectCreates(key config.GroupKey, delta int) {
+// ExpectCreates adds delta to the number of running creates of a group that have no ID yet, and spot to the number of
+// those that are spot instances.
+func (w *State) ExpectCreates(key config.GroupKey, delta, spot int) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {
 		g.pending += delta
+		g.pendingSpot += spot
 		if delta < 0 {
 			w.touch(g)
 		}

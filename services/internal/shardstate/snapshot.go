@@ -27,6 +27,7 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		_, ok := w.standing[GroupError(kind, key, ident.ID{})]
 		return ok
 	}
+	unsettled, unsettledSpot := w.unsettled(key)
 	return plan.Snapshot{
 		Now:            w.opts.Now(),
 		LeaderSince:    w.since,
@@ -38,7 +39,9 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		Group:          g.Group,
 		SilenceFrom:    w.silenceFrom,
 		Instances:      instances,
-		PendingCreates: g.pending + w.unsettled(key),
+		PendingCreates: g.pending + unsettled,
+		PendingSpot:    g.pendingSpot + unsettledSpot,
+		SpotRefusedAt:  g.spotRefusedAt,
 		Backoff:        g.backoff,
 		Notices:        g.notices,
 		CreateBudget:   -1,
@@ -47,20 +50,23 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 	}, true
 }
 
-// unsettled counts the VMs of a group that belong to reservations of earlier terms and will be adopted. Call with mu
-// held.
-func (w *State) unsettled(key config.GroupKey) (n int) {
+// unsettled counts the VMs of a group that belong to reservations of earlier terms and will be adopted, and those of
+// them that are spot instances. Call with mu held.
+func (w *State) unsettled(key config.GroupKey) (n, spot int) {
 	if len(w.leftovers) == 0 {
-		return 0
+		return 0, 0
 	}
 	for _, s := range w.strays {
 		tags := &s.vm.Tags
 		if _, left := w.leftovers[tags.Instance]; left && s.vm.State.Alive() && !tags.OnDemand &&
 			tags.Tenant == key.Tenant && tags.Group == key.Group {
 			n++
+			if tags.Spot {
+				spot++
+			}
 		}
 	}
-	return n
+	return n, spot
 }
 
 // ShardSnapshot returns everything that planning garbage collection may use.

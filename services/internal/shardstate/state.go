@@ -67,8 +67,11 @@ type group struct {
 	config.Group
 	instances []*instance // sorted by ID, without tombstones
 	pending   int         // creates that have no ID yet
-	backoff   plan.Backoff
-	notices   plan.Notices
+	// pendingSpot are those of pending that are spot instances. spotRefusedAt is that of plan.Snapshot.
+	pendingSpot   int
+	spotRefusedAt time.Time
+	backoff       plan.Backoff
+	notices       plan.Notices
 	// rolloutFailures counts for rule 47 of package plan.
 	rolloutFailures int
 	// image is the ID that the query of the group's image found, for its infra configuration with the hash imageFor.
@@ -365,6 +368,17 @@ func (w *State) setRolloutFailures(key config.GroupKey, change func(int) int) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {
 		g.rolloutFailures = change(g.rolloutFailures)
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+}
+
+// SpotRefused notes that the provider has no spot capacity for a group now.
+func (w *State) SpotRefused(key config.GroupKey) {
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil {
+		g.spotRefusedAt = w.opts.Now()
 		w.dirty[key] = struct{}{}
 	}
 	w.mu.Unlock()

@@ -58,12 +58,12 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	}
 
 	// Running creates keep the group too.
-	p.ExpectCreates(others, 1)
+	p.ExpectCreates(others, 1, 0)
 	p.Configure(p.shard, p.without(others))
 	if g, ok := p.State.Group(others); !ok || !g.Deleted {
 		t.Errorf("%+v, %t", g, ok)
 	}
-	p.ExpectCreates(others, -1)
+	p.ExpectCreates(others, -1, 0)
 	p.forget()
 	p.ForgetGroup(others)
 	if _, ok := p.State.Group(others); ok || len(p.groups) != 1 {

@@ -34,6 +34,7 @@ type document struct {
 	Tenant       string       `json:"tenant"`
 	Group        string       `json:"group"`
 	OnDemand     bool         `json:"on_demand"`
+	Spot         bool         `json:"spot"`
 	Image        string       `json:"image"`
 	ProviderID   string       `json:"provider_id"`
 	PublicKey    []byte       `json:"public_key"`

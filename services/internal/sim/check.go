@@ -106,6 +106,7 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 		w.fleet.asked[id] = &ask{term: t.number, key: key, digest: digest}
 		if !call.Request.Tags.OnDemand && !s.fooled && !w.recentlyFooled() {
 			w.checkSize(t, key)
+			w.checkPurchase(t, key, call.Request.Tags)
 		}
 	}
 }
@@ -248,6 +249,7 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 			w.fail(ruleAtRest, "group %s has %d VMs, wants %d (blocked: %q, backoff %+v):%s", key, have[key], size,
 				view.Blocked, view.Backoff, w.describe(key))
 		}
+		w.checkReturned(g, size)
 		delete(have, key)
 	}
 	for key, n := range have {

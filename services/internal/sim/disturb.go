@@ -161,6 +161,10 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.provider.SetCapacity(mock.Place{Subnet: subnet}, 0)
 			w.sched.after(full, func() { w.provider.SetCapacity(mock.Place{Subnet: subnet}, -1) })
 		}
+	case spotScarce:
+		if scarce := d.between(time.Minute, 10*time.Minute); ofShard("for %v", scarce) {
+			w.scarceUntil = w.sched.now.Add(scarce)
+		}
 	case stranger:
 		// Plant one VM, as after a create call that took effect after its tombstone was removed. Or plant many, as
 		// after the bucket was restored from a backup.

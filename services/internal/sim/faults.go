@@ -178,6 +178,9 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		return false
 	})
 	if !befallen {
+		if call.Kind == mock.Create && call.Request.Tags.Spot && w.sched.now.Before(w.scarceUntil) && !w.quiet {
+			out.Err = infra.Errorf(infra.Capacity, string(call.Kind), "no spot capacity")
+		}
 		return out
 	}
 	w.faults.about("%s %s by %s", call.Kind, about, s.process.name)

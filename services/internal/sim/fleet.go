@@ -31,6 +31,7 @@ type machine struct {
 	agent      agent
 	dice       *dice
 	onDemand   bool
+	spot       bool
 	asked      int   // counts the random decisions about this VM
 	calls      calls // delete calls for this VM
 }
@@ -79,6 +80,7 @@ func (f *fleet) changed(vm infra.VM, at time.Time) {
 			hashText(vm.Tags.Instance.String())), since: w.sched.now, key: config.GroupKey{Tenant: vm.Tags.Tenant,
 			Group: vm.Tags.Group}}
 		m.agent.world, m.onDemand = w, vm.Tags.OnDemand
+		m.spot = vm.Tags.Spot
 		f.byProvider[vm.ProviderID] = m
 		f.order = append(f.order, m)
 		if other := f.byInstance[m.id]; other != nil {

@@ -19,6 +19,7 @@ const (
 	cloudLag       Kind = "provider view old" // an outdated answer
 	cloudFull      Kind = "no capacity"
 	cloudRepeated  Kind = "provider call twice"
+	spotScarce     Kind = "no spot capacity"    // for up to ten minutes
 	crashBefore    Kind = "crash before effect" // before the current request takes effect
 	crashAfter     Kind = "crash after effect"
 	pauseAtCall    Kind = "pause at call"   // for half a lease to three leases, between the last check and the effect
@@ -134,7 +135,7 @@ var (
 		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5},
 		{heirKilled, 1}, {heirPaused, 1},
 		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 0.9}, {newImage, 0.6},
-		{protectedOne, 1.5},
+		{protectedOne, 1.5}, {spotScarce, 2},
 	}
 )
 

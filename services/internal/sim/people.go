@@ -66,6 +66,7 @@ type spec struct {
 	rollout        config.Rollout
 	disruption     config.Disruption
 	schedules      []config.Schedule
+	purchase       *config.Purchase
 }
 
 // wish is the latest request about an object, and whether it was acknowledged.
@@ -97,6 +98,7 @@ func newPeople(w *World) people {
 			g.balancers = []string{"lb1"}
 		}
 		g.drawRollout(w.dice("rollout", uint64(i)))
+		g.drawPurchase(w.dice("purchase", uint64(i)))
 		p.groups = append(p.groups, g)
 	}
 	p.rate = rng.IntN(5) == 0
@@ -140,7 +142,7 @@ func (p *people) document() []byte {
 		}
 		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: template, Size: &g.size, MaxSurge: &g.surge,
 			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,
-			Rollout: &g.rollout, Disruption: &g.disruption, Schedules: g.schedules,
+			Rollout: &g.rollout, Disruption: &g.disruption, Schedules: g.schedules, Purchase: g.purchase,
 			Vars: map[string]string{"v": fmt.Sprint(g.runtime), "version": ""}, Args: map[string]any{"image": g.infra}}
 	}
 	body, err := json.Marshal(s)

@@ -51,6 +51,7 @@ var reasons = []struct {
 	{"its machine powers off", elsewhere},
 	{"its group is deleted", elsewhere},
 	{"the shard is being emptied", elsewhere},
+	{"it was bought on demand, and the group lacks spot instances", rotation},
 	{requested, elsewhere},
 }
 

@@ -38,6 +38,7 @@ const (
 	ruleCanary    rule = "canary"         // nor before the canaries have run for bake_time
 	ruleImage     rule = "image"          // only on_image_change replaces an instance whose image is outdated
 	ruleProtected rule = "protected"      // a protected instance is neither rotated nor scaled down while it is well
+	rulePurchase  rule = "purchase"       // groups buy spot instances and others as their options say
 	ruleHalt      rule = "halt"           // nor after halt_on_failures failures
 	ruleWindows   rule = "windows"        // nor outside the disruption windows
 	rulePerHour   rule = "per hour"       // nor more than max_per_hour

@@ -82,8 +82,10 @@ type World struct {
 	faults  schedule
 	operate operator
 	quiet   bool
-	lease   time.Duration
-	promise time.Duration // of an heir; 0: no server has an heir
+	// scarceUntil is when the provider has spot capacity again.
+	scarceUntil time.Time
+	lease       time.Duration
+	promise     time.Duration // of an heir; 0: no server has an heir
 	// reportInterval is the interval at which agents report.
 	reportInterval time.Duration
 	checksDown     time.Time // the health checks of all VMs fail until then

@@ -115,6 +115,7 @@ func request(name string, want, have config.GroupSpec) *nstancev1.UpsertGroupReq
 	}{
 		{"rollout_json", want.Rollout, &req.RolloutJson, want.Rollout != nil, have.Rollout != nil},
 		{"disruption_json", want.Disruption, &req.DisruptionJson, want.Disruption != nil, have.Disruption != nil},
+		{"purchase_json", want.Purchase, &req.PurchaseJson, want.Purchase != nil, have.Purchase != nil},
 		{"schedules_json", want.Schedules, &req.SchedulesJson, len(want.Schedules) > 0, len(have.Schedules) > 0},
 	} {
 		unset(field.name, field.wanted, field.had)

@@ -20,7 +20,8 @@ func full() config.GroupSpec {
 		Vars: map[string]string{"a": "b"},
 		Args: map[string]any{"A": map[string]any{"B": 1.5}}, LoadBalancers: []string{"lb"}, DrainTimeout: &drain,
 		MaxSurge: &surge, MaxUnhealthy: "30%", Rollout: &config.Rollout{Canary: 1},
-		Disruption: &config.Disruption{MaxPerHour: 1}, Schedules: []config.Schedule{{Cron: "0 7 * * *", Size: 1}},
+		Disruption: &config.Disruption{MaxPerHour: 1}, Purchase: &config.Purchase{SpotPercent: 80},
+		Schedules: []config.Schedule{{Cron: "0 7 * * *", Size: 1}},
 	}
 }
 
@@ -43,7 +44,7 @@ func TestRequestHasEveryField(t *testing.T) {
 		}
 		reflect.ValueOf(&want).Elem().Field(i).SetZero()
 		without := request("fleet", want, full())
-		if slices.Contains([]string{"args", "rollout", "disruption", "schedules"}, name) {
+		if slices.Contains([]string{"args", "rollout", "disruption", "purchase", "schedules"}, name) {
 			name += "_json"
 		}
 		if !slices.Equal(without.GetClearFields(), []string{name}) {

@@ -1519,7 +1519,7 @@ type UpsertGroupRequest struct {
 	MustCreate bool `protobuf:"varint,16,opt,name=must_create,json=mustCreate,proto3" json:"must_create,omitempty"`
 	// Names of fields to reset to the values of the template or the shard: size, instance_type, instance_types, subnet_pool,
 	// vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy, rollout_json, disruption_json,
-	// schedules_json. A field cannot be cleared and set.
+	// schedules_json, purchase_json. A field cannot be cleared and set.
 	ClearFields []string `protobuf:"bytes,17,rep,name=clear_fields,json=clearFields,proto3" json:"clear_fields,omitempty"`
 	// The group's rollout as in the shard's configuration, a JSON object. Empty: no change.
 	RolloutJson string `protobuf:"bytes,18,opt,name=rollout_json,json=rolloutJson,proto3" json:"rollout_json,omitempty"`
@@ -1527,6 +1527,8 @@ type UpsertGroupRequest struct {
 	DisruptionJson string `protobuf:"bytes,19,opt,name=disruption_json,json=disruptionJson,proto3" json:"disruption_json,omitempty"`
 	// The group's schedules as in the shard's configuration, a JSON array. Empty: no change.
 	SchedulesJson string `protobuf:"bytes,20,opt,name=schedules_json,json=schedulesJson,proto3" json:"schedules_json,omitempty"`
+	// The group's purchase as in the shard's configuration, a JSON object. Empty: no change.
+	PurchaseJson  string `protobuf:"bytes,21,opt,name=purchase_json,json=purchaseJson,proto3" json:"purchase_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1697,6 +1699,13 @@ func (x *UpsertGroupRequest) GetDisruptionJson() string {
 func (x *UpsertGroupRequest) GetSchedulesJson() string {
 	if x != nil {
 		return x.SchedulesJson
+	}
+	return ""
+}
+
+func (x *UpsertGroupRequest) GetPurchaseJson() string {
+	if x != nil {
+		return x.PurchaseJson
 	}
 	return ""
 }
@@ -4622,7 +4631,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\rblocked_since\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\fblockedSince\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x06\n" +
 	"\x12UpsertGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
 	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01\x12\x1a\n" +
@@ -4647,7 +4656,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\fclear_fields\x18\x11 \x03(\tR\vclearFields\x12!\n" +
 	"\frollout_json\x18\x12 \x01(\tR\vrolloutJson\x12'\n" +
 	"\x0fdisruption_json\x18\x13 \x01(\tR\x0edisruptionJson\x12%\n" +
-	"\x0eschedules_json\x18\x14 \x01(\tR\rschedulesJson\x1a7\n" +
+	"\x0eschedules_json\x18\x14 \x01(\tR\rschedulesJson\x12#\n" +
+	"\rpurchase_json\x18\x15 \x01(\tR\fpurchaseJson\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +

@@ -26,6 +26,7 @@ var Block = cloud.Block{
 	NeedsZone:         true,
 	NeedsInstanceType: true,
 	HasImages:         true,
+	SpotArgs:          [][]any{{"InstanceMarketOptions"}},
 	Attestation:       Attestation,
 
 	AttestationCertificates: true,

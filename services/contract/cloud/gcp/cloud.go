@@ -31,6 +31,7 @@ var Block = cloud.Block{
 	NeedsZone:         true,
 	NeedsInstanceType: true,
 	HasImages:         true,
+	SpotArgs:          [][]any{{"scheduling", "provisioningModel"}, {"scheduling", "preemptible"}},
 	ImagesNeedOwners:  true,
 	Attestation:       Attestation,
 	LeaderNetwork:     LeaderAddress{},

@@ -8,4 +8,4 @@ const Name = "mock"
 
 // Block describes the cloud.
 var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LoadBalancer: struct{}{},
-	LeaderNetworkKinds: []string{cloud.LeaderARP}}
+	SpotArgs: [][]any{{"market"}}, LeaderNetworkKinds: []string{cloud.LeaderARP}}

@@ -164,6 +164,25 @@ func TestSpot(t *testing.T) {
 	}
 }
 
+// TestPurchasedAsSpot checks a one-time spot instance that the group's purchase options ask for. Its tag tells a later
+// leader how it was bought.
+func TestPurchasedAsSpot(t *testing.T) {
+	r := newTestCloud(t)
+	p := r.open(nil)
+	req := r.request()
+	req.Tags.Spot = true
+	vm, err := p.Create(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := r.instance(vm.ProviderID); i.InstanceLifecycle != types.InstanceLifecycleTypeSpot || !vm.Tags.Spot {
+		t.Errorf("lifecycle %q, tags %+v", i.InstanceLifecycle, vm.Tags)
+	}
+	if other := r.create(p); other.Tags.Spot || r.instance(other.ProviderID).InstanceLifecycle != "" {
+		t.Errorf("an instance that was bought on demand: %+v", other)
+	}
+}
+
 func TestListReadsEveryPage(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(func(cfg *aws.Config) { cfg.PageSize = 5 })

@@ -54,6 +54,11 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 		// A VM that was shut down is replaced. Keeping it would only cost money.
 		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
 	}
+	if req.Tags.Spot {
+		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeSpot,
+			SpotOptions: &types.SpotMarketOptions{SpotInstanceType: types.SpotInstanceTypeOneTime,
+				InstanceInterruptionBehavior: types.InstanceInterruptionBehaviorTerminate}}
+	}
 	spot := in.InstanceMarketOptions != nil && in.InstanceMarketOptions.MarketType == types.MarketTypeSpot
 	in.TagSpecifications, err = tagSpecifications(encodeTags(req.Tags), in.TagSpecifications, spot)
 	if err != nil {

@@ -30,7 +30,8 @@ const (
 	tagKind      = tagPrefix + "kind"
 	tagOnDemand  = tagPrefix + "on-demand"
 	tagCreatedAt = tagPrefix + "created-at"
-	tagName      = "Name" // shown in the console; args may set another value
+	tagSpot      = tagPrefix + "spot" // only on spot instances
+	tagName      = "Name"             // shown in the console; args may set another value
 	managed      = "true"
 )
 
@@ -50,6 +51,9 @@ func encodeTags(t infra.Tags) map[string]string {
 	if !t.CreatedAt.IsZero() {
 		tags[tagCreatedAt] = t.CreatedAt.UTC().Format(time.RFC3339Nano)
 	}
+	if t.Spot {
+		tags[tagSpot] = "true"
+	}
 	return tags
 }
 
@@ -67,7 +71,7 @@ func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
 	}
 	t = infra.Tags{Owner: infra.Owner{Cluster: tags[tagCluster], Shard: tags[tagShard]}, Tenant: tags[tagTenant],
 		InfraHash: tags[tagInfraHash],
-		Group:     tags[tagGroup], Template: tags[tagTemplate], Kind: tags[tagKind]}
+		Group:     tags[tagGroup], Template: tags[tagTemplate], Kind: tags[tagKind], Spot: tags[tagSpot] == "true"}
 	read(tagInstance, func(s string) (err error) { t.Instance, err = ident.ParseID(s); return err })
 	read(tagTerm, func(s string) (err error) { t.Term, err = strconv.ParseUint(s, 10, 64); return err })
 	read(tagOnDemand, func(s string) error {

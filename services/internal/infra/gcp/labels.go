@@ -26,6 +26,7 @@ const (
 	labelTemplate  = contract.Prefix + "template"
 	labelKind      = contract.Prefix + "kind"
 	labelOnDemand  = contract.Prefix + "on-demand"
+	labelSpot      = contract.Prefix + "spot"    // only on Spot VMs
 	labelCreated   = contract.Prefix + "created" // in milliseconds since 1970
 	// itemRequest is the metadata item with the digest of the create request.
 	itemRequest = contract.Prefix + "request"
@@ -34,6 +35,9 @@ const (
 // encodeTags returns the labels and metadata items of a VM. They depend only on t.
 func encodeTags(t infra.Tags) (labels, items map[string]string, err error) {
 	labels, items = map[string]string{}, map[string]string{}
+	if t.Spot {
+		labels[labelSpot] = "true"
+	}
 	for key, value := range map[string]string{
 		labelCluster: t.Cluster, labelShard: t.Shard, labelTenant: t.Tenant, labelInstance: t.Instance.String(),
 		labelTerm: strconv.FormatUint(t.Term, 10), labelInfraHash: t.InfraHash, labelGroup: t.Group,
@@ -70,7 +74,8 @@ func decodeTags(in *compute.Instance) (t infra.Tags, warning string) {
 	}
 	t = infra.Tags{Owner: infra.Owner{Cluster: value(labelCluster), Shard: value(labelShard)},
 		Tenant: value(labelTenant), InfraHash: value(labelInfraHash), Group: value(labelGroup),
-		Template: value(labelTemplate), Kind: value(labelKind), OnDemand: value(labelOnDemand) == "true"}
+		Template: value(labelTemplate), Kind: value(labelKind), OnDemand: value(labelOnDemand) == "true",
+		Spot: value(labelSpot) == "true"}
 	read(labelInstance, func(s string) (err error) { t.Instance, err = ident.ParseID(s); return err })
 	read(labelTerm, func(s string) (err error) { t.Term, err = strconv.ParseUint(s, 10, 64); return err })
 	read(labelCreated, func(s string) error {

@@ -320,6 +320,29 @@ func TestUserdataIsRemoved(t *testing.T) {
 	}
 }
 
+// TestPurchasedAsSpot checks a Spot VM that the group's purchase options ask for. Its label tells a later leader how it
+// was bought.
+func TestPurchasedAsSpot(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	req := c.request()
+	req.Tags.Spot = true
+	if vm := c.create(p, req); !vm.Tags.Spot {
+		t.Errorf("tags %+v", vm.Tags)
+	}
+	in, err := p.api.get(t.Context(), req.Tags.Instance.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := in.Scheduling; s.ProvisioningModel != "SPOT" || s.InstanceTerminationAction != "DELETE" ||
+		*s.AutomaticRestart {
+		t.Errorf("scheduling %+v", s)
+	}
+	if vm := c.create(p, c.request()); vm.Tags.Spot {
+		t.Errorf("tags %+v", vm.Tags)
+	}
+}
+
 func TestPreemptedSpotVMIsGone(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

@@ -37,7 +37,7 @@ func (p *Provider) instance(req infra.CreateRequest) (*compute.Instance, error) 
 		in.NetworkInterfaces = []*compute.NetworkInterface{{}}
 	}
 	in.NetworkInterfaces[0].Subnetwork = p.subnetPath(req.Subnet)
-	setScheduling(in)
+	setScheduling(in, req.Tags.Spot)
 
 	labels, items, err := encodeTags(req.Tags)
 	if err != nil {
@@ -67,12 +67,15 @@ func (p *Provider) instance(req infra.CreateRequest) (*compute.Instance, error) 
 }
 
 // setScheduling makes a VM that ends stay ended, and a Spot VM that is preempted be deleted.
-func setScheduling(in *compute.Instance) {
+func setScheduling(in *compute.Instance, spot bool) {
 	if in.Scheduling == nil {
 		in.Scheduling = &compute.Scheduling{}
 	}
 	restart := false
 	in.Scheduling.AutomaticRestart = &restart
+	if spot {
+		in.Scheduling.ProvisioningModel = "SPOT"
+	}
 	if in.Scheduling.ProvisioningModel == "SPOT" {
 		in.Scheduling.InstanceTerminationAction = "DELETE"
 	}

@@ -14,13 +14,19 @@ func (f *Fleet) start(a plan.Action) {
 	switch a.Kind {
 	case plan.Create:
 		if f.Reserve == 0 {
-			f.startCreate()
+			f.startCreate(a)
 			return
 		}
+		spot := 0
+		if a.Spot {
+			spot = 1
+		}
 		f.pending++
+		f.pendingSpot += spot
 		f.after(f.Reserve, f.term, func() {
 			f.pending--
-			f.startCreate()
+			f.pendingSpot -= spot
+			f.startCreate(a)
 		})
 	case plan.Mark:
 		f.work(vm, plan.MarkingDeleting, f.Write, func() {
@@ -94,11 +100,23 @@ func (f *Fleet) work(vm *VM, work plan.Work, d time.Duration, done func()) {
 	})
 }
 
-func (f *Fleet) startCreate() {
+func (f *Fleet) startCreate(a plan.Action) {
 	vm := f.make()
+	vm.Spot = a.Spot
+	if a.Spot && f.NoSpot {
+		f.spotRefusedAt = f.Now
+		vm.Spot = !a.Fallback
+	}
 	vm.State, vm.Work, vm.Truth = record.Reserved, plan.Creating, plan.ProviderUnknown
 	// The provider acts even if the leader that called it is gone.
 	f.after(f.Create, 0, func() {
+		if vm.Spot && f.NoSpot {
+			f.drop(vm)
+			if a.Cause != plan.CauseReturnToSpot {
+				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, "no spot capacity", f.Now)
+			}
+			return
+		}
 		if f.Refuse != "" {
 			f.drop(vm)
 			f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, f.Refuse, f.Now)
@@ -229,7 +247,7 @@ func (f *Fleet) Crash(landed func() bool) {
 	}
 	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
 	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
-	f.rolloutFailures, f.haltRaised = 0, false
+	f.rolloutFailures, f.haltRaised, f.pendingSpot, f.spotRefusedAt = 0, false, 0, time.Time{}
 	for _, vm := range f.VMs {
 		if vm.State != record.Reserved {
 			vm.Work = plan.Idle // a real new leader would settle the call; here the answer of the call does

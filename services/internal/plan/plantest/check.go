@@ -15,7 +15,7 @@ import (
 // voluntary are the causes of deletions that the planner chooses. All other causes follow a loss.
 var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
 	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseHealthCheck: true, plan.CauseExpired: true,
-	plan.CauseDrift: true}
+	plan.CauseDrift: true, plan.CauseReturnToSpot: true}
 
 // Check checks one decision against the rules that hold for every snapshot. It returns the first violation.
 func Check(s plan.Snapshot, d plan.Decision) error {

@@ -37,6 +37,8 @@ type Fleet struct {
 	// Refuse, if not empty, makes create calls fail with that reason. Mute keeps agents of new VMs from registering.
 	Refuse string
 	Mute   bool
+	// NoSpot means that the provider has no spot capacity.
+	NoSpot bool
 	// Fails, if not nil, returns the health check that fails on a VM, with its reason.
 	Fails func(*VM) string
 	// Broken makes every write fail. Deaf makes every question to the provider fail.
@@ -50,7 +52,8 @@ type Fleet struct {
 
 	VMs []*VM // sorted by ID, until they are forgotten
 
-	pending                  int // creates without an ID
+	pending, pendingSpot     int // creates without an ID
+	spotRefusedAt            time.Time
 	leaderSince, silenceFrom time.Time
 	backoff                  plan.Backoff
 	notices                  plan.Notices
@@ -138,6 +141,21 @@ func (f *Fleet) stamp(t time.Time) string {
 	return "+" + t.Sub(f.scriptStart).Round(time.Millisecond).String()
 }
 
+// Bought says how many VMs run, by how they were bought.
+func (f *Fleet) Bought() string {
+	spot, others := 0, 0
+	for _, vm := range f.VMs {
+		switch {
+		case vm.Truth != plan.ProviderRunning:
+		case vm.Spot:
+			spot++
+		default:
+			others++
+		}
+	}
+	return fmt.Sprintf("%d spot instances and %d others", spot, others)
+}
+
 // Snapshot returns the planner's present input.
 func (f *Fleet) Snapshot() plan.Snapshot {
 	for _, vm := range f.VMs {
@@ -149,7 +167,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	f.planned, f.plannedImage = f.Group, f.Image
 	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: f.Group,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
-		PendingCreates: f.pending, Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
+		PendingCreates: f.pending, PendingSpot: f.pendingSpot, SpotRefusedAt: f.spotRefusedAt, Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
 		Image:           f.Image,
 		RolloutFailures: f.rolloutFailures, Shard: f.Shard}
@@ -319,6 +337,9 @@ func (f *Fleet) write(a plan.Action) {
 		f.asked[a.Instance] = a.Reason
 	}
 	parts := []string{string(a.Kind)}
+	if a.Spot {
+		parts = append(parts, "spot")
+	}
 	if vm := f.VM(a.Instance); vm != nil {
 		parts = append(parts, vm.Name)
 	}

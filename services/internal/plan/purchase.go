@@ -1,0 +1,135 @@
+package plan
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+const reasonSpotRefused = "the provider had no spot capacity within return_to_spot"
+
+// bought counts the instances of a group that stay, by how they were bought.
+type bought struct{ spot, onDemand int }
+
+func (b *bought) add(spot bool, n int) {
+	if spot {
+		b.spot += n
+	} else {
+		b.onDemand += n
+	}
+}
+
+// spotTarget is how many instances of a group of the given size are spot instances (rule 56).
+func spotTarget(p *config.Purchase, size int) int {
+	return max(0, size-p.OnDemandBase) * p.SpotPercent / 100
+}
+
+// surplus returns how many instances of each kind the group has beyond its purchase options.
+func (g *group) surplus(b bought) bought {
+	target := spotTarget(&g.Group.Purchase, g.desired)
+	return bought{spot: max(0, b.spot-target), onDemand: max(0, b.onDemand-(g.desired-target))}
+}
+
+// countBought counts the instances that count towards the size, and creates under way that have no ID yet. One that
+// powers off does not stay.
+func (g *group) countBought() bought {
+	b := bought{spot: g.PendingSpot, onDemand: g.PendingCreates - g.PendingSpot}
+	for k := range g.Instances {
+		if i := &g.Instances[k]; Counts(i) && g.facts[k]&(factLeaving|factPoweringOff) == 0 {
+			b.add(i.Spot, 1)
+		}
+	}
+	return b
+}
+
+// buysSpot is rule 56: whether the next instance is a spot instance. b are the instances that stay.
+func (g *group) buysSpot(b bought) bool {
+	p := &g.Group.Purchase
+	return b.onDemand >= min(p.OnDemandBase, g.desired) && b.spot < spotTarget(p, g.desired)
+}
+
+// buy adds to the action that creates an instance how it is bought (rules 56 and 57), and counts it.
+func (g *group) buy(a Action, b *bought) Action {
+	if g.Group.Purchase.SpotPercent == 0 {
+		return a
+	}
+	a.Spot = g.buysSpot(*b)
+	a.Fallback = a.Spot && a.Cause != CauseReturnToSpot && g.Group.Purchase.Fallback == config.FallbackOnDemand
+	b.add(a.Spot, 1)
+	return a
+}
+
+// leave takes the instance that an action replaces out of the count; a negative n is none.
+func (g *group) leave(n int, b *bought) {
+	if n >= 0 {
+		b.add(g.Instances[n].Spot, -1)
+	}
+}
+
+// findReturning is the first part of rule 58: the oldest of the instances that were bought on demand although the group
+// lacks spot instances. until is when there may be more.
+func (g *group) findReturning() (until time.Time) {
+	wait := g.Group.Purchase.ReturnToSpot.D()
+	if wait == 0 || g.emptying() {
+		return time.Time{}
+	}
+	n := g.surplus(g.countBought()).onDemand
+	if n == 0 {
+		return time.Time{}
+	}
+	var candidates []*Instance
+	for k := range g.Instances {
+		if i := &g.Instances[k]; !i.Spot && Counts(i) && !g.facts[k].has(factLeaving) && !i.RegisteredAt.IsZero() &&
+			!g.isProtected(i) {
+			candidates = append(candidates, i)
+		}
+	}
+	slices.SortStableFunc(candidates, func(a, b *Instance) int { return a.launched().Compare(b.launched()) })
+	for _, i := range candidates[:min(n, len(candidates))] {
+		due, at := reached(i.launched().Add(wait), g.Now)
+		if !due {
+			return at
+		}
+		g.returning = append(g.returning, i)
+	}
+	return time.Time{}
+}
+
+// isReturning is rule 58.
+func (g *group) isReturning(i subject) (bool, time.Time) {
+	return slices.Contains(g.returning, i.Instance), time.Time{}
+}
+
+// mayReturn is the second part of rule 58: how many of n instances may be replaced by spot instances now. After the
+// provider had no spot capacity, the group waits for return_to_spot before it tries again.
+func (g *group) mayReturn(n int) (int, steps) {
+	var out steps
+	if n == 0 || g.SpotRefusedAt.IsZero() {
+		return n, out
+	}
+	if over, until := reached(g.SpotRefusedAt.Add(g.Group.Purchase.ReturnToSpot.D()), g.Now); !over {
+		out.wait(until)
+		out.waitRollout(reasonSpotRefused)
+		return 0, out
+	}
+	return n, out
+}
+
+// preferSurplus marks those candidates of a scale-down that were bought in a way of which the group has too many (rule
+// 56). candidates are in the order of rule 22.
+func (g *group) preferSurplus(candidates []candidate) {
+	if g.Group.Purchase.SpotPercent == 0 {
+		return
+	}
+	left := g.surplus(g.countBought())
+	for k := range candidates {
+		n := &left.onDemand
+		if g.Instances[candidates[k].at].Spot {
+			n = &left.spot
+		}
+		candidates[k].inBalance = *n <= 0
+		*n--
+	}
+	slices.SortFunc(candidates, compareCandidates)
+}
