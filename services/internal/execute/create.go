@@ -196,7 +196,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	vm, err := x.requestVM(ctx, request, plan.Turn{Group: group.GroupKey, Voluntary: o.action.Voluntary})
 	// The event is published after the call, so that publishing does not delay the call. Its time is the start of the
 	// call.
-	event := shardstate.NewEvent(shardstate.EventCreating, &rec, o.action.Reason)
+	event := shardstate.NewEvent(shardstate.EventCreating, &rec, o.action.Why())
 	event.At, event.Replaces, event.Cause = entered, o.action.Replaces, o.action.Cause
 	x.State.Publish(event)
 	switch {

@@ -197,7 +197,7 @@ func (x *Executor) await(ctx context.Context) error {
 // of the group may be gone by then.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
-	deletion := plan.Deletion{Reason: action.Reason, Cause: action.Cause, Deadline: action.Deadline}
+	deletion := plan.Deletion{Reason: action.Why(), Cause: action.Cause, Deadline: action.Deadline}
 	marked := false
 	var planned uint64
 	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {

@@ -214,7 +214,7 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 	case plan.ForgetGroup:
 		l.Env.Go("forget group", func() { l.Executor.ForgetGroup(ctx, key) })
 	case plan.RaiseError:
-		l.State.RaiseError(shardstate.GroupError(action.Alert, key, action.Instance), action.Reason)
+		l.State.RaiseError(shardstate.GroupError(action.Alert, key, action.Instance), action.Why())
 	case plan.ResolveError:
 		l.State.ResolveError(shardstate.GroupError(action.Alert, key, action.Instance))
 	default:
@@ -228,7 +228,7 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 		l.use(&l.others, 1, resumeOthers)
 		l.count(action.Kind)
 		l.Log.Info("acting", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
-			"instance", action.Instance.String(), "reason", action.Reason)
+			"instance", action.Instance.String(), "reason", action.Why())
 		l.Env.Go(string(action.Kind), func() {
 			defer l.use(&l.others, -1, resumeOthers)
 			l.Executor.Do(ctx, key, action)
@@ -279,7 +279,7 @@ func (l *Loop) use(s *slots, n, resume int, waiting ...config.GroupKey) {
 func (l *Loop) collect(ctx context.Context, action plan.Action) {
 	switch action.Kind {
 	case plan.RaiseError:
-		l.State.RaiseError(shardstate.ErrorKey{Kind: action.Alert}, action.Reason)
+		l.State.RaiseError(shardstate.ErrorKey{Kind: action.Alert}, action.Why())
 	case plan.ResolveError:
 		l.State.ResolveError(shardstate.ErrorKey{Kind: action.Alert})
 	default:

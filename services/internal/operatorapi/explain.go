@@ -26,7 +26,7 @@ func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.Expl
 		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError {
 			continue // errors has those that stand
 		}
-		planned := &nstancev1.PlannedAction{Kind: string(a.Kind), Reason: a.Reason, Cause: string(a.Cause),
+		planned := &nstancev1.PlannedAction{Kind: string(a.Kind), Reason: a.Why(), Cause: string(a.Cause),
 			Deadline: timestamp(a.Deadline)}
 		if !a.Instance.IsZero() {
 			planned.InstanceId = a.Instance.String()

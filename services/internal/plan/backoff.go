@@ -35,6 +35,14 @@ func (g *group) backoff() (b Backoff, until time.Time) {
 	return b, g.Notices.Since.Add(noticeWindow)
 }
 
+// rule returns the number of the rule that makes the group wait.
+func (b Backoff) rule() int {
+	if b.Reason == reasonManyNotices {
+		return 39
+	}
+	return 25
+}
+
 // Until returns when the group may try to create again (rule 25): 1 s after the first failure, doubling up to 5 min,
 // plus or minus 10 % by a hash, so that groups do not act in step and planning stays pure. Zero without failures.
 func (b Backoff) Until(key config.GroupKey) time.Time {

@@ -130,7 +130,7 @@ func (s *ShardSnapshot) checkOrphans(settling map[ident.ID]bool) (many bool, out
 		out.block(fmt.Sprintf("%d of %d VMs have no record: confirm that they may be terminated", orphans,
 			s.Listed.Value))
 		if !s.OrphansRaised {
-			out.add(Action{Kind: RaiseError, Alert: AlertOrphans, Reason: out.blocked})
+			out.add(Action{Kind: RaiseError, Alert: AlertOrphans, Reason: out.blocked, Rule: 36})
 		}
 	case s.OrphansRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertOrphans,

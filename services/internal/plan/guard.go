@@ -28,14 +28,14 @@ func (g *group) planAlerts() (out steps) {
 	held := g.guarded && g.tally.unhealthy > 0
 	switch {
 	case held && !g.GuardRaised:
-		out.add(Action{Kind: RaiseError, Alert: AlertUnhealthyGuard, Reason: g.guardReason()})
+		out.add(Action{Kind: RaiseError, Alert: AlertUnhealthyGuard, Reason: g.guardReason(), Rule: 26})
 	case !held && g.GuardRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertUnhealthyGuard, Reason: "silent instances are few again"})
 	}
 	halted := g.tally.of[classDrifted]+g.tally.of[classUnreadyDrifted] > 0 && g.halted()
 	switch {
 	case halted && !g.HaltRaised:
-		out.add(Action{Kind: RaiseError, Alert: AlertRolloutHalted, Reason: g.haltReason()})
+		out.add(Action{Kind: RaiseError, Alert: AlertRolloutHalted, Reason: g.haltReason(), Rule: 47})
 	case !halted && g.HaltRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertRolloutHalted, Reason: "the rollout is no longer halted"})
 	}
@@ -43,7 +43,7 @@ func (g *group) planAlerts() (out steps) {
 	out.wait(until)
 	switch {
 	case backoff.Failures > 0 && !g.BackoffRaised:
-		out.add(Action{Kind: RaiseError, Alert: AlertBackoff, Reason: backoff.Reason})
+		out.add(Action{Kind: RaiseError, Alert: AlertBackoff, Reason: backoff.Reason, Rule: backoff.rule()})
 	case backoff.Failures == 0 && g.BackoffRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertBackoff, Reason: "instances are created again"})
 	}

@@ -88,14 +88,14 @@ func (g *group) planInstances(out *steps, chosen []bool) {
 				g.planEnd(out, i)
 				g.planQuestion(out, subject{i, g.facts[n]})
 			} else if g.isRemoved(i) {
-				g.planDeletion(out, i, CauseRequested, reasonRemoved)
+				g.planDeletion(out, n, CauseRequested, reasonRemoved)
 			}
 		case i.State == record.Reserved:
 			g.planSettlement(out, i)
 		case chosen != nil && chosen[n]:
 			// The removal phase planned its deletion, or waits for its create call.
 		case c == classLost, c == classFailed, c == classOnDemandExpired, i.OnDemand && g.emptying():
-			g.planDeletion(out, i, g.cause(n), g.reason(i, g.cause(n)))
+			g.planDeletion(out, n, g.cause(n), g.reason(i, g.cause(n)))
 		default:
 			g.planMaintenance(out, i)
 			g.planQuestion(out, subject{i, g.facts[n]})

@@ -108,7 +108,7 @@ func (g *group) create(n int) Action {
 		return Action{Kind: Create, Reason: "the group is smaller than its size"}
 	}
 	i, cause := &g.Instances[n], g.cause(n)
-	return Action{Kind: Create, Replaces: i.ID, Cause: cause, Reason: g.reason(i, cause)}
+	return Action{Kind: Create, Replaces: i.ID, Cause: cause, Reason: g.reason(i, cause), Rule: g.ruleOf(n, cause)}
 }
 
 // replaceable yields the indexes of managed instances of the given classes that are not chosen for removal, class by
@@ -132,12 +132,26 @@ func (g *group) replaceable(chosen []bool, of ...class) func() int {
 }
 
 // planDeletion plans the durable intent to delete.
-func (g *group) planDeletion(out *steps, i *Instance, cause Cause, reason string) {
+func (g *group) planDeletion(out *steps, n int, cause Cause, reason string) {
+	i := &g.Instances[n]
 	if i.Work != Idle {
 		return
 	}
 	g.attempt(out, i.Failed, Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause,
-		Reason: reason, Deadline: g.drainDeadline(i)})
+		Reason: reason, Deadline: g.drainDeadline(i), Rule: g.ruleOf(n, cause)})
+}
+
+// ruleOf returns the number of the rule by which an instance is deleted or replaced.
+func (g *group) ruleOf(n int, cause Cause) int {
+	switch row := &rules[g.rows[n]]; {
+	case cause == CauseRequested:
+		return 44
+	case cause == row.cause:
+		return row.number
+	case row.class.available():
+		return 22
+	}
+	return 23
 }
 
 // drainDeadline is rule 21: the deadline of a drain that is decided now. A VM that does not run, or a group without

@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	reasonPaused  = "the rollout is paused"
-	reasonCanary  = "the first instances with the new configuration run for less than bake_time"
-	reasonWindow  = "no window of disruption.windows is open"
-	reasonPerHour = "disruption.max_per_hour instances were created within the hour"
+	reasonPaused  = "the rollout is paused (rule 45)"
+	reasonCanary  = "the first instances with the new configuration run for less than bake_time (rule 46)"
+	reasonWindow  = "no window of disruption.windows is open (rule 49)"
+	reasonPerHour = "disruption.max_per_hour instances were created within the hour (rule 50)"
 
 	reasonMayBeUnavailable = ", and max_unavailable lets it go first"
 )
@@ -39,7 +39,7 @@ func (g *group) planWave(removed *removals) (replacedFirst int) {
 	for _, k := range candidates[:min(n, len(candidates))] {
 		i, cause := &g.Instances[k], g.cause(k)
 		before := len(removed.actions)
-		g.planDeletion(&removed.steps, i, cause, g.reason(i, cause)+reasonMayBeUnavailable)
+		g.planDeletion(&removed.steps, k, cause, g.reason(i, cause)+reasonMayBeUnavailable)
 		removed.chosen[k] = len(removed.actions) > before
 	}
 	return 0
@@ -73,7 +73,7 @@ func (g *group) wave() (n int, out steps) {
 		out.waitRollout(reasonPaused)
 		return 0, out
 	case drifted > 0 && g.halted():
-		out.waitRollout(g.haltReason())
+		out.waitRollout(g.haltReason() + " (rule 47)")
 		return 0, out
 	case closed:
 		out.wait(opens)

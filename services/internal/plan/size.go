@@ -154,7 +154,7 @@ func (g *group) waitedForAgents() (bool, time.Time) {
 
 // remove chooses an instance and, unless work is under way for it, plans its deletion.
 func (g *group) remove(r *removals, n int, cause Cause, reason string) {
-	i, c := &g.Instances[n], g.class(n)
+	c := g.class(n)
 	r.chosen[n] = true
 	if c == classExpired || c == classSilent {
 		r.replaceFirst++
@@ -163,7 +163,7 @@ func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 		return
 	}
 	before := len(r.actions)
-	g.planDeletion(&r.steps, i, cause, reason)
+	g.planDeletion(&r.steps, n, cause, reason)
 	r.planned += len(r.actions) - before
 }
 

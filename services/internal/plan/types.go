@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -215,6 +216,16 @@ type Action struct {
 	Deadline time.Time
 	// Alert comes with RaiseError and ResolveError.
 	Alert AlertKind
+	// Rule is the number of the rule behind Mark, Create and RaiseError; 0: none.
+	Rule int
+}
+
+// Why returns the reason with the number of the rule.
+func (a Action) Why() string {
+	if a.Rule == 0 {
+		return a.Reason
+	}
+	return fmt.Sprintf("%s (rule %d)", a.Reason, a.Rule)
 }
 
 // Decision is what to do now, in order, and when to plan again.

@@ -30,7 +30,7 @@ func (f *Fleet) start(a plan.Action) {
 		})
 	case plan.Mark:
 		f.work(vm, plan.MarkingDeleting, f.Write, func() {
-			vm.State, vm.DeletingAt, vm.DeleteReason, vm.DeleteDeadline = record.Deleting, f.Now, a.Reason, a.Deadline
+			vm.State, vm.DeletingAt, vm.DeleteReason, vm.DeleteDeadline = record.Deleting, f.Now, a.Why(), a.Deadline
 			if a.Cause == plan.CauseUnregistered {
 				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
 			}

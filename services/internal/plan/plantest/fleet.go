@@ -355,7 +355,7 @@ func (f *Fleet) write(a plan.Action) {
 	if vm := f.VM(a.Replaces); vm != nil {
 		parts = append(parts, "in place of "+vm.Name)
 	}
-	fmt.Fprintf(&f.log, "%-10s %s: %s\n", f.stamp(f.Now), strings.Join(parts, " "), a.Reason)
+	fmt.Fprintf(&f.log, "%-10s %s: %s\n", f.stamp(f.Now), strings.Join(parts, " "), a.Why())
 	if a.Kind == plan.Mark {
 		f.marks[a.Cause]++
 	}
