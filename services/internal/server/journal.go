@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -15,7 +16,7 @@ import (
 func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal {
 	j := journal.New(journal.Options{Shard: s.opts.Shard, Term: term, Store: s.documents, Cache: s.cache,
 		Retention: func() time.Duration { return s.manager.Shard().Server.JournalRetention.D() }, Now: time.Now,
-		Log: s.log, Stored: s.measureReplacements(s.manager.Shard().Cluster.ID)})
+		Log: s.log, Stored: s.recordStored(s.manager.Shard().Cluster.ID)})
 	s.env.Go("journal", func() { _ = j.Run(ctx) }) // it returns nil
 	j.Record(record.Event{Kind: record.EventLeaderStarted, Actor: "leader",
 		Message: fmt.Sprintf("server %s, version %s",
@@ -23,13 +24,15 @@ func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal 
 	return j
 }
 
-// measureReplacements returns a function that counts, measures and traces replacements from the events of a journal,
-// after they are stored: it never delays a replacement.
-func (s *server) measureReplacements(cluster string) func([]record.Event) {
+// recordStored returns a function that logs the events of a journal, and counts, measures and traces replacements from
+// them, after they are stored: it never delays a replacement.
+func (s *server) recordStored(cluster string) func([]record.Event) {
 	var replacements journal.Replacements
 	return func(events []record.Event) {
 		for i := range events {
-			if e := &events[i]; e.Kind == record.EventInstanceCreating && e.Replaces != "" {
+			e := &events[i]
+			logEvent(s.log, e)
+			if e.Kind == record.EventInstanceCreating && e.Replaces != "" {
 				s.metrics.Replacements.WithLabelValues(e.Cause).Inc()
 			}
 			if done, ok := replacements.Add(&events[i]); ok {
@@ -40,6 +43,22 @@ func (s *server) measureReplacements(cluster string) func([]record.Event) {
 			}
 		}
 	}
+}
+
+// logEvent logs an event with its time, which is a little earlier than that of the line.
+func logEvent(log *slog.Logger, e *record.Event) {
+	attrs := []slog.Attr{slog.String("kind", string(e.Kind)), slog.Time("at", e.At)}
+	for _, a := range []struct{ name, value string }{{"tenant", e.Tenant}, {"group", e.Group}, {"instance", e.Instance},
+		{"replaces", e.Replaces}, {"cause", e.Cause}, {"actor", e.Actor}, {"reason", e.Message}} {
+		if a.value != "" {
+			attrs = append(attrs, slog.String(a.name, a.value))
+		}
+	}
+	level := slog.LevelInfo
+	if e.Kind == record.EventAlertRaised {
+		level = slog.LevelWarn
+	}
+	log.LogAttrs(context.Background(), level, "event", attrs...)
 }
 
 // journalInstance records a step in the life of an instance.

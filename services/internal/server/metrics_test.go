@@ -127,10 +127,12 @@ func TestLeaderChanges(t *testing.T) {
 	}
 }
 
-// TestReplacementsAreMeasured checks that the events of a replacement are counted by cause, measured by stage, and
-// traced.
+// TestReplacementsAreMeasured checks that the events of a replacement are logged, counted by cause, measured by stage,
+// and traced.
 func TestReplacementsAreMeasured(t *testing.T) {
 	s := newServer(Config{})
+	var logged strings.Builder
+	s.log = slog.New(slog.NewTextHandler(&logged, nil))
 	exported := make(chan string, 1)
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -143,9 +145,9 @@ func TestReplacementsAreMeasured(t *testing.T) {
 		slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
+	start := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
-	s.measureReplacements("test")([]record.Event{
+	s.recordStored("test")([]record.Event{
 		{Kind: record.EventInstanceLost, Instance: "old", At: at(0)},
 		{Kind: record.EventInstanceCreating, Instance: "new", Replaces: "old", Cause: "gone", At: at(2)},
 		{Kind: record.EventInstanceCreated, Instance: "new", At: at(1002)},
@@ -156,6 +158,10 @@ func TestReplacementsAreMeasured(t *testing.T) {
 	})
 	if n := testutil.ToFloat64(s.metrics.Replacements.WithLabelValues("gone")); n != 1 {
 		t.Errorf("counted %v replacements of instances that are gone, want 1", n)
+	}
+	if !strings.Contains(logged.String(), "level=INFO msg=event kind=instance_creating at=2026-01-02T15:04:05.002Z "+
+		"instance=new replaces=old cause=gone\n") {
+		t.Errorf("logged:\n%s", logged.String())
 	}
 	s.traces.Close()
 	if trace := <-exported; !strings.Contains(trace, "replacement") || !strings.Contains(trace, "old") {
