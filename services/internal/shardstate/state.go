@@ -166,7 +166,7 @@ func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed
 }
 
 // setGroups stores the groups in keys and marks them as dirty. It returns the resolving events for the errors of
-// dropped groups. Call with mu held.
+// dropped groups, and for failed creations of groups that changed. Call with mu held.
 func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
 	for _, key := range keys {
 		w.dirty[key] = struct{}{}
@@ -188,6 +188,8 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 		default:
 			if plan.EndsBackoff(&have.Group, &g) {
 				have.backoff, have.notices = plan.Backoff{}, plan.Notices{}
+				created := GroupError(plan.AlertProvider, key, ident.ID{})
+				over = append(over, w.settle(func(about ErrorKey) bool { return about == created })...)
 			}
 			if plan.EndsRollout(&have.Group, &g) {
 				have.rolloutFailures = 0

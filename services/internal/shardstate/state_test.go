@@ -216,6 +216,16 @@ func TestErrorsEndWithTheirObject(t *testing.T) {
 		len(p.Standing("default")) != 2 {
 		t.Errorf("events %v, standing %v", p.errors, p.Standing("default"))
 	}
+	p.RaiseError(about("provider", workers, ident.ID{}), "no capacity left")
+	p.errors = nil
+	smaller := maps.Clone(p.merged)
+	group := smaller[workers]
+	group.Size--
+	smaller[workers] = group
+	p.Configure(p.shard, smaller)
+	if len(p.errors) != 1 || !p.errors[0].Resolved || p.errors[0].Kind != "provider" {
+		t.Errorf("after a change of the size, which ends the backoff: events %v", p.errors)
+	}
 	p.errors = nil
 	p.Configure(p.shard, p.without(workers))
 	if len(p.errors) != 1 || p.errors[0].Kind != "backoff" || !p.errors[0].Resolved || len(p.Standing("default")) != 1 {
