@@ -253,7 +253,7 @@ func TestValidate(t *testing.T) {
 			`@{"kind": "gcp", "region": "us-central1"}`, 1),
 			[]string{`server.provider.zone: is required for provider gcp`}},
 		{"options of the cloud", swap(`{"kind": "mock"}`, `{"kind": "tmux", "options": {"dri": @"x"}}`), []string{
-			`server.provider.options.dri: provider tmux has no such option (there are agent, command, dir, nodes_dir, session, socket)`}},
+			`server.provider.options.dri: provider tmux has no such option (there are agent, command, dir, max_vms, nodes_dir, session, socket)`}},
 
 		{"certificate", cert(`"cn": "x", "ttl": @0`), []string{`certificates.c.ttl: must be more than 0`}},
 		{"certificate without ttl", with("", "", "", `, "certificates": {"c": @{"kind": "server", "cn": "x"}}`),

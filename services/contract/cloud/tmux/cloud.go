@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
@@ -67,6 +68,9 @@ type Options struct {
 	Command string
 	// NodesDir, if set, gets a Kubernetes Node document for each VM: {NodesDir}/{instance ID}.json.
 	NodesDir string
+	// MaxVMs is the number of VMs in Dir for which there is room. A create call beyond it fails for lack of capacity.
+	// 0: no limit.
+	MaxVMs int
 }
 
 // sessionName matches names that tmux does not change. tmux replaces dots and colons.
@@ -75,9 +79,10 @@ var sessionName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 // ParseOptions parses the options and fills in defaults. It accesses no files or processes, and reports all problems.
 func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
 	o := Options{Dir: "temp/agents", Session: "nstance-dev-agents"}
+	maxVMs := "0"
 	fields := map[string]*string{
 		"dir": &o.Dir, "session": &o.Session, "socket": &o.Socket, "agent": &o.Agent, "command": &o.Command,
-		"nodes_dir": &o.NodesDir,
+		"nodes_dir": &o.NodesDir, "max_vms": &maxVMs,
 	}
 	var found []cloud.Problem
 	report := func(option, format string, args ...any) {
@@ -94,6 +99,10 @@ func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
 		default:
 			*field = raw[name]
 		}
+	}
+	n, err := strconv.ParseUint(maxVMs, 10, 16)
+	if o.MaxVMs = int(n); err != nil {
+		report("max_vms", "%q is not a number of VMs", maxVMs)
 	}
 	if o.Dir == "" {
 		report("dir", "is empty")

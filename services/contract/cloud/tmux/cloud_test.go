@@ -13,15 +13,15 @@ func TestParseOptions(t *testing.T) {
 		t.Errorf("defaults %+v, %v", got, problems)
 	}
 	got, problems = ParseOptions(map[string]string{"dir": "d", "session": "s", "socket": "k", "command": "c",
-		"nodes_dir": "n"})
-	want = Options{Dir: "d", Session: "s", Socket: "k", Command: "c", NodesDir: "n"}
+		"nodes_dir": "n", "max_vms": "3"})
+	want = Options{Dir: "d", Session: "s", Socket: "k", Command: "c", NodesDir: "n", MaxVMs: 3}
 	if len(problems) > 0 || got != want {
 		t.Errorf("options %+v, %v", got, problems)
 	}
 	_, problems = ParseOptions(map[string]string{"dir": "", "session": "a:b", "agent": "x", "command": "y\nz",
-		"sockets": ""})
+		"sockets": "", "max_vms": "-1"})
 	wanted := []string{"command: holds a line break or a NUL", "sockets: provider tmux has no such option",
-		"dir: is empty", `session: "a:b" is not a session name`}
+		`max_vms: "-1" is not a number of VMs`, "dir: is empty", `session: "a:b" is not a session name`}
 	if len(problems) != len(wanted) {
 		t.Fatalf("problems %+v, want %q", problems, wanted)
 	}

@@ -157,6 +157,9 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 	case err != nil:
 		return infra.VM{}, 0, err
 	case !known:
+		if err := p.checkRoom(); err != nil {
+			return infra.VM{}, 0, err
+		}
 		d = newDocument(req, digest, entered, p.now())
 		// Write the files that the VM runs first, then the document, then open the window. A crash in between leaves
 		// nothing, or a VM that a repeated call finishes. Without a repeated call, that VM ends as failed.
@@ -187,6 +190,29 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 		}
 	}
 	return vm, d.PID, nil
+}
+
+// checkRoom fails with a refusal if the directory has as many running VMs as the option max_vms permits. The caller
+// holds the lock.
+func (p *Provider) checkRoom() error {
+	if p.options.MaxVMs == 0 {
+		return nil
+	}
+	docs, err := p.state.all()
+	if err != nil {
+		return err
+	}
+	running := 0
+	for _, d := range docs {
+		if d.DeletedAt.IsZero() && (d.PID == 0 || d.process().alive()) {
+			running++
+		}
+	}
+	if running >= p.options.MaxVMs {
+		return &refusal{infra.Capacity, fmt.Errorf("%d VMs run, and there is room for %d (max_vms)", running,
+			p.options.MaxVMs)}
+	}
+	return nil
 }
 
 // start opens the VM's window if that has not happened yet, and returns the panes including the VM's pane. The caller

@@ -295,6 +295,22 @@ func TestFailingUserdata(t *testing.T) {
 	}
 }
 
+// TestRoom checks that no more VMs run than max_vms permits, and that the end of one makes room.
+func TestRoom(t *testing.T) {
+	options := testOptions(t)
+	options.MaxVMs = 1
+	p := open(t, options)
+	const script = "#!/bin/sh\nexec sleep 600\n"
+	vm := create(t, p, newRequest(t, script))
+	if _, err := p.Create(t.Context(), newRequest(t, script)); infra.ClassOf(err) != infra.Capacity {
+		t.Fatalf("a second VM: %v, want no capacity", err)
+	}
+	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	create(t, p, newRequest(t, script))
+}
+
 func TestUserdataIsRunOnce(t *testing.T) {
 	pipe, wait := fifo(t)
 	options := testOptions(t)
