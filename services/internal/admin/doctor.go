@@ -48,6 +48,7 @@ func (a *app) doctorCommand() *cobra.Command {
   * the encryption key, and when the CA's certificate and your own end
   * the configuration, the lock, and the report of the shard's newest server
   * the ports of the servers in the lock and in --servers, and their certificates
+  * the alerts that stand, if --servers and --identity-dir reach a leader
   * versions of the servers and of this program
   * with --cache-dir, on a server's machine, the disk of its cache
   * the machines of servers and their consoles: the boot log and the last error
@@ -72,11 +73,15 @@ Each problem comes with the next step. The exit status is 1 if there is one.`,
 		if s.location.Bucket == "" {
 			return usagef("--storage-bucket is missing")
 		}
-		servers, err := endpoints.Parse(cmp.Or(reach.servers, a.Getenv(envServers)))
+		saved, err := a.currentContext()
+		if err != nil {
+			return err
+		}
+		o.servers, err = endpoints.Parse(cmp.Or(reach.servers, a.Getenv(envServers), saved.Servers))
 		if err != nil {
 			return usagef("server %w", err)
 		}
-		o.servers, o.identity = servers, cmp.Or(reach.identityDir, a.Getenv(envIdentity))
+		o.identity = cmp.Or(reach.identityDir, a.Getenv(envIdentity), saved.IdentityDir)
 		var d diagnosis
 		_ = a.during("examining shard "+o.shard, func() error {
 			d = a.diagnose(cmd.Context(), &s, o)
@@ -135,6 +140,7 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 	add(a.checkPorts(ctx, lock, o)...)
 	if o.identity != "" {
 		add(a.checkIdentity(o.identity))
+		add(a.checkAlerts(ctx, o)...)
 	}
 	if o.cacheDir != "" {
 		add(a.checkDisk(o.cacheDir))

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -13,9 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 // portTime limits a connection to one port.
@@ -61,6 +64,38 @@ func (a *app) checkPort(ctx context.Context, check, addr string) finding {
 	}
 	return a.describeEnd(check, client.ConnectionState().PeerCertificates[0], 0,
 		"restart the server: it gets a certificate when it starts, and renews it while its clock and the CA are right")
+}
+
+// runbooks is where the pages for alerts are.
+const runbooks = "https://github.com/nstance-kit/nstance/blob/main/docs/runbooks/"
+
+// checkAlerts asks the leader which alerts stand. Without an answer it finds nothing: other checks say why.
+func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding) {
+	if !slices.ContainsFunc(o.servers, func(s endpoints.Shard) bool { return s.Name == o.shard }) {
+		return nil
+	}
+	f := fleet.New(fleet.Options{Servers: o.servers, IdentityDir: o.identity, Timeout: portTime, Now: a.Now,
+		Rand: a.Rand})
+	defer f.Close()
+	answer := f.Status(ctx, []string{o.shard})[0]
+	if answer.Status == nil {
+		return []finding{{"alerts", true, "not checked: " + answer.Err.Error(), ""}}
+	}
+	slices.SortFunc(answer.Errors, func(a, b fleet.Event) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Group, b.Group), a.At.Compare(b.At))
+	})
+	for _, e := range answer.Errors {
+		check := "alert " + e.Kind
+		if e.Group != "" {
+			check += " of group " + e.Group
+		}
+		found = append(found, finding{check, false, fmt.Sprintf("%s (since %s)", e.Reason, stamp(e.At)),
+			"see " + runbooks + e.Kind + ".md"})
+	}
+	if found == nil {
+		found = []finding{{"alerts", true, "none stands", ""}}
+	}
+	return found
 }
 
 // checkVersions compares versions of servers that led the shard, from its journal, and of this program.

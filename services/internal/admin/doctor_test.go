@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -329,6 +330,37 @@ func TestDoctorFindsFaults(t *testing.T) {
 				t.Errorf("only %d checks were made: %+v", len(findings), findings)
 			}
 		})
+	}
+}
+
+// TestDoctorNamesAlerts checks that doctor names each alert that stands at a leader, with the page about it.
+func TestDoctorNamesAlerts(t *testing.T) {
+	p := newPatient(t, "file")
+	c := fleettest.NewCluster(t, "example")
+	shard := &fleettest.Shard{Status: &nstancev1.GetShardStatusResponse{}}
+	addr, _ := c.Serve(t, "dev-1", shard)
+	p.later = 0 // the certificates of c are of that time
+	p.extra = []string{"--servers", "dev-1=" + addr, "--identity-dir", c.Identity(t, "default", fleettest.Now, time.Hour)}
+	alerts := func() (found []finding) {
+		findings, _ := p.examine(t)
+		for _, f := range findings {
+			if strings.HasPrefix(f.Check, "alert") {
+				found = append(found, f)
+			}
+		}
+		return found
+	}
+	if found := alerts(); len(found) != 1 || !found[0].OK || found[0].Result != "none stands" {
+		t.Errorf("without alerts: %+v", found)
+	}
+	shard.Do(func() {
+		shard.Status.Errors = []*nstancev1.ErrorEvent{{Kind: "storage", Message: "denied"},
+			{Kind: "backoff", Group: "web", Message: "no room (rule 25)"}}
+	})
+	if found := alerts(); len(found) != 2 || found[0].OK || found[0].Check != "alert backoff of group web" ||
+		!strings.HasPrefix(found[0].Result, "no room (rule 25)") || found[1].Check != "alert storage" ||
+		found[1].Next != "see "+runbooks+"storage.md" {
+		t.Errorf("with two alerts: %+v", found)
 	}
 }
 
