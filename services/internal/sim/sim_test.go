@@ -32,6 +32,7 @@ const (
 //   - SIM_WORLDS plays that number of seeds, from SIM_FIRST on.
 //   - SIM_SWARM plays that number of seeds, from SIM_FIRST or a random seed on. It prints its progress, and shrinks the
 //     first failing schedule of each rule.
+//   - SIM_DISRUPTION=1 skips seeds in which no group begins with windows and max_per_hour.
 func TestWorlds(t *testing.T) {
 	if seed, ok := number(t, "SIM_SEED"); ok {
 		opts := options(seed)
@@ -100,6 +101,8 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress
 	began := time.Now()
 	printed := began
 	var mu sync.Mutex
+	skipped := uint64(0)
+	skip := func(seed uint64) bool { return os.Getenv("SIM_DISRUPTION") != "" && !newWorld(seed).limitsDisruption() }
 	next := func() (uint64, bool) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -112,8 +115,11 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress
 		if !more(played) || len(failed) >= enough {
 			return 0, false
 		}
+		for skip(first + skipped + played) {
+			skipped++
+		}
 		played++
-		return first + played - 1, true
+		return first + skipped + played - 1, true
 	}
 	var wg sync.WaitGroup
 	for range workers() {
@@ -133,6 +139,13 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress
 	}
 	wg.Wait()
 	return total, played, failed
+}
+
+// limitsDisruption reports whether a group begins with windows and max_per_hour.
+func (w *World) limitsDisruption() bool {
+	return slices.ContainsFunc(w.people.groups, func(g *spec) bool {
+		return len(g.disruption.Windows) > 0 && g.disruption.MaxPerHour > 0
+	})
 }
 
 // reportRules logs the failing seeds of each rule, and the shrunk schedule of the first one.
