@@ -3,4 +3,4 @@
 set -eu
 # shellcheck source=scripts/system.sh
 . "$(dirname -- "$0")/system.sh"
-run_system '^TestDebugStory$' -terraform="${terraform:-$(scripts/tool.sh tofu)}" "$@"
+run_system '^TestDebugStory$' -terraform="${terraform:-$(scripts/tool.sh tofu)}" -promtool="${promtool:-$(scripts/tool.sh promtool)}" "$@"

@@ -3,6 +3,7 @@ package system
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -11,22 +12,63 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// TestDebugStory runs every command of docs/how-to/debug.md against real servers and agents: after a VM was killed, and
-// after both servers were killed.
+var promtoolFlag = flag.String("promtool", "", "promtool, for debug")
+
+// TestDebugStory injects the faults of docs/how-to/debug.md into a shard of real servers and agents, one after the
+// other, and runs every command of the page. After each fault, the events, the log, explain, doctor, the metrics, the
+// alert rules and the web page must tell what happened, with the same cause and time.
 func TestDebugStory(t *testing.T) {
-	runShard(t, "scripts/debug.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
-		ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("timeout after 5 minutes"))
+	trial := local.Trial{MaxVMs: storyRoom}
+	runShard(t, "scripts/debug.sh", trial, func(ctx context.Context, stack *local.Stack) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, 8*time.Minute, errors.New("timeout after 8 minutes"))
 		defer cancel()
-		r := &refused{stack: stack}
-		if err := r.start(ctx); err != nil {
+		s := &story{refused: refused{stack: stack}, sick: stack.Dir + "/sick"}
+		s.adapt = s.adaptGroup
+		if err := os.WriteFile(s.sick, nil, 0o600); err != nil {
 			return err
 		}
-		defer r.operator.Close()
-		return r.debug(ctx)
+		if err := s.start(ctx); err != nil {
+			return err
+		}
+		defer s.operator.Close()
+		return s.play(ctx)
 	})
+}
+
+const (
+	// storyRoom is the number of VMs for which there is room.
+	storyRoom = 4
+	// tooMany is a size for which there is none.
+	tooMany = storyRoom + 1
+	diskOut = "the disk is broken"
+)
+
+// story is one run of TestDebugStory.
+type story struct {
+	refused
+	// sick is a file with the ID of an instance whose health check fails.
+	sick    string
+	scraped samples // the metrics before the present fault
+}
+
+// adaptGroup gives the group a health check and a careful rollout, and shortens times.
+func (s *story) adaptGroup(c *config.Shard) {
+	c.Server.GarbageCollection.Interval = duration(2 * time.Second)
+	c.Server.DefaultDrainTimeout = duration(time.Second)
+	spec := c.Groups[local.Tenant][group]
+	spec.Rollout = &config.Rollout{Canary: 1, HaltOnFailures: 1}
+	c.Groups[local.Tenant][group] = spec
+	// The check has no variables. Its parent is the agent, and the agent's environment names the instance.
+	script := fmt.Sprintf("if ps eww -p $PPID | grep -q -F -f %s; then echo %s; exit 1; fi", s.sick, diskOut)
+	template := c.Templates["worker"]
+	two := 2
+	template.HealthChecks = map[string]config.HealthCheck{"disk": {Exec: []string{"/bin/sh", "-c", script},
+		Interval: duration(3 * time.Second), Timeout: duration(3 * time.Second), FailureThreshold: &two}}
+	c.Templates["worker"] = template
 }
 
 // expectation is what one command of the page prints, or says on standard error.
@@ -36,67 +78,205 @@ type expectation struct {
 	texts   []string
 }
 
-func (r *refused) debug(ctx context.Context) error {
+// chapter is a section of the page about one fault.
+type chapter struct {
+	heading string
+	// inject causes the fault. It returns the instance that the fault is about, if any.
+	inject   func(context.Context) (instance string, err error)
+	settle   func(context.Context) error
+	commands []expectation
+	told     told
+	mend     func(context.Context) error
+}
+
+func (s *story) play(ctx context.Context) error {
 	page, err := os.ReadFile("docs/how-to/debug.md")
 	if err != nil {
 		return err
 	}
-	lost, noLeader, ok := strings.Cut(string(page), "\n## The shard has no leader\n")
-	if !ok {
-		return errors.New("the page has no section about a shard without a leader")
+	sections := strings.Split(string(page), "\n## ")[1:]
+	chapters := append(s.instanceChapters(), s.leaderChapters()...)
+	if len(sections) != len(chapters) {
+		return fmt.Errorf("the page has %d sections, want %d", len(sections), len(chapters))
 	}
-	gone, err := killVM(ctx, r.stack, rand.New(rand.NewPCG(1, 1)))
+	if _, err := s.stack.StartPage(ctx, s.file("identity")); err != nil {
+		return err
+	}
+	if _, _, err := awaitLeaderWithHeir(ctx, s.stack); err != nil {
+		return err
+	}
+	for n, c := range chapters {
+		if heading, _, _ := strings.Cut(sections[n], "\n"); heading != c.heading {
+			return fmt.Errorf("section %q, want %q", heading, c.heading)
+		}
+		if err := s.tell(ctx, c, sections[n]); err != nil {
+			return fmt.Errorf("%s: %w", c.heading, err)
+		}
+	}
+	return nil
+}
+
+// tell plays one chapter.
+func (s *story) tell(ctx context.Context, c chapter, section string) (err error) {
+	began := time.Now()
+	if s.scraped, err = s.scrape(ctx); err != nil {
+		return err
+	}
+	instance, err := c.inject(ctx)
 	if err != nil {
 		return err
 	}
-	if err := awaitReplaced(ctx, r.operator, gone, refusedSize); err != nil {
-		return err
-	}
-	id := gone.String()
-	if err := r.runPage(ctx, lost, id, []expectation{
-		{"status", false, []string{local.Shard, "server-"}},
-		{"events --since 1h --shard dev-1 --kind", false, []string{id, "instance pending deletion", "gone"}},
-		{"events --since 1h --shard dev-1 --instance", false, []string{"instance created", "instance registered"}},
-		{"instance describe", false, []string{id, "Deleted:"}},
-		{"explain group", false, []string{"Planned again:", "well"}},
-		{"group wait", false, []string{"2 healthy"}},
-		{"doctor", false, []string{"holds the lock in term", "opens the CA's key", "agrees with the bucket's"}},
-	}); err != nil {
-		return err
-	}
-	for n := 1; n <= servers; n++ {
-		if err := r.servers[n].Kill(); err != nil {
+	c.told.instance = instance
+	// Until the group is settled, an alert may be resolved and raised again.
+	for range 2 {
+		if err := s.awaitEvent(ctx, &c.told); err != nil {
+			return err
+		}
+		if err := c.settle(ctx); err != nil {
 			return err
 		}
 	}
-	return r.runPage(ctx, noLeader, id, []expectation{
-		{"status", true, []string{"connection refused"}},
-		{"doctor", true, []string{"closed", "firewall", "operator port of server-"}},
-	})
+	if err := s.check(ctx, c.told); err != nil {
+		return err
+	}
+	if err := s.runPage(ctx, section, instance, c.commands); err != nil {
+		return err
+	}
+	if c.mend != nil {
+		if err := c.mend(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("debug: %s: told in %v\n", c.heading, time.Since(began).Round(time.Second))
+	return nil
 }
 
-// runPage runs the commands in the blocks of shell code of a page, which must be the expected ones in that order.
-func (r *refused) runPage(ctx context.Context, page, instance string, want []expectation) error {
+// settled waits until the group has its size and all instances are healthy.
+func (s *story) settled(ctx context.Context) error {
+	_, err := s.operator.AwaitHealthy(ctx, refusedSize)
+	return err
+}
+
+// changed returns the applied configuration after a change.
+func (s *story) changed(change func(*config.Shard)) (string, error) {
+	shard, problems := config.ParseStored("config", []byte(s.document))
+	if err := problems.Err(); err != nil {
+		return "", err
+	}
+	change(shard)
+	return string(config.Encode(shard)), nil
+}
+
+func (s *story) killVM(context.Context) (string, error) {
+	gone, err := killVM(context.Background(), s.stack, rand.New(rand.NewPCG(1, 1)))
+	return gone.String(), err
+}
+
+// failCheck makes the health check of one instance fail, until it is replaced.
+func (s *story) failCheck(ctx context.Context) (string, error) {
+	instances, err := s.operator.AwaitHealthy(ctx, refusedSize)
+	if err != nil {
+		return "", err
+	}
+	id := instances[0].GetInstanceId()
+	return id, os.WriteFile(s.sick, []byte(id+"\n"), 0o600)
+}
+
+// writeBad brings a configuration to the leader that names a key which the servers do not have.
+func (s *story) writeBad(ctx context.Context) (string, error) {
+	bad, err := replaceOnce(s.document, `"source": "NSTANCE_ENCRYPTION_KEY"`, `"source": "NO_SUCH_KEY"`)
+	if err != nil {
+		return "", err
+	}
+	if err := s.write(ctx, bad); err == nil {
+		return "", errors.New("the leader does not refuse it")
+	}
+	return "", nil
+}
+
+func (s *story) writeGood(ctx context.Context) error {
+	if err := s.write(ctx, s.document); err != nil {
+		return err
+	}
+	return s.awaitNoErrors(ctx)
+}
+
+// rollBad changes the boot script to one that fails.
+func (s *story) rollBad(ctx context.Context) (string, error) {
+	bad, err := s.changed(func(c *config.Shard) {
+		c.Defaults.Userdata.Content = "#!/bin/sh\necho the new boot script does not work\nexit 1\n"
+	})
+	if err != nil {
+		return "", err
+	}
+	return "", s.write(ctx, bad)
+}
+
+// awaitNoErrors waits until no alert stands.
+func (s *story) awaitNoErrors(ctx context.Context) error {
+	for {
+		standing, err := s.standing(ctx, "status")
+		if err == nil && len(standing) == 0 {
+			return s.settled(ctx)
+		}
+		if err := local.Pause(ctx, 100*time.Millisecond); err != nil {
+			return fmt.Errorf("alerts stand: %w: %+v", err, standing)
+		}
+	}
+}
+
+// killLeader kills the leader and waits until its heir leads.
+func (s *story) killLeader(ctx context.Context) (string, error) {
+	leader, term, err := awaitLeaderWithHeir(ctx, s.stack)
+	if err != nil {
+		return "", err
+	}
+	if err := s.servers[leader].Kill(); err != nil {
+		return "", err
+	}
+	_, err = s.stack.AwaitLine(ctx, "serving as leader", term)
+	return "", err
+}
+
+func (s *story) killServers(context.Context) (string, error) {
+	for n := 1; n <= servers; n++ {
+		if !s.servers[n].Running() {
+			continue
+		}
+		if err := s.servers[n].Kill(); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// env returns the environment of the page's commands.
+func (s *story) env(instance string) []string {
+	return append(s.stack.Env(), "PATH="+s.stack.Bin+":"+os.Getenv("PATH"), "INSTANCE="+instance,
+		"NSTANCE_ADMIN_SERVERS="+s.stack.AdminServers(), "NSTANCE_ADMIN_IDENTITY_DIR="+s.file("identity"))
+}
+
+// runPage runs the commands in the blocks of shell code of a section, which must be the expected ones in that order.
+func (s *story) runPage(ctx context.Context, section, instance string, want []expectation) error {
 	var commands []string
-	for n, block := range strings.Split(page, "```") {
+	for n, block := range strings.Split(section, "```") {
 		if code, ok := strings.CutPrefix(block, "sh\n"); n%2 == 1 && ok {
 			commands = append(commands, strings.Split(strings.TrimSpace(code), "\n")...)
 		}
 	}
 	if len(commands) != len(want) {
-		return fmt.Errorf("the page has %d commands, want %d: %q", len(commands), len(want), commands)
+		return fmt.Errorf("the section has %d commands, want %d: %q", len(commands), len(want), commands)
 	}
 	for n, command := range commands {
 		cmd := exec.CommandContext(ctx, "sh", "-c", command)
-		cmd.Env = append(r.stack.Env(), "PATH="+r.stack.Bin+":"+os.Getenv("PATH"), "INSTANCE="+instance,
-			"NSTANCE_ADMIN_SERVERS="+r.stack.AdminServers(), "NSTANCE_ADMIN_IDENTITY_DIR="+r.file("identity"))
+		cmd.Env = s.env(instance)
 		output, err := cmd.CombinedOutput()
 		fmt.Printf("$ %s\n%s\n", command, output)
 		if !strings.HasPrefix(command, "nstance-admin "+want[n].command) || (err != nil) != want[n].fails {
 			return fmt.Errorf("%s: %w: want %q, failing: %t", command, err, want[n].command, want[n].fails)
 		}
 		for _, text := range want[n].texts {
-			if !strings.Contains(string(output), text) {
+			if !strings.Contains(string(output), strings.ReplaceAll(text, "$INSTANCE", instance)) {
 				return fmt.Errorf("%s: %q is not in its output", command, text)
 			}
 		}

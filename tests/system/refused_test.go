@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
@@ -45,6 +46,8 @@ type refused struct {
 	module    string // the good Terraform configuration
 	document  string // the good configuration of the shard, as applied
 	servers   [servers + 1]*local.Process
+	// adapt changes the applied configuration before the servers start. Optional.
+	adapt func(*config.Shard)
 }
 
 // badConfiguration replaces a text in the Terraform configuration and a text in the shard's document.
@@ -68,6 +71,12 @@ func (r *refused) start(ctx context.Context) (err error) {
 	if err := r.terraform.Apply(ctx, r.stack.Variables()); err != nil {
 		return err
 	}
+	if r.state, err = r.stack.State(ctx); err != nil {
+		return err
+	}
+	if err := r.adaptConfig(ctx); err != nil {
+		return err
+	}
 	for n := 1; n <= servers; n++ {
 		if r.servers[n], err = r.stack.StartServer(ctx, n); err != nil {
 			return err
@@ -77,9 +86,6 @@ func (r *refused) start(ctx context.Context) (err error) {
 		return err
 	}
 	if _, err := r.operator.AwaitHealthy(ctx, refusedSize); err != nil {
-		return err
-	}
-	if r.state, err = r.stack.State(ctx); err != nil {
 		return err
 	}
 	document, _, err := r.state.ReadConfig(ctx, local.Shard)
@@ -98,6 +104,24 @@ func (r *refused) start(ctx context.Context) (err error) {
 	r.module, err = replaceOnce(string(module), "provider \"nstance\" {\n", fmt.Sprintf(
 		"provider \"nstance\" {\n  operator = { identity_dir = %q, servers = { %q = %q } }\n", r.file("identity"),
 		local.Shard, strings.Join(servers, ",")))
+	return err
+}
+
+// adaptConfig applies r.adapt to the configuration in the bucket.
+func (r *refused) adaptConfig(ctx context.Context) error {
+	if r.adapt == nil {
+		return nil
+	}
+	document, token, err := r.state.ReadConfig(ctx, local.Shard)
+	if err != nil {
+		return err
+	}
+	shard, problems := config.ParseStored("config", document)
+	if err := problems.Err(); err != nil {
+		return err
+	}
+	r.adapt(shard)
+	_, err = r.state.WriteConfig(ctx, local.Shard, config.Encode(shard), token)
 	return err
 }
 

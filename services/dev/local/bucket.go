@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -138,6 +139,9 @@ func (s *Stack) ProviderOptions() map[string]string {
 	options := map[string]string{"dir": s.AgentsDir(), "session": Session, "agent": s.program("nstance-agent")}
 	if !s.SharedTmux {
 		options["socket"] = s.socket()
+	}
+	if s.MaxVMs > 0 {
+		options["max_vms"] = strconv.Itoa(s.MaxVMs)
 	}
 	return options
 }

@@ -45,6 +45,8 @@ type Options struct {
 	Ports Ports
 	// Servers is the number of servers; 0 means 2.
 	Servers int
+	// MaxVMs is the number of VMs for which there is room; 0: no limit.
+	MaxVMs int
 	// SharedTmux runs the agents in the tmux server of the user, where `tmux attach -t nstance-dev-agents` finds them.
 	// Otherwise the stack has its own tmux server with a socket in Dir.
 	SharedTmux bool

@@ -15,7 +15,8 @@ type Trial struct {
 	Bin     string // directory of the binaries; empty: {Root}/bin
 	Servers int
 	Keep    bool // keep the directory
-	// AccessKey and Environment are those of [Options].
+	// MaxVMs, AccessKey and Environment are those of [Options].
+	MaxVMs      int
 	AccessKey   string
 	Environment func(name string) []string
 }
@@ -33,7 +34,7 @@ func WithStack(ctx context.Context, trial Trial, fn func(*Stack) error) (err err
 		return err
 	}
 	stack, err := New(Options{Root: trial.Root, Bin: trial.Bin, Dir: dir, Ports: ports, Servers: trial.Servers,
-		AccessKey: trial.AccessKey, Environment: trial.Environment})
+		MaxVMs: trial.MaxVMs, AccessKey: trial.AccessKey, Environment: trial.Environment})
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
 	}

@@ -340,7 +340,8 @@ func TestDoctorNamesAlerts(t *testing.T) {
 	shard := &fleettest.Shard{Status: &nstancev1.GetShardStatusResponse{}}
 	addr, _ := c.Serve(t, "dev-1", shard)
 	p.later = 0 // the certificates of c are of that time
-	p.extra = []string{"--servers", "dev-1=" + addr, "--identity-dir", c.Identity(t, "default", fleettest.Now, time.Hour)}
+	identity := c.Identity(t, "default", fleettest.Now, time.Hour)
+	p.extra = []string{"--servers", "dev-1=" + addr, "--identity-dir", identity}
 	alerts := func() (found []finding) {
 		findings, _ := p.examine(t)
 		for _, f := range findings {
