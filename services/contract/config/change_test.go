@@ -41,8 +41,8 @@ func TestChange(t *testing.T) {
 		}},
 		{"size", `{"template": "one"}`, `{"template": "one", "size": 9}`, "", nil},
 		{"smaller size", `"vars": {"x": "1"}`, `"vars": {"x": "1"}, "size": 0`, "Instances will be replaced or deleted",
-			[]string{"Instances are drained and deleted, unless the size was changed at run time, in the groups that get " +
-				"smaller: default/w."}},
+			[]string{"Instances are drained and deleted, unless the size was changed at run time, in the groups that " +
+				"get smaller: default/w."}},
 		{"push", `{"x": "1"}`, `{"x": "2"}`, "Files will be pushed to running instances", []string{
 			"Files are pushed to running instances of the groups: default/w.",
 			"Likewise in dynamic groups with the templates: one.",

@@ -154,7 +154,9 @@ func (g *group) canaryWave() (n int, out steps) {
 		case c == classHeld && !Drifted(&g.Group, g.Image, i):
 			young++ // it proves nothing until the guard ends
 			continue
-		case c != classWell && c != classAged && c != classReturning, Drifted(&g.Group, g.Image, i): // or protected (rule 54)
+		case c != classWell && c != classAged && c != classReturning:
+			continue
+		case Drifted(&g.Group, g.Image, i): // it is well, because it is protected (rule 54)
 			continue
 		}
 		if over, at := reached(g.Instances[k].RegisteredAt.Add(bake), g.Now); over {

@@ -167,7 +167,8 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	f.planned, f.plannedImage = f.Group, f.Image
 	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: f.Group,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
-		PendingCreates: f.pending, PendingSpot: f.pendingSpot, SpotRefusedAt: f.spotRefusedAt, Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
+		PendingCreates: f.pending, PendingSpot: f.pendingSpot, SpotRefusedAt: f.spotRefusedAt,
+		Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
 		Image:           f.Image,
 		RolloutFailures: f.rolloutFailures, Shard: f.Shard}

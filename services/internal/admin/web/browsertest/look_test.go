@@ -152,13 +152,14 @@ func serve(t *testing.T, a *fleettest.Shard, login func(string) (web.Client, boo
 	return server.URL + web.Path
 }
 
-// The figures for a group of 5,000 instances.
+// The limits for a group of 5,000 instances. The times are five times the aims, which are 100 ms for the first byte and
+// for a changed row, and 1 s for the page: other programs may use the processors.
 const (
 	manyInstances = 5000
-	maxFirstByte  = 100 * time.Millisecond
+	maxFirstByte  = 500 * time.Millisecond
 	maxBytes      = 300 << 10
-	maxRender     = time.Second
-	maxUpdate     = 100 * time.Millisecond
+	maxRender     = 5 * time.Second
+	maxUpdate     = 500 * time.Millisecond
 )
 
 // TestManyInstances measures the page of a group of 5,000 instances: the time to the first byte, the bytes, the time
