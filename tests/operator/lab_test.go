@@ -77,6 +77,8 @@ func prepare() error {
 	if err := os.Setenv(binVariable, bin); err != nil {
 		return err
 	}
+	// Without the history of the repository only TestUpgrade fails. It runs the script again and shows its error.
+	_ = exec.CommandContext(ctx, filepath.Join(root, oldScript)).Run()
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server",
 		"./services/cmd/nstance-agent", "./services/cmd/nstance-operator", "./services/cmd/nstance-admin")
 	cmd.Dir = root
@@ -90,10 +92,23 @@ func prepare() error {
 // or the range for outgoing connections.
 var firstPort = func() *atomic.Int32 { n := &atomic.Int32{}; n.Store(11001); return n }()
 
+// version is a directory of programs, and the repository that they are of.
+type version struct{ bin, root string }
+
+func thisVersion(t *testing.T) version {
+	t.Helper()
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return version{os.Getenv(binVariable), root}
+}
+
 // lab holds all components of one test.
 type lab struct {
 	*kube.Cluster
-	dir, bin   string
+	dir        string
+	version    // What is started next.
 	east, west *shard
 	metadata   *metadata
 	operators  []*kube.Process
@@ -122,19 +137,21 @@ func newLab(t *testing.T) *lab {
 // at most 107 characters.
 func newLabOf(t *testing.T, east, west setup) *lab {
 	t.Helper()
+	return newLabFrom(t, thisVersion(t), east, west)
+}
+
+// newLabFrom is like newLabOf, with the programs and definitions of a version.
+func newLabFrom(t *testing.T, version version, east, west setup) *lab {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	root, err := kube.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir, err := os.MkdirTemp("", "nst-op-") //nolint:usetesting // it is kept when the test has failed
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{dir: dir, bin: os.Getenv(binVariable)}
+	l := &lab{dir: dir, version: version}
 	t.Cleanup(func() { l.end(t) })
-	store, err := newBucket(ctx, filepath.Join(dir, "bucket"))
+	store, err := newBucket(ctx, filepath.Join(dir, "bucket"), l.bin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +159,7 @@ func newLabOf(t *testing.T, east, west setup) *lab {
 	var starting sync.WaitGroup
 	failed := make([]error, 3)
 	starting.Go(func() {
-		l.Cluster, failed[0] = kube.Start(ctx, everything(filepath.Join(dir, "kube"), root))
+		l.Cluster, failed[0] = kube.Start(ctx, everything(filepath.Join(dir, "kube"), l.root))
 	})
 	starting.Go(func() {
 		l.east, failed[1] = newShard(ctx, "east", filepath.Join(dir, "east"), l.bin, port, store, east)
@@ -159,7 +176,7 @@ func newLabOf(t *testing.T, east, west setup) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.install(ctx, t, root, ca, nonce)
+	l.install(ctx, t, ca, nonce)
 	return l
 }
 
@@ -211,15 +228,21 @@ func (l *lab) kubeletTaints(instance *nstancev1.InstanceStatus) []corev1.Taint {
 
 // install does the manual steps before the operator starts: namespace, permissions, CA and nonce. The CRDs are
 // installed already.
-func (l *lab) install(ctx context.Context, t *testing.T, root string, ca []byte, nonce string) {
+func (l *lab) install(ctx context.Context, t *testing.T, ca []byte, nonce string) {
 	t.Helper()
 	l.create(ctx, t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
-	l.kubectl(t, "apply", "-n", namespace, "-k", filepath.Join(root, "services", "operator", "kustomize", "rbac"))
+	l.permit(t)
 	l.create(ctx, t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-cluster-ca"},
 		Data: map[string]string{"ca.crt": string(ca)}})
 	l.create(ctx, t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-operator-nonce"},
 		StringData: map[string]string{"nonce.jwt": nonce}})
 	l.configure(ctx, t, l.URL, func(_ *shard, addr string) string { return addr })
+}
+
+// permit gives the operator its permissions.
+func (l *lab) permit(t *testing.T) {
+	t.Helper()
+	l.kubectl(t, "apply", "-n", namespace, "-k", filepath.Join(l.root, "services", "operator", "kustomize", "rbac"))
 }
 
 // configure writes the operator's configuration with the addresses of the API server and the shards.

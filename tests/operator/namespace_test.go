@@ -13,8 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/nstance-kit/nstance/tests/kube"
 )
 
 // TestNamespace deletes the operator's namespace, recovers with the steps of the documentation, and then deletes it in
@@ -83,15 +81,11 @@ func (l *lab) testRecoverNamespace(t *testing.T) {
 		t.Errorf("the deletion and recovery created %d instances, want none", n)
 	}
 
-	root, err := kube.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
 	ca, nonce, err := l.east.bucket.credentials(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.install(t.Context(), t, root, ca, nonce)
+	l.install(t.Context(), t, ca, nonce)
 	l.bootstrap(t)
 	l.imported(t)
 }

@@ -100,6 +100,12 @@ func (l *lab) bootstrap(t *testing.T) {
 	l.create(ctx, t, &corev1.Secret{ObjectMeta: objectMeta("nstance-operator-nonce"), Data: nonce.Data})
 
 	l.operator(t, elect)
+	l.registered(t)
+}
+
+// registered waits until the operator has its certificate and the Cluster, and gives the Cluster a control plane.
+func (l *lab) registered(t *testing.T) {
+	t.Helper()
 	await(t, "registered", patience, func(ctx context.Context) error {
 		return errors.Join(
 			has(ctx, l, &corev1.Secret{}, "nstance-operator-key", func(s *corev1.Secret) error {

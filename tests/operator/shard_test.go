@@ -1,15 +1,18 @@
 package operator
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -24,13 +27,11 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
-	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
@@ -50,8 +51,8 @@ const (
 
 // bucket is a directory that all servers use as their bucket.
 type bucket struct {
-	dir   string
-	store *file.Store
+	dir, bin string // bin has the nstance-admin that works on the bucket.
+	store    *file.Store
 }
 
 // state opens the bucket as nstance-admin does.
@@ -66,53 +67,53 @@ func (b *bucket) state(shard string) (*clusterstate.State, error) {
 		Secrets: secrets}), nil
 }
 
-// newBucket makes a bucket with a CA and a nonce key, as `nstance-admin cluster init` does.
-func newBucket(ctx context.Context, dir string) (*bucket, error) {
-	store, err := file.Open(dir)
-	if err != nil {
+// newBucket makes a bucket with a CA and a nonce key. Like the rest of the cluster, nstance-admin may be of an earlier
+// version.
+func newBucket(ctx context.Context, dir, bin string) (*bucket, error) {
+	b := &bucket{dir: dir, bin: bin}
+	if _, err := b.admin(ctx, "init"); err != nil {
 		return nil, err
 	}
-	b := &bucket{dir, store}
-	state, err := b.state("east")
-	if err != nil {
-		return nil, err
-	}
-	if _, _, err := state.EnsureCA(ctx); err != nil {
-		return nil, err
-	}
-	_, _, err = state.EnsureNonceKey(ctx)
+	var err error
+	b.store, err = file.Open(dir)
 	return b, err
+}
+
+// admin runs a command of nstance-admin cluster, and returns what it prints.
+func (b *bucket) admin(ctx context.Context, command string, flags ...string) (string, error) {
+	args := append([]string{"cluster", command, "--cluster-id", clusterID, "--storage-provider", "file",
+		"--storage-bucket", b.dir}, flags...)
+	cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "nstance-admin"), args...)
+	cmd.Env = append(os.Environ(), "NSTANCE_ENCRYPTION_KEY="+encryptionKey)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("nstance-admin %s: %w: %s", strings.Join(args, " "), err, stderr.Bytes())
+	}
+	return string(out), nil
 }
 
 // credentials returns the CA's certificate and a nonce, which are all that an operator gets.
 func (b *bucket) credentials(ctx context.Context) (ca []byte, nonce string, err error) {
-	state, err := b.state("east")
-	if err != nil {
+	if ca, err = os.ReadFile(filepath.Join(b.dir, "cluster", "ca.crt")); err != nil {
 		return nil, "", err
 	}
-	authorities, err := state.LoadCA(ctx)
-	if err != nil {
-		return nil, "", err
-	}
-	key, err := state.LoadNonceKey(ctx)
-	if err != nil {
-		return nil, "", err
-	}
-	made, _, err := authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator, Cluster: clusterID,
-		Tenant: tenant, TTL: time.Hour}, rand.Reader, time.Now())
-	return authority.EncodeBundle(authorities.Certificate()), made.Reveal(), err
+	nonce, err = b.admin(ctx, "nonce")
+	return ca, nonce, err
 }
 
 // shard is a server, its VMs, and the test's own connection to it. Each VM is a window of a tmux server with a real
 // agent.
 type shard struct {
 	nstancev1.OperatorServiceClient
-	id, dir, bin string
-	env          []string // Additional variables of the server.
-	bucket       *bucket
-	ports        []int // Ports for health, election, registration, operator, agent.
+	id, dir string
+	env     []string // Additional variables of the server.
+	bucket  *bucket
+	ports   []int // Ports for health, election, registration, operator, agent.
 
 	mu      sync.Mutex
+	bin     string // The directory of the server that starts next.
 	process *kube.Process
 	starts  int
 	events  []*nstancev1.InstanceEvent
@@ -186,14 +187,14 @@ func (s *shard) configure(ctx context.Context, change func(*config.Shard)) error
 
 func (s *shard) start() error {
 	env := append(append(os.Environ(), "NSTANCE_ENCRYPTION_KEY="+encryptionKey), s.env...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	process, err := kube.Run(s.dir, "nstance-server", filepath.Join(s.bin, "nstance-server"), env, "--id", "server-"+
 		s.id, "--shard", s.id, "--storage", "file",
 		"--bucket", s.bucket.dir, "--cachedir", filepath.Join(s.dir, "cache"), "--health-addr", address(s.ports[0]))
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.process = process
 	s.starts++
 	return nil
@@ -226,15 +227,18 @@ func (s *shard) server() *kube.Process {
 
 // connect registers the test's own operator client.
 func (s *shard) connect(ctx context.Context) error {
-	state, err := s.bucket.state(s.id)
+	identity := filepath.Join(s.dir, "identity")
+	if _, err := s.bucket.admin(ctx, "register-operator", "--output-dir", identity); err != nil {
+		return err
+	}
+	certificate, err := tls.LoadX509KeyPair(filepath.Join(identity, "identity.crt"),
+		filepath.Join(identity, "identity.key"))
 	if err != nil {
 		return err
 	}
-	identity, roots, err := local.Identity(ctx, state, clusterID, "")
-	if err != nil {
-		return err
-	}
-	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{identity},
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(tail(filepath.Join(identity, "ca.crt")))
+	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate},
 		RootCAs: roots, ServerName: "127.0.0.1"})
 	conn, err := grpc.NewClient(address(s.ports[3]), grpc.WithTransportCredentials(creds),
 		grpc.WithConnectParams(grpc.ConnectParams{
