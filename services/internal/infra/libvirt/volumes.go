@@ -10,6 +10,8 @@ import (
 
 	"github.com/digitalocean/go-libvirt"
 	"libvirt.org/go/libvirtxml"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
 // volumes are the volumes of a host's storage pool.
@@ -46,12 +48,30 @@ func (v *volumes) path(name string) string { return path.Join(v.dir, name) }
 func (v *volumes) find(name string) (libvirt.StorageVol, string, error) {
 	vol, err := v.c.StorageVolLookupByName(v.pool, name)
 	if isCode(err, libvirt.ErrNoStorageVol) {
-		if err := v.c.StoragePoolRefresh(v.pool, 0); err != nil {
+		if err := v.refresh(); err != nil {
 			return vol, "", err
 		}
 		vol, err = v.c.StorageVolLookupByName(v.pool, name)
 	}
 	return vol, v.path(name), err
+}
+
+// libvirtd refuses to refresh a pool while another call makes or fills a volume in it. Both take moments.
+const (
+	refreshTries = 50
+	refreshPause = 100 * time.Millisecond
+)
+
+func (v *volumes) refresh() error {
+	for range refreshTries {
+		err := v.c.StoragePoolRefresh(v.pool, 0)
+		if !isCode(err, libvirt.ErrInternalError) || !strings.Contains(err.Error(), "asynchronous jobs") {
+			return err
+		}
+		time.Sleep(refreshPause)
+	}
+	return infra.Errorf(infra.Throttled, "refresh storage pool "+v.pool.Name, "other calls still use the pool after %v",
+		refreshTries*refreshPause)
 }
 
 func (v *volumes) create(volume libvirtxml.StorageVolume) error {
