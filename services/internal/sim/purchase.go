@@ -54,8 +54,8 @@ func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	}
 }
 
-// checkReturned checks that, with return_to_spot, a group at rest has no more instances that were bought on demand than
-// its options say.
+// checkReturned checks that a group with return_to_spot replaces its surplus of on-demand instances. At rest, the group
+// may have as many of them as its purchase options say.
 func (w *World) checkReturned(g config.Group, size int) {
 	p := g.Purchase
 	if p.ReturnToSpot == 0 || w.countProtected(g) > 0 {

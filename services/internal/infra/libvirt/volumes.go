@@ -56,7 +56,8 @@ func (v *volumes) find(name string) (libvirt.StorageVol, string, error) {
 	return vol, v.path(name), err
 }
 
-// libvirtd refuses to refresh a pool while another call makes or fills a volume in it. Both take moments.
+// libvirtd refuses to refresh a pool while another call makes or fills a volume in it. If a large upload takes longer
+// than all tries, the leader tries again.
 const (
 	refreshTries = 50
 	refreshPause = 100 * time.Millisecond
