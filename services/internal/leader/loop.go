@@ -27,7 +27,7 @@ type Loop struct {
 	Started func(kind plan.Kind)
 
 	mu             sync.Mutex // allows one pass at a time
-	nextCreate     time.Time  // earliest next create, with CreateEvery
+	lastCreate     time.Time  // when a create was last planned
 	buffer         []plan.Instance
 	wake           map[config.GroupKey]plan.Schedule
 	nextCollection time.Time
@@ -134,7 +134,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 		}
 	}
 	if creates > 0 {
-		l.nextCreate = snapshot.Now.Add(l.createEvery())
+		l.lastCreate = snapshot.Now
 		l.State.ExpectCreates(key, creates, spots)
 	}
 	var waiting []config.GroupKey
@@ -158,8 +158,9 @@ func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances 
 	snapshot.Waiting = l.WaitingCreates(key)
 	if every := l.createEvery(); every > 0 {
 		snapshot.CreateBudget, snapshot.CreateBudgetAt = 1, snapshot.Now.Add(every)
-		if snapshot.Now.Before(l.nextCreate) {
-			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, l.nextCreate
+		// From the last create, because every may have changed since.
+		if next := l.lastCreate.Add(every); snapshot.Now.Before(next) {
+			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, next
 		}
 	}
 	return snapshot, true

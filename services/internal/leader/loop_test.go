@@ -21,7 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// TestCreateRateLimit checks that create_rate_limit spaces creates over all groups.
+// TestCreateRateLimit checks that create_rate_limit spaces creates over all groups, and that a change of it counts from
+// the last create.
 func TestCreateRateLimit(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	state := shardstate.New(shardstate.Options{Term: 1, Now: func() time.Time {
@@ -30,7 +31,7 @@ func TestCreateRateLimit(t *testing.T) {
 	groups := map[config.GroupKey]config.Group{}
 	for _, name := range []string{"a", "b"} {
 		key := config.GroupKey{Tenant: ident.DefaultTenant, Group: name}
-		groups[key] = config.Group{GroupKey: key, Kind: "wrk", Size: 2, MaxSurge: 1}
+		groups[key] = config.Group{GroupKey: key, Kind: "wrk", Size: 3, MaxSurge: 1}
 	}
 	state.Configure((&config.Shard{}).WithDefaults(), groups)
 	started := 0
@@ -61,14 +62,20 @@ func TestCreateRateLimit(t *testing.T) {
 		}
 		now = now.Add(every / 2)
 	}
-	every = 0
-	for key := range groups {
-		state.TouchGroup(key)
-	}
 	loop.Pass(context.Background())
-	if started != 4 {
-		t.Errorf("without a limit %d creates were started, want 4", started)
+	now = now.Add(every / 2)
+	change := func(limit time.Duration, want int) {
+		every = limit
+		for key := range groups {
+			state.TouchGroup(key)
+		}
+		loop.Pass(context.Background())
+		if started != want {
+			t.Errorf("with the new limit %s %d creates were started, want %d", every, started, want)
+		}
 	}
+	change(time.Second, 5)
+	change(0, 6)
 }
 
 // TestCreatesAreBounded checks the limit of running creates, however many instances are missing. When creates end,
