@@ -258,6 +258,7 @@ step_refused() {
 
 step_debug() {
 	terraform=$(scripts/tool.sh tofu) scripts/debug.sh
+	scripts/howto.sh
 }
 
 step_chaos() {

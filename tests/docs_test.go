@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud/all"
 )
 
 // TestDocumentsLinkToFiles verifies that the targets of relative links in the documents exist.
@@ -92,6 +94,76 @@ func TestSecurityNamesTests(t *testing.T) {
 	}
 	if rows < 40 {
 		t.Errorf("found %d rows of tables with tests", rows)
+	}
+}
+
+// TestPagesNameTests verifies that docs/contributing/tests.md lists each page of docs/how-to and docs/start exactly once,
+// and that the tests and scripts which it names for the page exist.
+func TestPagesNameTests(t *testing.T) {
+	raw, err := os.ReadFile("../docs/contributing/tests.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var code strings.Builder
+	for _, text := range files(t, "..", "_test.go") {
+		code.WriteString(text)
+	}
+	_, section, _ := strings.Cut(string(raw), "\n## The pages that are tested\n")
+	listed := map[string]int{}
+	name := regexp.MustCompile("`(Test[A-Za-z0-9]+|scripts/[a-z0-9-]+\\.sh)`")
+	for _, row := range regexp.MustCompile(`(?m)^\| \[[^]]+\]\(\.\./([a-z/-]+\.md)\) \|(.*)$`).FindAllStringSubmatch(
+		section, -1) {
+		listed[row[1]]++
+		names := name.FindAllStringSubmatch(row[2], -1)
+		if len(names) == 0 {
+			t.Errorf("docs/contributing/tests.md names no test of %s", row[1])
+		}
+		for _, name := range names {
+			_, err := os.Stat("../" + name[1])
+			if err != nil && !strings.Contains(code.String(), "\nfunc "+name[1]+"(") {
+				t.Errorf("docs/contributing/tests.md names %s for %s, which does not exist", name[1], row[1])
+			}
+		}
+	}
+	for _, dir := range []string{"how-to", "start"} {
+		pages, err := filepath.Glob("../docs/" + dir + "/*.md")
+		if err != nil || len(pages) < 5 {
+			t.Fatalf("docs/%s has the pages %q: %v", dir, pages, err)
+		}
+		for _, page := range pages {
+			page = dir + "/" + filepath.Base(page)
+			if listed[page] != 1 {
+				t.Errorf("docs/contributing/tests.md lists %s %d times, want once", page, listed[page])
+			}
+			delete(listed, page)
+		}
+	}
+	for page := range listed {
+		t.Errorf("docs/contributing/tests.md lists %s, which does not exist", page)
+	}
+}
+
+// TestStartPagesUseVariables verifies that the variables on the first pages about clouds are those of the example.
+func TestStartPagesUseVariables(t *testing.T) {
+	for _, block := range all.Blocks() {
+		cloud := block.Name
+		page, err := os.ReadFile("../docs/start/" + cloud + ".md")
+		if err != nil {
+			continue
+		}
+		code, err := os.ReadFile("../examples/" + cloud + "/single-shard/variables.tf")
+		if err != nil {
+			t.Fatal(err)
+		}
+		used := submatches(`-var ([a-z_]+)=`, string(page))
+		for _, name := range used {
+			if !strings.Contains(string(code), "variable \""+name+"\" {") {
+				t.Errorf("docs/start/%s.md sets the variable %s, which the example does not have", cloud, name)
+			}
+		}
+		if len(used) < 3 {
+			t.Errorf("docs/start/%s.md sets %q", cloud, used)
+		}
 	}
 }
 

@@ -259,10 +259,8 @@ func (s *story) env(instance string) []string {
 // runPage runs the commands in the blocks of shell code of a section, which must be the expected ones in that order.
 func (s *story) runPage(ctx context.Context, section, instance string, want []expectation) error {
 	var commands []string
-	for n, block := range strings.Split(section, "```") {
-		if code, ok := strings.CutPrefix(block, "sh\n"); n%2 == 1 && ok {
-			commands = append(commands, strings.Split(strings.TrimSpace(code), "\n")...)
-		}
+	for _, code := range blocks(section, "sh") {
+		commands = append(commands, strings.Split(strings.TrimSpace(code), "\n")...)
 	}
 	if len(commands) != len(want) {
 		return fmt.Errorf("the section has %d commands, want %d: %q", len(commands), len(want), commands)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -142,4 +143,14 @@ func awaitReplaced(ctx context.Context, operator *local.Operator, gone ident.ID,
 			return err
 		}
 	}
+}
+
+// blocks returns the code blocks of a language in a page.
+func blocks(text, language string) (found []string) {
+	for n, block := range strings.Split(text, "```") {
+		if code, ok := strings.CutPrefix(block, language+"\n"); n%2 == 1 && ok {
+			found = append(found, code)
+		}
+	}
+	return found
 }

@@ -40,6 +40,7 @@ func TestExamplesMatchTheSchema(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	c.checkPages(schemas)
 	if c.blocks < 15 {
 		t.Errorf("only %d blocks of the provider were found", c.blocks)
 	}
@@ -53,12 +54,41 @@ type exampleCheck struct {
 	blocks int
 }
 
+// checkPages checks the arguments of nstance_shard on pages of docs/how-to.
+func (c *exampleCheck) checkPages(schemas *tfprotov6.GetProviderSchemaResponse) {
+	c.Helper()
+	paths, err := filepath.Glob("../../../docs/how-to/*.md")
+	if err != nil {
+		c.Fatal(err)
+	}
+	before := c.blocks
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			c.Fatal(err)
+		}
+		for n, block := range strings.Split(string(text), "```") {
+			if code, ok := strings.CutPrefix(block, "hcl\n"); n%2 == 1 && ok {
+				c.checkSource(path, []byte("resource \"nstance_shard\" \"this\" {\n"+code+"}\n"), schemas)
+			}
+		}
+	}
+	if c.blocks == before {
+		c.Error("no page has arguments of nstance_shard")
+	}
+}
+
 func (c *exampleCheck) checkFile(path string, schemas *tfprotov6.GetProviderSchemaResponse) {
 	c.Helper()
 	source, err := os.ReadFile(path)
 	if err != nil {
 		c.Fatal(err)
 	}
+	c.checkSource(path, source, schemas)
+}
+
+func (c *exampleCheck) checkSource(path string, source []byte, schemas *tfprotov6.GetProviderSchemaResponse) {
+	c.Helper()
 	file, problems := hclsyntax.ParseConfig(source, path, hcl.InitialPos)
 	if problems.HasErrors() {
 		c.Fatal(problems)

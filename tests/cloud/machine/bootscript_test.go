@@ -26,11 +26,12 @@ func fakeAgent() {
 	daemon()
 }
 
-// TestExampleBootScripts boots the example boot scripts, unmodified, on a machine with the image's unit. The agent must
-// start with its environment and its identity files.
+// TestExampleBootScripts boots the example boot scripts and that of docs/how-to/boot-script.md, unmodified, on a machine
+// with the image's unit. The agent must start with its environment and its identity files.
 func TestExampleBootScripts(t *testing.T) {
 	unit := must(os.ReadFile(filepath.Join(repository, "images/packer/files/nstance-agent.service")))
-	for _, path := range []string{"examples/userdata-tmux.sh.tmpl", "examples/local/userdata.sh.tmpl"} {
+	for _, path := range []string{"examples/userdata-tmux.sh.tmpl", "examples/local/userdata.sh.tmpl",
+		"docs/how-to/boot-script.md"} {
 		t.Run(path, func(t *testing.T) {
 			w := newTestRunner(t, map[string]string{"etc/systemd/system/nstance-agent.service": string(unit)})
 			w.with("nstance-agent")
@@ -39,6 +40,10 @@ func TestExampleBootScripts(t *testing.T) {
 			data.Server.RegistrationAddr, data.Server.AgentAddr = "10.0.1.100:8992", "10.0.1.100:8994"
 			data.Cluster.CACert = "the CA's certificate"
 			text := string(must(os.ReadFile(filepath.Join(repository, path))))
+			if filepath.Ext(path) == ".md" {
+				_, text, _ = strings.Cut(text, "```sh\n")
+				text, _, _ = strings.Cut(text, "```")
+			}
 			userdata, err := render.UserdataText("userdata", text, data, "nonce.of.jwt")
 			if err != nil {
 				t.Fatal(err)

@@ -1,0 +1,231 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/dev/local"
+)
+
+// pages returns the pages in the order in which their commands run.
+func (h *howTo) pages() []guide {
+	pages := h.pagesOfEveryDay()
+	pages = append(pages, h.pagesAboutRollouts()...)
+	pages = append(pages, h.pagesAboutServers()...)
+	return append(pages, h.pagesAboutDisasters()...)
+}
+
+func (h *howTo) pagesOfEveryDay() []guide {
+	return []guide{
+		{file: "operators.md", steps: []step{
+			{},
+			{},
+			{after: func(context.Context, string) error { return h.written("nonce.jwt") }},
+			{texts: []string{"alice", "admin"}, after: func(_ context.Context, output string) error {
+				id := regexp.MustCompile(`(?m)^.*\bopr\w+\b.*alice.*$`).FindString(output)
+				h.call("OPERATOR", regexp.MustCompile(`\bopr\w+`).FindString(id))
+				return nil
+			}},
+			{after: func(ctx context.Context, _ string) error {
+				output, err := h.shell(ctx, "nstance-admin cluster operator list --storage-bucket my-bucket", "")
+				if err == nil && strings.Contains(output, "alice") {
+					err = errors.New("alice is still there")
+				}
+				return err
+			}},
+		}},
+		{file: "add-or-remove-a-group.md", steps: []step{
+			{texts: []string{"2 healthy"}},
+			{texts: []string{"3 healthy"}},
+			{after: h.nowHealthy(2)},
+		}},
+		{file: "find-out-what-happened.md", steps: []step{
+			{before: h.healthy(2), texts: []string{"SHARD", "server-1", "server-2"}},
+			{texts: []string{"holds the lock in term", "alice"}},
+			{until: group},
+			{},
+			{texts: []string{"term 1 ends"}, after: func(ctx context.Context, _ string) error {
+				_, err := h.stack.AwaitLine(ctx, "serving as leader", 1)
+				return err
+			}},
+			{texts: []string{"INSTANCE", "instance registered", "Planned again:"}},
+		}},
+		{file: "change-size-or-type.md", steps: []step{
+			{texts: []string{"5 healthy"}},
+			{after: h.nowHealthy(2)},
+			{after: h.nowHealthy(1)},
+		}},
+		{file: "migrate-from-an-auto-scaling-group.md", steps: []step{
+			{texts: []string{"3 healthy"}, after: h.withoutOverride},
+		}},
+		{file: "change-configuration.md", steps: []step{
+			{before: h.write(func(c *config.Shard) { c.Defaults.Vars["environment"] = "staging" }),
+				texts: []string{`"environment": "staging"`, "Files are pushed"}},
+			{},
+			{texts: []string{"applied"}},
+			{texts: []string{"config"}},
+		}},
+	}
+}
+
+// withoutOverride ends the override of the group.
+func (h *howTo) withoutOverride(ctx context.Context, _ string) error {
+	if _, err := h.shell(ctx, "nstance-admin group delete GROUP --yes", ""); err != nil {
+		return err
+	}
+	return h.healthy(2)(ctx)
+}
+
+// nowHealthy is healthy for a step's after.
+func (h *howTo) nowHealthy(size int) func(context.Context, string) error {
+	return func(ctx context.Context, _ string) error { return h.healthy(size)(ctx) }
+}
+
+// written checks that a file has content.
+func (h *howTo) written(name string) error {
+	info, err := os.Stat(h.file(name))
+	if err == nil && info.Size() == 0 {
+		return fmt.Errorf("%s is empty", name)
+	}
+	return err
+}
+
+// setGroup changes the group of the default tenant.
+func setGroup(c *config.Shard, name string, change func(*config.GroupSpec)) {
+	spec := c.Groups[local.Tenant][name]
+	change(&spec)
+	c.Groups[local.Tenant][name] = spec
+}
+
+func (h *howTo) pagesAboutRollouts() []guide {
+	return []guide{
+		{file: "health-checks.md", steps: []step{
+			{before: h.addChecks, texts: []string{"healthy", "well"}, after: h.removeGroup("web")},
+		}},
+		{file: "roll-out.md", steps: []step{
+			{before: h.pushRollout, texts: []string{"paused"}},
+			{after: func(ctx context.Context, _ string) error {
+				_, err := h.shell(ctx, "nstance-admin group wait GROUP", "")
+				return err
+			}},
+		}},
+		{file: "roll-a-new-image.md", steps: []step{
+			{},
+			{texts: []string{"2 healthy"}},
+		}},
+		{file: "schedules.md", check: h.checkSchedules},
+		{file: "vm-does-not-register.md", steps: []step{
+			{before: h.failToRegister, texts: []string{"unregistered", "its VM ended before its agent registered"}},
+			{before: func(context.Context) error {
+				h.call("GROUP", group)
+				return nil
+			}, after: func(ctx context.Context, output string) error {
+				h.call("INSTANCE", regexp.MustCompile(`\bwrk\w{20,}`).FindString(output))
+				if err := h.removeGroup("deaf")(ctx, ""); err != nil {
+					return err
+				}
+				_, err := h.shell(ctx, "nstance-admin instance drain INSTANCE --yes", "")
+				return err
+			}},
+		}},
+	}
+}
+
+// addChecks applies the page's health checks to a new group, which must become healthy.
+func (h *howTo) addChecks(ctx context.Context) error {
+	health := strings.TrimPrefix(h.stack.URL(1, ""), "http://127.0.0.1:")
+	var page config.Shard
+	if err := snippet("health-checks.md", &page, "8080", health, "/healthz", "/health", "/var/lib/web",
+		h.dir); err != nil {
+		return err
+	}
+	if err := h.push(func(c *config.Shard) {
+		web := c.Templates["worker"]
+		web.HealthChecks = page.Templates["web"].HealthChecks
+		c.Templates["web"] = web
+		one := 1
+		c.Groups[local.Tenant]["web"] = config.GroupSpec{Template: "web", Size: &one}
+	})(ctx); err != nil {
+		return err
+	}
+	_, err := h.shell(ctx, "nstance-admin group wait web", "")
+	return err
+}
+
+// removeGroup removes a group and the template of the same name. Those that are left become healthy.
+func (h *howTo) removeGroup(name string) func(context.Context, string) error {
+	return func(ctx context.Context, _ string) error {
+		return h.push(func(c *config.Shard) {
+			delete(c.Groups[local.Tenant], name)
+			delete(c.Templates, name)
+		})(ctx)
+	}
+}
+
+// pushRollout gives the group the page's careful rollout, with a short time to bake.
+func (h *howTo) pushRollout(ctx context.Context) error {
+	var spec config.GroupSpec
+	if err := snippet("roll-out.md", &spec, `"10m"`, `"1s"`); err != nil {
+		return err
+	}
+	return h.push(func(c *config.Shard) {
+		setGroup(c, group, func(g *config.GroupSpec) { g.Rollout, g.MaxSurge = spec.Rollout, spec.MaxSurge })
+	})(ctx)
+}
+
+// checkSchedules gives the group the page's schedules with smaller sizes. Then an operator cannot change its size.
+func (h *howTo) checkSchedules(ctx context.Context, _ string) error {
+	var spec config.GroupSpec
+	if err := snippet("schedules.md", &spec, `"size": 20`, `"size": 3`); err != nil {
+		return err
+	}
+	if err := h.push(func(c *config.Shard) {
+		setGroup(c, group, func(g *config.GroupSpec) { g.Schedules = spec.Schedules })
+	})(ctx); err != nil {
+		return err
+	}
+	output, err := h.shell(ctx, "if nstance-admin group scale GROUP 4; then exit 1; fi", "")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(output, "schedules") {
+		return errors.New("the refusal does not name the schedules")
+	}
+	return h.push(func(c *config.Shard) {
+		setGroup(c, group, func(g *config.GroupSpec) { g.Schedules = nil })
+	})(ctx)
+}
+
+// failToRegister adds a group whose boot script fails, and waits until the leader has deleted one of its instances.
+func (h *howTo) failToRegister(ctx context.Context) error {
+	if err := h.push(func(c *config.Shard) {
+		deaf := c.Templates["worker"]
+		deaf.Userdata = &config.Userdata{Content: "#!/bin/sh\nexit 1\n"}
+		c.Templates["deaf"] = deaf
+		one := 1
+		c.Groups[local.Tenant]["deaf"] = config.GroupSpec{Template: "deaf", Size: &one}
+	})(ctx); err != nil {
+		return err
+	}
+	h.call("GROUP", "deaf")
+	for {
+		var journal answers
+		if err := h.ask(ctx, &journal, "events --since 1h --group GROUP --cause unregistered"); err != nil {
+			return err
+		}
+		for _, e := range journal.Shards[0].Events {
+			if e.ID != "" {
+				h.call("INSTANCE", e.ID)
+				return nil
+			}
+		}
+		if err := local.Pause(ctx, pollInterval); err != nil {
+			return err
+		}
+	}
+}

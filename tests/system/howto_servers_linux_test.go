@@ -1,0 +1,210 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/dev/local"
+)
+
+// pollInterval is the time between two looks.
+const pollInterval = 200 * time.Millisecond
+
+func (h *howTo) pagesAboutServers() []guide {
+	return []guide{
+		{file: "web-page.md", steps: []step{
+			{before: func(context.Context) error {
+				h.call("nstance-admin serve", "nstance-admin serve --bind 127.0.0.1:0", ":8080", "127.0.0.1:0")
+				return nil
+			}, until: "serves http://"},
+			{},
+			{before: func(ctx context.Context) error {
+				_, err := h.shell(ctx, "openssl req -x509 -newkey ed25519 -nodes -subj /CN=page -days 1 "+
+					"-keyout tls.key -out tls.crt", "")
+				return err
+			}, until: "serves https://"},
+			{until: "serves http://"},
+		}},
+		{file: "monitor.md", check: h.checkMonitoring},
+		{file: "run-servers.md", steps: []step{{before: h.stopStandby, until: `"msg":"ready"`}}, check: h.checkUnit},
+		{file: "upgrade.md", steps: []step{
+			{after: func(context.Context, string) error { return h.written("workload-ca.crt") }},
+		}},
+	}
+}
+
+// tracing returns the variable of docs/how-to/monitor.md that turns traces on.
+func tracing(t *testing.T, url string) []string {
+	text, err := read("monitor.md")
+	if err != nil || len(blocks(text, "ini")) != 1 {
+		t.Fatalf("monitor.md lacks the variable: %v", err)
+	}
+	return []string{strings.ReplaceAll(strings.TrimSpace(blocks(text, "ini")[0]), "http://collector.example.com:4318",
+		url)}
+}
+
+// checkMonitoring lets promtool check the page's configuration of Prometheus with the rules, and waits for traces.
+func (h *howTo) checkMonitoring(ctx context.Context, text string) error {
+	rules, err := os.ReadFile("config/prometheus/nstance.rules.yaml")
+	if err != nil {
+		return err
+	}
+	yaml := strings.ReplaceAll(blocks(text, "yaml")[0], "\n   ", "\n")
+	if err := errors.Join(os.WriteFile(h.file("nstance.rules.yaml"), rules, 0o600),
+		os.WriteFile(h.file("prometheus.yaml"), []byte(strings.TrimPrefix(yaml, "   ")), 0o600)); err != nil {
+		return err
+	}
+	if _, err := h.shell(ctx, *promtoolFlag+" check config prometheus.yaml", ""); err != nil {
+		return err
+	}
+	for h.traces.Load() == 0 {
+		if err := local.Pause(ctx, pollInterval); err != nil {
+			return fmt.Errorf("no trace arrives: %w", err)
+		}
+	}
+	return nil
+}
+
+// stopStandby stops the second server. The page's commands start one with its ports and cache.
+func (h *howTo) stopStandby(ctx context.Context) error {
+	leader, _, err := awaitLeaderWithHeir(ctx, h.stack)
+	if err != nil {
+		return err
+	}
+	standby := servers + 1 - leader
+	if err := h.servers[standby].Stop(30 * time.Second); err != nil {
+		return err
+	}
+	args := fmt.Sprintf("%s --instance %d --health-addr %s", h.stack.CacheDir(standby), standby,
+		strings.TrimPrefix(h.stack.URL(standby, ""), "http://"))
+	h.call("DIR", args, "/var/cache/nstance", args, "zone-a", local.Shard)
+	return nil
+}
+
+// checkUnit runs the command of the page's unit, lets systemd verify the unit where it is installed, and starts the
+// standby again.
+func (h *howTo) checkUnit(ctx context.Context, text string) (err error) {
+	unit := strings.ReplaceAll(blocks(text, "ini")[0], "/usr/local/bin", h.stack.Bin)
+	_, command, _ := strings.Cut(unit, "ExecStart=")
+	command, _, _ = strings.Cut(command, "\n")
+	if _, err := h.shell(ctx, command, `"msg":"ready"`); err != nil {
+		return err
+	}
+	if _, err := exec.LookPath("systemd-analyze"); err == nil {
+		if err := os.WriteFile(h.file("page.service"), []byte(unit), 0o600); err != nil {
+			return err
+		}
+		if _, err := h.shell(ctx, "systemd-analyze verify --man=no ./page.service", ""); err != nil {
+			return err
+		}
+	}
+	for n := 1; n <= servers; n++ {
+		if !h.servers[n].Running() {
+			if h.servers[n], err = h.stack.StartServer(ctx, n); err != nil {
+				return err
+			}
+		}
+	}
+	_, _, err = awaitLeaderWithHeir(ctx, h.stack)
+	return err
+}
+
+func (h *howTo) pagesAboutDisasters() []guide {
+	return []guide{
+		{file: "disaster-drill.md", steps: []step{
+			{before: h.loseEverything, texts: []string{"instance lost", "SHARD"}},
+		}},
+		{file: "back-up-and-restore.md", steps: []step{
+			{before: h.restore},
+			{before: func(ctx context.Context) error { return errors.Join(h.startServers(ctx), h.healthy(2)(ctx)) },
+				texts: []string{"SHARD"}},
+		}},
+		{file: "rotate-keys.md", steps: []step{
+			{},
+			{before: h.pushNewKey},
+			{before: h.push(func(c *config.Shard) { c.Cluster.Secrets.OldEncryptionKeys = nil }),
+				after: func(context.Context, string) error {
+					key, err := os.ReadFile(h.file("new.key"))
+					h.key = strings.TrimSpace(string(key))
+					// scripts/rotate-ca.sh waits for all steps.
+					h.call("rotate-ca --storage-bucket my-bucket\n", "rotate-ca --storage-bucket dev --no-wait")
+					return err
+				}},
+			{},
+			{},
+			{after: func(context.Context, string) error { return h.written("workload-ca.crt") }},
+		}},
+	}
+}
+
+func (h *howTo) startServers(ctx context.Context) (err error) {
+	for n := 1; n <= servers; n++ {
+		if h.servers[n], err = h.stack.StartServer(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loseEverything kills all servers and VMs, and starts the servers. All VMs must be replaced.
+func (h *howTo) loseEverything(ctx context.Context) error {
+	for n := 1; n <= servers; n++ {
+		if err := h.servers[n].Kill(); err != nil {
+			return err
+		}
+	}
+	if _, err := h.stack.Tmux(ctx, "kill-server"); err != nil {
+		return err
+	}
+	if err := h.startServers(ctx); err != nil {
+		return err
+	}
+	return h.healthy(2)(ctx)
+}
+
+// restore makes a backup of the bucket, adds an instance, stops the servers, and restores the bucket.
+func (h *howTo) restore(ctx context.Context) error {
+	bucket := h.stack.StoreDir()
+	if err := os.CopyFS(h.file("backup"), os.DirFS(bucket)); err != nil {
+		return err
+	}
+	if _, err := h.shell(ctx, "nstance-admin group scale GROUP 3 --wait", ""); err != nil {
+		return err
+	}
+	for n := 1; n <= servers; n++ {
+		if err := h.servers[n].Stop(30 * time.Second); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"cluster", "config", "groups", "shard"} {
+		saved := filepath.Join(h.file("backup"), name)
+		if _, err := os.Stat(saved); errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := errors.Join(os.RemoveAll(filepath.Join(bucket, name)), os.CopyFS(filepath.Join(bucket, name),
+			os.DirFS(saved))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pushNewKey applies the page's configuration with both keys.
+func (h *howTo) pushNewKey(ctx context.Context) error {
+	var page config.Shard
+	if err := snippet("rotate-keys.md", &page, "/etc/nstance/new.key", h.file("new.key")); err != nil {
+		return err
+	}
+	return h.push(func(c *config.Shard) {
+		c.Cluster.Secrets.EncryptionKey = page.Cluster.Secrets.EncryptionKey
+		c.Cluster.Secrets.OldEncryptionKeys = page.Cluster.Secrets.OldEncryptionKeys
+	})(ctx)
+}
