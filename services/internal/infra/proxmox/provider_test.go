@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,6 +21,16 @@ import (
 )
 
 var owner = infra.Owner{Cluster: "c", Shard: "s"}
+
+// Calls of the API, as the fake names them.
+const (
+	cloneCall  = "POST /nodes/{node}/qemu/{vmid}/clone"
+	configCall = "PUT /nodes/{node}/qemu/{vmid}/config"
+	startCall  = "POST /nodes/{node}/qemu/{vmid}/status/start"
+	stopCall   = "POST /nodes/{node}/qemu/{vmid}/status/stop"
+	uploadCall = "POST /nodes/{node}/storage/{storage}/upload"
+	taskCall   = "GET /nodes/{node}/tasks/{upid}/status"
+)
 
 // rawOptions returns options for a fake cluster.
 func rawOptions(t *testing.T, pve *fakepve.Cluster) map[string]string {
@@ -111,4 +122,35 @@ func TestConformance(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() { pve.AwaitTasks(context.WithoutCancel(t.Context())) })
+}
+
+// wantClass checks the class of an error and a part of its text.
+func wantClass(t *testing.T, err error, class infra.Class, text string) {
+	t.Helper()
+	if infra.ClassOf(err) != class || !strings.Contains(err.Error(), text) {
+		t.Errorf("got %v of class %q, want class %q and %q in the text", err, infra.ClassOf(err), class, text)
+	}
+}
+
+func find(t *testing.T, p *proxmox.Provider, req infra.CreateRequest) infra.VM {
+	t.Helper()
+	vm, err := p.FindByInstance(t.Context(), owner, req.Tags.Instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vm
+}
+
+// list returns the states of the owner's VMs by provider ID.
+func list(t *testing.T, p *proxmox.Provider) map[string]infra.State {
+	t.Helper()
+	vms, err := p.List(t.Context(), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	states := map[string]infra.State{}
+	for _, vm := range vms {
+		states[vm.ProviderID] = vm.State
+	}
+	return states
 }

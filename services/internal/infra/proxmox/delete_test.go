@@ -1,0 +1,100 @@
+package proxmox_test
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
+)
+
+// TestLostDelete loses the request or the answer of each call of a deletion. Its repetition removes everything.
+func TestLostDelete(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{configCall, stopCall, "DELETE /nodes/{node}/storage/{storage}/content/{volume}"} {
+		for _, received := range []bool{true, false} {
+			pve := fakepve.Start(t)
+			p := open(t, pve)
+			vm := create(t, p, request(t))
+			pve.Inject(fakepve.Fault{Call: call, AnswerLost: received, RequestLost: !received})
+			wantClass(t, p.Delete(t.Context(), vm.ProviderID), infra.Indeterminate, "EOF")
+			if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+				t.Fatalf("%s: %v", call, err)
+			}
+			if volumes := pve.Volumes(); len(volumes) > 0 {
+				t.Errorf("%s: volumes stay: %v", call, volumes)
+			}
+		}
+	}
+}
+
+// TestDeletedStaysADay deletes a VM. What is left has no disks, and is removed by a deletion a day later.
+func TestDeletedStaysADay(t *testing.T) {
+	t.Parallel()
+	pve, ahead := fakepve.Start(t), new(atomic.Int64)
+	p := openWith(t, rawOptions(t, pve), ahead)
+	first, second := create(t, p, request(t)), create(t, p, request(t))
+	if err := p.Delete(t.Context(), first.ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	if states := list(t, p); states[first.ProviderID] != infra.Deleted {
+		t.Errorf("listed: %v", states)
+	}
+	ahead.Store(25 * 60 * 60)
+	if err := p.Delete(t.Context(), second.ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	if ids := pve.VMs(); len(ids) != 1 || ids[0] != vmid(t, second) {
+		t.Errorf("VMs %v, want %s only", ids, second.ProviderID)
+	}
+}
+
+// TestDeletedDuringStart deletes a VM in the moment before its start, and in the moment after it. The create call fails,
+// and the VM does not stay running.
+func TestDeletedDuringStart(t *testing.T) {
+	t.Parallel()
+	for _, before := range []bool{true, false} {
+		pve := fakepve.Start(t)
+		p, other := open(t, pve), open(t, pve)
+		req := request(t)
+		remove := func() {
+			if err := other.Delete(t.Context(), find(t, other, req).ProviderID); err != nil {
+				t.Error(err)
+			}
+		}
+		fault := fakepve.Fault{Call: startCall, Then: remove}
+		if before {
+			fault = fakepve.Fault{Call: startCall, Before: remove}
+		}
+		pve.Inject(fault)
+		_, err := p.Create(t.Context(), req)
+		if class := infra.ClassOf(err); class != infra.Conflict && class != infra.Invalid {
+			t.Errorf("got %v", err)
+		}
+		if vm := find(t, p, req); vm.State != infra.Deleted {
+			t.Errorf("the VM is %s", vm.State)
+		}
+	}
+}
+
+// TestDeletedBeforeStart deletes a VM that was cloned and not started. The request does not go on.
+func TestDeletedBeforeStart(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	pve.Inject(fakepve.Fault{Call: uploadCall, RequestLost: true})
+	_, err := p.Create(t.Context(), req)
+	wantClass(t, err, infra.Indeterminate, "EOF")
+	if vm := find(t, p, req); vm.State != infra.Pending {
+		t.Errorf("the VM is %s", vm.State)
+	}
+	if err := p.Delete(t.Context(), find(t, p, req).ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.Create(t.Context(), req)
+	wantClass(t, err, infra.Conflict, "of this request was deleted")
+	if volumes := pve.Volumes(); len(volumes) > 0 {
+		t.Errorf("volumes stay: %v", volumes)
+	}
+}

@@ -1,0 +1,156 @@
+package proxmox_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/proxmox"
+	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
+)
+
+// TestMigration moves a VM to another node. It stays the same VM, and is deleted there.
+func TestMigration(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	req.Args["template"] = "shared"
+	vm := create(t, p, req)
+	if err := p.RemoveUserdata(t.Context(), owner, req.Tags.Instance); err != nil {
+		t.Fatal(err)
+	}
+	pve.Migrate(vmid(t, vm), "pve2")
+	got, err := p.Get(t.Context(), vm.ProviderID)
+	if err != nil || got.State != infra.Running || got.ProviderID != vm.ProviderID {
+		t.Errorf("after the migration: %+v, %v", got, err)
+	}
+	if states := list(t, p); states[vm.ProviderID] != infra.Running {
+		t.Errorf("listed: %v", states)
+	}
+	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	if volumes := pve.Volumes(); len(volumes) > 0 {
+		t.Errorf("volumes stay: %v", volumes)
+	}
+}
+
+// TestMigrationDuringList moves a VM after the list has asked where it is. The VM is not absent.
+func TestMigrationDuringList(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	vm := create(t, p, request(t))
+	pve.Inject(fakepve.Fault{Call: "GET /nodes/{node}/qemu", Before: func() { pve.Migrate(vmid(t, vm), "pve2") }})
+	if states := list(t, p); states[vm.ProviderID] != infra.Unknown {
+		t.Errorf("listed: %v, want one VM in an unknown state", states)
+	}
+}
+
+// TestNodeDown takes a node down. Its VMs are neither gone nor running, and cannot be deleted. The other node gets new
+// VMs. A server that starts in this time knows the VMs, too.
+func TestNodeDown(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	onDead, onLiving := request(t), request(t)
+	onDead.Subnet = "pve2/vmbr0"
+	dead, living := create(t, p, onDead), create(t, p, onLiving)
+	pve.Broadcast() // cluster/resources goes on to call the VM running
+	pve.SetOnline("pve2", false)
+	for name, p := range map[string]*proxmox.Provider{"same": p, "new": open(t, pve)} {
+		states := list(t, p)
+		if len(states) != 2 || states[dead.ProviderID] != infra.Unknown || states[living.ProviderID] != infra.Running {
+			t.Errorf("%s server: listed %v", name, states)
+		}
+		if vm := find(t, p, onDead); vm.State != infra.Unknown || vm.ProviderID != dead.ProviderID {
+			t.Errorf("%s server: found %+v", name, vm)
+		}
+		if vm, err := p.Get(t.Context(), dead.ProviderID); err != nil || vm.State != infra.Unknown {
+			t.Errorf("%s server: got %+v, %v", name, vm, err)
+		}
+		wantClass(t, p.Delete(t.Context(), dead.ProviderID), infra.Indeterminate, "node pve2 is offline")
+		other := request(t)
+		other.Subnet = "pve2/vmbr0"
+		_, err := p.Create(t.Context(), other)
+		wantClass(t, err, infra.Capacity, "node pve2 is offline")
+	}
+	create(t, p, request(t))
+	pve.SetOnline("pve2", true)
+	if err := p.Delete(t.Context(), dead.ProviderID); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNodeGoesDown takes a node down while its VMs are listed: the cluster does not know it yet.
+func TestNodeGoesDown(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	vm := create(t, p, request(t))
+	pve.Inject(fakepve.Fault{Call: "GET /nodes/{node}/qemu", Status: 595, Text: "No route to host"})
+	if states := list(t, p); states[vm.ProviderID] != infra.Unknown {
+		t.Errorf("listed: %v, want one VM in an unknown state", states)
+	}
+}
+
+// TestNoQuorum asks a node that the majority of the cluster has lost. Nothing is known, and nothing is made.
+func TestNoQuorum(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	create(t, p, request(t))
+	pve.SetQuorate(false)
+	_, err := p.List(t.Context(), owner)
+	wantClass(t, err, infra.Indeterminate, "no quorum")
+	_, err = p.Create(t.Context(), request(t))
+	wantClass(t, err, infra.Indeterminate, "no quorum")
+}
+
+// TestNextEndpoint has an endpoint that does not answer. The next one is used, also for calls that change something.
+func TestNextEndpoint(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	raw := rawOptions(t, pve)
+	raw["endpoints"] = "https://127.0.0.1:1," + raw["endpoints"]
+	p := openWith(t, raw, new(atomic.Int64))
+	create(t, p, request(t))
+	raw["endpoints"] = "https://127.0.0.1:1"
+	_, err := openWith(t, raw, new(atomic.Int64)).List(t.Context(), owner)
+	wantClass(t, err, infra.Indeterminate, "connection refused")
+}
+
+// TestWatch reports a VM that is made and then killed. Its end is known, although its start was a moment ago.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	changed := make(chan ident.ID, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.Watch(ctx, func(id ident.ID) { changed <- id })
+	}()
+	defer func() { cancel(); <-ended }()
+	req := request(t)
+	vm := create(t, p, req)
+	for _, step := range []func(){func() {}, func() { pve.Kill(vmid(t, vm)) }} {
+		step()
+		select {
+		case id := <-changed:
+			if id != vm.Tags.Instance {
+				t.Errorf("%s changed", id)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatal("no report")
+		}
+	}
+	if vm := find(t, p, req); vm.State != infra.Stopped {
+		t.Errorf("the VM is %s", vm.State)
+	}
+}

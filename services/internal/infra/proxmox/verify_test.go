@@ -1,0 +1,144 @@
+package proxmox_test
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/proxmox"
+	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
+)
+
+// TestToken takes privileges from the token. A token that may not see VMs must not make them look gone.
+func TestToken(t *testing.T) {
+	t.Parallel()
+	for privilege, ask := range map[string]func(*proxmox.Provider) error{
+		"VM.Audit": func(p *proxmox.Provider) error { _, err := p.List(t.Context(), owner); return err },
+		"VM.Clone": func(p *proxmox.Provider) error { _, err := p.Create(t.Context(), request(t)); return err },
+		"Datastore.AllocateTemplate": func(p *proxmox.Provider) error {
+			_, err := p.Create(t.Context(), request(t))
+			return err
+		},
+		"VM.Config.CDROM": func(p *proxmox.Provider) error { _, err := p.Create(t.Context(), request(t)); return err },
+		"SDN.Use":         func(p *proxmox.Provider) error { _, err := p.Create(t.Context(), request(t)); return err },
+	} {
+		pve := fakepve.Start(t)
+		p := open(t, pve)
+		create(t, p, request(t))
+		pve.Revoke(privilege)
+		wantClass(t, ask(p), infra.Denied, privilege)
+		if privilege != "SDN.Use" {
+			wantClass(t, p.Verify(t.Context(), shard(t, `{"p":["pve1/vmbr0"]}`)), infra.Denied, privilege)
+		}
+	}
+	pve := fakepve.Start(t)
+	raw := rawOptions(t, pve)
+	if err := os.WriteFile(raw["token_file"], []byte(fakepve.TokenID+"=wrong"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := openWith(t, raw, new(atomic.Int64)).List(t.Context(), owner)
+	wantClass(t, err, infra.Denied, "401 invalid token value!")
+}
+
+// TestTokenFile opens providers with bad token files.
+func TestTokenFile(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	for text, test := range map[string]struct {
+		mode os.FileMode
+		want string
+	}{
+		fakepve.TokenID + "=x": {0o644, "chmod 600"},
+		"root@pam=x":           {0o600, "USER@REALM!TOKENID=SECRET"},
+		"":                     {0o600, "USER@REALM!TOKENID=SECRET"},
+	} {
+		raw := rawOptions(t, pve)
+		if err := os.WriteFile(raw["token_file"], []byte(text), test.mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(raw["token_file"], test.mode); err != nil {
+			t.Fatal(err)
+		}
+		wantClass(t, openError(t, raw), infra.Invalid, test.want)
+	}
+	raw := rawOptions(t, pve)
+	raw["token_file"] += "-missing"
+	wantClass(t, openError(t, raw), infra.Invalid, "no such file")
+}
+
+// TestCertificate connects to a node with another certificate than configured, and to one that no authority signed.
+func TestCertificate(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	raw := rawOptions(t, pve)
+	raw["fingerprints"] = strings.Repeat("00", 32)
+	_, err := openWith(t, raw, new(atomic.Int64)).List(t.Context(), owner)
+	wantClass(t, err, infra.Denied, strings.ToUpper(pve.Fingerprint()))
+	delete(raw, "fingerprints")
+	_, err = openWith(t, raw, new(atomic.Int64)).List(t.Context(), owner)
+	wantClass(t, err, infra.Denied, "give the option ca_file or fingerprints")
+	if calls := pve.Calls(); len(calls) > 0 {
+		t.Errorf("the token was sent: %v", calls)
+	}
+	raw["ca_file"] = pve.CAFile(t)
+	if _, err := openWith(t, raw, new(atomic.Int64)).List(t.Context(), owner); err != nil {
+		t.Error(err)
+	}
+}
+
+func shard(t *testing.T, subnetPools string) *config.Shard {
+	t.Helper()
+	var s config.Shard
+	if err := json.Unmarshal([]byte(`{"server":{"subnet_pools":`+subnetPools+`}}`), &s); err != nil {
+		t.Fatal(err)
+	}
+	return &s
+}
+
+// TestVerify compares configurations with a cluster.
+func TestVerify(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	raw := rawOptions(t, pve)
+	p := openWith(t, raw, new(atomic.Int64))
+	if err := p.Verify(t.Context(), shard(t, `{"p":["pve1/vmbr0","pve2/vmbr1"]}`)); err != nil {
+		t.Error(err)
+	}
+	for subnets, text := range map[string]string{
+		`["pve1/vmbr9"]`: "node pve1 has no bridge vmbr9",
+		`["pve3/vmbr0"]`: "no node pve3: there are pve1, pve2",
+		`["vmbr0"]`:      "is not NODE/BRIDGE",
+	} {
+		wantClass(t, p.Verify(t.Context(), shard(t, `{"p":`+subnets+`}`)), infra.Invalid, text)
+	}
+	for args, text := range map[string]string{
+		`{"template":"debian"}`:                   "",
+		`{"template":"{{.Vars.image}}"}`:          "",
+		`{"template":"none"}`:                     `no VM template "none"`,
+		`{"template":"debian","storage":"none"}`:  "no storage none for disks",
+		`{"template":"debian","storage":"local"}`: "no storage local for disks",
+		`{"template":"debian","storage":"ceph"}`:  "",
+		`{"template":"shared","storage":"ceph"}`:  "",
+	} {
+		s := shard(t, `{"p":["pve1/vmbr0"]}`)
+		if err := json.Unmarshal([]byte(`{"templates":{"w":{"args":`+args+`}}}`), s); err != nil {
+			t.Fatal(err)
+		}
+		err := p.Verify(t.Context(), s)
+		if text == "" && err != nil {
+			t.Errorf("%s: %v", args, err)
+		} else if text != "" {
+			wantClass(t, err, infra.Invalid, text)
+		}
+	}
+	raw["seed_storage"] = "local-lvm"
+	pve.GrantStorage("local-lvm")
+	err := openWith(t, raw, new(atomic.Int64)).Verify(t.Context(), shard(t, `{"p":["pve1/vmbr0"]}`))
+	wantClass(t, err, infra.Invalid, "no storage local-lvm for ISO images")
+	pve.SetOnline("pve2", false)
+	wantClass(t, p.Verify(t.Context(), shard(t, `{"p":["pve2/vmbr0"]}`)), infra.Indeterminate, "595")
+}
