@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -143,6 +145,62 @@ func TestStartFails(t *testing.T) {
 	}
 	if _, err := p.Create(t.Context(), req); infra.ClassOf(err) != infra.Conflict {
 		t.Errorf("repeat: %v, want class %s", err, infra.Conflict)
+	}
+}
+
+// TestPoolStaysBusy asks for a VM while another call uses the storage pool for longer than the provider waits. The
+// request is throttled and leaves nothing, so it can be repeated.
+func TestPoolStaysBusy(t *testing.T) {
+	daemon := startDaemon(t)
+	p := open(t, daemon)
+	release := usePool(t, daemon)
+	req := request(t) // libvirtd does not know its image before a refresh of the pool
+	_, err := p.Create(t.Context(), req)
+	if infra.ClassOf(err) != infra.Throttled || !strings.Contains(err.Error(), "storage pool default") {
+		t.Errorf("got %v, want class %s and the pool in the message", err, infra.Throttled)
+	}
+	if vms, err := p.List(t.Context(), owner); err != nil || len(vms) > 0 {
+		t.Errorf("domains: %v, %v", vms, err)
+	}
+	if got := volumes(t, daemon); len(got) > 0 {
+		t.Errorf("volumes: %q", got)
+	}
+	release()
+	create(t, p, req)
+}
+
+// usePool lets libvirtd use the storage pool until the returned function is called: it makes a volume with a qemu-img
+// that waits.
+func usePool(t *testing.T, daemon *libvirtd.Daemon) (release func()) {
+	t.Helper()
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	program, err := exec.LookPath("qemu-img")
+	check(err)
+	dir := t.TempDir()
+	pipe, began, script := filepath.Join(dir, "pipe"), filepath.Join(dir, "began"), filepath.Join(dir, "qemu-img")
+	check(syscall.Mkfifo(pipe, 0o600))
+	check(os.WriteFile(script, []byte("#!/bin/sh\n: >'"+began+"'\ncat '"+pipe+"'\nexit 1\n"), 0o700))
+	check(daemon.Enter(t.Context(), "mount", "--bind", script, program).Run())
+	volume := daemon.Enter(t.Context(), "virsh", "-c", "qemu:///system", "vol-create-as", "default", "busy.qcow2", "1M",
+		"--format", "qcow2")
+	check(volume.Start())
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if _, err := os.Stat(began); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("libvirtd does not run qemu-img: %v", err)
+		}
+	}
+	return func() {
+		t.Helper()
+		check(os.WriteFile(pipe, nil, 0))
+		_ = volume.Wait() // its qemu-img fails
+		check(daemon.Enter(t.Context(), "umount", program).Run())
 	}
 }
 
