@@ -3,7 +3,8 @@
 #
 #   scripts/modules.sh [MODULE...]    such as aws/network; default: all
 #
-# No cloud is needed: providers are mocked, and hashicorp/aws and hashicorp/google check every argument. scripts/tf-env.sh says where they come from.
+# No cloud is needed: providers are mocked, and hashicorp/aws, hashicorp/google and dmacvicar/libvirt check every argument. scripts/tf-env.sh says
+# where they come from.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -19,11 +20,15 @@ terraform=$(command -v terraform) || {
 }
 
 go build -tags grpcnotrace -o "$work/bin/terraform-provider-nstance" ./terraform-provider-nstance
+providers=--mirror
 case "$#$*" in
-0* | *gcp/*) mirror=--google ;;
-*) mirror=--mirror ;;
+0* | *gcp/*) providers="$providers --google" ;;
 esac
-TF_CLI_CONFIG_FILE=$(scripts/tf-env.sh $mirror "$work/bin/terraform-provider-nstance" "$work/terraform.rc")
+case "$#$*" in
+0* | */servers*) providers="$providers --servers" ;;
+esac
+# shellcheck disable=SC2086 # a list
+TF_CLI_CONFIG_FILE=$(scripts/tf-env.sh $providers "$work/bin/terraform-provider-nstance" "$work/terraform.rc")
 export TF_CLI_CONFIG_FILE TF_IN_AUTOMATION=1
 
 # init writes files into a copy, not into the clone.
@@ -41,7 +46,7 @@ prepare() { # CLI DIRECTORY
 
 all=
 [ $# -gt 0 ] || all=yes
-[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard gcp/account gcp/cluster gcp/network gcp/shard libvirt/shard proxmox/shard
+[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard gcp/account gcp/cluster gcp/network gcp/shard libvirt/servers libvirt/shard proxmox/servers proxmox/shard
 
 if [ -n "$all" ]; then
 	echo "-- format"

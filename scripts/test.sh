@@ -97,7 +97,7 @@ step_demo() {
 
 # Building the tools of the rest is not part of the time of any other step.
 step_alltools() {
-	for name in terraform-provider-google buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd fake-gcs-server kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
+	for name in terraform-provider-google terraform-provider-libvirt buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd fake-gcs-server kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
 		clusterctl air overmind promtool hugo protoc-gen-doc crd-ref-docs misspell minisign; do
 		scripts/tool.sh "$name"
 	done
@@ -139,9 +139,9 @@ step_mutants() {
 	MUTANTS=quick go test -tags mutation ./services/internal/sim -run TestMutants -count=1 -timeout 10m
 }
 
-# The fake cloud and the documentation of the Terraform modules.
+# The fake clouds and the documentation of the Terraform modules.
 step_cloud() {
-	go test ./tests/cloud/... ./tests/modules/... -timeout 10m
+	go list ./tests/cloud/... ./tests/modules/... | grep -v '/tests/cloud/libvirtd$' | xargs go test -timeout 10m
 }
 
 # Further tests of AWS, which are part of unit: `make test-aws` runs them too.
@@ -186,7 +186,7 @@ step_gcpstack() {
 # VMs of a real libvirtd, in namespaces: the provider alone, and a shard; and a shard of VMs on a fake cluster of Proxmox
 # VE. It needs root.
 step_libvirt() {
-	go test ./services/internal/infra/libvirt/... -count=1 -timeout 10m
+	go test ./services/internal/infra/libvirt/... ./tests/cloud/libvirtd -count=1 -timeout 10m
 	scripts/libvirt.sh
 	scripts/onprem.sh
 }

@@ -4,7 +4,10 @@
 #   scripts/tf-env.sh [PROVIDER [FILE]]            needs no init and no registry
 #   scripts/tf-env.sh --mirror [PROVIDER [FILE]]   for configurations with other providers, which need init
 #   scripts/tf-env.sh --google [PROVIDER [FILE]]   the same, with hashicorp/google built by scripts/tool.sh
+#   scripts/tf-env.sh --servers [PROVIDER [FILE]]  the same as --mirror, with what the modules "servers" need: dmacvicar/libvirt built by
+#                                                  scripts/tool.sh, and a stand-in for bpg/proxmox, which has its schema only
 #
+# --google and --servers may be combined.
 # PROVIDER is the binary (default bin/terraform-provider-nstance), FILE the configuration (default temp/terraform.rc). Standard output has the path of
 # FILE:
 #
@@ -17,13 +20,17 @@ set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 mirror=
 google=
-case ${1:-} in
---mirror | --google)
+servers=
+while :; do
+	case ${1:-} in
+	--mirror) ;;
+	--google) google=yes ;;
+	--servers) servers=yes ;;
+	*) break ;;
+	esac
 	mirror=yes
-	[ "$1" = --mirror ] || google=yes
 	shift
-	;;
-esac
+done
 provider=${1:-$root/bin/terraform-provider-nstance}
 file=${2:-$root/temp/terraform.rc}
 
@@ -87,15 +94,24 @@ for place in "${NSTANCE_TF_MIRROR:-}" /opt "$HOME/.terraform.d/plugins" "$HOME/.
 	break
 done
 
-if [ -n "$google" ]; then
-	binary=$("$root/scripts/tool.sh" terraform-provider-google)
+# built SOURCE VERSION BINARY adds a provider that was built here to the mirror.
+built() {
 	for host in $hosts; do
-		versions=$into/$host/hashicorp/google
+		versions=$into/$host/$1
 		rm -rf "$versions"
-		mkdir -p "$versions/5.39.0"
-		ln -s "$(dirname -- "$binary")" "$versions/5.39.0/$platform"
-		include="$include, \"$host/hashicorp/google\""
+		mkdir -p "$versions/$2"
+		ln -s "$(dirname -- "$3")" "$versions/$2/$platform"
+		include="$include, \"$host/$1\""
 	done
+}
+if [ -n "$google" ]; then
+	built hashicorp/google 5.39.0 "$("$root/scripts/tool.sh" terraform-provider-google)"
+fi
+if [ -n "$servers" ]; then
+	built dmacvicar/libvirt 0.8.3 "$("$root/scripts/tool.sh" terraform-provider-libvirt)"
+	proxmox=${into%/mirror}/built/terraform-provider-proxmox
+	(cd "$root" && go build -o "$proxmox" ./tests/cloud/fakepve/terraform-provider-proxmox)
+	built bpg/proxmox 0.81.0 "$proxmox"
 fi
 
 cat >"$file.$$" <<-RC

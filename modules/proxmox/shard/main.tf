@@ -1,8 +1,9 @@
 # One shard: the configuration of its groups, and the boot script of its servers. The servers are machines that exist.
 
 locals {
-  # The unit gives the server no capabilities. Only the leader's address needs these. Secrets come from a file that only
-  # the servers have, because the boot script is in the state.
+  # The unit gives the server no capabilities. Only the leader's address needs these. Secrets come from files that only
+  # the servers have, because the boot script is in the state. They may be on a CD-ROM with the label nstance. The unit's user reads
+  # those that the configuration names, such as a token.
   drop_in = <<-TEXT
     [Service]
     CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW
@@ -14,6 +15,12 @@ locals {
     "mkdir -p /etc/systemd/system/nstance-server.service.d",
     "printf %s '${local.drop_in}' >/etc/systemd/system/nstance-server.service.d/20-onprem.conf",
     "systemctl daemon-reload",
+    "install -d -m 755 /etc/nstance",
+    "if [ -e /dev/disk/by-label/nstance ]; then",
+    "  mount -o ro /dev/disk/by-label/nstance /mnt",
+    "  install -m 600 -o nstance-server -g nstance-server /mnt/* /etc/nstance/",
+    "  umount /mnt",
+    "fi",
   ]
   leader_host = coalesce(var.leader_network.dns_name, var.leader_network.ipv4, var.leader_network.ipv6)
   leader_url  = strcontains(local.leader_host, ":") ? "[${local.leader_host}]" : local.leader_host

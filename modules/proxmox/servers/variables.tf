@@ -1,0 +1,95 @@
+variable "servers" {
+  description = "The VMs, by name, which is also the host name and the server's ID: the `node` of each, and optionally its `vm_id`, and an address `ipv4_cidr` with its `ipv4_gateway`. Without an address it uses DHCP."
+  type = map(object({
+    node         = string
+    vm_id        = optional(number)
+    ipv4_cidr    = optional(string)
+    ipv4_gateway = optional(string)
+  }))
+  nullable = false
+
+  validation {
+    condition     = length(var.servers) > 0 && alltrue([for name in keys(var.servers) : can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", name)) && length(name) <= 63])
+    error_message = "servers has at least one VM, and a name has lower-case letters, digits and dashes inside, at most 63 characters, such as \"nstance-server-1\"."
+  }
+  validation {
+    condition     = alltrue([for s in values(var.servers) : s.ipv4_cidr == null ? s.ipv4_gateway == null : can(cidrnetmask(s.ipv4_cidr))])
+    error_message = "ipv4_cidr is an address with the length of its network's prefix, such as 10.0.0.11/24, and ipv4_gateway needs it."
+  }
+}
+
+variable "server_userdata" {
+  description = "The boot script of a server: the output `server_userdata` of the module `shard`."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = startswith(var.server_userdata, "#!/bin/sh\n")
+    error_message = "server_userdata is a script that begins with #!/bin/sh: the output server_userdata of the module shard."
+  }
+}
+
+variable "template" {
+  description = "The VM template with the server's image, which the VMs are full clones of: its `node` and `vm_id`. It has no cloud-init drive."
+  type        = object({ node = string, vm_id = number })
+  nullable    = false
+}
+
+variable "storage" {
+  description = "Storage for the disks."
+  type        = string
+  default     = "local-lvm"
+  nullable    = false
+}
+
+variable "snippets_storage" {
+  description = "Storage on every node that may have snippets, for the boot scripts. The provider writes them over SSH."
+  type        = string
+  default     = "local"
+  nullable    = false
+}
+
+variable "bridge" {
+  description = "The bridge of the servers' network, which the leader's address belongs to."
+  type        = string
+  default     = "vmbr0"
+  nullable    = false
+}
+
+variable "vlan" {
+  description = "VLAN tag of the network interfaces."
+  type        = number
+  default     = null
+}
+
+variable "secrets_iso" {
+  description = "Volume with a CD-ROM image with the label `nstance`, such as `local:iso/nstance-secrets.iso`. The boot script copies its files, such as `secrets.env` and `proxmox-token`, to /etc/nstance. Without it, the template must have them."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.secrets_iso == null ? true : can(regex("^[^:/]+:iso/.+\\.iso$", var.secrets_iso))
+    error_message = "secrets_iso is a volume STORAGE:iso/NAME.iso, such as local:iso/nstance-secrets.iso."
+  }
+}
+
+variable "cores" {
+  description = "Number of CPUs of a VM."
+  type        = number
+  default     = 2
+  nullable    = false
+}
+
+variable "cpu_type" {
+  description = "Type of the CPUs."
+  type        = string
+  default     = "x86-64-v2-AES"
+  nullable    = false
+}
+
+variable "memory_mib" {
+  description = "Memory of a VM in MiB."
+  type        = number
+  default     = 1024
+  nullable    = false
+}
