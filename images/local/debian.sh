@@ -1,18 +1,19 @@
 #!/bin/sh
-# Make an image of Debian 12 for VMs of libvirt: images/local/debian.sh AGENT DIRECTORY writes DIRECTORY/vmlinuz,
-# DIRECTORY/initrd and DIRECTORY/disk.qcow2. It has systemd, cloud-init and the given nstance-agent, as the images of
-# Packer have them, and boots directly from the kernel. It needs Debian, root and the network.
+# Make an image of Debian 12 for VMs of libvirt: images/local/debian.sh PROGRAM DIRECTORY writes DIRECTORY/vmlinuz,
+# DIRECTORY/initrd and DIRECTORY/disk.qcow2. It has systemd, cloud-init and the given nstance-agent or nstance-server, as
+# the images of Packer have them, and boots directly from the kernel. It needs Debian, root and the network.
 set -eu
 
 [ $# -eq 2 ] || {
-	echo "usage: images/local/debian.sh AGENT DIRECTORY" >&2
+	echo "usage: images/local/debian.sh PROGRAM DIRECTORY" >&2
 	exit 2
 }
-agent=$1 out=$2
+program=$1 out=$2
+role=$(basename -- "$program" | sed s/nstance-//)
 packer=$(dirname -- "$0")/../packer
-for program in mmdebstrap mkfs.ext4 qemu-img; do
-	command -v "$program" >/dev/null || {
-		echo "debian.sh: $program is missing: apt-get install mmdebstrap e2fsprogs qemu-utils" >&2
+for tool in mmdebstrap mkfs.ext4 qemu-img; do
+	command -v "$tool" >/dev/null || {
+		echo "debian.sh: $tool is missing: apt-get install mmdebstrap e2fsprogs qemu-utils" >&2
 		exit 1
 	}
 done
@@ -22,8 +23,8 @@ trap 'exit 1' HUP INT TERM
 
 mkdir -p "$work/nstance" "$out"
 cp -R "$packer/provision.sh" "$packer/files" "$work/nstance/"
-cp "$agent" "$work/nstance/nstance-agent"
-go version -m "$agent" >"$work/nstance/modules"
+cp "$program" "$work/nstance/nstance-$role"
+go version -m "$program" >"$work/nstance/modules"
 printf 'datasource_list: [NoCloud]\nlocale: C.UTF-8\n' >"$work/nstance.cfg"
 echo '/dev/vda / ext4 defaults 0 1' >"$work/fstab"
 root=$work/root
@@ -33,7 +34,7 @@ mmdebstrap --quiet --variant=important --include=linux-image-cloud-amd64,initram
 	--customize-hook="copy-in '$work/nstance' /tmp" \
 	--customize-hook="copy-in '$work/fstab' /etc" \
 	--customize-hook="copy-in '$work/nstance.cfg' /etc/cloud/cloud.cfg.d" \
-	--customize-hook='chroot "$1" env NSTANCE_ROLE=agent NSTANCE_PLATFORM=qemu NSTANCE_MODULES=/tmp/nstance/modules \
+	--customize-hook='chroot "$1" env NSTANCE_ROLE='"$role"' NSTANCE_PLATFORM=qemu NSTANCE_MODULES=/tmp/nstance/modules \
 		NSTANCE_VERSION=0 NSTANCE_COMMIT=none NSTANCE_BASE=debian-12 sh /tmp/nstance/provision.sh' \
 	bookworm "$root"
 cp "$root"/boot/vmlinuz-* "$out/vmlinuz"
