@@ -60,16 +60,14 @@ Each problem comes with the next step. The exit status is 1 if there is one.`,
 	var s secretFlags
 	var o doctorOptions
 	reach := new(scope)
-	cmd.Flags().StringVar(&o.shard, "shard", "", "the shard (required)")
+	cmd.Flags().StringVar(&o.shard, "shard", "", "the shard (or "+envShard+
+		"); not needed if there is only one in --servers")
 	cmd.Flags().IntVar(&o.lines, "lines", 40, "how many lines of each console to show")
 	cmd.Flags().StringVar(&o.cacheDir, "cache-dir", "", "directory of a server's cache on this machine")
 	s.add(cmd)
 	reach.reach(cmd)
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := ident.ValidateName(o.shard); err != nil {
-			return usagef("--shard: %w", err)
-		}
 		if s.location.Bucket == "" {
 			return usagef("--storage-bucket is missing")
 		}
@@ -80,6 +78,13 @@ Each problem comes with the next step. The exit status is 1 if there is one.`,
 		o.servers, err = endpoints.Parse(cmp.Or(reach.servers, a.Getenv(envServers), saved.Servers))
 		if err != nil {
 			return usagef("server %w", err)
+		}
+		o.shard = cmp.Or(o.shard, a.Getenv(envShard), saved.Shard)
+		if o.shard == "" && len(o.servers) == 1 {
+			o.shard = o.servers[0].Name
+		}
+		if err := ident.ValidateName(o.shard); err != nil {
+			return usagef("--shard: %w", err)
 		}
 		o.identity = cmp.Or(reach.identityDir, a.Getenv(envIdentity), saved.IdentityDir)
 		var d diagnosis

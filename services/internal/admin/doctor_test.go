@@ -386,6 +386,12 @@ func TestDoctorShowsConsoles(t *testing.T) {
 	}
 	p.fails(t, exitUsage, "--shard", p.args("doctor")...)
 	p.fails(t, exitUsage, "--storage-bucket is missing", "doctor", "--shard", "dev-1")
+	// Nothing listens on these ports.
+	for _, env := range []map[string]string{{envServers: "dev-1=127.0.0.1:1"},
+		{envServers: "dev-1=127.0.0.1:1,dev-2=127.0.0.1:2", envShard: "dev-1"}} {
+		p.env = env
+		p.fails(t, exitFailure, "problems of shard dev-1", p.args("doctor")...)
+	}
 }
 
 // TestFreeSpace asks the system.
