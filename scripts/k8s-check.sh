@@ -43,8 +43,8 @@ module() {
 	go -C "tests/tools/$1" list -m -f '{{.Dir}}' "$2"
 }
 
-# conform FILE NAME [KIND] checks that every object in the file fits its schema, except objects of the kind. There is no schema of CoreProvider, which
-# belongs to the Cluster API operator.
+# conform FILE NAME [KIND] checks that every object in FILE fits its schema. The error calls the file NAME. Objects of KIND are not checked, nor is
+# CoreProvider: it belongs to the Cluster API operator, and its schema is not at hand.
 conform() {
 	schemas
 	"$kubeconform" -strict -skip "operator.cluster.x-k8s.io/v1alpha2/CoreProvider${3:+,$3}" \

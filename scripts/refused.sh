@@ -1,5 +1,5 @@
 #!/bin/sh
-# Bring configurations that the servers cannot run to a shard, and check that it goes on: scripts/refused.sh [-keep]
+# Configure a shard in ways that its servers cannot run, and check that the shard keeps working: scripts/refused.sh [-keep]
 set -eu
 # shellcheck source=scripts/system.sh
 . "$(dirname -- "$0")/system.sh"

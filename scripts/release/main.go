@@ -159,7 +159,7 @@ func root() (string, error) {
 	return "", errors.New("the working directory is outside the repository")
 }
 
-// check returns what a release should not have. An error is what no release can have.
+// check returns the faults that a release should not have, as warnings. Faults that no release may have are an error.
 func (r *release) check(ctx context.Context) (warnings []string, err error) {
 	metadata, err := os.ReadFile(filepath.Join(r.Root, "services/operator/clusterctl/metadata.yaml"))
 	if err != nil {

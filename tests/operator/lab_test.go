@@ -332,7 +332,7 @@ func (l *lab) create(ctx context.Context, t *testing.T, object client.Object) {
 func (l *lab) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "kubectl", append([]string{"--kubeconfig", l.Kubeconfig}, args...)...)
-	cmd.Env = append(os.Environ(), "HOME="+l.dir) // its cache
+	cmd.Env = append(os.Environ(), "HOME="+l.dir) // the program's cache is below HOME
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)

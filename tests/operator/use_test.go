@@ -174,7 +174,7 @@ const limits = `annotations:
     cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size: "0"
     cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size: "10"`
 
-// testApply checks who owns a MachinePool's replicas, as the reference tells.
+// testApply checks which client owns a MachinePool's replicas, as the reference describes.
 func (l *lab) testApply(t *testing.T) {
 	ctx := t.Context()
 	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(applied),

@@ -21,7 +21,7 @@ func (s *story) instanceChapters() []chapter {
 			{"explain group", false, []string{"Planned again:", "well"}},
 			{"group wait", false, []string{"2 healthy"}},
 			{"doctor", false, []string{"holds the lock in term", "opens the CA's key", "agrees with the bucket's",
-				"none stands"}},
+				"none is active"}},
 		},
 	}, {
 		heading: "A health check fails", inject: s.failCheck, settle: s.settled,

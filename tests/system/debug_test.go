@@ -73,7 +73,7 @@ func (s *story) adaptGroup(c *config.Shard) {
 
 // expectation is what one command of the page prints, or says on standard error.
 type expectation struct {
-	command string // how it begins
+	command string // beginning of the command line
 	fails   bool
 	texts   []string
 }
@@ -212,7 +212,7 @@ func (s *story) rollBad(ctx context.Context) (string, error) {
 	return "", s.write(ctx, bad)
 }
 
-// awaitNoErrors waits until no alert stands.
+// awaitNoErrors waits until no alert is active.
 func (s *story) awaitNoErrors(ctx context.Context) error {
 	for {
 		standing, err := s.standing(ctx, "status")
@@ -220,7 +220,7 @@ func (s *story) awaitNoErrors(ctx context.Context) error {
 			return s.settled(ctx)
 		}
 		if err := local.Pause(ctx, 100*time.Millisecond); err != nil {
-			return fmt.Errorf("alerts stand: %w: %+v", err, standing)
+			return fmt.Errorf("alerts are active: %w: %+v", err, standing)
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// told says what all means of observation must tell about one fault.
+// told describes what each means of observation (events, pages, metrics and so on) must show about one fault.
 type told struct {
 	// The newest event of this kind and cause. text is in its message, and so is rule.
 	kind, cause, text, rule string
@@ -30,7 +30,7 @@ type told struct {
 	grouped                 bool   // it is an alert of the group
 	// pages are pages of the shard that show the event's message and time.
 	pages []string
-	fleet string // is on the page about all shards
+	fleet string // metric selects the series whose value must rise: the name of a metric, or name{label.
 	// metric is the beginning of a series that grows.
 	metric string
 	// alerts are the rules that fire if the state lasts, with the kind of the leader's alert. doctor are its problems.
@@ -59,7 +59,7 @@ type standingError struct {
 	Kind, Reason string
 }
 
-// admin runs nstance-admin and parses the JSON that it prints. Its status does not count.
+// admin runs nstance-admin and parses the JSON that it prints. Its exit status is ignored.
 func admin[T any](ctx context.Context, s *story, args ...string) (value T, err error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(s.stack.Bin, "nstance-admin"), append(args, "-o", "json")...)
 	cmd.Env = s.env("")
@@ -72,7 +72,7 @@ func admin[T any](ctx context.Context, s *story, args ...string) (value T, err e
 	return value, nil
 }
 
-// standing returns the alerts that stand, from status or explain.
+// standing returns the active alerts, from status or explain.
 func (s *story) standing(ctx context.Context, args ...string) ([]standingError, error) {
 	answer, err := admin[answers](ctx, s, append(args, "--shard", local.Shard)...)
 	if err != nil {
@@ -213,7 +213,7 @@ func (s *story) checkPages(ctx context.Context, t told) error {
 	}
 	for _, page := range t.pages {
 		texts := []string{stamp, t.event.Message}
-		if t.kind == "leader_started" { // the page of a shard shows who leads, not since when
+		if t.kind == "leader_started" { // the page of a shard shows the leader, not since when
 			texts = []string{strings.TrimPrefix(strings.Split(t.event.Message, ",")[0], "server ")}
 		}
 		path := base + "/shards/" + local.Shard + "/" + strings.ReplaceAll(page, "$INSTANCE", t.instance)

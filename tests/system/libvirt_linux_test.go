@@ -255,8 +255,9 @@ func (s *libvirtShard) killDaemon(ctx context.Context) error {
 	return unchanged(before, after)
 }
 
-// killLeader kills the leader's process twice. Its machine goes on, and has the leader's address until the address's
-// lifetime ends. The standby takes the address. This test sees that from a third network namespace. No VM is replaced.
+// killLeader kills the leader's process twice. Its machine keeps running, and has the leader's address until the
+// address's lifetime ends. The standby takes the address. This test sees that from a third network namespace. No VM is
+// replaced.
 func (s *libvirtShard) killLeader(ctx context.Context) error {
 	before, err := s.healthy(ctx)
 	if err != nil {

@@ -288,8 +288,8 @@ func (u *upgrade) admins(ctx context.Context) error {
 	return nil
 }
 
-// registerWithOld tries to register an operator with the old nstance-admin. It cannot read the signed cluster/ca.crt,
-// and registers none. The operator that was registered before the upgrade goes on working.
+// registerWithOld checks that the old nstance-admin refuses to register an operator, because it cannot read the signed
+// cluster/ca.crt, and that the current nstance-admin registers one.
 func (u *upgrade) registerWithOld(ctx context.Context) error {
 	const refusal = "read cluster/ca.crt"
 	out, err := u.admin(ctx, u.old, "cluster", "register-operator", "--storage-bucket", local.Bucket, "--output-dir",

@@ -22,15 +22,16 @@ provider "nstance" {
 
 locals {
   subnets = {
-    # The load balancer and the NAT gateways.
+    # The subnets of the load balancer and the NAT gateways.
     public = { for zone, i in var.zones : zone => [{
       ipv4_cidr   = cidrsubnet("10.0.0.0/16", 8, i)
       public      = true
       nat_gateway = var.nat == "each" || i == min(values(var.zones)...)
     }] }
-    # The servers and the leaders' addresses. Without NAT gateways the servers need public addresses to reach AWS.
+    # The subnets of the servers and of the leaders' addresses. Without NAT gateways the servers need public addresses
+    # to reach AWS.
     servers = { for zone, i in var.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 8, 8 + i), public = var.nat == "none" }] }
-    # The VMs.
+    # The subnets of the VMs.
     web = { for zone, i in var.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 4, 1 + i) }] }
   }
 }

@@ -36,11 +36,12 @@ module "network" {
   name     = var.cluster
   nat_mode = var.nat ? "provider" : "none"
   subnets = {
-    # The NAT gateway.
+    # The subnet of the NAT gateway.
     public = { (var.zone) = [{ ipv4_cidr = "10.0.0.0/24", public = true, nat_gateway = true }] }
-    # The servers and the leader's address. Without NAT gateways the servers need public addresses to reach AWS.
+    # The subnet of the servers and of the leader's address. Without NAT gateways the servers need public addresses to
+    # reach AWS.
     servers = { (var.zone) = [{ ipv4_cidr = "10.0.1.0/24", public = !var.nat }] }
-    # The VMs.
+    # The subnet of the VMs.
     workers = { (var.zone) = [{ ipv4_cidr = "10.0.16.0/20" }] }
   }
   tags = var.tags

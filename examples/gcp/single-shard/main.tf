@@ -38,9 +38,9 @@ module "network" {
   name     = var.cluster
   nat_mode = var.nat ? "provider" : "none"
   subnets = {
-    # The servers and, in its secondary range, the leader's address.
+    # The servers' subnet. Its secondary range holds the leader's address.
     servers = { (var.region) = [{ ipv4_cidr = "10.0.1.0/24", leader_ipv4_cidr = "10.0.2.0/28" }] }
-    # The VMs.
+    # The VMs' subnet.
     workers = { (var.region) = [{ ipv4_cidr = "10.0.16.0/20" }] }
   }
 }

@@ -31,7 +31,7 @@ variable "shards" {
   description = <<-TEXT
     The shards, by name. The servers of each get a role that covers this shard alone.
 
-    * `secrets`: names of the secrets that the shard's templates use, with `*` for any characters. Left out: all secrets of the cluster.
+    * `secrets`: names of the secrets that the shard's templates use, with `*` for any characters. Default: all secrets of the cluster.
     * `pass_role_arns`: roles that the shard's VMs may have, besides the agents' role. Templates name their instance profiles in `args`.
   TEXT
   type = map(object({
@@ -68,7 +68,7 @@ variable "name" {
 }
 
 variable "vpc_id" {
-  description = "The VPC that the servers may start VMs in. Left out, any VPC of the account."
+  description = "The VPC that the servers may start VMs in. Default: any VPC of the account."
   type        = string
   default     = null
 
@@ -86,19 +86,19 @@ variable "target_group_arns" {
 }
 
 variable "image_owners" {
-  description = "Accounts (or aliases such as `amazon`) that own the images from which the servers may start VMs. Left out, any."
+  description = "Accounts (or aliases such as `amazon`) that own the images from which the servers may start VMs. Default: any."
   type        = list(string)
   default     = null
 }
 
 variable "snapshot_owners" {
-  description = "Accounts that own the snapshots from which the servers may make disks of VMs. Left out, any."
+  description = "Accounts that own the snapshots from which the servers may make disks of VMs. Default: any."
   type        = list(string)
   default     = null
 }
 
 variable "security_group_ids" {
-  description = "Security groups that VMs may have besides those with the cluster's tag `nstance:cluster`, which the module `shard` makes. Left out, any."
+  description = "Security groups that VMs may have besides those with the cluster's tag `nstance:cluster`, which the module `shard` makes. Default: any."
   type        = list(string)
   default     = null
 
@@ -109,7 +109,7 @@ variable "security_group_ids" {
 }
 
 variable "key_pairs" {
-  description = "Names of the key pairs that VMs may have. Left out, any."
+  description = "Names of the key pairs that VMs may have. Default: any."
   type        = list(string)
   default     = null
 }
@@ -146,7 +146,7 @@ variable "server_ssm" {
 }
 
 variable "tag_keys" {
-  description = "Keys of the tags that `args` may set on VMs, besides those of the servers, with `*` for any characters. Left out, any except `nstance:server` and `nstance:leader`."
+  description = "Keys of the tags that `args` may set on VMs, besides those of the servers, with `*` for any characters. Default: any except `nstance:server` and `nstance:leader`."
   type        = list(string)
   default     = null
 }
@@ -170,7 +170,7 @@ variable "permissions_boundary" {
 }
 
 variable "tags" {
-  description = "Tags of everything here that can have tags."
+  description = "Tags of all resources of this module that can have tags."
   type        = map(string)
   default     = {}
   nullable    = false

@@ -1,5 +1,5 @@
 output "storage" {
-  description = "The bucket, for `storage` in the configuration of the provider `nstance`. It is known when planning."
+  description = "Value of `storage` in the configuration of the provider `nstance`: the bucket. It is known when planning."
   value = {
     provider = "s3"
     bucket   = aws_s3_bucket.this.bucket
@@ -9,12 +9,12 @@ output "storage" {
 }
 
 output "encryption_key" {
-  description = "Where the encryption key is, for `encryption_key` in the configuration of the provider `nstance`, which `nstance_secret` needs; null where secrets are not in the bucket."
+  description = "Value of `encryption_key` in the configuration of the provider `nstance`. `nstance_secret` needs it. Null if the secrets are not in the bucket."
   value       = local.encryption_key == null ? null : { provider = local.encryption_key.provider, source = local.encryption_key.source }
 }
 
 output "secrets" {
-  description = "Where the secrets are, for `secrets` in the configuration of the provider `nstance`, which `nstance_secret` and `nstance_operator` need where secrets are not in the bucket. It is known when planning."
+  description = "Value of `secrets` in the configuration of the provider `nstance`. `nstance_secret` and `nstance_operator` need it if the secrets are not in the bucket. It is known when planning."
   value       = { provider = var.secrets.provider, prefix = local.secrets_prefix }
 }
 

@@ -10,7 +10,7 @@ variable "cluster_id" {
 }
 
 variable "bucket_name" {
-  description = "Name of the bucket, which is unique among all buckets of AWS. Left out, it is made of the cluster's name, the account's number and the region."
+  description = "Name of the bucket, which is unique among all buckets of AWS. Default: a name made of the cluster's name, the account's number and the region."
   type        = string
   default     = null
 
@@ -64,12 +64,12 @@ variable "kms_key_arn" {
 
 variable "encryption_key" {
   description = <<-TEXT
-    The key that seals the cluster's secrets in the bucket. It is made at random and is in no plan and no state.
+    The key that seals the cluster's secrets in the bucket. It is generated at random, and neither a plan nor the state contains it.
 
-    * `provider`: what holds it, `aws-secrets-manager` or `aws-parameter-store` (which costs nothing).
+    * `provider`: the service that holds the key, `aws-secrets-manager` or `aws-parameter-store` (free of charge).
     * `version`: part of the secret's name. A new number makes a new key.
 
-    A change of either is a change of the key. See "Changing the encryption key" above.
+    Changing either field changes the key. See "Changing the encryption key" above.
   TEXT
   type = object({
     provider = optional(string, "aws-secrets-manager")
@@ -90,18 +90,18 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "How long before its end the CA is replaced, such as \"90d\", by one apply after the other. Left out, the CA is not replaced. Only with secrets in the bucket."
+  description = "Time before the CA's expiry at which applies begin to replace the CA, step by step, such as \"90d\". By default the CA is not replaced. Only with secrets in the bucket."
   type        = string
   default     = null
 }
 
 variable "secrets" {
   description = <<-TEXT
-    Where the cluster's secrets are: CA key, nonce key, your own.
+    Where the cluster's secrets are stored: the CA key, the nonce key and your own secrets.
 
     * `provider`: `object-storage`, sealed in the bucket with the encryption key; or `aws-secrets-manager` or `aws-parameter-store`, which need no encryption
-      key: the first server that leads makes the CA there, and there is no `nstance_cluster`.
-    * `prefix`: what their names begin with in the service. Left out, `nstance/CLUSTER/` (with a slash before it in Parameter Store).
+      key: the first leader creates the CA there, and there is no `nstance_cluster`.
+    * `prefix`: prefix of their names in the service. Default: `nstance/CLUSTER/`, and `/nstance/CLUSTER/` in Parameter Store.
   TEXT
   type = object({
     provider = optional(string, "object-storage")
@@ -122,7 +122,7 @@ variable "secrets" {
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the cluster, until an apply has set this to `false`. It protects clusters with secrets in the bucket: others have no `nstance_cluster`."
+  description = "Refuse every plan that destroys the cluster, until an apply has set this to `false`. It protects only clusters with secrets in the bucket, because others have no `nstance_cluster`."
   type        = bool
   default     = false
   nullable    = false
@@ -136,7 +136,7 @@ variable "force_destroy" {
 }
 
 variable "tags" {
-  description = "Tags of everything here that can have tags."
+  description = "Tags of all resources of this module that can have tags."
   type        = map(string)
   default     = {}
   nullable    = false

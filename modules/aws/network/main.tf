@@ -82,7 +82,7 @@ resource "aws_subnet" "this" {
 
   # Two networks overlap if their first addresses are equal in the bits of the larger network.
   lifecycle {
-    # Users of a subnet change before it is destroyed: the shard's configuration first, then its VMs leave, then it goes.
+    # The users of a subnet change before it is destroyed: first the shard's configuration, then its VMs.
     create_before_destroy = true
 
     precondition {

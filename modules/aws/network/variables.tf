@@ -1,5 +1,5 @@
 variable "name" {
-  description = "Prefix of all names here, such as the cluster's name."
+  description = "Prefix of the names of all resources of this module, such as the cluster's name."
   type        = string
   nullable    = false
 
@@ -13,10 +13,10 @@ variable "vpc" {
   description = <<-TEXT
     The VPC.
 
-    * `ipv4_cidr`: its addresses, if it is made here. A VPC always has some, even where its subnets have IPv6 only.
-    * `existing`: ID of a VPC that is there already, and hence known when planning. What is below is then added to it, and nothing that is there is changed.
-    * `internet_gateway`, `egress_only_gateway`: IDs of the gateways that an existing VPC has. A VPC has one internet gateway at most; where it has
-      none, one is made when a subnet needs it.
+    * `ipv4_cidr`: addresses of a VPC that the module creates. A VPC always has IPv4 addresses, even if its subnets have IPv6 only.
+    * `existing`: ID of a VPC that exists already. It must be known when planning. The module adds its resources to this VPC and changes none of its existing ones.
+    * `internet_gateway`, `egress_only_gateway`: IDs of the gateways that an existing VPC has. A VPC has at most one internet gateway. If it has
+      none, the module creates one when a subnet needs it.
   TEXT
   type = object({
     ipv4_cidr           = optional(string, "10.0.0.0/16")
@@ -44,7 +44,7 @@ variable "vpc" {
 }
 
 variable "ip_family" {
-  description = "`ipv4`; `dualstack`, where every subnet has both; or `ipv6`, where subnets without an `ipv4_cidr` have IPv6 only."
+  description = "`ipv4`, `dualstack` or `ipv6`. With `dualstack` every subnet has both kinds of addresses. With `ipv6`, subnets without an `ipv4_cidr` have IPv6 only."
   type        = string
   default     = "ipv4"
   nullable    = false
@@ -58,16 +58,16 @@ variable "ip_family" {
 variable "subnets" {
   description = <<-TEXT
     The subnets, by role and then by zone. A role is a name of yours, such as `public`, `servers` or `workers`; each becomes a subnet pool of the
-    shards in its zones. A zone may have several subnets of a role: add later ones at the end of the list, since they are known by their place in it.
+    shards in its zones. A zone may have several subnets of a role: add later ones at the end of the list, because their index identifies them.
 
-    * `ipv4_cidr`: addresses of a subnet that is made here.
-    * `existing`: ID of a subnet that is there already, and hence known when planning. Its routes and settings are left alone.
-    * `ipv6_netnum`: which /64 of the VPC's /56, from 0 to 255; or `ipv6_cidr`: the /64 itself.
-    * `public`: reached from the internet, through the internet gateway.
-    * `nat_gateway`: has a NAT gateway (where `nat_mode` is `provider`). Only public subnets can.
-    * `nat_subnet`: the subnet whose NAT gateway this one goes out through, as `role/zone` or `role/zone/place`. Left out: one in the same zone, or
-      else the first there is.
-    * `shards`: the shards that may use it; left out: all in its zone.
+    * `ipv4_cidr`: addresses of a subnet that the module creates.
+    * `existing`: ID of a subnet that exists already. It must be known when planning. The module does not change its routes and settings.
+    * `ipv6_netnum`: number of the subnet's /64 within the VPC's /56, from 0 to 255. Or `ipv6_cidr`: the /64 itself.
+    * `public`: the subnet is reachable from the internet, through the internet gateway.
+    * `nat_gateway`: the subnet has a NAT gateway (if `nat_mode` is `provider`). Only public subnets can have one.
+    * `nat_subnet`: the subnet whose NAT gateway this subnet uses, as `role/zone` or `role/zone/INDEX`. Default: a subnet in the same zone, or
+      if it has no NAT gateway, the first subnet that has one.
+    * `shards`: the shards that may use the subnet. Default: all in its zone.
   TEXT
   type = map(map(list(object({
     ipv4_cidr   = optional(string)
@@ -151,7 +151,7 @@ variable "subnets" {
     condition = alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
       s.nat_subnet == null ? true : try(var.subnets[split("/", s.nat_subnet)[0]][split("/", s.nat_subnet)[1]][try(tonumber(split("/", s.nat_subnet)[2]), 0)].nat_gateway, false)
     ]]]))
-    error_message = "nat_subnet names a subnet with nat_gateway = true as role/zone, such as \"public/us-west-2a\", or role/zone/place where the role has several there."
+    error_message = "nat_subnet names a subnet with nat_gateway = true as role/zone, such as \"public/us-west-2a\", or role/zone/INDEX if the role has several subnets in the zone."
   }
 
   validation {
@@ -176,11 +176,11 @@ variable "nat_mode" {
 
 variable "endpoints" {
   description = <<-TEXT
-    Ways to AWS's services that do not leave the VPC.
+    VPC endpoints, through which AWS's services are reached without leaving the VPC.
 
     * `s3`: a gateway endpoint, which costs nothing.
-    * `interface`: names of services that get an interface endpoint, which cost by the hour, such as `ec2`, `secretsmanager`, `ssm`,
-      `elasticloadbalancing`: what servers in subnets without a way out need.
+    * `interface`: names of services that get an interface endpoint, which costs by the hour. Servers in subnets without internet access
+      need `ec2` and, if they use these services, `secretsmanager`, `ssm` and `elasticloadbalancing`.
     * `subnets`: the role of the subnets that interface endpoints are in, one for each zone.
   TEXT
   type = object({
@@ -201,11 +201,11 @@ variable "load_balancers" {
   description = <<-TEXT
     Network load balancers, by a name that groups can use. The servers register a group's healthy VMs with the target group of each listener.
 
-    * `subnets`: the role of the subnets that it is in, one for each zone. A load balancer that loses a zone is replaced, and gets another DNS name.
-    * `internal`: reached from the VPC only.
-    * `allow_ipv4_cidrs`, `allow_ipv6_cidrs`: who may connect. Left out: everybody, or the VPC's own addresses if it is internal.
-    * `listeners`: by name. `protocol` is `TCP`, `UDP`, `TCP_UDP` or `TLS` (with `certificate_arn`; targets get TCP); `target_port` is `port` where it is left
-      out. `health_check` with a `path` is HTTP, without one it is a TCP connection.
+    * `subnets`: the role of the load balancer's subnets, one for each zone. A load balancer that loses a zone is replaced, and gets another DNS name.
+    * `internal`: reachable from the VPC only.
+    * `allow_ipv4_cidrs`, `allow_ipv6_cidrs`: sources that may connect. Default: all, or the VPC's addresses if the load balancer is internal.
+    * `listeners`: by name. `protocol` is `TCP`, `UDP`, `TCP_UDP` or `TLS` (with `certificate_arn`; targets get TCP); the default of `target_port`
+      is `port`. A `health_check` with a `path` uses HTTP, one without uses a TCP connection.
   TEXT
   type = map(object({
     subnets             = optional(string, "public")
@@ -271,7 +271,7 @@ variable "load_balancers" {
 }
 
 variable "tags" {
-  description = "Tags of everything here that can have tags."
+  description = "Tags of all resources of this module that can have tags."
   type        = map(string)
   default     = {}
   nullable    = false

@@ -116,8 +116,8 @@ resource "aws_network_interface" "leader" {
   tags = merge(local.tags, { Name = "${local.name}-leader", "nstance:leader" = var.shard })
 
   lifecycle {
-    # Another address or subnet needs another interface. The present leader keeps its interface until a server that is
-    # prepared for the new one leads. nstance_shard waits for that.
+    # Another address or subnet needs another interface. The leader keeps its interface until a server that is prepared
+    # for the new one leads. nstance_shard waits for that.
     create_before_destroy = true
 
     precondition {

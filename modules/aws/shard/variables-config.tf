@@ -119,12 +119,12 @@ variable "certificates" {
 
 variable "defaults" {
   description = <<-TEXT
-    What every template starts from.
+    Values that every template starts with.
 
     * `args_json`: arguments of EC2's RunInstances, as JSON. The security group of agents and the instance profile without rights are added, unless
       they name others.
     * `vars`: values for templates.
-    * `userdata`: boot script. Left out: the one that starts nstance-agent from the image.
+    * `userdata`: boot script. Default: a script that starts nstance-agent from the image.
   TEXT
   type = object({
     args_json = optional(string, "{}")
@@ -239,7 +239,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs, by a name. Beyond this, load balancers of the network reach their targets' ports. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6` or `-1` for everything, which has no ports; `self` are the shard's other VMs."
+  description = "Sources that may reach the VMs, by a name. Beyond this, load balancers of the network reach their targets' ports. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6` or `-1` for everything, which has no ports; `self` means the shard's other VMs."
   type = map(object({
     protocol           = string
     from_port          = optional(number)

@@ -84,7 +84,7 @@ variable "zone" {
 }
 
 variable "server_count" {
-  description = "Number of servers: 1; 2 for a hot standby, which takes over within seconds; or 0 to stop all: existing VMs run on, and none is replaced until a server is back."
+  description = "Number of servers. 1: no standby. 2: one is a hot standby, which takes over within seconds. 0: no server; existing VMs keep running, and none is replaced until there is a server again."
   type        = number
   default     = 1
   nullable    = false
@@ -124,7 +124,7 @@ variable "server_image" {
     The servers' image, as `images/packer` makes it.
 
     * `id`: the image itself; or
-    * `name`, `owners`: the newest image with such a name, of these accounts. A newer one rolls the servers with the next apply.
+    * `name`, `owners`: the newest image of these accounts whose name matches. If there is a newer image, the next apply rolls the servers.
   TEXT
   type = object({
     id     = optional(string)
@@ -141,7 +141,7 @@ variable "server_image" {
 }
 
 variable "server_volume" {
-  description = "The servers' disk: `size` in GiB (left out: that of the image), `type`, and `kms_key_arn` (left out: the account's key for disks). It is always encrypted, and may be lost without harm."
+  description = "The servers' disk: `size` in GiB (default: that of the image), `type`, and `kms_key_arn` (default: the account's key for disks). It is always encrypted. Its loss does no harm."
   type = object({
     size        = optional(number)
     type        = optional(string, "gp3")
@@ -199,7 +199,7 @@ variable "server_security_group_ids" {
 }
 
 variable "leader_network" {
-  description = "The leader's fixed addresses, `ipv4` and `ipv6`, out of the first of the servers' subnets. Default: AWS picks them once, and they stay."
+  description = "The leader's fixed addresses, `ipv4` and `ipv6`, in the first of the servers' subnets. Default: addresses that AWS picks once."
   type = object({
     ipv4 = optional(string)
     ipv6 = optional(string)
@@ -247,13 +247,13 @@ variable "leader_dns" {
 
 variable "health_check" {
   description = <<-TEXT
-    How the auto-scaling group finds out that a server is ill.
+    How the auto-scaling group detects an unhealthy server.
 
     * `type`: `EC2`, whether the machine runs, and what the machine itself reports about its server's `/health` (see `server_ready_timeout`). Or `ELB`,
       whether `/health` on port 8990 answers 200 to a load balancer as well.
-    * `grace_period`: seconds after a server has become ready in which it is not replaced, and for which a roll waits.
-    * `load_balancer_arn`: for `ELB`, a network load balancer with subnets in this zone, whose `listener_port` is free; each shard takes one of its own.
-    * `security_group_ids`: that load balancer's security groups. Left out: health checks come from anywhere in the VPC.
+    * `grace_period`: seconds after a server has become ready. In this time it is not replaced, and a roll waits.
+    * `load_balancer_arn`: for `ELB`, a network load balancer with subnets in this zone, whose `listener_port` is unused. Each shard needs a different one.
+    * `security_group_ids`: security groups of that load balancer. Default: health checks may come from any address in the VPC.
   TEXT
   type = object({
     type               = optional(string, "EC2")
@@ -318,7 +318,7 @@ variable "deletion_protection" {
 }
 
 variable "force_destroy" {
-  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs; they run on."
+  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs. They keep running."
   type        = bool
   default     = false
   nullable    = false
@@ -337,7 +337,7 @@ variable "destroy_timeout" {
 }
 
 variable "tags" {
-  description = "Tags of everything here that can have tags, but for the VMs of groups: theirs are in args."
+  description = "Tags of all resources of this module that can have tags. Tags of the groups' VMs are set in `args`."
   type        = map(string)
   default     = {}
   nullable    = false

@@ -25,8 +25,8 @@ variable "shards" {
   description = <<-TEXT
     The shards, by name. The servers of each get a service account that covers this shard alone.
 
-    * `zone`: the shard's zone. Left out, the shard's name.
-    * `secrets`: names of the secrets that the shard's templates use, with `*` at the end for any characters. Left out: all secrets of the cluster.
+    * `zone`: the shard's zone. Default: the shard's name.
+    * `secrets`: names of the secrets that the shard's templates use, with `*` at the end for any characters. Default: all secrets of the cluster.
     * `service_accounts`: emails of service accounts that the shard's VMs may have, besides that of the agents. Templates name them in `args`.
   TEXT
   type = map(object({

@@ -1,5 +1,5 @@
 output "storage" {
-  description = "The bucket, for `storage` in the configuration of the provider `nstance`. It is known when planning."
+  description = "Value of `storage` in the configuration of the provider `nstance`: the bucket. It is known when planning."
   value = {
     provider = "gcs"
     bucket   = google_storage_bucket.this.name
@@ -8,12 +8,12 @@ output "storage" {
 }
 
 output "encryption_key" {
-  description = "Where the encryption key is, for `encryption_key` in the configuration of the provider `nstance`, which `nstance_secret` needs; null where secrets are not in the bucket."
+  description = "Value of `encryption_key` in the configuration of the provider `nstance`. `nstance_secret` needs it. Null if the secrets are not in the bucket."
   value       = local.encryption_key
 }
 
 output "secrets" {
-  description = "Where the secrets are, for `secrets` in the configuration of the provider `nstance`, which `nstance_secret` and `nstance_operator` need where secrets are not in the bucket."
+  description = "Value of `secrets` in the configuration of the provider `nstance`. `nstance_secret` and `nstance_operator` need it if the secrets are not in the bucket."
   value       = local.secrets
 }
 

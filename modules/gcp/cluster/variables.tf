@@ -10,7 +10,7 @@ variable "cluster_id" {
 }
 
 variable "bucket_name" {
-  description = "Name of the bucket, which is unique among all buckets of Google Cloud. Left out, it is made of the cluster's name, the project and the location."
+  description = "Name of the bucket, which is unique among all buckets of Google Cloud. Default: a name made of the cluster's name, the project and the location."
   type        = string
   default     = null
 
@@ -21,7 +21,7 @@ variable "bucket_name" {
 }
 
 variable "location" {
-  description = "Location of the bucket. Left out, the provider's region."
+  description = "Location of the bucket. Default: the provider's region."
   type        = string
   default     = null
 }
@@ -93,18 +93,18 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "How long before its end the CA is replaced, such as \"90d\", by one apply after the other. Left out, the CA is not replaced. Only with secrets in the bucket."
+  description = "Time before the CA's expiry at which applies begin to replace the CA, step by step, such as \"90d\". By default the CA is not replaced. Only with secrets in the bucket."
   type        = string
   default     = null
 }
 
 variable "secrets" {
   description = <<-TEXT
-    Where the cluster's secrets are: CA key, nonce key, your own.
+    Where the cluster's secrets are stored: the CA key, the nonce key and your own secrets.
 
     * `provider`: `object-storage`, sealed in the bucket with the encryption key; or `google-secret-manager`, which needs no encryption key: the first
-      server that leads makes the CA there, and there is no `nstance_cluster`.
-    * `prefix`: what their names begin with in Secret Manager. Left out, `nstance-CLUSTER-`.
+      leader creates the CA there, and there is no `nstance_cluster`.
+    * `prefix`: prefix of their names in Secret Manager. Default: `nstance-CLUSTER-`.
   TEXT
   type = object({
     provider = optional(string, "object-storage")
@@ -125,7 +125,7 @@ variable "secrets" {
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the cluster, until an apply has set this to `false`. It protects clusters with secrets in the bucket: others have no `nstance_cluster`."
+  description = "Refuse every plan that destroys the cluster, until an apply has set this to `false`. It protects only clusters with secrets in the bucket, because others have no `nstance_cluster`."
   type        = bool
   default     = false
   nullable    = false
@@ -139,7 +139,7 @@ variable "force_destroy" {
 }
 
 variable "labels" {
-  description = "Labels of everything here that can have labels."
+  description = "Labels of all resources of this module that can have labels."
   type        = map(string)
   default     = {}
   nullable    = false

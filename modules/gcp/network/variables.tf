@@ -1,5 +1,5 @@
 variable "name" {
-  description = "Prefix of all names here, such as the cluster's name."
+  description = "Prefix of the names of all resources of this module, such as the cluster's name."
   type        = string
   nullable    = false
 
@@ -33,13 +33,13 @@ variable "ip_family" {
 variable "subnets" {
   description = <<-TEXT
     The subnets, by role and then by region. A role is a name of yours, such as `servers` or `workers`; each becomes a subnet pool of the shards in
-    its regions. A region may have several subnets of a role: add later ones at the end of the list, since they are known by their place in it.
+    its regions. A region may have several subnets of a role: add later ones at the end of the list, because their index identifies them.
 
-    * `ipv4_cidr`: addresses of a subnet that is made here.
+    * `ipv4_cidr`: addresses of a subnet that the module creates.
     * `leader_ipv4_cidr`: the secondary range `leader`, for the leader addresses of shards that have their servers in this subnet.
-    * `existing`: name of a subnet that is there already. Its settings are left alone. With `leader_ipv4_cidr` it has a secondary range `leader`.
+    * `existing`: name of a subnet that exists already. The module does not change its settings. Set `leader_ipv4_cidr` if it has a secondary range `leader`.
     * `nat`: whether its VMs use the NAT gateway (where `nat_mode` is `provider`).
-    * `shards`: the shards that may use it; left out: all in its region.
+    * `shards`: the shards that may use the subnet. Default: all in its region.
   TEXT
   type = map(map(list(object({
     ipv4_cidr        = optional(string)
@@ -101,10 +101,10 @@ variable "load_balancers" {
     can be in the instance group of one load balancer only.
 
     * `zones`: the zones of its VMs, in one region.
-    * `internal`: reached from the VPC only; its address is in the first subnet of the role `subnets`.
-    * `allow_ipv4_cidrs`: who may connect. Left out: everybody, or private addresses if it is internal.
-    * `listeners`: by name. `protocol` is `TCP` or `UDP`. VMs get connections at the listener's own port. `health_check` with a `path` is HTTP, without
-      one it is a TCP connection.
+    * `internal`: reachable from the VPC only. Its address is in the first subnet of the role `subnets`.
+    * `allow_ipv4_cidrs`: sources that may connect. Default: all, or private addresses if the load balancer is internal.
+    * `listeners`: by name. `protocol` is `TCP` or `UDP`. VMs get connections at the listener's own port. A `health_check` with a `path` uses HTTP, one
+      without uses a TCP connection.
   TEXT
   type = map(object({
     zones            = list(string)

@@ -119,12 +119,12 @@ variable "certificates" {
 
 variable "defaults" {
   description = <<-TEXT
-    What every template starts from.
+    Values that every template starts with.
 
     * `args_json`: the body of Compute Engine's instances.insert, as JSON. The network tag of agents and the agents' service account, if there is one, are
       added, unless they name others.
     * `vars`: values for templates.
-    * `userdata`: boot script. Left out: the one that starts nstance-agent from the image.
+    * `userdata`: boot script. Default: a script that starts nstance-agent from the image.
   TEXT
   type = object({
     args_json = optional(string, "{}")
@@ -239,7 +239,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs, by a name. Beyond this, clients of the network's load balancers reach the listeners' ports. `protocol` is `tcp`, `udp`, `icmp` or `-1` for everything; `-1` and `icmp` have no ports. `tags` are network tags of other VMs; `self` are the shard's other VMs."
+  description = "Sources that may reach the VMs, by a name. Beyond this, clients of the network's load balancers reach the listeners' ports. `protocol` is `tcp`, `udp`, `icmp` or `-1` for everything; `-1` and `icmp` have no ports. `tags` are network tags of other VMs; `self` means the shard's other VMs."
   type = map(object({
     protocol   = string
     from_port  = optional(number)

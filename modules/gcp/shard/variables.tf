@@ -83,7 +83,7 @@ variable "zone" {
 }
 
 variable "server_count" {
-  description = "Number of servers: 1; 2 for a hot standby, which takes over within seconds; or 0 to stop all: existing VMs run on, and none is replaced until a server is back."
+  description = "Number of servers. 1: no standby. 2: one is a hot standby, which takes over within seconds. 0: no server; existing VMs keep running, and none is replaced until there is a server again."
   type        = number
   default     = 1
   nullable    = false
@@ -111,7 +111,7 @@ variable "server_image" {
     The servers' image, as `images/packer` makes it, of the architecture of `server_instance_type`.
 
     * `id`: the image itself, `projects/…/global/images/…`; or
-    * `family`, `project`: the newest image of a family, of this project. A newer one rolls the servers with the next apply.
+    * `family`, `project`: the newest image of this family in this project. If there is a newer image, the next apply rolls the servers.
   TEXT
   type = object({
     id      = optional(string)
@@ -128,7 +128,7 @@ variable "server_image" {
 }
 
 variable "server_volume" {
-  description = "The servers' disk: `size` in GB (left out: that of the image), `type`, and `kms_key_name` (left out: Google's own key). It is always encrypted, and may be lost without harm."
+  description = "The servers' disk: `size` in GB (default: that of the image), `type`, and `kms_key_name` (default: Google's own key). It is always encrypted. Its loss does no harm."
   type = object({
     size         = optional(number)
     type         = optional(string, "pd-balanced")
@@ -189,10 +189,10 @@ variable "leader_network" {
   description = <<-TEXT
     The leader's fixed address.
 
-    * `kind`: `alias`, an alias address that the leader moves to its own VM, which costs nothing; or `load_balancer`, the address of an internal load balancer,
-      which costs by the hour and fails over without an API call. Left out: `load_balancer` for two servers, else `alias`.
-    * `ipv4`: the address. For an alias, out of the range for leader addresses of the first of the servers' subnets (left out: its second address; shards of
-      one region need different ones). For a load balancer, out of that subnet's primary range (left out: Google picks it once, and it stays).
+    * `kind`: `alias`, an alias address that the leader moves to its own VM (free of charge); or `load_balancer`, the address of an internal load balancer
+      (costs by the hour, fails over without an API call). Default: `load_balancer` for two servers, `alias` for one.
+    * `ipv4`: the address. An alias is in the range for leader addresses of the first of the servers' subnets. Default: the second address of that range. Shards of
+      one region need different addresses. The address of a load balancer is in that subnet's primary range. Default: an address that Google picks once.
   TEXT
   type = object({
     kind = optional(string)
@@ -269,7 +269,7 @@ variable "deletion_protection" {
 }
 
 variable "force_destroy" {
-  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs; they run on."
+  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs. They keep running."
   type        = bool
   default     = false
   nullable    = false
@@ -288,7 +288,7 @@ variable "destroy_timeout" {
 }
 
 variable "labels" {
-  description = "Labels of the servers' VMs. Those of the VMs of groups are in args."
+  description = "Labels of the servers' VMs. Labels of the groups' VMs are set in `args`."
   type        = map(string)
   default     = {}
   nullable    = false

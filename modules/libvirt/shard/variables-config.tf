@@ -85,11 +85,11 @@ variable "certificates" {
 
 variable "defaults" {
   description = <<-TEXT
-    What every template starts from.
+    Values that every template starts with.
 
     * `args_json`: the arguments of a VM, as JSON (docs/reference/libvirt.md).
     * `vars`: values for templates.
-    * `userdata`: boot script. Left out: the one that starts nstance-agent from the image.
+    * `userdata`: boot script. Default: a script that starts nstance-agent from the image.
   TEXT
   type = object({
     args_json = optional(string, "{}")

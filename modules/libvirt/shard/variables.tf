@@ -61,7 +61,7 @@ variable "reserved_mib" {
 }
 
 variable "subnet_pools" {
-  description = "Lists of the hosts' networks, `HOST/NETWORK`, by the name that templates use. They are tried in order."
+  description = "Subnet pools, by the name that templates use. Each is a list of the hosts' networks, `HOST/NETWORK`, which are tried in order."
   type        = map(list(string))
   nullable    = false
 
@@ -140,7 +140,7 @@ variable "deletion_protection" {
 }
 
 variable "force_destroy" {
-  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs; they run on."
+  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs. They keep running."
   type        = bool
   default     = false
   nullable    = false

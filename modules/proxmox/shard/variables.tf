@@ -35,14 +35,14 @@ variable "endpoints" {
 }
 
 variable "fingerprints" {
-  description = "SHA-256 fingerprints of the nodes' certificates. Left out: `ca_file` and the name in the URL are checked."
+  description = "SHA-256 fingerprints of the nodes' certificates. Default: the certificates are checked with `ca_file` and the name in the URL."
   type        = list(string)
   default     = []
   nullable    = false
 }
 
 variable "ca_file" {
-  description = "File on the servers with the authority of the nodes' certificates, a copy of `/etc/pve/pve-root-ca.pem`. Left out: the system's."
+  description = "File on the servers with the CA of the nodes' certificates, a copy of `/etc/pve/pve-root-ca.pem`. Default: those of the system."
   type        = string
   default     = null
 }
@@ -55,7 +55,7 @@ variable "token_file" {
 }
 
 variable "resource_pool" {
-  description = "Resource pool that new VMs become members of. Left out: none."
+  description = "Resource pool that new VMs become members of. Default: none."
   type        = string
   default     = null
 }
@@ -68,7 +68,7 @@ variable "seed_storage" {
 }
 
 variable "subnet_pools" {
-  description = "Lists of the nodes' bridges, `NODE/BRIDGE`, by the name that templates use. They are tried in order."
+  description = "Subnet pools, by the name that templates use. Each is a list of the nodes' bridges, `NODE/BRIDGE`, which are tried in order."
   type        = map(list(string))
   nullable    = false
 
@@ -147,7 +147,7 @@ variable "deletion_protection" {
 }
 
 variable "force_destroy" {
-  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs; they run on."
+  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs. They keep running."
   type        = bool
   default     = false
   nullable    = false

@@ -1,5 +1,5 @@
 // Package notleader makes and reads the answer of a server that does not lead its shard: the code Unavailable with a
-// NotLeader detail, which names the leader where it is known.
+// NotLeader detail, which names the leader if it is known.
 package notleader
 
 import (

@@ -24,8 +24,8 @@ const (
 	// OwnedFieldsAnnotation on a shard group lists the fields of a static group that Kubernetes has set at any time,
 	// separated by commas. When such a field is removed from the spec, its override is removed from the server.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
-	// RemoveAnnotation on a shard group lists the IDs of instances, separated by commas, of which the deletion has
-	// lowered the size. The operator writes it together with the size.
+	// RemoveAnnotation on a shard group lists the IDs of the instances, separated by commas, whose deletion lowered the
+	// size. The operator writes it together with the size.
 	RemoveAnnotation = "nstance.dev/remove-instances"
 	// CapacityAnnotation on a MachinePool contains the values that the operator wrote into the cluster autoscaler's
 	// annotations. Other values there belong to a user and are not changed.
@@ -36,17 +36,18 @@ const (
 	// SkipShardsAnnotation lists the IDs of shards, separated by commas, that the deletion of an object does not wait
 	// for while they do not answer. On a Cluster it applies to all objects of the Cluster.
 	SkipShardsAnnotation = "nstance.dev/skip-shards"
-	// StoredPoolAnnotation on a MachinePool contains its NstanceMachinePool, which the deletion of another MachinePool
-	// has deleted, until the operator has created it again.
+	// StoredPoolAnnotation on a MachinePool contains a copy of its NstanceMachinePool, if the deletion of another
+	// MachinePool has deleted that. The operator removes the annotation when it has created the NstanceMachinePool
+	// again.
 	StoredPoolAnnotation = "nstance.dev/stored-pool"
 	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster lets the operator create the Cluster
 	// again.
 	RecreateAnnotation = "nstance.dev/recreate"
 	// OnDemandGroupAnnotation on a pod requests an instance of the group for that pod.
 	OnDemandGroupAnnotation = "on-demand.nstance.dev/group"
-	// OnDemandInstanceTypeAnnotation on such a pod overrides the group's instance type.
+	// OnDemandInstanceTypeAnnotation on a pod with OnDemandGroupAnnotation overrides the group's instance type.
 	OnDemandInstanceTypeAnnotation = "on-demand.nstance.dev/instance-type"
-	// OnDemandShardAnnotation on such a pod selects the shard.
+	// OnDemandShardAnnotation on a pod with OnDemandGroupAnnotation selects the shard of the pod's instance.
 	OnDemandShardAnnotation = "on-demand.nstance.dev/shard"
 )
 

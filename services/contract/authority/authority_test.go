@@ -368,7 +368,8 @@ func TestParseIdentity(t *testing.T) {
 	}
 }
 
-// The CA's key may have signed anything; only the exact forms count.
+// TestParseIdentityRefuses checks that only certificates of the exact forms name an identity. The CA's key may have
+// signed others.
 func TestParseIdentityRefuses(t *testing.T) {
 	parent, signer := &x509.Certificate{Subject: pkix.Name{CommonName: "example"}}, key(1)
 	build := func(base authority.Identity, change func(*x509.Certificate)) *x509.Certificate {

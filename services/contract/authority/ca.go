@@ -370,8 +370,8 @@ func Fingerprint(cert *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Trust identifies the CA that issues and the bundle that its clients get: 16 hexadecimal characters. It is empty if
-// the bundle holds no other CA, which is so unless the CA is being rotated.
+// Trust identifies the CA that issues and the bundle that its clients get: 16 hexadecimal characters. It is empty
+// unless the bundle holds another CA, as during a rotation of the CA.
 func Trust(ca *x509.Certificate, bundle []*x509.Certificate) string {
 	if len(bundle) == 1 && bundle[0].Equal(ca) {
 		return ""

@@ -14,7 +14,7 @@ import (
 // Role is the kind of program that a certificate identifies.
 type Role string
 
-// The roles.
+// Roles of the programs that have certificates.
 const (
 	RoleAgent    Role = "agent"
 	RoleOperator Role = "operator"

@@ -31,8 +31,8 @@ const MaxNonce = 4096
 const (
 	issuer   = "nstance"
 	audience = "nstance-registration"
-	// nonceHeader is {"alg":"EdDSA","typ":"JWT"}: the only header that is ever written, hence the only one that is
-	// read.
+	// nonceHeader is {"alg":"EdDSA","typ":"JWT"}. It is the only header that is written, and therefore the only one
+	// that is read.
 	nonceHeader = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9."
 )
 
@@ -70,7 +70,7 @@ func (n Nonce) LogValue() slog.Value { return slog.StringValue(n.String()) }
 func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
 
 // NonceKey signs nonces: an Ed25519 key of the cluster. It does not show itself. While the cluster's keys are rotated,
-// it also names the other key, old or new, of which nonces are accepted.
+// it also names the other key, old or new, whose nonces are accepted.
 type NonceKey struct {
 	private func() ed25519.PrivateKey
 	other   ed25519.PublicKey // nil if there is none

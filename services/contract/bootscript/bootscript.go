@@ -61,7 +61,7 @@ type Server struct {
 	Region string
 	// LeaderInterface is the ID of the network interface that the leader acquires, or "".
 	LeaderInterface string
-	// LeaderNetwork is how systemd-networkd configures that interface.
+	// LeaderNetwork is the configuration of LeaderInterface in systemd-networkd.
 	LeaderNetwork LeaderNetwork
 	// ExtraArgs are added to the command line.
 	ExtraArgs []string

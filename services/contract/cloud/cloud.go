@@ -36,8 +36,9 @@ type Block struct {
 	// LeaderNetworkKinds are the values of server.leader_network.kind. Empty: there is one way only, and no kind is
 	// given.
 	LeaderNetworkKinds []string
-	// LoadBalancer is the same for the cloud's own fields of a load balancer. Nil: the cloud has no load balancers.
-	// A struct without fields: its load balancers need none.
+	// LoadBalancer is the zero value of the struct that package all embeds for the cloud's own fields of a load
+	// balancer. Nil: the cloud has no load balancers. A struct without fields: its load balancers have no fields of
+	// their own.
 	LoadBalancer any
 
 	// CheckZone checks that a zone is in a region. The paths of its problems begin at server.provider.

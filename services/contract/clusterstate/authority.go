@@ -11,11 +11,11 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// ErrCALost means that the CA's key is not where it is looked for although the cluster is in use: a wrong prefix,
-// another secrets store, or a lost secret. A second CA is not made.
+// ErrCALost means that the CA's key is not where it should be although the cluster is in use. Causes are a wrong
+// prefix, another secrets store and a lost secret. No second CA is made.
 var ErrCALost = errors.New("the CA's key is missing although the cluster is in use")
 
-// LoadCA reads the CA's key and certificate. secretstore.ErrNotFound if there is none yet.
+// LoadCA reads the CA's key and certificate. It returns secretstore.ErrNotFound if there is none yet.
 func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 	secret, err := s.options.Secrets.Get(ctx, secretstore.CAKey)
 	if err != nil {
@@ -31,10 +31,10 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 	return ca, nil
 }
 
-// EnsureCA returns the cluster's CA. It makes one, and says so, only in a cluster that has neither `ca.key` nor
-// `ca.crt` nor any operator or instance record; of two that race, both return the winner's. Otherwise it returns
-// [ErrCALost]. It writes `ca.crt` again if that is missing, and signs the documents of a former version. An object that
-// cannot be read is an error.
+// EnsureCA returns the cluster's CA. If the cluster has no `ca.key`, no `ca.crt` and no operator or instance record,
+// EnsureCA makes a CA, and created is true. Of two concurrent callers, both return the same CA. A cluster with any of
+// these but without `ca.key` is an error, [ErrCALost]. EnsureCA writes `ca.crt` again if it is missing, and signs the
+// documents of a former version. An object that cannot be read is an error.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, created, err = s.ensureCA(ctx, func() (authority.CA, error) {
 		return authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now())
@@ -45,8 +45,8 @@ func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, er
 	return ca, created, nil
 }
 
-// StoreCA makes an imported CA the cluster's, under the conditions of [State.EnsureCA]. That it is so already is no
-// error; that the cluster has another matches objstore.ErrConflict.
+// StoreCA makes an imported CA the cluster's CA, under the conditions of [State.EnsureCA]. It is no error if the
+// cluster has this CA already. If it has another CA, the error matches objstore.ErrConflict.
 func (s *State) StoreCA(ctx context.Context, ca authority.CA) (created bool, err error) {
 	have, created, err := s.ensureCA(ctx, func() (authority.CA, error) {
 		return ca, ca.CheckCluster(s.options.ClusterID)

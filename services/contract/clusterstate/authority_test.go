@@ -142,7 +142,8 @@ func TestNoSecondCA(t *testing.T) {
 	}
 }
 
-// Unreadable is not absent, at any of the questions that are asked first.
+// TestUnreadableObjectIsNotAbsent checks that EnsureCA makes no CA if any of the reads before it fails: an object that
+// cannot be read may exist.
 func TestUnreadableObjectIsNotAbsent(t *testing.T) {
 	denied := errors.New("denied")
 	questions := 0

@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Followers checks who has followed a step of a rotation of the CA: leaders, instances and operators. It remembers who
-// has, so that repeated checks read only what changed. It is not safe for concurrent use.
+// Followers checks which leaders, instances and operators have followed a step of a rotation of the CA. It remembers
+// them, so that repeated checks read only what changed. It is not safe for concurrent use.
 type Followers struct {
 	state *State
 	trust string
@@ -66,7 +66,7 @@ func (f Following) Done() bool {
 	return len(f.Operators) == 0 && f.FilesUntil.IsZero()
 }
 
-// Followers returns a check of who has followed a rotation to its present step.
+// Followers returns a check of a rotation's present step.
 func (s *State) Followers(r Rotation) *Followers {
 	f := &Followers{state: s, trust: r.Trust, followed: map[string]objstore.Token{}, led: map[string]time.Time{}}
 	if r.Step == RotationIssued {
@@ -75,8 +75,8 @@ func (s *State) Followers(r Rotation) *Followers {
 	return f
 }
 
-// Check reads the bucket. A shard without a configuration is left out, and so is one that never had a leader. Expired
-// certificates do not count.
+// Check reads the bucket. It ignores shards without a configuration, shards that never had a leader, and expired
+// certificates.
 func (f *Followers) Check(ctx context.Context) (Following, error) {
 	fail := func(err error) (Following, error) {
 		return Following{}, fmt.Errorf("check who has followed the rotation: %w", err)
@@ -106,7 +106,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 }
 
 // checkFiles returns when the last certificate of the old CA in files of instances expires, zero if there are none. In
-// a cluster that is older than its workload CA, the cluster's CA signed such certificates until the latter started.
+// a cluster that is older than its workload CA, the cluster's CA signed such certificates until the workload CA
+// started.
 func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	if f.old == nil {
 		return time.Time{}, nil

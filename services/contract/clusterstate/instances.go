@@ -12,10 +12,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// PutInstance writes one version of an instance record, revision, term and writer as the caller set them, if the
-// version there is the one that token names, or none for "". It returns the new token. A failed condition is a
-// [*SupersededError] that carries what is there. objstore.ErrIndeterminate means that ctx ended first: repeated with
-// the same arguments, it settles.
+// PutInstance writes one version of an instance record and returns the new token. The caller sets its revision, term
+// and writer. The write succeeds only if the record's present version has the given token; "" means that there is no
+// record. Otherwise the error is a [*SupersededError] with the present version. objstore.ErrIndeterminate means that
+// ctx ended first: repeat the call with the same arguments to learn the result.
 func (s *State) PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error) {
 	fail := func(err error) (objstore.Token, error) {
 		return "", fmt.Errorf("write instance %s: %w", rec.ID, err)
@@ -38,7 +38,7 @@ func (s *State) PutInstance(ctx context.Context, rec record.Instance, token objs
 	return newToken, nil
 }
 
-// GetInstance reads one record. objstore.ErrNotFound if there is none.
+// GetInstance reads one record. It returns objstore.ErrNotFound if there is none.
 func (s *State) GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error) {
 	object, err := s.options.Shard.Get(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage()))
 	var rec record.Instance
@@ -60,8 +60,8 @@ func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
 		belongs("tenant", rec.Tenant, tenant), belongs("id", rec.ID.String(), id.String()))
 }
 
-// DeleteInstance removes a tombstone whose retention is over; none is no error. Nothing but a tombstone may be removed:
-// the caller has read it, and no one ever replaces it.
+// DeleteInstance removes a tombstone after its retention. It is no error if there is none. The caller must have read
+// the tombstone and must not delete any other record. No version ever replaces a tombstone.
 func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) error {
 	if err := s.options.Shard.Delete(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage())); err != nil {
 		return fmt.Errorf("delete instance %s: %w", id, err)
@@ -139,15 +139,14 @@ func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]
 	return found, nil
 }
 
-// LoadInstances reads every instance record of the shard, many at a time, and then hands each to take, one after the
-// other, sorted by tenant and age. A record that cannot be read fails all: who does not know an instance may not decide
-// about the others.
+// LoadInstances reads every instance record of the shard, many at a time. Then it calls take for each, one after the
+// other, sorted by tenant and age. If one record cannot be read, it fails: decisions need knowledge of all instances.
 func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error {
 	return s.LoadUnseen(ctx, func(ident.ID, objstore.Token) bool { return false }, take)
 }
 
-// LoadUnseen does the same with the records of which seen does not know the version that the list shows. Both functions
-// are called from this goroutine. With nothing unseen it costs one request for a thousand records.
+// LoadUnseen is like LoadInstances for the records whose version in the list is new to seen. Both functions are called
+// from this goroutine. If nothing is new, LoadUnseen costs one request for each thousand records.
 func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 	take func(record.Instance, objstore.Token)) error {
 	if err := s.checkShard(); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// LoadNonceKey reads the key that signs registration nonces. secretstore.ErrNotFound if there is none yet.
+// LoadNonceKey reads the key that signs registration nonces. It returns secretstore.ErrNotFound if there is none yet.
 func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
 	secret, err := s.options.Secrets.Get(ctx, secretstore.NonceKey)
 	if err != nil {
@@ -22,8 +22,8 @@ func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
 	return key, nil
 }
 
-// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none; of two that race, both
-// return the winner's. Call [State.EnsureCA] first: it is what notices a wrong prefix.
+// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none. Of two concurrent
+// callers, both return the same key. Call [State.EnsureCA] first, because it notices a wrong prefix.
 func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, created bool, err error) {
 	key, err = s.LoadNonceKey(ctx)
 	if !errors.Is(err, secretstore.ErrNotFound) {

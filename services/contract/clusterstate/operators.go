@@ -41,8 +41,8 @@ func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objs
 	return newToken, nil
 }
 
-// GetOperator reads one record, which may be a tombstone. objstore.ErrNotFound if there is none. A record that no CA of
-// the cluster signed is an error that matches authority.ErrUnsigned or authority.ErrSignature.
+// GetOperator reads one record, which may be a tombstone. It returns objstore.ErrNotFound if there is none. If no CA of
+// the cluster signed the record, the error matches authority.ErrUnsigned or authority.ErrSignature.
 func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token, error) {
 	key := keys.ClusterOperator(tenant, id.Storage())
 	before := s.options.Marks.Highest(key)

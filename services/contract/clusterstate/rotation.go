@@ -248,9 +248,9 @@ func (s *State) shards(ctx context.Context) ([]string, error) {
 	return shards, nil
 }
 
-// RotateCA takes the steps of a rotation of the CA, from where it is. Without a rotation under way, it begins one.
-// Before each step that needs it, RotateCA calls wait, which reports whether all have followed. If wait returns false,
-// RotateCA returns the step that the rotation is at: call it again to continue.
+// RotateCA continues a rotation of the CA from its present step. Without a rotation under way, it begins one. Before
+// each step that needs it, RotateCA calls wait, which reports whether all have followed. If wait returns false,
+// RotateCA returns the step that the rotation has reached: call it again to continue.
 func (s *State) RotateCA(ctx context.Context, wait func(context.Context, Rotation, *Followers) (bool, error)) (Rotation,
 	error) {
 	r, err := s.AnnounceCA(ctx)

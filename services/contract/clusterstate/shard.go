@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ReadConfig reads a shard's configuration as it was written. objstore.ErrNotFound if there is none.
+// ReadConfig reads a shard's configuration as it was written. It returns objstore.ErrNotFound if there is none.
 func (s *State) ReadConfig(ctx context.Context, shard string) ([]byte, objstore.Token, error) {
 	object, err := s.options.Shard.Get(ctx, keys.Config(shard))
 	if err != nil {
@@ -37,9 +37,9 @@ func (s *State) ConfigModified(ctx context.Context, shard string) (time.Time, er
 	return time.Time{}, fmt.Errorf("look up configuration of shard %s: %w", shard, objstore.ErrNotFound)
 }
 
-// WriteConfig writes a shard's configuration, which the caller has validated, if the version there is the one that
-// token names, or none for "". Otherwise objstore.ErrConflict. For the Terraform provider and nstance-admin: no server
-// may.
+// WriteConfig writes a shard's configuration, which the caller has validated. It returns objstore.ErrConflict unless
+// the present version has the given token; "" means that there is none. The Terraform provider and nstance-admin use
+// it. Servers have no permission to write there.
 func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, token objstore.Token) (objstore.Token,
 	error) {
 	if err := ident.ValidateName(shard); err != nil {
@@ -60,8 +60,8 @@ func (s *State) DeleteConfig(ctx context.Context, shard string) error {
 	return nil
 }
 
-// ReadGroups reads the shard's dynamic groups and overrides. Problems that do not keep it from being used are warnings.
-// objstore.ErrNotFound if there are none yet.
+// ReadGroups reads the shard's dynamic groups and overrides. Problems with which the document can still be used are
+// warnings. It returns objstore.ErrNotFound if there is no document yet.
 func (s *State) ReadGroups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
 	key := keys.Groups(s.options.ShardID)
 	object, err := s.options.Shard.Get(ctx, key)
@@ -75,8 +75,8 @@ func (s *State) ReadGroups(ctx context.Context) (config.Groups, objstore.Token, 
 	return groups, object.Token, problems, nil
 }
 
-// WriteGroups writes the shard's dynamic groups, term and revision as the leader set them, if the version there is the
-// one that token names, or none for "". Otherwise objstore.ErrConflict.
+// WriteGroups writes the shard's dynamic groups. The leader sets their term and revision. WriteGroups returns
+// objstore.ErrConflict unless the present version has the given token; "" means that there is none.
 func (s *State) WriteGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
 	if err := s.checkShard(); err != nil {
 		return "", fmt.Errorf("write groups: %w", err)
@@ -88,8 +88,9 @@ func (s *State) WriteGroups(ctx context.Context, groups config.Groups, token obj
 	return newToken, nil
 }
 
-// ReadApplied reads the configuration that a leader of the shard accepted last. objstore.ErrNotFound if none has yet.
-// One that no CA of the cluster signed is an error that matches authority.ErrUnsigned or authority.ErrSignature.
+// ReadApplied reads the configuration that a leader of the shard accepted last. It returns objstore.ErrNotFound if no
+// leader has accepted one yet. If no CA of the cluster signed it, the error matches authority.ErrUnsigned or
+// authority.ErrSignature.
 func (s *State) ReadApplied(ctx context.Context) (record.Applied, error) {
 	fail := func(err error) (record.Applied, error) {
 		return record.Applied{}, fmt.Errorf("read applied configuration: %w", err)
@@ -135,8 +136,8 @@ func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore
 }
 
 // WriteApplied records that the leader of a term accepted a configuration, which it had read under the token source,
-// and the CA that this State read last. It never replaces what a leader of a higher term accepted:
-// objstore.ErrConflict.
+// and the CA that this State read last. If a leader of a higher term has accepted one, WriteApplied returns
+// objstore.ErrConflict and replaces nothing.
 func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("write applied configuration: %w", err)
@@ -175,7 +176,7 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 	}
 }
 
-// ReadLock reads the shard's election lock, for people and for who needs the leader's address. objstore.ErrNotFound if
+// ReadLock reads the shard's election lock, for display or for the leader's address. It returns objstore.ErrNotFound if
 // no server has led yet.
 func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objstore.Token, error) {
 	object, err := s.options.Shard.Get(ctx, keys.Leader(shard))
@@ -189,8 +190,8 @@ func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objsto
 	return lock, object.Token, nil
 }
 
-// HighestTerm returns the highest term in any document of the shard, 0 if there is none: a new lock begins above it. It
-// reads every instance record.
+// HighestTerm returns the highest term in any document of the shard, or 0 if there is none. The term of a new lock must
+// be higher. HighestTerm reads every instance record.
 func (s *State) HighestTerm(ctx context.Context) (uint64, error) {
 	var highest uint64
 	err := s.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) { highest = max(highest, rec.Term) })
@@ -208,8 +209,8 @@ func (s *State) HighestTerm(ctx context.Context) (uint64, error) {
 	return max(highest, groups.Term, applied.Term), nil
 }
 
-// AppendCertLog records certificates issued to an instance, under the time that the entry says. If two batches of one
-// instance fall together, the later is moved by nanoseconds; the entry is otherwise never changed.
+// AppendCertLog records certificates issued to an instance, under the entry's time. If the instance has an entry of
+// that time already, AppendCertLog uses a time some nanoseconds later.
 func (s *State) AppendCertLog(ctx context.Context, entry record.CertLog) error {
 	fail := func(err error) error { return fmt.Errorf("append to certificate log: %w", err) }
 	if err := errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID),
@@ -265,7 +266,8 @@ func (s *State) ListCertLog(ctx context.Context, tenant string) ([]record.CertLo
 	return all, nil
 }
 
-// ReadFile reads an object of the bucket that templates deliver to instances. objstore.ErrNotFound if there is none.
+// ReadFile reads an object of the bucket that templates deliver to instances. It returns objstore.ErrNotFound if there
+// is none.
 func (s *State) ReadFile(ctx context.Context, name string) ([]byte, error) {
 	object, err := s.options.Shard.Get(ctx, keys.File(name))
 	if err != nil {

@@ -54,7 +54,7 @@ type Options struct {
 // one.
 type State struct {
 	options Options
-	known   atomic.Pointer[trust] // as read last; nil if there was no CA
+	known   atomic.Pointer[trust] // the last that was read; nil if there was no CA
 }
 
 // New returns a State. It does nothing yet.
@@ -86,11 +86,11 @@ func oneByOne(ctx context.Context, n, _ int, fn func(context.Context, int) error
 	return nil
 }
 
-// ErrForeign means that a document lies where ours do but belongs to another cluster, shard, tenant or ID: a wrong
-// prefix, or a copy.
+// ErrForeign means that a document under one of our keys belongs to another cluster, shard, tenant or ID. Causes are a
+// wrong prefix and a copied object.
 var ErrForeign = errors.New("it belongs elsewhere")
 
-// belongs compares what a document says of itself with where it lies.
+// belongs compares the owner that a document names with the owner that its key names.
 func belongs(what, says, want string) error {
 	if says != want {
 		return fmt.Errorf("%w: its %s is %q, not %q", ErrForeign, what, says, want)
@@ -120,7 +120,7 @@ func (s *State) put(ctx context.Context, store objstore.Store, key string, body 
 // objstore.ErrConflict.
 type Superseded[R any] struct {
 	ID ident.ID
-	// Record is what is there now, under Token. Both are zero if there is nothing (any more).
+	// Record is the present version, under Token. Both are zero if there is none (any more).
 	Record R
 	Token  objstore.Token
 }
@@ -160,8 +160,8 @@ func putRecord[R any](ctx context.Context, s *State, store objstore.Store, key s
 	return "", &Superseded[R]{ID: id, Record: there, Token: thereToken}
 }
 
-// load reads objects, many at a time; what has been deleted since it was listed is left out. Every object that cannot
-// be read is reported, up to a few.
+// load reads objects, many at a time. It leaves out objects that were deleted since they were listed. The error names
+// every object that cannot be read, up to a few.
 func load[T any](ctx context.Context, s *State, n int, read func(ctx context.Context, i int) (T, error)) ([]T, error) {
 	items, errs := make([]*T, n), make([]error, n)
 	err := s.options.ForEach(ctx, n, parallel, func(ctx context.Context, i int) error {

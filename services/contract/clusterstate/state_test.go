@@ -149,7 +149,7 @@ func TestInstance(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// The same call again, whose result was not waited for, is the same success.
+	// A repeated call succeeds with the same token, in case the answer to the first was lost.
 	if again, err := s.PutInstance(t.Context(), next, token); err != nil || again != nextToken {
 		t.Errorf("again: %v, %v", again, err)
 	}

@@ -178,7 +178,7 @@ func (s *State) Trust() string {
 }
 
 // ReadCA reads the CA in `ca.key` and the bundle `ca.crt`, which that CA has signed. It returns the certificates newest
-// first. objstore.ErrNotFound or secretstore.ErrNotFound if there is none yet.
+// first. The error matches objstore.ErrNotFound or secretstore.ErrNotFound if there is none yet.
 func (s *State) ReadCA(ctx context.Context) (authority.CA, []*x509.Certificate, error) {
 	t, err := s.readTrust(ctx)
 	if err != nil {
@@ -194,8 +194,8 @@ func (s *State) ReadCA(ctx context.Context) (authority.CA, []*x509.Certificate, 
 	return t.ca, t.bundle, nil
 }
 
-// CABundle reads `ca.crt` and verifies it with the CA in `ca.key`. It returns the certificates newest first.
-// objstore.ErrNotFound if there is none yet.
+// CABundle reads `ca.crt` and verifies it with the CA in `ca.key`. It returns the certificates newest first. The error
+// matches objstore.ErrNotFound if there is none yet.
 func (s *State) CABundle(ctx context.Context) ([]*x509.Certificate, error) {
 	_, bundle, err := s.ReadCA(ctx)
 	return bundle, err
@@ -242,9 +242,9 @@ func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate)
 	return certs, nil
 }
 
-// WriteCABundle replaces `ca.crt`. Each of signers signs it, so that it opens while `ca.key` changes from one of them
-// to another. certs must contain the certificates of all signers. objstore.ErrConflict if another program wrote
-// `ca.crt` in the meantime.
+// WriteCABundle replaces `ca.crt`. Each of signers signs it, so that it can be verified while `ca.key` changes from one
+// of them to another. certs must contain the certificates of all signers. WriteCABundle returns objstore.ErrConflict if
+// another program wrote `ca.crt` in the meantime.
 func (s *State) WriteCABundle(ctx context.Context, signers []authority.CA, certs ...*x509.Certificate) error {
 	t, err := s.readTrust(ctx)
 	if err != nil {

@@ -11,17 +11,17 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// WorkloadNotice is the time between the making of a workload CA and its first certificate in a cluster in use. In it
-// every instance gets the CA's certificate, and services on the instances load it. An upgrade of all shards, and of
-// boot scripts that hold a CA, must fit too.
+// WorkloadNotice is the time from the creation of a workload CA to the first certificate that it signs, in a cluster in
+// use. Within this time every instance receives the CA's certificate, services on the instances load it, and the
+// operators of the cluster upgrade all shards, and all boot scripts that hold a CA.
 const WorkloadNotice = 30 * 24 * time.Hour
 
 // newCluster is the age of the cluster's CA up to which no instance can rely on certificates of it.
 const newCluster = time.Hour
 
-// EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none; of
-// two that race, both return the winner's. In a cluster with an older CA, the new one starts after a notice of 30 days,
-// see [authority.CA.Starts]. Call [State.EnsureCA] first, which returns the cluster's CA.
+// EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Of
+// two concurrent callers, both return the same CAs. In a cluster with an older CA, the new one starts after a notice of
+// 30 days, see [authority.CA.Starts]. Call [State.EnsureCA] first, which returns the cluster's CA.
 func (s *State) EnsureWorkloadCA(ctx context.Context, cluster authority.CA) (cas authority.WorkloadCAs, created bool,
 	err error) {
 	fail := func(err error) (authority.WorkloadCAs, bool, error) {
@@ -55,8 +55,8 @@ func (s *State) EnsureWorkloadCA(ctx context.Context, cluster authority.CA) (cas
 	return cas, true, nil
 }
 
-// LoadWorkloadCAs reads the CAs that sign the certificates in instances' files. secretstore.ErrNotFound if there are
-// none yet.
+// LoadWorkloadCAs reads the CAs that sign the certificates in instances' files. It returns secretstore.ErrNotFound if
+// there are none yet.
 func (s *State) LoadWorkloadCAs(ctx context.Context) (authority.WorkloadCAs, error) {
 	secret, err := s.options.Secrets.Get(ctx, secretstore.WorkloadCAKey)
 	if err != nil {

@@ -64,8 +64,8 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 	return out
 }
 
-// losesSubnet reports whether a subnet of a group is none of it after a change. A subnet that is not known yet is a new
-// one. A group without subnets loses none.
+// losesSubnet reports whether a group no longer has one of its subnets after a change. A subnet that is not known yet
+// counts as another one. A group without subnets loses none.
 func losesSubnet(before, after Group, subnetsUnknown bool) bool {
 	return (subnetsUnknown || len(after.Subnets) > 0) && slices.ContainsFunc(before.Subnets, func(subnet string) bool {
 		return !slices.Contains(after.Subnets, subnet)

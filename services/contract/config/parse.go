@@ -87,8 +87,8 @@ func encode(v any) []byte {
 // accepts.
 const groupsVersion = 1
 
-// groupsHead holds the fields of `groups/{shard}.jsonc` that are not tenants. A tenant's name cannot start with a
-// dollar sign.
+// groupsHead holds the fields of `groups/{shard}.jsonc` that are not tenants. Their names start with a dollar sign,
+// which is not allowed in a tenant's name.
 type groupsHead struct {
 	Version  *int   `json:"$version,omitempty" rule:"positive"`
 	Term     uint64 `json:"$term,omitempty"`

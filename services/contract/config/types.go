@@ -104,15 +104,15 @@ type Server struct {
 	Provider Provider `json:"provider" rule:"required"`
 	// Addresses that the server listens on.
 	Bind Addresses `json:"bind,omitzero"`
-	// Addresses that clients use. An empty or wildcard host means the address of the primary interface; one that is
-	// left out is that of bind.
+	// Addresses that clients use. An empty or wildcard host means the address of the primary interface. The default of
+	// each address is the one in bind.
 	Advertise Addresses `json:"advertise,omitzero"`
 	// The fixed address that follows the leader.
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
 	// Lists of the provider's subnets, by the name that templates and groups use. Tried in order.
 	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
-	// The pools that dynamic groups may use, also as the pool of their template. Every pool where this is left out,
-	// none where it is an empty list.
+	// The pools that dynamic groups may use, also as the pool of their template. Default: every pool. An empty list
+	// allows none.
 	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
 	// How long one request to the provider or the bucket may take.
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
@@ -121,7 +121,7 @@ type Server struct {
 	// Whether an agent may register only from an address of its VM, where the provider knows the VM's addresses. Set it
 	// to false if agents reach the servers through NAT or a proxy.
 	CheckRegistrationAddress *bool `json:"check_registration_address,omitempty" default:"true"`
-	// What an agent must prove when it registers, in addition to its nonce. Left out: nothing.
+	// What an agent must prove when it registers, in addition to its nonce. Default: nothing.
 	Attestation *Attestation `json:"attestation,omitempty"`
 	// How often agents report.
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
@@ -247,9 +247,9 @@ type ErrorExitJitter struct {
 // Tenant is an owner of groups. Its quotas bound what its operators can ask for.
 type Tenant struct {
 	// Most instances that the tenant's operators can ask for: the sizes of all groups of the tenant, and its on-demand
-	// instances. No limit where this is left out.
+	// instances. Default: no limit.
 	MaxInstances *int `json:"max_instances,omitempty" rule:"nonnegative"`
-	// Most groups that the tenant's operators can create. No limit where this is left out.
+	// Most groups that the tenant's operators can create. Default: no limit.
 	MaxGroups *int `json:"max_groups,omitempty" rule:"nonnegative"`
 }
 
@@ -348,7 +348,7 @@ type Template struct {
 	// Checks of what runs on the instances, by name. Their agents run them. An instance whose check fails is unhealthy
 	// and is replaced.
 	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
-	// Boot script; that of defaults where this is left out.
+	// Boot script. Default: that of defaults.
 	Userdata *Userdata `json:"userdata,omitempty"`
 	// Number of instances, for groups without size.
 	Size *int `json:"size,omitempty" default:"1" rule:"nonnegative"`
@@ -358,8 +358,8 @@ type Template struct {
 	InstanceTypes []string `json:"instance_types,omitempty"`
 	// Pool that the VMs' subnets are taken from, for groups without subnet_pool.
 	SubnetPool string `json:"subnet_pool,omitempty"`
-	// Tenants whose operators may create groups from the template: those with a static group of the template where this
-	// is left out, none where it is an empty list.
+	// Tenants whose operators may create groups from the template. Default: the tenants with a static group of the
+	// template. An empty list allows none.
 	Tenants []string `json:"tenants,omitzero"`
 	// What operators may choose for groups of the template, beside the size, the template's own instance types and
 	// subnet pool, and variables.
@@ -370,20 +370,20 @@ type Template struct {
 // operators make to static groups: sizes, instance types and variables.
 type Permissions struct {
 	// JSON pointers (RFC 6901) to the arguments that operators may set, such as "/MetadataOptions/HttpTokens". Each
-	// includes what is below it. None where this is left out.
+	// includes what is below it. Default: none.
 	Args []string `json:"args,omitempty"`
 	// Instance types that operators may choose beside those of the template and of the static group: names, or patterns
 	// such as "t4g.*". * stands for any characters, ? for one.
 	InstanceTypes []string `json:"instance_types,omitempty"`
-	// Largest size that operators may give a group. No limit where this is left out.
+	// Largest size that operators may give a group. Default: no limit.
 	MaxSize *int `json:"max_size,omitempty" rule:"nonnegative"`
-	// Subnet pools that operators may choose beside that of the template: those of server.dynamic_subnet_pools where
-	// this is left out, none where it is an empty list.
+	// Subnet pools that operators may choose beside that of the template. Default: those of
+	// server.dynamic_subnet_pools. An empty list allows none.
 	SubnetPools []string `json:"subnet_pools,omitzero"`
-	// Load balancers that operators may name. None where this is left out.
+	// Load balancers that operators may name. Default: none.
 	LoadBalancers []string `json:"load_balancers,omitempty"`
-	// Variables that operators may set. Where this is left out: every variable that the template uses in no argument,
-	// no certificate and no key of a stored object.
+	// Variables that operators may set. Default: every variable that the template uses in no argument, no certificate
+	// and no key of a stored object.
 	Vars []string `json:"vars,omitzero"`
 }
 

@@ -8,15 +8,15 @@ import (
 
 // GroupSpec is a group as written in the shard config (static), or in `groups/{shard}.jsonc` (dynamic, or an override).
 type GroupSpec struct {
-	// Name of the template that the group's instances are made from. Required, but for overrides of static groups.
+	// Name of the template that the group's instances are made from. Required, except in overrides of static groups.
 	Template string `json:"template,omitempty"`
-	// Number of instances; that of the template where this is left out.
+	// Number of instances. Default: that of the template.
 	Size *int `json:"size,omitempty" rule:"nonnegative"`
-	// Type of the VMs; that of the template where this is left out.
+	// Type of the VMs. Default: that of the template.
 	InstanceType string `json:"instance_type,omitempty"`
-	// Types to fall back to, in order; those of the template where this is left out.
+	// Types to fall back to, in order. Default: those of the template.
 	InstanceTypes []string `json:"instance_types,omitempty"`
-	// Pool that the VMs' subnets are taken from; that of the template where this is left out.
+	// Pool that the VMs' subnets are taken from. Default: that of the template.
 	SubnetPool string `json:"subnet_pool,omitempty"`
 	// Values for templates: `{{ .Vars.name }}`, over those of the template.
 	Vars map[string]string `json:"vars,omitempty"`
@@ -24,8 +24,7 @@ type GroupSpec struct {
 	Args map[string]any `json:"args,omitempty"`
 	// Names of the load balancers that healthy instances are registered with.
 	LoadBalancers []string `json:"load_balancers,omitempty"`
-	// How long an instance may be drained before it is terminated; server.default_drain_timeout where this is left out.
-	// 0: no drain.
+	// How long an instance may be drained before it is terminated. 0: no drain. Default: server.default_drain_timeout.
 	DrainTimeout *Duration `json:"drain_timeout,omitempty"`
 	// How many instances above its size the group may have while some are replaced.
 	MaxSurge *int `json:"max_surge,omitempty" default:"1" rule:"positive"`
@@ -37,8 +36,8 @@ type GroupSpec struct {
 	// When, and how often, instances may be replaced that still serve. Lost and unhealthy instances are always
 	// replaced.
 	Disruption *Disruption `json:"disruption,omitempty"`
-	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. On demand
-	// where this is left out. Instances that an operator creates on demand are not affected.
+	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
+	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
 	// Sizes that begin at certain times. The latest entry that has begun sets the size. Before the first one, it is
 	// size. An operator cannot change the size of a group with schedules.
@@ -80,7 +79,7 @@ type Rollout struct {
 // eligible_age. It does not limit the replacement of lost, unhealthy or forced_age instances.
 type Disruption struct {
 	// When waves may begin: weekdays, times of day and a time zone, such as "Mon-Fri 09:00-17:00 Europe/Berlin" or
-	// "Sat,Sun 22:00-04:00 UTC". A range of times may cross midnight. At any time where this is left out.
+	// "Sat,Sun 22:00-04:00 UTC". A range of times may cross midnight. Default: at any time.
 	Windows []string `json:"windows,omitempty"`
 	// Most instances that may be created within an hour before a wave begins or grows. Instances that replace lost ones
 	// and instances that a larger size adds count too. 0: no limit.
@@ -95,12 +94,12 @@ type Purchase struct {
 	SpotPercent int `json:"spot_percent" rule:"required"`
 	// How many instances are bought on demand before any spot instance.
 	OnDemandBase int `json:"on_demand_base,omitempty" rule:"nonnegative"`
-	// What is bought while the provider has no spot capacity: on_demand, or none, which waits for capacity. none where
-	// this is left out.
+	// What is bought while the provider has no spot capacity: on_demand, or none, which waits for capacity. Default:
+	// none.
 	Fallback string `json:"fallback,omitempty" rule:"enum=none|on_demand"`
-	// How long after its start, and after spot capacity was last refused, an instance that was bought on demand for
-	// want of spot capacity is replaced by a spot instance. This is limited like the replacement of outdated instances
-	// by rollout and disruption. 0: never.
+	// Replaces an instance that was bought on demand for lack of spot capacity by a spot instance, when this time has
+	// passed since its start and since the provider last had no spot capacity. This is limited like the replacement of
+	// outdated instances by rollout and disruption. 0: never.
 	ReturnToSpot Duration `json:"return_to_spot,omitempty"`
 }
 
@@ -109,8 +108,8 @@ const FallbackOnDemand = "on_demand"
 
 // Schedule is a size that begins at certain times.
 type Schedule struct {
-	// Times at which the size begins: minute, hour, day of month, month and weekday, as in cron. A time that the clock
-	// skips when it is set forward does not come on that day.
+	// Times at which the size begins: minute, hour, day of month, month and weekday, as in cron. A time that does not
+	// exist on a day, because the clock is set forward, is skipped on that day.
 	Cron string `json:"cron" rule:"required"`
 	// Time zone of the times, such as "Europe/Berlin".
 	Timezone string `json:"timezone,omitempty" default:"UTC"`

@@ -70,7 +70,7 @@ func ParseAddrs(text string) ([]string, error) {
 	return out, nil
 }
 
-// parts are what stands between commas, apart from white space.
+// parts returns the parts of text between commas, without white space around them.
 func parts(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for part := range strings.SplitSeq(text, ",") {

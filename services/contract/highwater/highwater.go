@@ -32,7 +32,7 @@ const (
 	maxEncoded = 512
 )
 
-// sum stands for an object's key.
+// sum is the checksum that identifies an object's key.
 type sum [sumSize]byte
 
 func (m *Marks) sumOf(key string) sum {

@@ -38,8 +38,8 @@ func ClusterOperator(tenant, storageID string) string {
 // ClusterJournalPrefix is the prefix of the entries about changes that a person made in the bucket.
 func ClusterJournalPrefix() string { return "cluster/journal/" }
 
-// ClusterJournal is the key of one such entry. Entries sort by time. The nonce (1 to 64 of [a-z0-9-]) differs between
-// entries of the same time.
+// ClusterJournal is the key of one entry under [ClusterJournalPrefix]. Entries sort by time. The nonce (1 to 64 of
+// [a-z0-9-]) differs between entries of the same time.
 func ClusterJournal(at time.Time, nonce string) string {
 	return ClusterJournalPrefix() + formatTime(at) + "." + nonce + ".json"
 }
@@ -111,7 +111,7 @@ func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
 // ClusterProbeShard is used in the place of a shard's name by programs that prove a cluster's bucket.
 const ClusterProbeShard = "cluster"
 
-// Probe is the key of one such object. The nonce (1 to 64 of [a-z0-9-]) differs between servers.
+// Probe is the key of one object under [ProbePrefix]. The nonce (1 to 64 of [a-z0-9-]) differs between servers.
 func Probe(shard, nonce string) string { return ProbePrefix(shard) + nonce }
 
 // Times look like 20260728T101112.123456789Z without the dot.

@@ -11,11 +11,9 @@ import (
 // contenders is the number of concurrent puts in a race of [Probe].
 const contenders = 32
 
-// race sends concurrent puts under one condition, which all hold when they are sent. Exactly one may succeed, and the
-// object must then hold what that one wrote. race returns its token.
-//
-// A put that fails without a conflict, for example because the store throttles it, proves nothing. It does not count,
-// unless it is the one that took effect.
+// race sends concurrent puts with the same condition, which holds for all of them when they are sent. Exactly one may
+// succeed, and the object must then have its content. race returns the token of that put. A put that fails without a
+// conflict, for example because the store throttles it, proves nothing. It is ignored, unless it took effect.
 func race(ctx context.Context, store Store, key, round string, cond Condition, promise string) (Token, error) {
 	type result struct {
 		body  []byte

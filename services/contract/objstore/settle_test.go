@@ -22,9 +22,9 @@ func TestSettle(t *testing.T) {
 		absent bool // no object at first; put if absent
 		always bool
 		faults map[uint64]mem.Fault
-		rival  uint64 // before this request, another writer's put takes effect
-		remove uint64 // before this request, another client deletes the object
-		land   uint64 // before this request, delayed writes take effect
+		rival  uint64 // number of the request before which another writer's put takes effect
+		remove uint64 // number of the request before which another client deletes the object
+		land   uint64 // number of the request before which delayed writes take effect
 		sleeps int
 		want   string // final content
 		err    error

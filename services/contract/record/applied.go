@@ -44,8 +44,8 @@ func (a Applied) Encode() ([]byte, error) {
 	return bytes.Join([][]byte{[]byte(appliedMark), head, a.Body}, nil), nil
 }
 
-// DecodeApplied reads an applied configuration. The first line is read strictly, [ErrNewer] when a newer program wrote
-// it; the configuration itself is not looked at.
+// DecodeApplied reads an applied configuration. It parses the first line strictly, and returns [ErrNewer] if a newer
+// program wrote it. It does not parse the configuration itself.
 func DecodeApplied(data []byte) (Applied, error) {
 	rest, ok := bytes.CutPrefix(data, []byte(appliedMark))
 	head, body, found := bytes.Cut(rest, []byte("\n"))

@@ -54,7 +54,7 @@ func (l CertLog) Encode() ([]byte, error) {
 	return encode("certificate log", l)
 }
 
-// DecodeCertLog reads an entry: strict, and checked. [ErrNewer] when a newer program wrote it.
+// DecodeCertLog parses an entry strictly and checks it. The error is [ErrNewer] if a newer program wrote the entry.
 func DecodeCertLog(data []byte) (CertLog, error) {
 	var l CertLog
 	if err := decode("certificate log", data, CertLogSchema, &l); err != nil {

@@ -30,7 +30,8 @@ func (e ClusterEvent) Encode() ([]byte, error) {
 	return encode("cluster event", e)
 }
 
-// DecodeClusterEvent reads an entry: strict, and checked. [ErrNewer] when a newer program wrote it.
+// DecodeClusterEvent parses an entry strictly and checks it. The error is [ErrNewer] if a newer program wrote the
+// entry.
 func DecodeClusterEvent(data []byte) (ClusterEvent, error) {
 	var e ClusterEvent
 	if err := decode("cluster event", data, ClusterEventSchema, &e); err != nil {

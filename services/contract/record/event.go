@@ -66,7 +66,7 @@ type Event struct {
 	Replaces string `json:"replaces,omitempty"`
 	// Cause is a planner's cause, or the kind of an alert.
 	Cause string `json:"cause,omitempty"`
-	// Actor is who caused the event: "agent", "provider", "leader", or an operator's name or ID.
+	// Actor is the cause of the event: "agent", "provider", "leader", or an operator's name or ID.
 	Actor   string `json:"actor,omitempty"`
 	Message string `json:"message,omitempty"`
 	// TookSeconds is how long the step took that ended with the event, where that is known.

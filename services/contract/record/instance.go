@@ -19,7 +19,8 @@ const (
 	Created State = "created"
 	// Registered: the agent consumed its nonce; identity public key and certificate serial are known.
 	Registered State = "registered"
-	// Deleting: the intent to delete is durable, with its reason and deadline. It never goes back.
+	// Deleting: the intent to delete is durable, with its reason and deadline. An instance never leaves this state
+	// except to Deleted.
 	Deleting State = "deleting"
 	// Deleted: the VM is known to be gone. Kept for deleted_record_retention, so that the ID cannot live twice.
 	Deleted State = "deleted"
@@ -41,7 +42,7 @@ type Instance struct {
 	Cluster string `json:"cluster"`
 	Shard   string `json:"shard"`
 	Tenant  string `json:"tenant"`
-	// Kind is the ID's prefix. Group and what follows are empty while the ID is an unused reservation.
+	// Kind is the ID's prefix. In an unused reservation, Group, Template and the fields of the VM are empty.
 	Kind     string `json:"kind"`
 	Group    string `json:"group,omitempty"`
 	Template string `json:"template,omitempty"`

@@ -71,7 +71,8 @@ func (i Instance) Encode() ([]byte, error) {
 	return encode("instance record", i)
 }
 
-// DecodeInstance reads an instance record: strict, and checked. [ErrNewer] when a newer program wrote it.
+// DecodeInstance parses an instance record strictly and checks it. The error is [ErrNewer] if a newer program wrote the
+// record.
 func DecodeInstance(data []byte) (Instance, error) {
 	var i Instance
 	if err := decode("instance record", data, InstanceSchema, &i); err != nil {

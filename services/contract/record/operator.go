@@ -75,7 +75,8 @@ func (o Operator) Encode() ([]byte, error) {
 	return encode("operator record", o)
 }
 
-// DecodeOperator reads an operator record: strict, and checked. [ErrNewer] when a newer program wrote it.
+// DecodeOperator parses an operator record strictly and checks it. The error is [ErrNewer] if a newer program wrote the
+// record.
 func DecodeOperator(data []byte) (Operator, error) {
 	var o Operator
 	if err := decode("operator record", data, OperatorSchema, &o); err != nil {

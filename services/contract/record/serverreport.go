@@ -30,7 +30,8 @@ func (r ServerReport) Encode() ([]byte, error) {
 	return encode("server report", r)
 }
 
-// DecodeServerReport reads a report: strict, and checked. [ErrNewer] when a newer program wrote it.
+// DecodeServerReport parses a report strictly and checks it. The error is [ErrNewer] if a newer program wrote the
+// report.
 func DecodeServerReport(data []byte) (ServerReport, error) {
 	var r ServerReport
 	if err := decode("server report", data, ServerReportSchema, &r); err != nil {

@@ -118,5 +118,5 @@ func Sample() Data {
 	}
 }
 
-// SampleNonce stands for a nonce where a boot script is checked.
+// SampleNonce is used as the nonce when a boot script is checked.
 const SampleNonce Nonce = "sample.nonce.jwt"

@@ -268,7 +268,7 @@ func (c *checker) checkPrinted(n *parse.ActionNode, dotIsRoot bool) {
 	}
 }
 
-// path returns the path from the data that a node stands for, if it stands for one.
+// path returns the path from the data to the field that a node names, if it names one.
 func (c *checker) path(node parse.Node, dotIsRoot bool) ([]string, bool) {
 	switch n := node.(type) {
 	case *parse.DotNode:

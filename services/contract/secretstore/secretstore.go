@@ -43,7 +43,7 @@ var (
 // Condition defines when a Put may take effect. The zero Condition is invalid.
 type Condition int
 
-// The conditions.
+// Conditions of a Put.
 const (
 	Any      Condition = iota + 1 // always
 	IfAbsent                      // only if there is no such secret

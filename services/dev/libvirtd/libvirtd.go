@@ -54,7 +54,7 @@ func (g Guest) Configure(c *config.Shard, template string) {
 // Socket returns the path of the socket of the daemon in a directory.
 func Socket(dir string) string { return filepath.Join(dir, "run/libvirt/libvirt-sock") }
 
-// poolPath returns the directory of its storage pool.
+// poolPath returns the directory of the storage pool of the daemon in dir.
 func poolPath(dir string) string { return filepath.Join(dir, "var/lib/libvirt/images") }
 
 // URI returns the address of the daemon in a directory, for a client on this machine.

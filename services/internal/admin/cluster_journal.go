@@ -21,7 +21,7 @@ import (
 const clusterJournalRetention = 30 * 24 * time.Hour
 
 // journalChange writes an entry about a change that this command has made in the bucket, and deletes entries whose
-// retention is over. If that fails, it says so: the change itself holds.
+// retention is over. If that fails, it prints a warning, because the change itself has been made.
 func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record.ClusterEvent) {
 	e.Schema, e.At, e.Actor = record.ClusterEventSchema, a.Now().UTC(), a.actor()
 	writer, err := a.writer()
@@ -62,7 +62,7 @@ func pruneClusterJournal(ctx context.Context, bucket objstore.Store, before time
 	return nil
 }
 
-// actor names the user and the machine, as far as this machine says.
+// actor returns the names of the user and the machine, according to this machine.
 func (a *app) actor() string {
 	machine, err := os.Hostname()
 	if err != nil {
@@ -75,8 +75,9 @@ func (a *app) clusterJournalCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "journal", Short: "List the changes that commands made in the bucket", Args: cobra.NoArgs,
 		Long: `Lists what "cluster" commands and "config push" have changed in the bucket: secrets,
-keys, registrations and configurations, when, and by whom as the machine of that person
-says. The entries stay in cluster/journal/ for 30 days: each change deletes older ones.
+keys, registrations and configurations. Each entry has the time, and the user's name
+according to the user's machine. Entries stay in cluster/journal/ for 30 days. Each
+change deletes older ones.
 Changes that leaders make for operators are in the shards' journals: nstance-admin events
 --since 24h.`,
 		Example: `  nstance-admin cluster journal --since 168h --storage-bucket my-bucket`,

@@ -26,8 +26,8 @@ func (a *app) rotateWorkloadCACommand(s *secretFlags) *cobra.Command {
 		Args: cobra.NoArgs,
 		Long: `Replaces the CA that signs the certificates in files of instances, in three steps:
 
-  1. make a new CA, which starts after the notice. Leaders learn of it within half an
-     hour and send the files that hold the workload CA, now with both CAs;
+  1. make a new CA, which starts after the time of --notice. Leaders learn of it within
+     half an hour and send the files that hold the workload CA, now with both CAs;
   2. from its start on, the new CA signs new and renewed certificates;
   3. after the longest life of a certificate, 90 days, remove the old CA.
 
@@ -36,8 +36,8 @@ Run it again then; at any other time it changes nothing. After the last step it 
 new rotation. Each step is one write to the bucket, so the command can be interrupted. It
 asks on a terminal, and elsewhere needs --yes, except with --status.
 
-Services on instances must load the changed files within the notice. Programs outside the
-instances must trust both CAs within it: --output-cert writes the certificates. First
+Before the new CA starts, services on instances must load the changed files, and programs
+outside the instances must trust both CAs: --output-cert writes the certificates. First
 upgrade all servers to a version that knows this command.`,
 		Example: `  nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --yes
   nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --status

@@ -148,8 +148,8 @@ func (a *app) readSecret(path string) (content []byte, err error) {
 func (a *app) secretGetCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "get NAME", Short: "Print a secret", Args: cobra.ExactArgs(1),
-		Long: `Prints a secret to standard output, byte for byte. As JSON or YAML, what is not text
-is given in base64 as "value_base64".`,
+		Long: `Prints a secret to standard output, byte for byte. As JSON or YAML, a value that is not
+text is given in base64 as "value_base64".`,
 		Example: `  nstance-admin cluster secret get db.password --storage-bucket my-bucket`,
 	}
 	f := outputFlag(cmd)
@@ -235,8 +235,8 @@ func (a *app) secretDeleteCommand(s *secretFlags) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "delete NAME", Short: "Delete a secret", Args: cobra.ExactArgs(1),
-		Long: `Deletes a secret; one that is not there is no error. Without ca.key no server starts
-and no certificate is renewed, so the cluster's own keys need --force.`,
+		Long: `Deletes a secret. It is no error if the secret does not exist. Without ca.key no server
+starts and no certificate is renewed, so the cluster's own keys need --force.`,
 		Example: `  nstance-admin cluster secret delete db.password --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "delete one of the cluster's own keys, too")

@@ -21,10 +21,10 @@ import (
 func (a *app) verifyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check every object in the bucket", Args: cobra.NoArgs,
-		Long: `Reads every object below the prefix: each has to be one that Nstance knows, parse, be
-of this cluster, open with the encryption key if it is sealed, and belong to a shard
-that has a configuration. Proves with one object, which it deletes again, that the
-bucket honours conditional writes. Changes nothing else.`,
+		Long: `Reads every object below the prefix. Each must have a key that Nstance knows, parse,
+belong to this cluster and to a shard with a configuration, and open with the encryption
+key if it is sealed. Proves with one object, which it deletes again, that the bucket
+honours conditional writes. Changes nothing else.`,
 		Example: `  nstance-admin cluster verify --storage-bucket my-bucket`,
 	}
 	f := outputFlag(cmd)

@@ -18,7 +18,7 @@ func (a *app) configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Look at, check, write and apply shard configurations",
 		Long: `A shard's configuration, config/{shard}.jsonc in the bucket, is written by the
 Terraform provider, or by "push". Servers read it by themselves from time to time;
-"refresh" has them do it now.`}
+"refresh" makes them read it now.`}
 	cmd.AddCommand(a.configStatusCommand(), a.configRefreshCommand(), a.configValidateCommand(), a.configPlanCommand(),
 		a.configDiffCommand(), a.configHistoryCommand(), a.configPushCommand())
 	return cmd
@@ -80,8 +80,8 @@ func writeProblems(w io.Writer, shard string, problems []fleet.Problem) {
 func (a *app) configRefreshCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "refresh", Short: "Have shards read and apply their configuration now", Args: cobra.NoArgs,
-		Long: `Has each shard's leader read its configuration from the bucket now and apply it. An
-invalid one changes nothing: its problems are shown and the exit status is 1.`,
+		Long: `Makes each shard's leader read its configuration from the bucket and apply it now. An
+invalid configuration changes nothing: its problems are shown and the exit status is 1.`,
 		Example: `  nstance-admin config refresh --all-shards`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)

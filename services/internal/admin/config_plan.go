@@ -129,7 +129,7 @@ func (a *app) configDiffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "diff FILE", Short: "Compare a configuration file with the one in the bucket", Args: cobra.ExactArgs(1),
 		Long: `Shows the lines in which a file differs from the shard's configuration in the bucket, as
-diff -u does. Shows nothing if they are the same. "config plan" shows what follows.`,
+diff -u does. Shows nothing if they are the same. "config plan" shows the effects.`,
 		Example: `  nstance-admin config diff us-west-2a.jsonc --storage-bucket my-bucket`,
 	}
 	var b bucketFlags
@@ -148,8 +148,8 @@ diff -u does. Shows nothing if they are the same. "config plan" shows what follo
 func (a *app) configHistoryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history", Short: "Show when configurations were applied", Args: cobra.NoArgs,
-		Long: `Shows from the shards' journals when leaders applied a configuration, and its ETag. Who
-pushed one is in "cluster journal".`,
+		Long: `Shows from the shards' journals when leaders applied a configuration, and its ETag.
+"cluster journal" shows who pushed it.`,
 		Example: `  nstance-admin config history --all-shards --since 168h`,
 	}
 	var since time.Duration

@@ -21,9 +21,9 @@ func (a *app) configPushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "push FILE", Short: "Check a configuration and write it to the bucket", Args: cobra.ExactArgs(1),
 		Long: `Checks a configuration file and writes it to config/{shard}.jsonc in the bucket, for
-clusters without Terraform. The file says itself which shard it is of. Nothing is
-written if anything is wrong with it, also beside the groups that were made at run
-time, or if another program writes at the same time.
+clusters without Terraform. The file names its shard. Nothing is written if the
+configuration is not valid, if it does not fit the groups that were created at run time,
+or if another program writes at the same time.
 
 It shows what the change does to running instances, like "config plan", and asks on a
 terminal. Without a terminal it needs --yes if the change replaces or deletes instances,

@@ -48,7 +48,7 @@ func (a *app) doctorCommand() *cobra.Command {
   * the encryption key, and when the CA's certificate and your own end
   * the configuration, the lock, and the report of the shard's newest server
   * the ports of the servers in the lock and in --servers, and their certificates
-  * the alerts that stand, if --servers and --identity-dir reach a leader
+  * the active alerts, if --servers and --identity-dir reach a leader
   * versions of the servers and of this program
   * with --cache-dir, on a server's machine, the disk of its cache
   * the machines of servers and their consoles: the boot log and the last error

@@ -69,7 +69,7 @@ func (a *app) checkPort(ctx context.Context, check, addr string) finding {
 // runbooks is where the pages for alerts are.
 const runbooks = "https://github.com/nstance-kit/nstance/blob/main/docs/runbooks/"
 
-// checkAlerts asks the leader which alerts stand. Without an answer it finds nothing: other checks say why.
+// checkAlerts asks the leader which alerts are active. Without an answer it finds nothing: other checks say why.
 func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding) {
 	if !slices.ContainsFunc(o.servers, func(s endpoints.Shard) bool { return s.Name == o.shard }) {
 		return nil
@@ -93,7 +93,7 @@ func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding
 			"see " + runbooks + e.Kind + ".md"})
 	}
 	if found == nil {
-		found = []finding{{"alerts", true, "none stands", ""}}
+		found = []finding{{"alerts", true, "none is active", ""}}
 	}
 	return found
 }

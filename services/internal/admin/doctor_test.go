@@ -142,7 +142,7 @@ func servePort(t *testing.T, end time.Time) (addr string) {
 	return listener.Addr().String()
 }
 
-// closedPort returns the address of a port on which nobody listens.
+// closedPort returns the address of a port without a listener.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -333,7 +333,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 	}
 }
 
-// TestDoctorNamesAlerts checks that doctor names each alert that stands at a leader, with the page about it.
+// TestDoctorNamesAlerts checks that doctor names each active alert of a leader, with the page about it.
 func TestDoctorNamesAlerts(t *testing.T) {
 	p := newPatient(t, "file")
 	c := fleettest.NewCluster(t, "example")
@@ -351,7 +351,7 @@ func TestDoctorNamesAlerts(t *testing.T) {
 		}
 		return found
 	}
-	if found := alerts(); len(found) != 1 || !found[0].OK || found[0].Result != "none stands" {
+	if found := alerts(); len(found) != 1 || !found[0].OK || found[0].Result != "none is active" {
 		t.Errorf("without alerts: %+v", found)
 	}
 	shard.Do(func() {

@@ -19,15 +19,15 @@ func (a *app) eventsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "events", Short: "Follow what happens in shards", Args: cobra.NoArgs,
 		Long: `Follows the shards' events until it is interrupted: instances (creating, registered,
-unhealthy, pending deletion …), groups, and errors. It begins with what holds now and
-connects again whenever a connection is lost, with what holds then.
+unhealthy, pending deletion …), groups, and errors. It begins with the present state. When
+a connection is lost, it connects again and begins with the state at that time.
 
 With --since, --group, --instance, --kind or --cause it prints the journal instead, and
-ends: what happened, when, why and through whom. A leader keeps the newest 10,000
-events; the bucket has those of 30 days (server.journal_retention).
+ends: what happened, when, why, and the cause. A leader keeps the newest 10,000 events.
+The bucket has those of 30 days (server.journal_retention).
 
-As JSON each event is one object on one line. "at" is the server's time; "snapshot" is
-true for what was so before, which ends with an event of type snapshot_end per stream.`,
+As JSON each event is one object on one line. "at" is the server's time. "snapshot" is true
+for the state at the beginning, which ends with an event of type snapshot_end per stream.`,
 		Example: `  nstance-admin events --all-shards
   nstance-admin events --since 2h --all-shards
   nstance-admin events --instance wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a

@@ -172,7 +172,7 @@ func groupFacts(shard string, g fleet.Group) []fact {
 	}
 }
 
-// showGroups prints the results of a change of groups, one line per shard.
+// groupLines returns a function that prints the results of a change of groups, one line per shard without an error.
 func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.GroupAnswer) error {
 	return func(w io.Writer, answers []fleet.GroupAnswer) error {
 		for _, answer := range answers {
@@ -187,8 +187,8 @@ func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.Gro
 func (a *app) groupCreateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create GROUP --template TEMPLATE", Short: "Create a dynamic group", Args: cobra.ExactArgs(1),
-		Long: `Creates a dynamic group from a template of the shard's configuration. What is not
-given is the template's.`,
+		Long: `Creates a dynamic group from a template of the shard's configuration. Flags that are not
+given have the template's values.`,
 		Example: `  nstance-admin group create batch --template worker --size 3 --shard us-west-2a
   nstance-admin group create batch --template worker --size 3 --vars queue=high,debug=1 --vars region=west`,
 	}
@@ -237,9 +237,9 @@ func (a *app) groupDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete GROUP", Short: "Delete a dynamic group, or what was changed about a static one",
 		Args: cobra.ExactArgs(1),
-		Long: `Deletes a dynamic group: its instances are drained and terminated. Of a static group
-only the changes go, and the values of the configuration hold again; the group
-itself goes by removing it from the configuration.`,
+		Long: `Deletes a dynamic group: its instances are drained and terminated. For a static group it
+deletes only the changes, so that the values of the configuration apply again. To delete
+a static group, remove it from the configuration.`,
 		Example: `  nstance-admin group delete batch --shard us-west-2a --yes`,
 	}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)

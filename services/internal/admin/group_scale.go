@@ -18,16 +18,16 @@ import (
 func (a *app) groupScaleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
-		Long: `Changes the size of a group and nothing else: what others change about the group at
-the same time is kept. With several shards, say what SIZE is: --per-shard gives the group
-this size in each of them, --total divides it evenly over those that have the group.
+		Long: `Changes only the size of a group. Changes that others make to the group at the same time
+are kept. With several shards, say what SIZE is: --per-shard gives the group this size in
+each of them, --total divides it evenly over those that have the group.
 
 A smaller size deletes instances. The command then asks on a terminal, and elsewhere
 needs --yes. A larger size needs neither. With --dry-run it asks the leaders which
 instances they would delete, and changes nothing.
 
-The answer comes when the new size is durable; "nstance-admin events" shows what
-follows. With --wait it comes when the group has that size and is healthy.`,
+The command returns when the new size is durable; "nstance-admin events" shows the
+effects. With --wait it returns when the group has that size and is healthy.`,
 		Example: `  nstance-admin group scale workers 5 --shard us-west-2a --wait
   nstance-admin group scale workers 9 --all-shards --total
   nstance-admin group scale workers 0 --all-shards --per-shard --yes`,

@@ -18,7 +18,7 @@ func (a *app) instanceDeleteCommand() *cobra.Command {
 towards a group's size, the server makes another in its place. With --decrement the
 group's size is lowered by one in the same step, and no other instance takes its place.
 
-The answer comes when it is certain to happen, not when it has happened.`,
+The command returns when the deletion is durable; with --wait, when the VM is gone.`,
 		Example: `  nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --all-shards --reason "disk is failing" --yes
   nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --decrement --yes`,
 	}

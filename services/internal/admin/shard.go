@@ -16,9 +16,9 @@ import (
 
 func (a *app) statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "status", Short: "Show how shards are led and whether they are well", Args: cobra.NoArgs,
+		Use: "status", Short: "Show the leaders and the health of shards", Args: cobra.NoArgs,
 		Long: `Shows for each shard its leader, heir, term and configuration, and counts its groups,
-instances and connected agents. Errors that stand, and why a newer configuration was
+instances and connected agents. Active errors, and why a newer configuration was
 refused, follow the table. Without --shard it asks every shard.`,
 		Example: `  nstance-admin status
   nstance-admin status --output json | jq '.shards[] | {shard, leader_id, errors}'`,
@@ -229,8 +229,8 @@ func sureFlags(cmd *cobra.Command) *sure {
 	return s
 }
 
-// confirm asks on a terminal whether to go on. done is true after a dry run. Without a terminal it goes on only with
-// --yes.
+// confirm asks on a terminal whether to continue. done is true after a dry run. Without a terminal it continues only
+// with --yes.
 func (a *app) confirm(cmd *cobra.Command, s *sure, what string) (done bool, err error) {
 	return a.confirmChange(cmd, s, true, what)
 }

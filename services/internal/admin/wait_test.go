@@ -21,7 +21,7 @@ func TestWait(t *testing.T) {
 	for name, test := range map[string]struct {
 		args  string
 		steps []func(*fleettest.Shard)
-		want  string // what is noted about the second shard
+		want  string // what the command prints about the second shard
 		fails string
 	}{
 		"scale": {"group scale workers 4 --all-shards --per-shard --wait", []func(*fleettest.Shard){

@@ -24,7 +24,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// A nonce that the server refuses for good is presented only once. Another nonce ends the wait.
+// TestPermanentRefusal checks that a nonce which the server refuses finally is presented only once, and that another
+// nonce ends the wait.
 func TestPermanentRefusal(t *testing.T) {
 	for _, code := range []codes.Code{
 		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,

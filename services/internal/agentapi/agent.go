@@ -33,7 +33,7 @@ type agent struct {
 	streams    [streamKinds]*stream
 	// pending marks kinds that have work but no open stream.
 	pending [streamKinds]bool
-	// outdated: the health stream was ended because it was told something else, and there is no newer one.
+	// outdated: the health stream was ended because its header is out of date, and there is no newer stream.
 	outdated bool
 	// keys are the submitted public keys, by name; nil before they were read from the cache.
 	keys map[string][]byte
@@ -60,8 +60,8 @@ type stream struct {
 	// wake has an element when the stream has work to do or err to return. Its capacity is 1.
 	wake chan struct{}
 	err  error
-	// told is what the header of a health stream said.
-	told session
+	// header is what the header of a health stream told the agent.
+	header session
 }
 
 // end ends a stream. It reports false if the stream had ended before. Call with the agent's mu held.
@@ -137,17 +137,18 @@ type session struct {
 	endpoints string
 }
 
-// endOutdatedReports ends the health stream if it was told something else.
+// endOutdatedReports ends the health stream if the interval or the addresses in its header differ from those of now.
+// The agent then connects again.
 func (a *agent) endOutdatedReports(now session) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.streams[healthStream]
 	switch {
 	case s == nil:
-	case s.told.interval != now.interval:
+	case s.header.interval != now.interval:
 		a.outdated = true
 		s.end(status.Error(codes.Aborted, "the report interval has changed: connect again"))
-	case s.told.endpoints != now.endpoints:
+	case s.header.endpoints != now.endpoints:
 		a.outdated = true
 		s.end(status.Error(codes.Aborted, "the leader's addresses have changed: connect again"))
 	}

@@ -70,7 +70,7 @@ type Leadership struct {
 
 func (l *Leadership) renewWithin() time.Duration { return cmp.Or(l.RenewWithin, 5*time.Minute) }
 
-// session returns what a health stream is told in its header.
+// session returns the content of a health stream's header.
 func (l *Leadership) session() session {
 	out := session{interval: l.Interval()}
 	if l.Endpoints != nil {
@@ -170,7 +170,7 @@ func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 }
 
 // Configured ends the health streams that received another report interval, or other addresses of the leader, than are
-// configured now. Their agents connect again and are told.
+// configured now. Their agents connect again and receive the new ones.
 func (s *Service) Configured() {
 	s.mu.Lock()
 	b := s.board
@@ -269,14 +269,14 @@ func speaksFor(peer *transport.Peer, rec *record.Instance) error {
 	return nil
 }
 
-// repeatsRenewal reports whether a caller presents the key that the record's key replaced, and wants a certificate for
-// the latter: the answer to its renewal was lost.
+// repeatsRenewal reports whether a call repeats a renewal whose answer was lost. The caller then still presents the
+// record's previous key, and requests a certificate for the record's present key.
 func repeatsRenewal(peer *transport.Peer, rec *record.Instance, next ed25519.PublicKey) bool {
 	return len(next) > 0 && next.Equal(ed25519.PublicKey(rec.PublicKey)) &&
 		peer.PublicKey.Equal(ed25519.PublicKey(rec.PreviousKey))
 }
 
-// mayBeCertified checks that an instance may get certificates. One that is being deleted only reports.
+// mayBeCertified checks that an instance may get certificates. An instance that is being deleted may only report.
 func mayBeCertified(rec *record.Instance) error {
 	if rec.State != record.Registered {
 		return status.Errorf(codes.PermissionDenied, "instance %s is being deleted: it gets no new certificates",

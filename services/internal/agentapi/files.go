@@ -264,8 +264,8 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	return in
 }
 
-// recordBatch notes a batch that was sent for the runtime configuration with the given hash. unreported means that it
-// was made before the first report, without what the agent claims.
+// recordBatch notes a batch that was sent for the runtime configuration with the given hash. unreported means that the
+// batch was made before the agent's first report, without knowledge of the agent's files and keys.
 func (a *agent) recordBatch(result *filegen.Result, hash string, unreported bool, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -59,7 +59,7 @@ func (s *Service) ReportHealth(stream reports) error {
 	err := s.serveStream(stream.Context(), healthStream, func(own string) string { return own }, func(c *call) error {
 		c.agent.mu.Lock() // Configured compares it with what holds then
 		told := c.leader.session()
-		c.stream.told = told
+		c.stream.header = told
 		c.agent.mu.Unlock()
 		header := metadata.Pairs(IntervalHeader, told.interval.String(), EndpointsHeader, told.endpoints,
 			KeyRequestsHeader, "with-files")
@@ -93,8 +93,8 @@ func (c *call) mustRenew() bool {
 }
 
 // readReports takes reports until the stream ends, and ends its handler. The end of a connection is the first sign of a
-// lost machine, so the State is told. A stream that the server ended is no sign: the agent connects again, and if it
-// does not, its reports are missed.
+// lost machine, so readReports passes it to the State. A stream that the server ended is no such sign: the agent
+// connects again. If it does not, its missing reports are noticed.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)
 	if c.agent.endStream(c.stream, err) {

@@ -110,7 +110,7 @@ type attacker struct {
 	connected atomic.Uint32
 }
 
-// noCertificate is the name that stands for no certificate.
+// noCertificate is the name of the case without a certificate.
 const noCertificate = "none"
 
 // attack is one way to be hostile. Its outcomes are counted by kind and port.

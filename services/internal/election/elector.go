@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Role is what a process is in the election.
+// Role is the role of a process in the election.
 type Role uint8
 
 const (
@@ -30,7 +30,7 @@ type Elector struct {
 	role Role
 	term uint64 // the term that is led now, or was led last
 
-	seen      observedLock // the lock as it was seen last
+	seen      observedLock // the lock as last read
 	mustRead  bool         // the lock must be read before anything is written
 	justRead  bool         // the lock was read in this very step
 	readBegan Instant      // when the last read began
@@ -100,7 +100,7 @@ func (e Elector) ActUntil() (Instant, uint64) {
 	return until, e.term
 }
 
-// Holder returns the lock as it was seen last. ok is false if there was none.
+// Holder returns the lock as last read. ok is false if there was none.
 func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.seen.presence == present }
 
 // WithMarks returns e with other marks for the locks that it writes (see record.Lock). They must include the marks of

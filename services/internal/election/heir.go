@@ -5,7 +5,8 @@ import "time"
 const (
 	// maxLinks is the number of standbys that a leader tracks. Further ones wait for a free place.
 	maxLinks = 4
-	// maxHeartbeats is how many heartbeats are remembered. A promise that answers an older one does not count.
+	// maxHeartbeats is the number of heartbeats that are remembered. A promise that answers an older heartbeat is
+	// ignored.
 	maxHeartbeats = 16
 )
 
@@ -134,7 +135,7 @@ func (e *Elector) chooseHeir(now Instant) Peer {
 	return next.peer
 }
 
-// renewInterval returns the time between two renewals of the lock as it is.
+// renewInterval returns the time between two renewals of the present lock.
 func (e *Elector) renewInterval() time.Duration {
 	if e.heir != (Peer{}) {
 		return e.opt.HeirRenew

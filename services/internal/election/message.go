@@ -69,7 +69,7 @@ func (Release) input()        {}
 type MachineState uint8
 
 const (
-	// MachineUnknown is every answer that is none of the others, including errors.
+	// MachineUnknown is any other answer, including errors.
 	MachineUnknown MachineState = iota
 	MachineRunning
 	MachineStopping

@@ -92,7 +92,7 @@ func (e *Elector) observe(now Instant, s observedLock) {
 	e.readAt = e.nextReadTime(now)
 }
 
-// takeoverTime returns when a standby may write the lock if it stays as it was seen last.
+// takeoverTime returns when a standby may write the lock if the lock does not change after the last read.
 func (e *Elector) takeoverTime() Instant {
 	switch e.seen.presence {
 	case present:

@@ -36,7 +36,7 @@ func (e *Elector) recordRead(now Instant, s observedLock, d *Decision) {
 	e.answerConfirms(d)
 }
 
-// holdsLock reports whether this process holds the lock as it was seen last.
+// holdsLock reports whether this process holds the lock, according to the last read.
 func (e *Elector) holdsLock() bool {
 	return e.seen.presence == present && e.seen.lock.Incarnation == e.self.Incarnation && !e.seen.lock.Released
 }

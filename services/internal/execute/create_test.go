@@ -194,7 +194,7 @@ func TestCreateAmbiguousAnswers(t *testing.T) {
 	}
 }
 
-// TestCreateRefusedAfterALostAnswer checks that a refusal does not count for the calls before it.
+// TestCreateRefusedAfterALostAnswer checks that a refusal proves nothing about the calls before it.
 func TestCreateRefusedAfterALostAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made, unmade := b.reserve(), b.reserve()
@@ -307,8 +307,8 @@ func TestCreateRefusedAndRegistered(t *testing.T) {
 	})
 }
 
-// TestCreateRefusedAfterThrottling checks that a refusal does not count for the tries that a client made before it was
-// throttled.
+// TestCreateRefusedAfterThrottling checks that a refusal proves nothing about the tries that a client made before it
+// was throttled.
 func TestCreateRefusedAfterThrottling(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made := b.reserve()

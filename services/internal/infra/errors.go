@@ -85,7 +85,8 @@ func Wrap(class Class, op string, err error) error {
 
 // PartialError is the error of a List that lacks the VMs of some parts of the provider.
 type PartialError struct {
-	// Unlisted are prefixes of provider IDs. The list says nothing of a VM whose ID begins with one of them.
+	// Unlisted are prefixes of provider IDs. A VM whose ID begins with one of them may exist although it is not in the
+	// list.
 	Unlisted []string
 	Err      error
 }

@@ -73,7 +73,7 @@ type VM struct {
 	// Account is the cloud's account that owns the VM; "": unknown.
 	Account    string
 	LaunchedAt time.Time // the provider's time stamp
-	// EndReason says why the VM ended although nobody asked for it, in the provider's words; "": unknown.
+	// EndReason is the provider's text for why the VM ended without a request of the leader; "": unknown.
 	EndReason string
 	// Warning describes a problem with the VM's data, for example a tag that cannot be parsed.
 	Warning string

@@ -16,7 +16,7 @@ type Replacement struct {
 
 	Lost       time.Time // first sign that the other instance failed; zero if it did not fail before it was replaced
 	Creating   time.Time // start of the create call
-	Created    time.Time // its answer was recorded
+	Created    time.Time // the answer of the create call was recorded
 	Registers  time.Time // the agent's registration arrived
 	Registered time.Time // it was answered
 	Healthy    time.Time

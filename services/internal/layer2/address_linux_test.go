@@ -163,7 +163,7 @@ func startMachine(t *testing.T, bridge netlink.Link, number int) *machine {
 		for scanner := bufio.NewScanner(lines); scanner.Scan(); {
 			select {
 			case m.lines <- scanner.Text():
-			default: // nobody waits
+			default: // no receiver
 			}
 		}
 	}()

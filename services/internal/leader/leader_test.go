@@ -610,7 +610,7 @@ func TestDeleteInstance(t *testing.T) {
 }
 
 // TestExplicitDeletionShortensADrain checks that a requested deletion ends the drain of an instance that is already
-// being deleted within the group's present drain time-out, and that watchers hear of the new deadline.
+// being deleted within the group's present drain time-out, and that watchers receive the new deadline.
 func TestExplicitDeletionShortensADrain(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, s *shard) {
 		ctx, id := t.Context(), s.newID()

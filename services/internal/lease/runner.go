@@ -53,7 +53,7 @@ type Status struct {
 	Role election.Role
 	// Term is the term in which this server leads, or 0.
 	Term uint64
-	// Holder is the lock as it was seen last. Its Term is 0 if there is none. Its RenewedAt may be missing.
+	// Holder is the lock as last read. Its Term is 0 if there is none. Its RenewedAt may be missing.
 	Holder record.Lock
 }
 

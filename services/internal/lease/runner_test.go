@@ -107,8 +107,8 @@ type server struct {
 	clock  *bubbleClock
 	cfg    Config
 	cancel context.CancelFunc
-	leads  chan *Authority // receives each leadership
-	lost   chan error      // receives the cause of its end
+	leads  chan *Authority // receives each leadership when it begins
+	lost   chan error      // receives the cause of the end of each leadership
 	wind   time.Duration   // how long the leader's code takes to end
 	result chan error
 }

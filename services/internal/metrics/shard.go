@@ -56,7 +56,7 @@ var (
 	groupCount = shardDesc("nstance_groups", "Groups of the shard; 0 on a standby.")
 	connected  = shardDesc("nstance_agents_connected", "Agents with an open health stream; 0 on a standby.")
 	reserved   = shardDesc("nstance_reservations", "Instance IDs reserved ahead; 0 on a standby.")
-	alerts     = shardDesc("nstance_alert_active", "Alerts that stand, by kind, while leading.", "kind")
+	alerts     = shardDesc("nstance_alert_active", "Active alerts, by kind, while leading.", "kind")
 	leaseLeft  = shardDesc("nstance_lease_remaining_seconds",
 		"Time for which this leader may act without another renewal, while leading.")
 	journalLag = shardDesc("nstance_journal_lag_seconds", "Age of the oldest event of the journal that is not in the "+

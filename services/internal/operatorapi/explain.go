@@ -24,7 +24,7 @@ func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.Expl
 		UnhealthyGuard: e.Guarded}
 	for _, a := range e.Actions {
 		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError {
-			continue // errors has those that stand
+			continue // errors has the active ones
 		}
 		planned := &nstancev1.PlannedAction{Kind: string(a.Kind), Reason: a.Why(), Cause: string(a.Cause),
 			Deadline: timestamp(a.Deadline)}

@@ -8,13 +8,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// class is what an instance is to its group's size. The order is that of the classification table, and the order in
-// which rule 19 removes instances whose replacements are healthy.
+// class is the state of an instance with regard to its group's size. The order is that of the classification table, and
+// the order in which rule 19 removes instances whose replacements are healthy.
 type class uint8
 
 const (
 	classLeaving  class = iota // never counts
-	classCreating              // counts, serves nobody
+	classCreating              // counts, but is not available yet
 	classLost                  // does not count; its replacement is no surge
 	classFailed                // does not count; its replacement waits for the group's backoff
 	// classOnDemandExpired and classOnDemand: no group's size asked for them.
@@ -35,8 +35,8 @@ const (
 	classes = int(iota)
 )
 
-// available reports whether instances of a class serve, or may: they run, and are healthy or were told apart only by a
-// signal that can be false.
+// available reports whether instances of a class serve or may serve: they run, and either they are healthy or the only
+// sign against them can be false.
 func (c class) available() bool {
 	switch c {
 	case classExpired, classHeld, classSilent, classDrifted, classAged, classReturning, classWell:
@@ -99,8 +99,8 @@ var rules = [...]rule{
 		func(g *group, i subject) (bool, time.Time) { return g.isOlder(i.Instance, g.Settings.OnDemandAge) }},
 	{9, "on-demand", classOnDemand, CauseNone, factOnDemand, nil},
 	{10, "expired", classExpired, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
-		// An instance that never registered has no age: it serves nobody, so it must not take the place of another
-		// instance. Rule 7 ends it.
+		// An instance that never registered has no age: it is not available, so it must not replace another instance.
+		// Rule 7 ends it.
 		if i.has(factUnregistered) {
 			return false, time.Time{}
 		}
@@ -183,7 +183,7 @@ func (t *tally) available() (n int) {
 	return n
 }
 
-// unavailable counts instances that count towards the size, but serve nobody yet.
+// unavailable counts instances that count towards the size, but are not available yet.
 func (t *tally) unavailable() int {
 	return t.of[classCreating] + t.of[classUnready] + t.of[classUnreadyDrifted]
 }
@@ -343,7 +343,8 @@ func (g *group) isRemoved(i *Instance) bool {
 	return len(g.Group.Removed) > 0 && slices.Contains(g.Group.Removed, i.ID) && !i.awaitsCreate()
 }
 
-// awaitsCreate reports whether only the executor's answer, or a settlement, can tell whether the VM exists.
+// awaitsCreate reports whether the VM may or may not exist: only the executor's answer to the create call or the action
+// settle can tell.
 func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
@@ -356,7 +357,7 @@ func (i *Instance) providerState() ProviderState {
 	return i.Provider.Value
 }
 
-// runs reports whether the VM may still run, as far as the provider has told.
+// runs reports whether the VM may still run, according to the provider's last answer.
 func (i *Instance) runs() bool { return !i.providerState().Ended() }
 
 // Ended reports whether a VM in this state runs no more, or is about to stop.
@@ -372,7 +373,7 @@ func (i *Instance) launched() time.Time {
 	return i.LaunchedAt
 }
 
-// Counts reports whether an instance counts towards its group's size as far as its own state tells: it is managed,
+// Counts reports whether an instance counts towards its group's size, judged by its own state alone: it is managed,
 // neither leaving nor lost.
 func Counts(i *Instance) bool {
 	if i.OnDemand || i.isLeaving() {

@@ -33,7 +33,7 @@ type ShardSnapshot struct {
 	Leftovers []Leftover
 	// Tombstones are the records in state deleted.
 	Tombstones []Tombstone
-	// OrphansRaised: the alert [AlertOrphans] stands now.
+	// OrphansRaised: the alert [AlertOrphans] is active.
 	OrphansRaised bool
 }
 

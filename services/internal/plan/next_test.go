@@ -381,7 +381,7 @@ func TestRules(t *testing.T) {
 			i.Provider = observed(plan.ProviderGone)
 		}), well()), want: []string{"create for i1", "mark_deleting i1 gone"}},
 
-		// The guard.
+		// The unhealthy guard.
 		{name: "more silent than max_unhealthy: none is replaced", snapshot: snapshot(5, silent(), silent(), silent(),
 			well(), well()),
 			want: []string{"raise_error unhealthy_guard"}},

@@ -97,9 +97,9 @@ func (i *Instance) reportsInTime(s *Settings, now time.Time) bool {
 	return ok && overdue.After(now)
 }
 
-// CountSilence says how an instance counts for the shard's unhealthy guard (rule 26): whether it is registered and runs
-// as far as the provider has told, and whether it is silent (its stream was lost, or it missed a report) or fails a
-// health check. An instance that was deleted for that counts until its VM is gone, so that deletions do not make room
+// CountSilence returns how an instance counts for the shard's unhealthy guard (rule 26). running: it is registered, and
+// it runs according to the provider's last answer. silent: its stream was lost, it missed a report, or it fails a
+// health check. An instance that was deleted as silent counts until its VM is gone. Otherwise deletions would make room
 // for more deletions.
 func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
 	running, silent, _ = i.countSilence(&s, silenceFrom, now, i.reportsInTime(&s, now))

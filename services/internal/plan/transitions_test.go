@@ -404,7 +404,6 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestRule26CountSilence checks that the guard counts silence across groups.
 // failing returns an instance whose health check fails, after applying change to it.
 func failing(change func(*plan.Instance)) plan.Instance {
 	return with(func(i *plan.Instance) {
@@ -415,6 +414,7 @@ func failing(change func(*plan.Instance)) plan.Instance {
 	})
 }
 
+// TestRule26CountSilence checks that the guard counts silence across groups.
 func TestRule26CountSilence(t *testing.T) {
 	s := snapshot(0).Settings
 	soon := silentDeleting()

@@ -137,7 +137,7 @@ type Settings struct {
 }
 
 // ShardHealth is the shard-wide count for the unhealthy guard (rule 26). Running counts the registered instances that
-// run as far as the provider has told, Silent those of them that do not report. See [CountSilence].
+// run according to the provider's last answer. Silent counts those of them that do not report. See [CountSilence].
 type ShardHealth struct{ Running, Silent int }
 
 // Snapshot is everything that planning one group may use. Instances are sorted by ID and contain no tombstones.
@@ -170,7 +170,7 @@ type Snapshot struct {
 	// RolloutFailures counts the instances with the group's present configuration that failed (rule 47).
 	RolloutFailures int
 	// GuardRaised, BackoffRaised and HaltRaised: the group's alerts [AlertUnhealthyGuard], [AlertBackoff] and
-	// [AlertRolloutHalted] stand now.
+	// [AlertRolloutHalted] are active.
 	GuardRaised, BackoffRaised, HaltRaised bool
 }
 

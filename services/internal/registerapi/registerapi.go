@@ -152,7 +152,7 @@ func (s *Service) serve(ctx context.Context, nonce string, key []byte, role auth
 	return cert, err
 }
 
-// recordRefusal adds a refused registration to the journal. Without a verified nonce, nobody knows whose it was.
+// recordRefusal adds a refused registration to the journal. Without a verified nonce, the instance is unknown.
 func (c *call) recordRefusal(err error) {
 	if c.leader == nil {
 		return

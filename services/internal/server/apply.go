@@ -191,8 +191,8 @@ func (s *server) generations() []ports {
 	return out
 }
 
-// agentAddrs returns the addresses of the leader that agents are told, separated by commas. Without a fixed address,
-// agents know those of all servers from their boot scripts, and are told none.
+// agentAddrs returns the addresses of the leader that the server sends to agents, separated by commas. It is empty
+// without a fixed address: agents then know the addresses of all servers from their boot scripts.
 func (s *server) agentAddrs() string {
 	if s.manager.Shard().Server.LeaderNetwork == nil {
 		return ""

@@ -48,7 +48,7 @@ type leadership struct {
 	images     *imageBook
 	// describing is held while the configuration is passed to the generator, so that the last caller passes the newest.
 	describing sync.Mutex
-	// agentAddrs are the addresses of the leader that agents were told last, separated by commas.
+	// agentAddrs are the addresses of the leader that were last sent to agents, separated by commas.
 	agentAddrs string
 }
 

@@ -68,7 +68,7 @@ func ReportHealth(ctx context.Context, o Options, clouds []infra.Cloud, log *slo
 		name)
 }
 
-// healthReport decides what the scaling group is told. It is not safe for concurrent use.
+// healthReport decides which health the server reports to the scaling group. It is not safe for concurrent use.
 type healthReport struct {
 	member infra.Member
 	check  func(context.Context) error

@@ -70,7 +70,7 @@ func TestHostileRollbackWhileNoServerRuns(t *testing.T) {
 }
 
 // TestHostileMarks plays a writer of the bucket who raises the mark of the trust bundle in the lock, while no server
-// runs. The next server does not act, says why, and touches no VM. With the genuine lock the shard goes on.
+// runs. The next server does not act, names the reason, and touches no VM. With the genuine lock the shard works again.
 func TestHostileMarks(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

@@ -375,7 +375,8 @@ func TestStaticOverride(t *testing.T) {
 	}
 }
 
-// TestDynamicGroupBecomesStatic checks that the group can be changed after its dynamic entry became an override.
+// TestDynamicGroupBecomesStatic checks a dynamic group that is then also defined in the shard's configuration: its
+// fields set through the API become an override of the static group, which can still be changed.
 func TestDynamicGroupBecomesStatic(t *testing.T) {
 	b := newBucket()
 	b.write(t, strings.Replace(document("", ""), `"static"`, `"other"`, 1))

@@ -165,8 +165,8 @@ func TestReportsOfUnknownInstancesAreIgnored(t *testing.T) {
 	p.wantEvents(t, "a dead instance's stream")
 }
 
-// TestStreamEndOfADeletedInstanceIsNoLoss checks that the end of the stream of an instance in deletion causes no lost
-// event.
+// TestStreamEndOfADeletedInstanceIsNoLoss checks that the end of the stream of an instance in deletion causes no event
+// "lost".
 func TestStreamEndOfADeletedInstanceIsNoLoss(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)

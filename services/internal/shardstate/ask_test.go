@@ -167,9 +167,9 @@ func TestQuestionsDuringAListWaitForTheNext(t *testing.T) {
 		a := newAsking(t)
 		ids := a.lose(t, 100)
 		a.askAll(t, ids[:50])
-		time.Sleep(10 * time.Millisecond) // the list is running
+		time.Sleep(10 * time.Millisecond) // the list is running now
 		a.askAll(t, ids[50:])
-		time.Sleep(15 * time.Millisecond) // the list has ended
+		time.Sleep(15 * time.Millisecond) // the list has ended now
 		a.wantStopped(t, ids[:50])
 		if view, _ := a.state.Instance(ids[50]); !view.Plan.Asking {
 			t.Error("a question was answered by a list that began before it")

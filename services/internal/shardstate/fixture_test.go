@@ -37,7 +37,7 @@ func (p *picture) Instance(e shardstate.InstanceEvent) { p.instances = append(p.
 func (p *picture) Group(key config.GroupKey)           { p.groups = append(p.groups, key) }
 func (p *picture) Error(e shardstate.ErrorEvent)       { p.errors = append(p.errors, e) }
 
-// newPicture returns a State with two groups, nothing of which is dirty.
+// newPicture returns a State with two groups, neither of which is dirty.
 func newPicture(t *testing.T) *picture {
 	p := &picture{now: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)}
 	p.State = shardstate.New(shardstate.Options{Term: 7,

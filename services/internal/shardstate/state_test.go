@@ -111,8 +111,6 @@ func TestConfigureResetsChangedGroups(t *testing.T) {
 	}
 }
 
-// TestConfigureResetsChangedLoadBalancers checks that instances are registered again with a load balancer that keeps
-// its name and gets other target groups.
 // TestSetImages checks that a group's image is known only for the configuration for which it was looked up, and that
 // another image starts the counting of failures again.
 func TestSetImages(t *testing.T) {
@@ -152,6 +150,8 @@ func TestSetImages(t *testing.T) {
 	}
 }
 
+// TestConfigureResetsChangedLoadBalancers checks that instances are registered again with a load balancer that keeps
+// its name and gets other target groups.
 func TestConfigureResetsChangedLoadBalancers(t *testing.T) {
 	p := newPicture(t)
 	g := p.merged[workers]

@@ -282,7 +282,7 @@ func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
 		for _, lb := range t.groups[m.key].LoadBalancers {
-			// an on-demand instance may stay silent for good
+			// an on-demand instance may stay silent forever
 			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused
 		}
 	}

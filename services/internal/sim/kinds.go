@@ -24,7 +24,7 @@ const (
 	crashAfter     Kind = "crash after effect"
 	pauseAtCall    Kind = "pause at call"   // for half a lease to three leases, between the last check and the effect
 	timerLate      Kind = "timer late"      // an election timer, by up to a twentieth of the lease
-	lockLate       Kind = "lock write late" // as other writes, but more often
+	lockLate       Kind = "lock write late" // like other late writes, but more often
 )
 
 // Faults of messages between servers, and of their connections.

@@ -138,7 +138,7 @@ func (s *server) says(m election.Message) {
 	}
 }
 
-// hears records a message when a process receives it.
+// hears records a message that a process receives.
 func (s *server) hears(in election.Input) {
 	switch m := in.(type) {
 	case election.Promise:

@@ -40,7 +40,7 @@ func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	case tags.Spot || p.SpotPercent == 0 || p.Fallback != "":
 		return
 	}
-	others := 0 // that the leader must know
+	others := 0 // healthy instances that are not spot, which the leader must know
 	for _, d := range w.bucket.order {
 		if m := w.fleet.byInstance[d.ID]; !d.removed && d.key() == key && !d.Spot && !d.OnDemand && m != nil &&
 			d.State == record.Registered && t.marked[d.ID] == 0 && w.isWell(t, m) {

@@ -129,7 +129,7 @@ func (w *World) checkFirst(t *term, key config.GroupKey, d, next *document, leas
 	if before, ok := t.before[key]; ok && w.sched.now.Sub(t.beforeAt) < minute {
 		unavailable = max(unavailable, before.Rollout.MaxUnavailable)
 	}
-	if d.State == "registered" && registered < least-unavailable { // one that still boots serves nobody
+	if d.State == "registered" && registered < least-unavailable { // a booting instance is not available
 		w.fail(ruleReplaced, "%s is removed (%s), %d of %d others are left and %d may be unavailable: %s", d.ID,
 			next.Reason, registered, least, unavailable, w.describe(key))
 	}

@@ -56,7 +56,7 @@ type term struct {
 	provedAt  time.Time         // when it asked for its latest proof of leadership
 	confirmed map[string]bool   // orphans that a person has confirmed for deletion
 	called    map[ident.ID]bool // instances with a create call that it has sent
-	image     string            // that it has found; "": none yet
+	image     string            // the image that the leader found; "": none yet
 }
 
 var errLost = errors.New("leadership was lost")

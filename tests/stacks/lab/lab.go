@@ -304,7 +304,7 @@ func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dial(ctx, "tcp", address)
 		}),
-		// Those of nstance-operator.
+		// The same parameters as in nstance-operator.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second,
 			PermitWithoutStream: true}),
 		grpc.WithTransportCredentials(grpccredentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13,

@@ -27,11 +27,11 @@ module "network" {
   name = local.name
   vpc  = { ipv4_cidr = var.ipv4_cidr }
   subnets = {
-    # The NAT gateways.
+    # The subnets of the NAT gateways.
     public = { for zone, i in var.zones : zone => [{ ipv4_cidr = cidrsubnet(var.ipv4_cidr, 8, i), public = true, nat_gateway = true }] }
-    # The servers and the leaders' addresses.
+    # The subnets of the servers and of the leaders' addresses.
     servers = { for zone, i in var.zones : zone => [{ ipv4_cidr = cidrsubnet(var.ipv4_cidr, 8, 8 + i) }] }
-    # The VMs.
+    # The subnets of the VMs.
     workers = { for zone, i in var.zones : zone => [{ ipv4_cidr = cidrsubnet(var.ipv4_cidr, 4, 1 + i) }] }
   }
   tags = local.tags

@@ -67,7 +67,7 @@ run "all_zones" {
   }
 }
 
-# A zone that is removed changes nothing of the others.
+# Removing a zone changes nothing in the other zones.
 run "without_the_first_zone" {
   command = plan
 

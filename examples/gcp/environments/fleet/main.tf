@@ -29,9 +29,9 @@ module "network" {
 
   name = local.name
   subnets = {
-    # The servers and, in the secondary range, leaders' alias addresses.
+    # The servers' subnet. Its secondary range holds the alias addresses of the leaders.
     servers = { (var.region) = [{ ipv4_cidr = local.servers, leader_ipv4_cidr = local.leaders }] }
-    # The VMs.
+    # The VMs' subnet.
     workers = { (var.region) = [{ ipv4_cidr = local.workers }] }
   }
 }

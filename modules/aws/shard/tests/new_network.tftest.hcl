@@ -1,4 +1,4 @@
-# Whatever depends on the settings of a subnet is known before the subnet exists.
+# The plan must know everything that depends on the settings of a subnet, even if the subnet does not exist yet.
 
 mock_provider "aws" {
   mock_data "aws_ami_ids" {

@@ -132,7 +132,7 @@ type HealthCheckState_Status int32
 
 const (
 	HealthCheckState_STATUS_UNSPECIFIED HealthCheckState_Status = 0
-	// It has neither passed nor failed yet.
+	// The check has neither passed nor failed yet.
 	HealthCheckState_STATUS_STARTING HealthCheckState_Status = 1
 	HealthCheckState_STATUS_PASSING  HealthCheckState_Status = 2
 	HealthCheckState_STATUS_FAILING  HealthCheckState_Status = 3

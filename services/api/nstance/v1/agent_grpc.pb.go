@@ -42,8 +42,8 @@ type AgentServiceClient interface {
 	ReceiveFiles(ctx context.Context, in *ReceiveFilesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReceiveFilesResponse], error)
 	// ReportHealth carries reports for as long as the agent lives. Response header "nstance-report-interval" holds a Go duration.
 	ReportHealth(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ReportHealthRequest, ReportHealthResponse], error)
-	// RenewCertificate issues a new client certificate for the same identity, and for the key in the request. Accepts an agent
-	// certificate expired for up to 30 days if its record is registered with its key and its VM runs.
+	// RenewCertificate issues a new client certificate for the same identity, and for the key in the request. It accepts
+	// an agent certificate that expired up to 30 days ago if its record is registered with its key and its VM runs.
 	RenewCertificate(ctx context.Context, in *AgentServiceRenewCertificateRequest, opts ...grpc.CallOption) (*AgentServiceRenewCertificateResponse, error)
 }
 
@@ -142,8 +142,8 @@ type AgentServiceServer interface {
 	ReceiveFiles(*ReceiveFilesRequest, grpc.ServerStreamingServer[ReceiveFilesResponse]) error
 	// ReportHealth carries reports for as long as the agent lives. Response header "nstance-report-interval" holds a Go duration.
 	ReportHealth(grpc.ClientStreamingServer[ReportHealthRequest, ReportHealthResponse]) error
-	// RenewCertificate issues a new client certificate for the same identity, and for the key in the request. Accepts an agent
-	// certificate expired for up to 30 days if its record is registered with its key and its VM runs.
+	// RenewCertificate issues a new client certificate for the same identity, and for the key in the request. It accepts
+	// an agent certificate that expired up to 30 days ago if its record is registered with its key and its VM runs.
 	RenewCertificate(context.Context, *AgentServiceRenewCertificateRequest) (*AgentServiceRenewCertificateResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()
 }

@@ -417,7 +417,7 @@ type GetShardStatusResponse struct {
 	Groups          uint32 `protobuf:"varint,13,opt,name=groups,proto3" json:"groups,omitempty"`
 	Instances       uint32 `protobuf:"varint,14,opt,name=instances,proto3" json:"instances,omitempty"`
 	AgentsConnected uint32 `protobuf:"varint,15,opt,name=agents_connected,json=agentsConnected,proto3" json:"agents_connected,omitempty"`
-	// Errors that stand now: those of the caller's tenant and of the shard.
+	// Active errors: those of the caller's tenant and of the shard.
 	Errors        []*ErrorEvent `protobuf:"bytes,16,rep,name=errors,proto3" json:"errors,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1239,8 +1239,8 @@ type GroupStatus struct {
 	InstanceIds   []string `protobuf:"bytes,24,rep,name=instance_ids,json=instanceIds,proto3" json:"instance_ids,omitempty"`
 	// Merged args, JSON.
 	ArgsJson string `protobuf:"bytes,25,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
-	// The group's own settings (JSON), without those of its template, in the form of its entry in groups/{shard}.jsonc. For a
-	// static group, its override. Empty when the group has none.
+	// The group's own settings (JSON), without those of its template, in the form of its entry in groups/{shard}.jsonc.
+	// For a static group, its override. Empty if the group has no own settings.
 	SpecJson string `protobuf:"bytes,26,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"`
 	// True while the group's rollout is paused.
 	Paused bool `protobuf:"varint,27,opt,name=paused,proto3" json:"paused,omitempty"`
@@ -2184,7 +2184,7 @@ type ExplainGroupResponse struct {
 	// True while so many instances are silent that none of them is replaced.
 	UnhealthyGuard bool               `protobuf:"varint,7,opt,name=unhealthy_guard,json=unhealthyGuard,proto3" json:"unhealthy_guard,omitempty"`
 	Instances      []*InstanceVerdict `protobuf:"bytes,8,rep,name=instances,proto3" json:"instances,omitempty"`
-	// The group's errors that stand now.
+	// The group's active errors.
 	Errors        []*ErrorEvent `protobuf:"bytes,9,rep,name=errors,proto3" json:"errors,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -61,8 +61,8 @@ type OperatorServiceClient interface {
 	StepDown(ctx context.Context, in *StepDownRequest, opts ...grpc.CallOption) (*StepDownResponse, error)
 	// ListOrphans lists the VMs of the shard that have no record, of all tenants. Needs the role admin.
 	ListOrphans(ctx context.Context, in *ListOrphansRequest, opts ...grpc.CallOption) (*ListOrphansResponse, error)
-	// ConfirmOrphans allows the leader to terminate the orphans whose number stopped garbage collection. Needs the role
-	// admin. FAILED_PRECONDITION if nothing waits for a confirmation.
+	// ConfirmOrphans allows the leader to terminate the orphans, after their number stopped garbage collection. Needs the
+	// role admin. FAILED_PRECONDITION if nothing waits for a confirmation.
 	ConfirmOrphans(ctx context.Context, in *ConfirmOrphansRequest, opts ...grpc.CallOption) (*ConfirmOrphansResponse, error)
 	// RefreshConfig fetches and applies the configuration now. INVALID keeps the old one.
 	RefreshConfig(ctx context.Context, in *RefreshConfigRequest, opts ...grpc.CallOption) (*RefreshConfigResponse, error)
@@ -84,8 +84,8 @@ type OperatorServiceClient interface {
 	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
 	// drain, to the group's drain time-out from now.
 	DeleteInstance(ctx context.Context, in *DeleteInstanceRequest, opts ...grpc.CallOption) (*DeleteInstanceResponse, error)
-	// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends that. Lost and
-	// unhealthy instances are replaced all the same. It answers once that is durable.
+	// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends this protection.
+	// Lost and unhealthy instances are replaced all the same. It answers once the change is durable.
 	ProtectInstance(ctx context.Context, in *ProtectInstanceRequest, opts ...grpc.CallOption) (*ProtectInstanceResponse, error)
 	// GetInstanceType tells the size of a type of instances, as the provider describes it. NOT_FOUND: the provider does not
 	// know the type. UNIMPLEMENTED: the shard's provider does not describe types.
@@ -426,8 +426,8 @@ type OperatorServiceServer interface {
 	StepDown(context.Context, *StepDownRequest) (*StepDownResponse, error)
 	// ListOrphans lists the VMs of the shard that have no record, of all tenants. Needs the role admin.
 	ListOrphans(context.Context, *ListOrphansRequest) (*ListOrphansResponse, error)
-	// ConfirmOrphans allows the leader to terminate the orphans whose number stopped garbage collection. Needs the role
-	// admin. FAILED_PRECONDITION if nothing waits for a confirmation.
+	// ConfirmOrphans allows the leader to terminate the orphans, after their number stopped garbage collection. Needs the
+	// role admin. FAILED_PRECONDITION if nothing waits for a confirmation.
 	ConfirmOrphans(context.Context, *ConfirmOrphansRequest) (*ConfirmOrphansResponse, error)
 	// RefreshConfig fetches and applies the configuration now. INVALID keeps the old one.
 	RefreshConfig(context.Context, *RefreshConfigRequest) (*RefreshConfigResponse, error)
@@ -449,8 +449,8 @@ type OperatorServiceServer interface {
 	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
 	// drain, to the group's drain time-out from now.
 	DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error)
-	// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends that. Lost and
-	// unhealthy instances are replaced all the same. It answers once that is durable.
+	// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends this protection.
+	// Lost and unhealthy instances are replaced all the same. It answers once the change is durable.
 	ProtectInstance(context.Context, *ProtectInstanceRequest) (*ProtectInstanceResponse, error)
 	// GetInstanceType tells the size of a type of instances, as the provider describes it. NOT_FOUND: the provider does not
 	// know the type. UNIMPLEMENTED: the shard's provider does not describe types.

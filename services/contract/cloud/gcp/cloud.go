@@ -57,8 +57,8 @@ const (
 
 // LeaderAddress says where the leader's address is.
 type LeaderAddress struct {
-	// Google Cloud, kind alias: the secondary range of the servers' subnet that holds the address. Left out: the
-	// primary range.
+	// Google Cloud, kind alias: the secondary range of the servers' subnet that holds the address. Default: the primary
+	// range.
 	SecondaryRange string `json:"secondary_range,omitempty"`
 }
 

@@ -29,7 +29,7 @@ type Explanation struct {
 	NextPlanAt     time.Time       `json:"next_plan_at,omitzero" jsonschema:"description=When the group is planned again even if nothing happens"`
 	Actions        []PlannedAction `json:"actions"`
 	Instances      []Verdict       `json:"instances"`
-	Errors         []Event         `json:"errors,omitempty" jsonschema:"description=The errors of the group that stand now"`
+	Errors         []Event         `json:"errors,omitempty" jsonschema:"description=The active errors of the group"`
 }
 
 // PlannedAction is one action of a plan.
@@ -53,7 +53,8 @@ type Verdict struct {
 	DrainDeadline time.Time `json:"drain_deadline,omitzero"`
 }
 
-// Explain returns what the leaders would do next for one group, with a size as if the group had it. It changes nothing.
+// Explain returns what the leaders would do next for one group. If size is set, they plan as if the group had that
+// size. Nothing is changed.
 func (f *Fleet) Explain(ctx context.Context, shards []string, group string, size *uint32) []ExplanationAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *ExplanationAnswer) error {
 		var err error

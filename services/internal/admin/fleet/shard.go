@@ -29,7 +29,7 @@ type Status struct {
 	Groups      uint32    `json:"groups,omitempty"`
 	Instances   uint32    `json:"instances,omitempty"`
 	Connected   uint32    `json:"agents_connected,omitempty"`
-	Errors      []Event   `json:"errors,omitempty" jsonschema:"description=The errors that stand now"`
+	Errors      []Event   `json:"errors,omitempty" jsonschema:"description=The active errors"`
 }
 
 // Status tells how shards are led and whether they are well.

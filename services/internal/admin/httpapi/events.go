@@ -38,7 +38,7 @@ func (a *api) eventRoutes() []route {
 			do:     a.events,
 		}, {
 			method: http.MethodGet, path: "/events/follow", name: "eventsFollow", shards: true,
-			summary: "What happens in shards, one event on each line, beginning with what holds now. The response " +
+			summary: "What happens in shards, one event on each line, beginning with the present state. The response " +
 				"ends when the client disconnects. Empty lines show that the connection works.",
 			answer: Followed{}, follow: a.followEvents,
 		},

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// hub follows all shards. It knows the alerts that stand, counts replacements, and tells pages what changes. It is safe
+// hub follows all shards. It knows the active alerts, counts replacements, and tells pages what changes. It is safe
 // for concurrent use.
 type hub struct {
 	fleet *fleet.Fleet
@@ -127,7 +127,7 @@ func (h *hub) addEvent(e fleet.Event) {
 }
 
 // setLost records that a shard is not followed, or is followed again. Its alerts are unknown then; a new session begins
-// with those that stand.
+// with the active ones.
 func (h *hub) setLost(shard string, err *fleet.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -179,7 +179,7 @@ func (h *hub) lastChange() uint64 {
 	return h.changes
 }
 
-// alerts returns the alerts of a shard that stand, or those of one group if group is not empty, sorted.
+// alerts returns the active alerts of a shard, or those of one group if group is not empty, sorted.
 func (h *hub) alerts(shard, group string) []fleet.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -124,8 +124,8 @@ func TestRowIsUpdated(t *testing.T) {
 	}
 }
 
-// TestPageIsReadAgain shows that a page which was read before a change is told to read again, and one that was read
-// after all changes is not.
+// TestPageIsReadAgain checks that a page which was read before a change receives a "stale" event, and that a page which
+// was read after all changes receives none.
 func TestPageIsReadAgain(t *testing.T) {
 	s := liveSite(t)
 	live := regexp.MustCompile(`data-live="([^"]+)"`)
@@ -211,7 +211,8 @@ func TestLiveEvents(t *testing.T) {
 	}
 }
 
-// TestLostShardIsSeen shows that pages are told when a shard stops to answer, since when, and when it is back.
+// TestLostShardIsSeen checks that pages receive a "stale" event when a shard stops answering, and when it answers
+// again. In between, the shard's page shows since when there is no answer.
 func TestLostShardIsSeen(t *testing.T) {
 	s := liveSite(t)
 	events := s.open(t, "/ui/live", "")

@@ -37,8 +37,8 @@ const (
 	sessionTime = 12 * time.Hour
 )
 
-// session is the content of the cookie. It has no token: who reads the cookie can use the page until it expires, and
-// not the API.
+// session is the content of the cookie. It has no token, so a thief of the cookie can use the page until it expires,
+// but not the API.
 type session struct {
 	Client
 	Expires time.Time `json:"expires"`
@@ -78,7 +78,8 @@ func (p *page) sign(text []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// client returns who sends a request: by the cookie of a login, or by a bearer token, which a proxy in front adds.
+// client returns the client that sent a request. The cookie of a login or a bearer token, which a proxy in front may
+// add, identifies it.
 func (p *page) client(r *http.Request) (Client, bool) {
 	if p.Login == nil {
 		return p.Local, true

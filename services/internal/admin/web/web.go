@@ -166,7 +166,7 @@ func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.Ha
 
 type clientKey struct{}
 
-// clientOf returns who sent a request that read accepted.
+// clientOf returns the client of a request that read accepted.
 func clientOf(r *http.Request) Client {
 	client, _ := r.Context().Value(clientKey{}).(Client)
 	return client

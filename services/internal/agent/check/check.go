@@ -73,7 +73,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Set replaces the checks. A check that stays the same goes on. One that changed starts over. A check whose probe is
+// Set replaces the checks. An unchanged check keeps its state. A changed check starts over. A check whose probe is
 // unknown is ignored.
 func (r *Runner) Set(version string, checks []*nstancev1.HealthCheck) {
 	r.mu.Lock()

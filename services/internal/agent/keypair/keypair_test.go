@@ -125,8 +125,8 @@ func mustParse(t *testing.T, der []byte) any {
 	return key
 }
 
-// A request for another algorithm makes a new pair. After a crash between the two files, the next request repairs the
-// pair.
+// TestAlgorithmChangeAndHalfWrittenPair checks that a request for another algorithm makes a new key pair, and that the
+// next request repairs a pair after a crash between the writes of its two files.
 func TestAlgorithmChangeAndHalfWrittenPair(t *testing.T) {
 	s, disk := store(t)
 	before, err := s.Ensure("a.pub", ed)

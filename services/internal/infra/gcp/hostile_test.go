@@ -46,7 +46,7 @@ func TestHostileRegistrationsWithIdentityTokens(t *testing.T) {
 		thief.Refused(t, test.name, test.proof, test.reason)
 	}
 
-	// While Google's keys cannot be read, nobody is refused for good.
+	// While Google's keys cannot be read, no refusal is final.
 	c.noKeys.Store(true)
 	c.ahead.Add(int64(7 * 24 * time.Hour))
 	if err := thief.Register(t, c.proof(victim, nil)); status.Code(err) != codes.Unavailable {

@@ -32,8 +32,8 @@ const (
 	maxKeys = 64 << 10
 	// keysTimeout bounds one request for the keys.
 	keysTimeout = 5 * time.Second
-	// keysPause is the least time between two requests for the keys. So registrations do not wait for a service that
-	// does not answer, and nobody can make the leader ask more often.
+	// keysPause is the least time between two requests for the keys. Registrations do not wait for a service that does
+	// not answer, and no client can make the leader send more requests.
 	keysPause = 10 * time.Second
 )
 

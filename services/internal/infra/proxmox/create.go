@@ -58,8 +58,8 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 	return o, nil
 }
 
-// Create implements infra.Provider. The VM is running when Create returns without an error. A repeated request goes on
-// where the earlier one stopped, until one of them has written that it starts the VM.
+// Create implements infra.Provider. The VM is running when Create returns without an error. A repeated request
+// continues where the earlier one stopped, until one of them has written that it starts the VM.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if err := ctx.Err(); err != nil {
 		return infra.VM{}, infra.Wrap(infra.Indeterminate, "create "+req.Tags.Instance.String(), err)
@@ -132,7 +132,7 @@ func findTemplate(inv inventory, o order) (resource, error) {
 		found[0].VMID, found[1].VMID, o.args.Template)
 }
 
-// clone makes the VM, without userdata, and returns where it is. It fails as errChanged if another request made it.
+// clone makes the VM, without userdata, and returns its node. It fails with errChanged if another request made the VM.
 func (p *Provider) clone(ctx context.Context, inv inventory, o order) (resource, error) {
 	if online, known := inv.online[o.node]; !known {
 		return resource{}, infra.Errorf(infra.Invalid, o.what, "the cluster has no node %s", o.node)

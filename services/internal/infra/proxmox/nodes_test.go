@@ -60,7 +60,7 @@ func TestNodeDown(t *testing.T) {
 	onDead, onLiving := request(t), request(t)
 	onDead.Subnet = "pve2/vmbr0"
 	dead, living := create(t, p, onDead), create(t, p, onLiving)
-	pve.Broadcast() // cluster/resources goes on to call the VM running
+	pve.Broadcast() // cluster/resources still calls the VM running
 	pve.SetOnline("pve2", false)
 	for name, p := range map[string]*proxmox.Provider{"same": p, "new": open(t, pve)} {
 		states := list(t, p)

@@ -328,7 +328,6 @@ func TestLifeOfAMachine(t *testing.T) {
 	}
 }
 
-// TestServerDeletes checks that the Machine of a gone instance is deleted without another call to the server.
 // TestSpread checks that machines which name no shard are spread evenly over the shards that have their group.
 func TestSpread(t *testing.T) {
 	op := newSimulatedOperator(t, 9)
@@ -348,6 +347,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
+// TestServerDeletes checks that the Machine of a gone instance is deleted without another call to the server.
 func TestServerDeletes(t *testing.T) {
 	op := newSimulatedOperator(t, 2)
 	op.addMachine("one", "b")
@@ -506,13 +506,14 @@ func TestLostAnswer(t *testing.T) {
 	}
 }
 
-// TestPaused checks that a paused machine, or a machine of a paused Cluster, only gets the condition.
+// managedCluster returns the Cluster that the operator itself creates.
 func managedCluster() *clusterv1.Cluster {
 	return &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
 		Name: v1beta1.ClusterName("prod", "default")}, Spec: clusterv1.ClusterSpec{
 		ControlPlaneEndpoint: clusterv1.APIEndpoint{Host: "api", Port: 443}}}
 }
 
+// TestPaused checks that a paused machine, or a machine of a paused Cluster, only gets the condition.
 func TestPaused(t *testing.T) {
 	op := newSimulatedOperator(t, 5)
 	yes := true

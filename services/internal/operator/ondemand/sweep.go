@@ -196,7 +196,7 @@ func (r *reconciler) shardViews() (out []shardView) {
 	return out
 }
 
-// podFinished reports whether the pod's containers have ended for good.
+// podFinished reports whether the pod's containers have ended and will not start again.
 func podFinished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

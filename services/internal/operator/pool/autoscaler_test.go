@@ -88,7 +88,8 @@ func TestAutoscalerChoosesInstances(t *testing.T) {
 	}
 }
 
-// A MachinePool's Machine that is being deleted while the pool shrinks is the one that goes.
+// TestScaleDownPrefersDeletedMachine checks that a scale-down removes a MachinePool's Machine that is already being
+// deleted.
 func TestScaleDownPrefersDeletedMachine(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
 	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}})

@@ -15,7 +15,7 @@ const natVisible = time.Hour
 type natGateway struct {
 	entity
 	vpc, subnet string
-	private     bool // connectivity type
+	private     bool // the connectivity type is private, not public
 	iface       string
 	final       []natAddressXML // its addresses at the time of deletion
 	deleted     time.Time       // time of deletion; zero: not deleted

@@ -122,7 +122,8 @@ func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) 
 	return data, trailer, nil
 }
 
-// sums are the body digests that a request may contain. The server checks CRC64NVME, which the standard library lacks.
+// sums are the headers with a digest of the body that this server checks, by name. The digest CRC64NVME is not checked,
+// because the standard library lacks it.
 var sums = map[string]func() hash.Hash{
 	"Content-Md5":           md5.New,
 	"X-Amz-Checksum-Sha1":   sha1.New,

@@ -29,7 +29,7 @@ type key struct {
 // New makes a service without keys.
 func New() *KMS { return &KMS{keys: map[string]*key{}} }
 
-// Add makes a key that nobody may use.
+// Add makes a key that no caller may use.
 func (k *KMS) Add(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -10,11 +10,11 @@ import (
 
 // File descriptors of the first process, which inherits them. Its standard output is the machine's log.
 const (
-	// Spec is a file with the [Config] in JSON.
+	// Spec is the descriptor of a file with the [Config] in JSON.
 	Spec = 3 + iota
-	// Ready is a pipe that init closes when it listens.
+	// Ready is the descriptor of a pipe that init closes when it listens.
 	Ready
-	// Lifeline is a pipe that reaches its end when the runner ends.
+	// Lifeline is the descriptor of a pipe that reaches its end when the runner ends.
 	Lifeline
 )
 

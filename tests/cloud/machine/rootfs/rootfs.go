@@ -299,7 +299,7 @@ func freshDirectories(root string) error {
 	for _, path := range paths {
 		full := filepath.Join(root, path)
 		if _, err := os.Stat(full); err == nil && strings.Contains(path, "/") {
-			continue // The image provides it.
+			continue // The image provides this directory.
 		}
 		if err := os.Mkdir(full, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err

@@ -182,7 +182,7 @@ func become(in io.Reader) error {
 		if !s.NoCapabilities {
 			break
 		}
-		// The kernel does not know all of them.
+		// The kernel does not have all 64 capabilities.
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, bit, 0, 0, 0); err != nil && !errors.Is(err, syscall.EINVAL) {
 			return fail(exitCaps, "drop capability %d: %v", bit, err)
 		}
