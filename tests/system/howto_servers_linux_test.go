@@ -123,7 +123,9 @@ func (h *howTo) pagesAboutDisasters() []guide {
 			{before: h.loseEverything, texts: []string{"instance lost", "SHARD"}},
 		}},
 		{file: "back-up-and-restore.md", steps: []step{
-			{before: h.restore},
+			{texts: []string{"objects of cluster " + local.Cluster, "opens the CA's key"}},
+			{before: h.growAndStop, after: h.replaceObjects},
+			{texts: []string{"0 problems"}},
 			{before: func(ctx context.Context) error { return errors.Join(h.startServers(ctx), h.healthy(2)(ctx)) },
 				texts: []string{"SHARD"}},
 		}},
@@ -170,12 +172,8 @@ func (h *howTo) loseEverything(ctx context.Context) error {
 	return h.healthy(2)(ctx)
 }
 
-// restore makes a backup of the bucket, adds an instance, stops the servers, and restores the bucket.
-func (h *howTo) restore(ctx context.Context) error {
-	bucket := h.stack.StoreDir()
-	if err := os.CopyFS(h.file("backup"), os.DirFS(bucket)); err != nil {
-		return err
-	}
+// growAndStop adds an instance, which the backup does not know, and stops the servers.
+func (h *howTo) growAndStop(ctx context.Context) error {
 	if _, err := h.shell(ctx, "nstance-admin group scale GROUP 3 --wait", ""); err != nil {
 		return err
 	}
@@ -184,17 +182,18 @@ func (h *howTo) restore(ctx context.Context) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// replaceObjects replaces the objects of the bucket by those that were unpacked.
+func (h *howTo) replaceObjects(context.Context, string) error {
+	bucket := h.stack.StoreDir()
 	for _, name := range []string{"cluster", "config", "groups", "shard"} {
-		saved := filepath.Join(h.file("backup"), name)
-		if _, err := os.Stat(saved); errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err := errors.Join(os.RemoveAll(filepath.Join(bucket, name)), os.CopyFS(filepath.Join(bucket, name),
-			os.DirFS(saved))); err != nil {
+		if err := os.RemoveAll(filepath.Join(bucket, name)); err != nil {
 			return err
 		}
 	}
-	return nil
+	return os.CopyFS(bucket, os.DirFS(h.file("restore/objects")))
 }
 
 // pushNewKey applies the page's configuration with both keys.

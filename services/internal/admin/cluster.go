@@ -28,7 +28,7 @@ NSTANCE_ENCRYPTION_KEY unless --key-provider and --key-source say otherwise.`}
 	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s),
 		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.rotateCACommand(s),
 		a.rotateWorkloadCACommand(s), a.clusterJournalCommand(s),
-		a.verifyCommand(s))
+		a.verifyCommand(s), a.snapshotCommand(s), a.restoreCheckCommand(s))
 	s.add(cmd)
 	return cmd
 }

@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -105,16 +107,26 @@ func verify(ctx context.Context, c *cluster, now time.Time) (verification, error
 	for _, shard := range slices.Sorted(maps.Keys(used)) {
 		if !configured[shard] {
 			v.Problems = append(v.Problems, objectProblem{used[shard],
-				fmt.Sprintf("shard %s has no configuration: no server manages this", shard)})
+				fmt.Sprintf("shard %s %s: no server manages this", shard, noConfiguration)})
 		}
 	}
-	for _, required := range []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey),
-		keys.ClusterSecret(secretstore.NonceKey)} {
+	for _, required := range c.required() {
 		if !slices.ContainsFunc(entries, func(e objstore.Entry) bool { return e.Key == required }) {
 			v.Problems = append(v.Problems, objectProblem{required, "is missing"})
 		}
 	}
 	return v, nil
+}
+
+// noConfiguration is the problem of a shard whose configuration is missing.
+const noConfiguration = "has no configuration"
+
+// required returns the keys of the objects that every cluster has.
+func (c *cluster) required() []string {
+	if !c.sealed {
+		return []string{keys.ClusterCA()}
+	}
+	return []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey), keys.ClusterSecret(secretstore.NonceKey)}
 }
 
 // probeAge is the age from which a leftover probe object is reported.
@@ -123,7 +135,7 @@ const probeAge = time.Hour
 func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore.Entry, now time.Time) error {
 	switch key.Kind {
 	case keys.KindClusterSecret:
-		return c.verifySecret(ctx, key.Name)
+		return c.verifySecret(ctx, key)
 	case keys.KindFile:
 		return nil
 	case keys.KindProbe:
@@ -138,10 +150,14 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 	}
 	switch key.Kind {
 	case keys.KindClusterCA:
-		_, err := c.state.CABundle(ctx)
+		if c.secrets == nil {
+			_, err = c.state.UnverifiedCABundle(ctx)
+		} else {
+			_, err = c.state.CABundle(ctx)
+		}
 		return err
 	case keys.KindClusterOperator, keys.KindApplied:
-		if object.Body, err = c.state.OpenDocument(ctx, entry.Key, object.Body); err != nil {
+		if object.Body, err = c.openDocument(ctx, entry.Key, object.Body); err != nil {
 			return err
 		}
 	}
@@ -185,7 +201,23 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 	return fmt.Errorf("objects of kind %s are not known", key.Kind)
 }
 
-func (c *cluster) verifySecret(ctx context.Context, name string) error {
+// openDocument returns the content of a signed document.
+func (c *cluster) openDocument(ctx context.Context, key string, body []byte) ([]byte, error) {
+	if c.secrets == nil {
+		return authority.UnverifiedContent(body)
+	}
+	return c.state.OpenDocument(ctx, key, body)
+}
+
+func (c *cluster) verifySecret(ctx context.Context, key keys.Key) error {
+	if c.secrets == nil {
+		object, err := c.bucket.Get(ctx, keys.ClusterSecret(key.Name))
+		if err == nil {
+			_, err = envelope.KeyID(object.Body)
+		}
+		return err
+	}
+	name := key.Name
 	secret, err := c.secrets.Get(ctx, name)
 	if err != nil {
 		if errors.Is(err, secretstore.ErrNotFound) {

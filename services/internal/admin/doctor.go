@@ -98,18 +98,22 @@ Each problem comes with the next step. The exit status is 1 if there is one.`,
 		if err := a.show(*f, d, func(w io.Writer) error { return a.writeDiagnosis(w, d) }); err != nil {
 			return err
 		}
-		bad := 0
-		for _, finding := range d.Findings {
-			if !finding.OK {
-				bad++
-			}
-		}
-		if bad > 0 {
+		if bad := problemsIn(d.Findings); bad > 0 {
 			return withHint(fmt.Errorf("%d problems of shard %s", bad, o.shard), "see NEXT above for each of them")
 		}
 		return nil
 	}
 	return cmd
+}
+
+// problemsIn counts the findings that are problems.
+func problemsIn(findings []finding) (bad int) {
+	for _, f := range findings {
+		if !f.OK {
+			bad++
+		}
+	}
+	return bad
 }
 
 type doctorOptions struct {

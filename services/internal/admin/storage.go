@@ -101,11 +101,14 @@ func (s *secretFlags) add(cmd *cobra.Command) {
 
 // cluster is an opened cluster.
 type cluster struct {
-	id      string
-	bucket  objstore.Store
-	state   *clusterstate.State
+	id     string
+	bucket objstore.Store
+	state  *clusterstate.State
+	// secrets is nil if nothing sealed or signed is checked.
 	secrets secretstore.Store
-	ring    keyring.Ring
+	// sealed reports whether the secrets are objects of the bucket.
+	sealed bool
+	ring   keyring.Ring
 }
 
 // need describes what a command needs from a cluster.
@@ -138,26 +141,36 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 		return err
 	}
 	defer cancel()
-	env, wait := tasks.Real()
-	defer wait()
-	options := clusterstate.Options{Cluster: bucket, Shard: bucket, ClusterID: s.cluster, Now: a.Now, Rand: a.Rand,
-		ForEach: env.ForEach}
 	return a.during("working on "+s.location.Bucket, func() error {
-		if options.ClusterID == "" {
-			if options.ClusterID, err = clusterOf(ctx, clusterstate.New(options)); err != nil {
-				return err
-			}
+		c, err := a.openCluster(ctx, s, bucket, ring)
+		if err != nil {
+			return err
 		}
-		c := &cluster{id: options.ClusterID, bucket: bucket, ring: ring}
-		settings := config.Secrets{Provider: s.provider, Prefix: s.prefix, ProjectID: s.project}
-		if c.secrets, err = secrets.Open(ctx, settings, secretstore.Options{Bucket: bucket, Cluster: c.id, Ring: ring,
-			Rand: a.Rand}); err != nil {
-			return usagef("--secrets-provider: %w", err)
-		}
-		options.Secrets = c.secrets
-		c.state = clusterstate.New(options)
 		return do(ctx, c)
 	})
+}
+
+// openCluster opens the cluster in a bucket.
+func (a *app) openCluster(ctx context.Context, s *secretFlags, bucket objstore.Store, ring keyring.Ring) (*cluster,
+	error) {
+	env, _ := tasks.Real() // ForEach waits for its own tasks
+	options := clusterstate.Options{Cluster: bucket, Shard: bucket, ClusterID: s.cluster, Now: a.Now, Rand: a.Rand,
+		ForEach: env.ForEach}
+	var err error
+	if options.ClusterID == "" {
+		if options.ClusterID, err = clusterOf(ctx, clusterstate.New(options)); err != nil {
+			return nil, err
+		}
+	}
+	c := &cluster{id: options.ClusterID, bucket: bucket, sealed: s.provider == config.ObjectStorage, ring: ring}
+	settings := config.Secrets{Provider: s.provider, Prefix: s.prefix, ProjectID: s.project}
+	if c.secrets, err = secrets.Open(ctx, settings, secretstore.Options{Bucket: bucket, Cluster: c.id, Ring: ring,
+		Rand: a.Rand}); err != nil {
+		return nil, usagef("--secrets-provider: %w", err)
+	}
+	options.Secrets = c.secrets
+	c.state = clusterstate.New(options)
+	return c, nil
 }
 
 // inCluster is withCluster for a function with a result.

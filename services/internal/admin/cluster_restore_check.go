@@ -1,0 +1,294 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/file"
+	"github.com/nstance-kit/nstance/services/internal/admin/snapshot"
+)
+
+// restoreCheck is the result of restore-check.
+type restoreCheck struct {
+	snapshot.Manifest
+	// KeysChecked reports whether sealed and signed objects were opened.
+	KeysChecked bool      `json:"keys_checked"`
+	Findings    []finding `json:"findings"`
+}
+
+func (a *app) restoreCheckCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "restore-check ARCHIVE", Short: "Check whether a snapshot can be restored", Args: cobra.ExactArgs(1),
+		Long: `Checks an archive of "nstance-admin cluster snapshot" without touching a cluster:
+
+  * each object is the one that was copied, by its SHA-256
+  * each document parses, in a schema that this version knows
+  * the keys of the cluster open with the encryption key, and the CA has signed what it
+    must; without the encryption key the command says that this is not checked
+  * each shard has a configuration, and the record of each instance belongs to a group of it
+
+Each problem comes with what it means after a restore and with the next step. The exit
+status is 1 if there is one. The archive is unpacked to a temporary directory, which needs
+the space of all objects and is deleted again.`,
+		Example: `  nstance-admin cluster restore-check nstance-snapshot-example-20261125T221345Z.tar.gz
+  nstance-admin cluster restore-check backup.tar.gz --key-provider file --key-source backup.key`,
+	}
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, name := range []string{"storage-provider", "storage-bucket", "storage-prefix", "storage-timeout"} {
+			if cmd.Flag(name).Changed {
+				return usagef("--%s: restore-check reads only the archive", name)
+			}
+		}
+		keyGiven := cmd.Flag("key-provider").Changed || cmd.Flag("key-source").Changed || cmd.Flag("old-key").Changed
+		var result restoreCheck
+		err := a.during("checking "+args[0], func() (err error) {
+			result, err = a.restoreCheck(cmd.Context(), s, args[0], keyGiven)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := a.show(*f, result, func(w io.Writer) error { return a.writeRestoreCheck(w, result) }); err != nil {
+			return err
+		}
+		if bad := problemsIn(result.Findings); bad > 0 {
+			return withHint(fmt.Errorf("%d problems of %s", bad, args[0]), "see NEXT above for each of them")
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (a *app) writeRestoreCheck(w io.Writer, r restoreCheck) error {
+	if _, err := fmt.Fprintf(w, "Cluster %s, %d objects, from %s to %s\n\n", r.Cluster, len(r.Objects), stamp(r.Began),
+		stamp(r.Ended)); err != nil {
+		return err
+	}
+	return a.writeDiagnosis(w, diagnosis{Findings: r.Findings})
+}
+
+func (a *app) restoreCheck(ctx context.Context, s *secretFlags, path string, keyGiven bool) (result restoreCheck,
+	err error) {
+	source, err := os.Open(path)
+	if err != nil {
+		return restoreCheck{}, fmt.Errorf("open archive: %w", err)
+	}
+	defer source.Close()
+	root, remove, err := tempRoot("", "nstance-restore-check-*")
+	if err != nil {
+		return restoreCheck{}, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	manifest, differences, err := snapshot.Unpack(source, root, snapshot.DefaultLimits)
+	if errors.Is(err, snapshot.ErrArchive) {
+		return restoreCheck{}, withHint(fmt.Errorf("%s: %w", path, err),
+			"restore from another archive: this one is cut off, damaged, or not made by nstance-admin cluster snapshot")
+	}
+	if err != nil {
+		return restoreCheck{}, err
+	}
+	store, err := file.Open(root.Name())
+	if err != nil {
+		return restoreCheck{}, err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	state := clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: manifest.Cluster,
+		Now: a.Now})
+	c := &restored{app: a, cluster: &cluster{id: manifest.Cluster, bucket: store, state: state}, flags: s,
+		keyGiven: keyGiven}
+	findings, err := c.check(ctx, manifest, differences)
+	return restoreCheck{manifest, c.cluster.secrets != nil, findings}, err
+}
+
+// restored checks the objects of an archive.
+type restored struct {
+	*app
+	cluster  *cluster
+	flags    *secretFlags
+	keyGiven bool
+}
+
+func (r *restored) check(ctx context.Context, m snapshot.Manifest, differences []snapshot.Difference) ([]finding,
+	error) {
+	if given := r.flags.cluster; given != "" && given != m.Cluster {
+		return nil, withHint(fmt.Errorf("the archive is of cluster %s, not of %s", m.Cluster, given),
+			"check --cluster-id and the name of the archive")
+	}
+	found := describeManifest(m, differences)
+	shards, err := r.configurations(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := r.openSecrets(ctx, shards)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, secrets)
+	checked, err := verify(ctx, r.cluster, r.Now())
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, r.describeVerification(checked)...)
+	if has(m, keys.ClusterCA()) {
+		found = append(found, r.checkCA(ctx, r.cluster.state))
+	}
+	if len(shards) == 0 {
+		found = append(found, finding{"shards", false, "no shard has a configuration: no server leads after a restore",
+			"write the configurations with tofu apply or nstance-admin config push, or take another snapshot"})
+	}
+	for _, shard := range shards {
+		groups, err := r.checkGroups(ctx, shard)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, groups...)
+	}
+	return found, nil
+}
+
+func has(m snapshot.Manifest, key string) bool {
+	for _, object := range m.Objects {
+		if object.Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// describeManifest judges the archive as a whole.
+func describeManifest(m snapshot.Manifest, differences []snapshot.Difference) []finding {
+	if len(differences) > 0 {
+		var found []finding
+		for _, d := range differences {
+			found = append(found, finding{"archive", false, printable(d.Key) + ": " + d.Problem,
+				"restore from another copy of the archive: this one was changed or is damaged"})
+		}
+		return found
+	}
+	found := []finding{{"archive", true, fmt.Sprintf("%d objects, as they were copied", len(m.Objects)), ""}}
+	changed := 0
+	for _, object := range m.Objects {
+		if object.Changed && !object.Moving() {
+			changed++
+		}
+	}
+	if !m.Consistent {
+		found = append(found, finding{"one moment", false, fmt.Sprintf("documents changed while they were copied, and "+
+			"%d of them have a newer version: after a restore, documents may contradict each other", changed),
+			"prefer a snapshot from a time when less happened; manifest.json marks the documents as changed"})
+	}
+	return found
+}
+
+// configurations returns the valid configurations in the archive. verify reports the others.
+func (r *restored) configurations(ctx context.Context, m snapshot.Manifest) (shards []*config.Shard, err error) {
+	for _, object := range m.Objects {
+		key, err := keys.Parse(object.Key)
+		if err != nil || key.Kind != keys.KindConfig {
+			continue
+		}
+		read, err := r.cluster.bucket.Get(ctx, object.Key)
+		if errors.Is(err, objstore.ErrNotFound) {
+			continue // a difference from the manifest
+		}
+		if err != nil {
+			return nil, err
+		}
+		if shard, _ := config.ParseStored(object.Key, read.Body); shard != nil && shard.Server.Shard == key.Shard {
+			shards = append(shards, shard)
+		}
+	}
+	return shards, nil
+}
+
+// openSecrets opens the cluster's secrets in the archive, if they are there and a key is given.
+func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (finding, error) {
+	const check = "keys of the cluster"
+	r.cluster.sealed = true
+	for _, shard := range shards {
+		if provider := shard.Cluster.Secrets.Provider; provider != "" && provider != config.ObjectStorage {
+			r.cluster.sealed = false
+			return finding{check, true, "not checked: they are in " + provider + ", and not in the archive",
+				"keep a backup of that service; without its secrets the restored cluster does not start"}, nil
+		}
+	}
+	ring, err := r.flags.ring(ctx, true)
+	if err != nil && r.keyGiven {
+		return finding{}, err
+	}
+	if err != nil {
+		return finding{check, true, "not checked, nor the signatures of documents: " + err.Error(),
+			"give the encryption key to check them: " + r.hintOf(err)}, nil
+	}
+	flags := *r.flags
+	flags.provider, flags.cluster = config.ObjectStorage, r.cluster.id
+	if r.cluster, err = r.openCluster(ctx, &flags, r.cluster.bucket, ring); err != nil {
+		return finding{}, err
+	}
+	if _, err := r.cluster.state.LoadCA(ctx); err != nil {
+		r.cluster.secrets = nil // nothing else that is sealed opens, and no signature can be checked
+		return finding{check, false, "the CA's key cannot be used, so no server leads after a restore: " + err.Error(),
+			r.nextFor(err, "give the encryption key of that time, or take another snapshot")}, nil
+	}
+	return finding{check, true, "the encryption key opens the CA's key", ""}, nil
+}
+
+// describeVerification says what the problems of single objects mean.
+func (r *restored) describeVerification(v verification) (found []finding) {
+	for _, p := range v.Problems {
+		means, next := "a restore does not need it", "leave it out of what you restore"
+		if key, err := keys.Parse(p.Key); err == nil {
+			means, next = meaningOf(key.Kind)
+		}
+		if strings.Contains(p.Problem, noConfiguration) {
+			means, next = "its VMs become orphans that no server manages",
+				"write its configuration with tofu apply or nstance-admin config push, or leave the shard out"
+		}
+		found = append(found, finding{printable(p.Key), false, means + ": " + p.Problem, next})
+	}
+	if len(v.Problems) == 0 {
+		found = append(found, finding{"documents", true, "each of them parses and belongs to the cluster", ""})
+	}
+	return found
+}
+
+// meaningOf says what the loss of an object means after a restore, and what to do.
+func meaningOf(kind keys.Kind) (means, next string) {
+	const another = "take this object from another snapshot or from the bucket's versions"
+	switch kind {
+	case keys.KindClusterCA:
+		return "servers do not lead without a valid trust bundle", another
+	case keys.KindClusterSecret:
+		return "what needs this secret fails, and without ca.key no server leads",
+			"give the encryption key that sealed it, with --key-source or --old-key, or " + another
+	case keys.KindClusterOperator:
+		return "this operator is refused",
+			"register it again with nstance-admin cluster register-operator, or " + another
+	case keys.KindConfig:
+		return "the shard has no valid configuration",
+			"write it with tofu apply or nstance-admin config push, or " + another
+	case keys.KindGroups:
+		return "the shard's dynamic groups and overrides are lost", another
+	case keys.KindLeader:
+		return "servers cannot read the lock and do not lead",
+			"leave it out of what you restore: servers wait for a lease"
+	case keys.KindApplied:
+		return "it is not used, and the next leader writes it again", "leave it out of what you restore"
+	case keys.KindInstance:
+		return "its VM becomes an orphan", "leave it out of what you restore, or " + another
+	case keys.KindCertLog, keys.KindJournal, keys.KindClusterJournal, keys.KindServerReport:
+		return "this part of the history is lost", "leave it out of what you restore"
+	}
+	return "a restore does not need it", "leave it out of what you restore"
+}

@@ -1,0 +1,93 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/snapshot"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+func (a *app) snapshotCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "snapshot", Short: "Copy the objects of the bucket into one archive", Args: cobra.NoArgs,
+		Long: `Writes all objects below the prefix that a restore needs into one .tar.gz file. Servers
+may run meanwhile. Documents that change while the command reads are read again, up to five
+times, so that the archive has all of them as they were at one moment. Locks, journals and
+logs change all the time: of them it has the version at their reading. The command says if
+other documents did not come to rest.
+
+The archive has each object under objects/ and its key, and manifest.json with the SHA-256,
+ETag and time of each copied version. It is written under a temporary name and renamed, and
+replaces no file. Only you can read it: it contains the cluster's keys, sealed with the
+encryption key, the configurations, and with them whatever secrets those hold. The
+encryption key is not in it; keep that elsewhere. Secrets in a service outside the bucket
+are not in it either.
+
+The command changes nothing in the bucket, and needs no encryption key. Check the archive
+with "nstance-admin cluster restore-check". docs/how-to/back-up-and-restore.md tells how to
+restore it.`,
+		Example: `  nstance-admin cluster snapshot --storage-bucket my-bucket
+  nstance-admin cluster snapshot --storage-bucket my-bucket --output /backup/nstance.tar.gz --storage-timeout 10m`,
+	}
+	var output string
+	cmd.Flags().StringVar(&output, "output", "",
+		"file to write, which must not exist (default nstance-snapshot-CLUSTER-TIME.tar.gz)")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := refuseExisting(output); err != nil {
+			return err
+		}
+		return a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error {
+			name := fmt.Sprintf("nstance-snapshot-%s-%s.tar.gz", c.id, a.Now().UTC().Format("20060102T150405Z"))
+			return a.snapshot(ctx, c, cmp.Or(output, name))
+		})
+	}
+	return cmd
+}
+
+// snapshot writes the archive. The copies of objects are beside it meanwhile, because they may be large.
+func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error) {
+	dir, remove, err := tempRoot(filepath.Dir(path), ".nstance-snapshot-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	env, _ := tasks.Real() // ForEach waits for its own tasks
+	m, err := snapshot.Copy(ctx, c.bucket, snapshot.Options{Dir: dir, Now: a.Now, ForEach: env.ForEach})
+	if err != nil {
+		return err
+	}
+	m.Cluster, m.Program = c.id, a.version
+	size, err := writeNewFile(path, func(w io.Writer) error { return snapshot.Write(w, m, dir) })
+	if err != nil {
+		return err
+	}
+	for _, key := range m.LeftOut {
+		a.note("Left out: %s is no object that a restore needs.", printable(key))
+	}
+	if !m.Consistent {
+		a.note("Warning: documents changed all the time, so the archive may have them as of different moments; " +
+			"manifest.json marks them as changed. Make another one when less happens.")
+	}
+	return a.line("%s: %d objects of cluster %s, %d bytes", path, len(m.Objects), c.id, size)
+}
+
+// tempRoot makes a directory that only this user can read. remove deletes it.
+func tempRoot(parent, pattern string) (root *os.Root, remove func() error, err error) {
+	dir, err := os.MkdirTemp(parent, pattern) // mode 0700
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a temporary directory: %w", err)
+	}
+	root, err = os.OpenRoot(dir)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("open the temporary directory: %w", err), os.RemoveAll(dir))
+	}
+	return root, func() error { return errors.Join(root.Close(), os.RemoveAll(dir)) }, nil
+}
