@@ -95,6 +95,7 @@ func (s *story) leaderChapters() []chapter {
 		commands: []expectation{
 			{"status", true, []string{"connection refused"}},
 			{"doctor", true, []string{"closed", "firewall", "operator port of server-"}},
+			{"support", false, []string{"shards/dev-1/events.json", "leader of shard dev-1", "bundle.tar.gz: "}},
 		},
 	}}
 }

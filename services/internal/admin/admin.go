@@ -128,7 +128,8 @@ func (a *app) command() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.explainCommand(),
 		a.statusCommand(), a.topCommand(), a.eventsCommand(), a.serverCommand(), a.uiCommand(),
-		a.orphansCommand(), a.doctorCommand(), a.serveCommand(), a.contextCommand(), a.versionCommand())
+		a.orphansCommand(), a.doctorCommand(), a.supportCommand(), a.serveCommand(), a.contextCommand(),
+		a.versionCommand())
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
 	a.prepare(root)

@@ -62,6 +62,7 @@ var withoutRoute = map[string]string{
 	"serve":       "it serves the HTTP API",
 	"ui":          "it serves the page and the HTTP API",
 	"doctor":      "it works on the bucket without a leader; its --servers are ports to try",
+	"support":     "it writes a file on the machine of the person who reports a fault, and reads the bucket",
 	"config push": "it writes to the bucket, which serve cannot; its --refresh is POST /config/refresh",
 }
 

@@ -1,0 +1,201 @@
+package support
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tailscale/hujson"
+)
+
+// Bundle collects documents. Nothing is redacted before [Bundle.Files].
+type Bundle struct {
+	// About says which program made the bundle, when, and of what. Values are shown like names.
+	About []Fact
+
+	documents []document
+	unread    []Unread
+}
+
+// Fact is a named value.
+type Fact struct{ Name, Value string }
+
+// Unread is something that the bundle lacks, and why.
+type Unread struct{ What, Why string }
+
+type document struct {
+	path, about string
+	kind        Kind
+	tree        any
+	metrics     string // of a document without a kind
+}
+
+// File is a file of the bundle.
+type File struct {
+	Path string
+	// About says what the file holds.
+	About   string
+	Content []byte
+}
+
+// LeftOut lists what a bundle never holds.
+var LeftOut = []string{
+	"secrets, keys, certificates, nonces and operators: their objects are listed by name and were not read",
+	"values of args, vars, provider options and environment variables; boot scripts; contents of files",
+	"commands and paths of health checks; comments of configurations; unknown fields",
+	"consoles of servers and their logs",
+	"words of errors and alerts that Nstance itself does not use",
+}
+
+// Add adds a document, which is encoded as JSON.
+func (b *Bundle) Add(path, about string, kind Kind, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", path, err)
+	}
+	return b.AddJSON(path, about, kind, body)
+}
+
+// AddJSON adds a document in JSON, which may have comments.
+func (b *Bundle) AddJSON(path, about string, kind Kind, body []byte) error {
+	body, err := hujson.Standardize(slices.Clone(body))
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.UseNumber()
+	var tree any
+	if err := decoder.Decode(&tree); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	b.documents = append(b.documents, document{path: path, about: about, kind: kind, tree: tree})
+	return nil
+}
+
+// AddMetrics adds metrics in the text format of Prometheus.
+func (b *Bundle) AddMetrics(path, about, text string) {
+	b.documents = append(b.documents, document{path: path, about: about, metrics: text})
+}
+
+// NoteUnread notes what could not be read, and why.
+func (b *Bundle) NoteUnread(what string, why error) {
+	b.unread = append(b.unread, Unread{what, why.Error()})
+}
+
+// Files returns the redacted files, a README first, and the redacted reasons of what could not be read.
+func (b *Bundle) Files() ([]File, []Unread, error) {
+	r := newRedactor()
+	for _, d := range b.documents {
+		r.learn(shapes[d.kind], d.tree)
+	}
+	for _, fact := range b.About {
+		r.names[fact.Value] = true
+	}
+	var files []File
+	for _, d := range b.documents {
+		content := []byte(shownMetrics(d.metrics))
+		if d.kind != "" {
+			var err error
+			if content, err = encode(r.redact(shapes[d.kind], d.tree)); err != nil {
+				return nil, nil, fmt.Errorf("encode %s: %w", d.path, err)
+			}
+		}
+		files = append(files, File{d.path, d.about, content})
+	}
+	unread := []Unread{}
+	for _, u := range b.unread {
+		unread = append(unread, Unread{r.wordsOf(u.What), r.wordsOf(u.Why)})
+	}
+	return slices.Insert(files, 0, File{"README.txt", "this list", b.readme(files, unread)}), unread, nil
+}
+
+func encode(v any) ([]byte, error) {
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return out.Bytes(), err
+}
+
+func (b *Bundle) readme(files []File, unread []Unread) []byte {
+	var out strings.Builder
+	out.WriteString("Support bundle of nstance-admin. Read it before you send it.\n\n")
+	for _, fact := range b.About {
+		if value, _ := showPlain(nil, fact.Value).(string); value != "" {
+			fmt.Fprintf(&out, "%s: %s\n", fact.Name, value)
+		}
+	}
+	out.WriteString("\nContent:\n")
+	for _, f := range files {
+		fmt.Fprintf(&out, "  %s: %s\n", f.Path, f.About)
+	}
+	out.WriteString("\nNot read:\n")
+	for _, u := range unread {
+		fmt.Fprintf(&out, "  %s: %s\n", u.What, strings.ReplaceAll(u.Why, "\n", "\n    "))
+	}
+	if len(unread) == 0 {
+		out.WriteString("  nothing\n")
+	}
+	out.WriteString("\nLeft out, or shown as " + hidden + ":\n")
+	for _, text := range LeftOut {
+		fmt.Fprintf(&out, "  %s\n", text)
+	}
+	return []byte(out.String())
+}
+
+var (
+	metricLine  = regexp.MustCompile(`^((?:nstance|go|process)_[a-zA-Z0-9_]+)(?:\{(.*)\})? ([0-9.eE+-]+|NaN|[+-]Inf)$`)
+	metricLabel = regexp.MustCompile(`^([a-z_]+)="([A-Za-z0-9 ._:/+-]{0,64})"(?:,|$)`)
+)
+
+// shownMetrics returns the lines of metrics of Nstance and its runtime. It leaves out all other lines.
+func shownMetrics(text string) string {
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		match := metricLine.FindStringSubmatch(line)
+		if match == nil {
+			continue
+		}
+		labels := match[2]
+		for labels != "" {
+			label := metricLabel.FindString(labels)
+			if label == "" {
+				break
+			}
+			labels = labels[len(label):]
+		}
+		if labels == "" {
+			out.WriteString(line + "\n")
+		}
+	}
+	return out.String()
+}
+
+// Write writes files as a tar archive with gzip, in one directory.
+func Write(w io.Writer, dir string, files []File, at time.Time) error {
+	zip := gzip.NewWriter(w)
+	archive := tar.NewWriter(zip)
+	for _, f := range files {
+		head := &tar.Header{Typeflag: tar.TypeReg, Name: dir + "/" + f.Path, Mode: 0o600, Size: int64(len(f.Content)),
+			ModTime: at.UTC().Truncate(time.Second)}
+		if err := archive.WriteHeader(head); err != nil {
+			return err
+		}
+		if _, err := archive.Write(f.Content); err != nil {
+			return err
+		}
+	}
+	if err := archive.Close(); err != nil {
+		return err
+	}
+	return zip.Close()
+}

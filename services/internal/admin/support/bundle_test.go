@@ -1,0 +1,286 @@
+package support
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// plant returns a document with a value at every path of a shape, and in one unknown field of each object. The values
+// of fields that are not plain are secrets, which plant adds to secrets by their path.
+func plant(s shape, kind Kind, secrets map[string]string) any {
+	root := map[string]any{}
+	secret := func(path string) string {
+		text := fmt.Sprintf("hunter%dKf7Zq", len(secrets))
+		secrets[string(kind)+":"+path] = text
+		return text
+	}
+	for _, path := range slices.Sorted(maps.Keys(s)) {
+		at := root
+		names := strings.Split(path, ".")
+		for i, name := range names[:len(names)-1] {
+			next, ok := at[name].(map[string]any)
+			if !ok {
+				next = map[string]any{}
+				here := strings.Join(names[:i+1], ".")
+				if free := here + ".*"; s[free] == nil && !s.prefixes()[free] { // otherwise every name is known
+					next["unknown_field"] = map[string]any{"deep": secret(here + ".unknown_field")}
+				}
+				at[name] = next
+			}
+			at = next
+		}
+		name := names[len(names)-1]
+		switch s[path] {
+		case plain:
+			at[name] = "example"
+		case origin:
+			at[name] = "https://alice:" + secret(path) + "@store.example/" + secret(path+" path")
+		case words:
+			at[name] = "creation failed: 'x-" + secret(path) + "'"
+		default:
+			at[name] = secret(path)
+		}
+	}
+	return root
+}
+
+// plantAll returns a bundle with a document of every kind, and the secrets in it.
+func plantAll(t *testing.T) (*Bundle, map[string]string) {
+	t.Helper()
+	secrets := map[string]string{}
+	b := &Bundle{}
+	for _, kind := range slices.Sorted(maps.Keys(shapes)) {
+		if err := b.Add(string(kind)+".json", "planted", kind, plant(shapes[kind], kind, secrets)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b, secrets
+}
+
+// leaks returns the names of the secrets that are in the files, as they are or encoded.
+func leaks(t *testing.T, b *Bundle, secrets map[string]string) (found []string) {
+	t.Helper()
+	files, unread, err := b.Files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("%q", unread)
+	for _, f := range files {
+		text += f.Path + f.About + string(f.Content)
+	}
+	for name, secret := range secrets {
+		for _, form := range []string{secret, base64.RawStdEncoding.EncodeToString([]byte(secret)),
+			hex.EncodeToString([]byte(secret))} {
+			if strings.Contains(text, form) {
+				found = append(found, name)
+				break
+			}
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// TestNothingLeaks plants a secret in every field that is not shown as it is. None of them is in the bundle. Without
+// the treatment of any one field, its secret is.
+func TestNothingLeaks(t *testing.T) {
+	b, secrets := plantAll(t)
+	if len(secrets) < 80 {
+		t.Errorf("only %d secrets are planted", len(secrets))
+	}
+	if found := leaks(t, b, secrets); len(found) > 0 {
+		t.Fatalf("leaked: %q", found)
+	}
+	verbatim := &treatment{func(_ *redactor, v any) any { return v }}
+	for kind, s := range shapes {
+		for path, t0 := range maps.Clone(s) {
+			if t0 == plain {
+				continue
+			}
+			s[path] = verbatim
+			found := leaks(t, b, secrets)
+			s[path] = t0
+			if want := string(kind) + ":" + path; !slices.Contains(found, want) {
+				t.Errorf("without the treatment of %q, its secret does not leak: nothing was tested", want)
+			}
+		}
+	}
+	for name := range secrets {
+		if kind, path, _ := strings.Cut(name, ":"); strings.HasSuffix(path, ".unknown_field") {
+			s := shapes[Kind(kind)]
+			s[path] = verbatim
+			found := leaks(t, b, secrets)
+			delete(s, path)
+			if !slices.Contains(found, name) {
+				t.Errorf("a known field %q does not leak: nothing was tested", name)
+			}
+		}
+	}
+}
+
+// TestHiddenValuesInTexts checks that a text cannot quote what a document hides, also if it consists of known words.
+func TestHiddenValuesInTexts(t *testing.T) {
+	const phrase = "restore the former leader"
+	b := &Bundle{}
+	text := "invalid value '" + phrase + "', line 2: echo wait for the instance"
+	if err := b.Add("events.json", "", Events, []fleet.JournalEvent{{Message: text}}); err != nil {
+		t.Fatal(err)
+	}
+	secrets := map[string]string{"phrase": phrase, "line": "echo wait for the instance"}
+	if found := leaks(t, b, secrets); len(found) != 2 {
+		t.Fatalf("the words are not known, so nothing is tested: %q", found)
+	}
+	if err := b.AddJSON("config.json", "", Configuration, []byte(`{
+		// a comment
+		"defaults": {"vars": {"x": "restore the former leader"}, "unknown": true,
+			"userdata": {"content": "#!/bin/sh\necho wait for the instance\n"}},
+	}`)); err != nil {
+		t.Fatal(err)
+	}
+	if found := leaks(t, b, secrets); len(found) > 0 {
+		t.Errorf("leaked: %q", found)
+	}
+}
+
+// TestTexts checks what is left of messages.
+func TestTexts(t *testing.T) {
+	r := newRedactor()
+	r.names["t4g.medium"], r.names["us-west-2a"], r.names["server-1"] = true, true, true
+	for text, want := range map[string]string{
+		"its VM has stopped or is stopping (rule 6)":                      "",
+		"no capacity for t4g.medium in us-west-2a: try again in 4s":       "",
+		"api error InsufficientInstanceCapacity: 400 of 500":              "",
+		"the lock is stale: server-1 renewed it 1h0m0s ago for 10s":       "",
+		"dial tcp 127.0.0.1:10125: connect: connection refused":           "",
+		"it ends at 2036-11-25T10:00:00Z, version v1.2.3, 40%, 64 MiB":    "",
+		"instance wrk06gx5zsg2nrrqcrz0000000000 of group.name is healthy": "",
+		"the key AKIAIOSFODNN7EXAMPLE is wrong":                           "the key [redacted] is wrong",
+		"eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJ4In0.c2ln":                       "[redacted]",
+		"password: any words follow here":                                 "password: [redacted]",
+		"export DB_PASSWORD=leader":                                       "export DB_PASSWORD=[redacted]",
+		"Authorization: Bearer leader":                                    "Authorization: [redacted]",
+		"get http://alice:hunter2@store.example/x?y=z":                    "get [redacted]",
+		"exit status 1: swordfish xyzzy plugh":                            "exit status 1: [redacted]",
+		"a 4111-1111-1111-1111":                                           "a [redacted]",
+		"ключ":                                                            "[redacted]",
+		"deadbeefdeadbeefdeadbeefdeadbeef":                                "[redacted]",
+	} {
+		got := r.wordsOf(text)
+		if want == "" {
+			want = text
+		}
+		if got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestShapesMatchTypes checks that every path of a shape is a field of the documents of its kind.
+func TestShapesMatchTypes(t *testing.T) {
+	types := map[Kind]reflect.Type{
+		Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[fleet.Status](),
+		DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),
+		Groups:        reflect.TypeFor[[]fleet.Group](), Explanations: reflect.TypeFor[[]fleet.Explanation](),
+		Events: reflect.TypeFor[[]fleet.JournalEvent](), Lock: reflect.TypeFor[record.Lock](),
+		ServerReport: reflect.TypeFor[record.ServerReport](),
+	}
+	for kind, typ := range types {
+		for path := range shapes[kind] {
+			if !strings.HasPrefix(path, "$") && !hasPath(typ, strings.Split(path, ".")) {
+				t.Errorf("%s has no field %s", kind, path)
+			}
+		}
+	}
+}
+
+// hasPath reports whether values of a type have a path in JSON.
+func hasPath(typ reflect.Type, path []string) bool {
+	for typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	switch {
+	case len(path) == 0:
+		return true
+	case typ == reflect.TypeFor[json.RawMessage](), typ.Kind() == reflect.Interface:
+		return true // free JSON
+	case typ.Kind() == reflect.Map, typ.Kind() == reflect.Slice:
+		return path[0] == "*" && hasPath(typ.Elem(), path[1:])
+	case typ.Kind() != reflect.Struct:
+		return false
+	}
+	for _, f := range reflect.VisibleFields(typ) {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name == path[0] {
+			return hasPath(f.Type, path[1:])
+		}
+	}
+	return false
+}
+
+// TestMetrics checks that only lines of metrics are shown.
+func TestMetrics(t *testing.T) {
+	const good = "nstance_group_desired{cluster=\"example\",group=\"workers\",shard=\"us-a\"} 3\n" +
+		"go_goroutines 12\nprocess_cpu_seconds_total 1.5e+02\n"
+	for _, bad := range []string{"# HELP nstance_x hunter2\n", "hunter2\n", "other_metric 1\n",
+		"nstance_x{error=\"hunter2\\\"!\"} 1\n", "nstance_x hunter2\n", "nstance_x{a=\"b\"} 1 hunter2\n",
+		"nstance_x{a=\"" + strings.Repeat("x", 65) + "\"} 1\n"} {
+		if got := shownMetrics(bad + good + bad); got != good {
+			t.Errorf("%q", got)
+		}
+	}
+}
+
+// TestWrite checks the archive, and that the README names what could not be read.
+func TestWrite(t *testing.T) {
+	b := &Bundle{About: []Fact{{"Cluster", "example"}}}
+	b.AddMetrics("metrics.txt", "metrics", "go_goroutines 1\n")
+	b.NoteUnread("lock of shard us-a", errors.New("get shard/us-a/leader.json: access denied: hunter2"))
+	if err := b.AddJSON("config.json", "", Configuration, []byte("{")); err == nil {
+		t.Error("a broken document is accepted")
+	}
+	files, unread, err := b.Files()
+	if err != nil || len(unread) != 1 || len(files) != 2 {
+		t.Fatal(files, unread, err)
+	}
+	var out bytes.Buffer
+	at := time.Date(2026, 11, 25, 1, 2, 3, 0, time.UTC)
+	if err := Write(&out, "dir", files, at); err != nil {
+		t.Fatal(err)
+	}
+	zip, err := gzip.NewReader(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive := tar.NewReader(zip)
+	for _, name := range []string{"dir/README.txt", "dir/metrics.txt"} {
+		head, err := archive.Next()
+		if err != nil || head.Name != name || head.Mode != 0o600 {
+			t.Fatal(head, err)
+		}
+		body, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if readme := string(body); strings.HasSuffix(name, ".txt") && strings.Contains(name, "README") &&
+			(!strings.Contains(readme, "Cluster: example\n") || !strings.Contains(readme, "metrics.txt: metrics\n") ||
+				!strings.Contains(readme, "access denied: [redacted]\n")) {
+			t.Error(readme)
+		}
+	}
+}
