@@ -197,6 +197,10 @@ func (s *sequence) deleteObject() string {
 	default:
 		what, object = "NstanceCluster", &v1beta1.NstanceCluster{ObjectMeta: objectMeta(clusterName)}
 	}
+	var unseen bool
+	if pool, ok := object.(*clusterv1.MachinePool); ok {
+		unseen = s.Client.Get(s.t.Context(), in(name), pool) == nil && len(pool.Finalizers) == 0
+	}
 	if !s.done(s.Client.Delete(s.t.Context(), object)) {
 		return "delete " + what
 	}
@@ -205,6 +209,11 @@ func (s *sequence) deleteObject() string {
 		if one.static {
 			one.replicas, one.frozen = one.configured, true
 			break
+		}
+		if unseen {
+			// Cluster API has not seen the MachinePool and does not delete its pool.
+			what += " and its NstanceMachinePool"
+			s.done(s.Client.Delete(s.t.Context(), &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(name)}))
 		}
 		delete(s.model.pools, name)
 		s.deletions[name] = time.Now()

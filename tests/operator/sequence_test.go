@@ -280,15 +280,19 @@ func (s *sequence) until(what string, within time.Duration, try func(context.Con
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), within)
 	defer cancel()
+	var last error
 	for {
 		err := try(ctx)
 		if err == nil {
 			return
 		}
+		if ctx.Err() == nil || last == nil {
+			last = err // Later errors only say that the time is over.
+		}
 		s.inspect()
 		select {
 		case <-ctx.Done():
-			s.t.Fatalf("%s: not within %s: %v", what, within, err)
+			s.t.Fatalf("%s: not within %s: %v", what, within, last)
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

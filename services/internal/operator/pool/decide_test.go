@@ -413,6 +413,26 @@ func (plan *poolPlan) changes() (names []string) {
 	return names
 }
 
+// TestWaitForFinalizer checks that a new MachinePool counts once Cluster API deletes its pool with it.
+func TestWaitForFinalizer(t *testing.T) {
+	created := time.Unix(1000, 0)
+	mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(created)}}
+	for _, test := range []struct {
+		age, want time.Duration
+	}{{0, newMachinePool}, {newMachinePool - time.Second, time.Second}, {newMachinePool, 0}, {time.Hour, 0}} {
+		if got := waitForFinalizer(mp, created.Add(test.age)); got != test.want {
+			t.Errorf("wait of a MachinePool of age %s: %s, want %s", test.age, got, test.want)
+		}
+	}
+	mp.Finalizers = []string{clusterv1.MachinePoolFinalizer}
+	if got := waitForFinalizer(mp, created); got != 0 {
+		t.Errorf("a MachinePool with the finalizer waits %s", got)
+	}
+	if got := waitForFinalizer(nil, created); got != 0 {
+		t.Errorf("no MachinePool waits %s", got)
+	}
+}
+
 func TestDecidePool(t *testing.T) {
 	no := func(kind, reason string) func(*v1beta1.NstanceShardGroup) {
 		return func(g *v1beta1.NstanceShardGroup) {
@@ -432,6 +452,8 @@ func TestDecidePool(t *testing.T) {
 	nameless.machinePool.Spec.Replicas = nil
 	lonely, paused := basePool(3, "a"), basePool(3, "a")
 	lonely.machinePool, paused.paused = nil, true
+	unseen := basePool(3, "a")
+	unseen.wait = time.Second
 	for name, test := range map[string]struct {
 		in          poolInput
 		does        []string
@@ -443,6 +465,9 @@ func TestDecidePool(t *testing.T) {
 	}{
 		"new": {basePool(3, "a", "b"), []string{"create g--a 2", "create g--b 1"}, "False Scaling", false,
 			false, "", -1},
+		"not seen by Cluster API": {unseen, nil, "False WaitingForMachinePool", false, false, "", -1},
+		"not seen by Cluster API any more": {unseen.with("a", 3, "p", nil), []string{"update g--a 3"}, "True Ready", true,
+			false, "True Reachable", 3},
 		"no replicas set": {nameless, []string{"create g--a 1"}, "False Scaling", false, false, "", -1},
 		"in service": {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil),
 			[]string{"update g--a 2", "update g--b 1"}, "True Ready", true, false, "True Reachable", 3},

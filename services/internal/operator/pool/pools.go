@@ -87,6 +87,7 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 	if in.machinePool, err = r.findMachinePool(ctx, pool); err != nil {
 		return reconcile.Result{}, err
 	}
+	in.wait = waitForFinalizer(in.machinePool, r.Now())
 	// Without a MachinePool, the label names the pool's Cluster. A pool without the label gets a condition that says
 	// what it waits for.
 	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.InCluster(pool) {
@@ -118,7 +119,10 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 	if err := r.apply(ctx, in, decidePool(in)); err != nil {
 		return scope.RetryConflict(err)
 	}
-	return scope.RetryConflict(r.reportShared(ctx, pool))
+	if result, err := scope.RetryConflict(r.reportShared(ctx, pool)); err != nil || !result.IsZero() {
+		return result, err
+	}
+	return reconcile.Result{RequeueAfter: in.wait}, nil
 }
 
 // readVictims finds the instances that a smaller pool loses first: those whose Machines have Cluster API's

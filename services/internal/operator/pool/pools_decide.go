@@ -40,6 +40,8 @@ type poolInput struct {
 	removed map[string]bool
 	// configured are the IDs of the shards in the operator's configuration.
 	configured map[string]bool
+	// wait is the time until the MachinePool counts although Cluster API has not put its finalizer on it.
+	wait time.Duration
 	// cluster is the name of the managed Cluster. paused and ending are those of the [scope.Permission].
 	cluster        string
 	paused, ending bool
@@ -58,6 +60,19 @@ type poolPlan struct {
 	finished bool
 	// machinePool has the desired annotations. It is nil if they must not change.
 	machinePool *clusterv1.MachinePool
+}
+
+// newMachinePool is the time that Cluster API gets to put its finalizer on a new MachinePool. If the MachinePool is
+// deleted before, Cluster API does not delete its pool, and the instances would stay. Cluster API does not run where
+// the time passes: see dev-k8s.
+const newMachinePool = 5 * time.Second
+
+// waitForFinalizer returns the time until a MachinePool without Cluster API's finalizer counts, 0 if it counts now.
+func waitForFinalizer(mp *clusterv1.MachinePool, now time.Time) time.Duration {
+	if mp == nil || controllerutil.ContainsFinalizer(mp, clusterv1.MachinePoolFinalizer) {
+		return 0
+	}
+	return max(0, mp.CreationTimestamp.Add(newMachinePool).Sub(now))
 }
 
 // decidePool returns what to write for a pool.
@@ -101,6 +116,9 @@ func decidePool(in poolInput) poolPlan {
 	case in.machinePool == nil:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForMachinePoolReason,
 			"no MachinePool of cluster %s references the pool", in.cluster)
+	case in.wait > 0 && len(mine) == 0:
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForMachinePoolReason,
+			"Cluster API has not seen MachinePool %s yet", in.machinePool.Name)
 	default:
 		plan.splitReplicas(in, mine, taken)
 	}
