@@ -106,6 +106,9 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.settled(t, 2, nil)
 	f.reached(t)
 	scenario.Converged(t, stack)
+	if servers := stack.Register(t, "aws.md", 3); servers != f.shard.ID+"="+f.shard.LeaderIP+":8993" {
+		t.Errorf("the page's commands set the servers %q", servers)
+	}
 	f.refresh(t)
 
 	// A server that stops regularly detaches the leader interface before it releases the lock.

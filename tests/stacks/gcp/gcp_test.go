@@ -273,6 +273,10 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 
 	zone := shard{c, "us-central1-a"}
 	s := &scenario.Shard{Cloud: zone, LeaderIP: out["us-central1-a"].LeaderIP}
+	if servers := stack.Register(t, "gcp.md", 4, "my-project", fakegcp.Project, "nstance-example-",
+		"nstance-duo-"); !strings.Contains(servers, "us-central1-a="+s.LeaderIP+":8993") {
+		t.Errorf("the page's commands set the servers %q", servers)
+	}
 	leader := zone.leader()
 	zone.Kill(leader)
 	lab.Eventually(t, scenario.Soon, "the standby leads behind the address of the load balancer", func() string {

@@ -56,7 +56,7 @@ func build() (p Programs, err error) {
 	ctx := context.Background()
 	bin := filepath.Join(p.dir, "bin")
 	if _, err := run(ctx, "go", "build", "-tags", "grpcnotrace", "-o", bin+"/", "./services/cmd/nstance-server",
-		"./services/cmd/nstance-agent", "./terraform-provider-nstance"); err != nil {
+		"./services/cmd/nstance-agent", "./services/cmd/nstance-admin", "./terraform-provider-nstance"); err != nil {
 		return p, err
 	}
 	if err = p.buildImages(ctx, bin, filepath.Join(p.dir, "images")); err != nil {

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -192,6 +193,50 @@ func (s *Stack) Output(t *testing.T, name string, into any) {
 	if err := json.Unmarshal(s.outputs[name], into); err != nil {
 		t.Fatalf("the output %s: %v", name, err)
 	}
+}
+
+// Register runs the nth block of shell commands on a page of docs/start, which registers an operator, in the stack's
+// directory. tofu is the stack's CLI. This host is not in the shard's network, so the commands that ask the leader are
+// left out. Register returns the value of NSTANCE_ADMIN_SERVERS.
+func (s *Stack) Register(t *testing.T, page string, n int, replacements ...string) string {
+	t.Helper()
+	programs, err := Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(Root(), "docs", "start", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := strings.Split(string(text), "```sh\n")
+	if len(found) <= n {
+		t.Fatalf("%s has %d blocks of shell commands", page, len(found)-1)
+	}
+	commands, _, _ := strings.Cut(found[n], "```")
+	commands, asks, _ := strings.Cut(strings.NewReplacer(replacements...).Replace(commands), "nstance-admin status\n")
+	if strings.TrimSpace(asks) != "nstance-admin instance list" {
+		t.Fatalf("%s does not end with a look at the shard: %s%s", page, commands, asks)
+	}
+	home := t.TempDir()
+	if err := os.Symlink(s.options.TerraformBinary, filepath.Join(home, "tofu")); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", commands+
+		`test -s "$NSTANCE_ADMIN_IDENTITY_DIR/identity.crt" && echo "$NSTANCE_ADMIN_SERVERS" >"$HOME/servers"`)
+	cmd.Dir = s.options.TerraformDir
+	cmd.Env = append(os.Environ(), "HOME="+home,
+		"PATH="+home+":"+filepath.Join(programs.dir, "bin")+":"+os.Getenv("PATH"))
+	for name, value := range s.options.EnvVars {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %s: %v\n%s", page, commands, err, out)
+	}
+	servers, err := os.ReadFile(filepath.Join(home, "servers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(servers))
 }
 
 // Files returns the contents of the files that the CLI left in the stack's directory, by path. They include states and
