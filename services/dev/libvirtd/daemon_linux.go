@@ -176,7 +176,9 @@ func (d *Daemon) firstProcess() int {
 
 // StartDaemon starts libvirtd, also after it was killed.
 func (d *Daemon) StartDaemon(ctx context.Context) error {
-	const start = `setsid libvirtd >>"$1/libvirtd.log" 2>&1 </dev/null & echo $! >"$1/libvirtd.pid"`
+	// With its own file, several daemons can run on one machine.
+	const start = `setsid libvirtd --pid-file "$1/own.pid" >>"$1/libvirtd.log" 2>&1 </dev/null &
+		echo $! >"$1/libvirtd.pid"`
 	if err := d.run(ctx, "start libvirtd", start, d.dir); err != nil {
 		return err
 	}
