@@ -63,10 +63,11 @@ func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, o
 	return latest(at, i.quietUntil(s.HealthInterval)), true
 }
 
-// deletedWhileSilent reports whether an instance that is leaving was silent when its deletion was decided.
+// deletedWhileSilent reports whether an instance that is leaving was silent when its deletion was decided. That is
+// assumed if an earlier leader decided it, and the agent has not reported to this one.
 func (i *Instance) deletedWhileSilent(silentAt time.Time) bool {
 	// DeletingAt is zero while the intent is being written.
-	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt)
+	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt) || i.LastReport.IsZero()
 }
 
 // deletedWhileFailing reports whether an instance that is leaving fails a health check that failed when its deletion
