@@ -169,7 +169,8 @@ func fixture(shard string) *fleettest.Shard {
 				Errors: []*nstancev1.ErrorEvent{{Kind: "backoff", Group: "workers", Message: "3 creations failed",
 					At: ago(time.Minute)}},
 			},
-			"batch": {PlannedAt: ago(0), Term: 7},
+			"batch": {PlannedAt: ago(0), Term: 7, RolloutWaits: "no window of disruption.windows is open (rule 49)",
+				RolloutUntil: timestamppb.New(fleettest.Now.Add(time.Hour))},
 		},
 	}
 }

@@ -26,8 +26,8 @@ their numbers are in docs/reference/planning-rules.md.`}
 func (a *app) explainGroupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "group GROUP", Short: "Show what happens next in a group", Args: cobra.ExactArgs(1),
-		Long: "Shows the next actions for a group with their reasons, what blocks it, when it is\nplanned again, and " +
-			"the rule that classifies each instance.",
+		Long: "Shows the next actions for a group with their reasons, what blocks it and its rollout,\n" +
+			"when it is planned again, and the rule that classifies each instance.",
 		Example: `  nstance-admin explain group workers --shard us-west-2a
   nstance-admin explain group workers --all-shards --output json | jq '.shards[] | {shard, actions}'`,
 	}
@@ -84,6 +84,13 @@ func (a *app) writeExplanations(w io.Writer, answers []fleet.ExplanationAnswer) 
 
 func (a *app) writeExplanation(w io.Writer, shard string, e *fleet.Explanation) error {
 	facts := []fact{{"Group", e.Group}, {"Shard", shard}, {"Desired", num(e.Desired)}, {"Blocked", e.BlockedReason}}
+	if e.RolloutWaits != "" {
+		waits := e.RolloutWaits
+		if !e.RolloutUntil.IsZero() {
+			waits += ", until " + stamp(e.RolloutUntil)
+		}
+		facts = append(facts, fact{"Rollout waits", waits})
+	}
 	if e.UnhealthyGuard {
 		facts = append(facts, fact{"Guard", "too many instances are silent: none of them is replaced (rule 26)"})
 	}

@@ -21,7 +21,7 @@ func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.Expl
 	}
 	answer := &nstancev1.ExplainGroupResponse{PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
 		Desired: uint32(e.Desired), BlockedReason: e.Blocked, NextPlanAt: timestamp(e.NextPlan),
-		UnhealthyGuard: e.Guarded}
+		UnhealthyGuard: e.Guarded, RolloutWaits: e.Rollout, RolloutUntil: timestamp(e.RolloutUntil)}
 	for _, a := range e.Actions {
 		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError {
 			continue // errors has the active ones

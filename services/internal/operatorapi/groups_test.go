@@ -348,6 +348,16 @@ func TestExplainGroup(t *testing.T) {
 	if err != nil || e.GetDesired() != 2 {
 		t.Errorf("afterwards: %v, %v: want that nothing has changed", e, err)
 	}
+	if _, err := w.PauseGroup(t.Context(), &nstancev1.PauseGroupRequest{Group: "fleet"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.RollGroup(t.Context(), &nstancev1.RollGroupRequest{Group: "fleet"}); err != nil {
+		t.Fatal(err)
+	}
+	e, err = w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet"})
+	if err != nil || !strings.Contains(e.GetRolloutWaits(), "paused (rule 45)") || e.GetRolloutUntil() != nil {
+		t.Errorf("in a paused rollout: %v, %v: want that it waits, without a time", e, err)
+	}
 	_, err = w.rival(t).ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet"})
 	if status.Code(err) != codes.NotFound {
 		t.Errorf("another tenant's operator: %v, want NotFound", err)

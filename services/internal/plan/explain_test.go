@@ -3,9 +3,11 @@ package plan_test
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
 )
@@ -38,5 +40,64 @@ func TestExplain(t *testing.T) {
 	}
 	if e.Desired != 4 || e.Guarded {
 		t.Errorf("desired %d, guarded %v: want 4 and not guarded", e.Desired, e.Guarded)
+	}
+}
+
+// TestExplainRollout checks that a plan says what a rollout waits for, and when that ends by time alone.
+func TestExplainRollout(t *testing.T) {
+	const hour = time.Hour
+	for _, tt := range []struct {
+		name   string
+		change func(s *plan.Snapshot)
+		reason string // a part of it; "": the rollout does not wait
+		ends   time.Duration
+	}{
+		{name: "a wave begins", change: func(*plan.Snapshot) {}},
+		{"paused", func(s *plan.Snapshot) { s.Group.Rollout.Paused = true }, "(rule 45)", 0},
+		{"halted", func(s *plan.Snapshot) { s.Group.Rollout.HaltOnFailures, s.RolloutFailures = 1, 1 }, "(rule 47)", 0},
+		{"outside the windows", func(s *plan.Snapshot) {
+			s.Group.Windows = []config.Window{window("Mon-Sun 09:00-10:00 UTC"), window("Mon-Sun 06:00-07:00 UTC")}
+		}, "(rule 49)", 6 * hour},
+		{"inside a window", func(s *plan.Snapshot) {
+			s.Group.Windows = []config.Window{window("Mon-Sun 00:00-01:00 UTC")}
+		}, "", 0},
+		{"two of two in the hour", func(s *plan.Snapshot) {
+			s.Group.MaxPerHour = 2
+			s.Instances[0].CreatedAt = s.Now.Add(-50 * time.Minute)
+			s.Instances[1].CreatedAt = s.Now.Add(-20 * time.Minute)
+		}, "(rule 50)", 10 * time.Minute},
+		{"three of two in the hour", func(s *plan.Snapshot) {
+			s.Group.MaxPerHour = 2
+			for n, age := range []time.Duration{20 * time.Minute, 50 * time.Minute, 40 * time.Minute} {
+				s.Instances[n].CreatedAt = s.Now.Add(-age)
+			}
+		}, "(rule 50)", 20 * time.Minute},
+		{"canaries that run for too short", func(s *plan.Snapshot) {
+			s.Group.Rollout.Canary, s.Group.Rollout.BakeTime = 2, config.Duration(10*time.Minute)
+			for n, age := range []time.Duration{time.Minute, 4 * time.Minute} {
+				s.Instances[n].InfraHash, s.Instances[n].RegisteredAt = "v2", s.Now.Add(-age)
+			}
+		}, "(rule 46)", 9 * time.Minute},
+	} {
+		f := plantest.New(1)
+		f.Group.Size = 4
+		for range 4 {
+			f.Add().CreatedAt = f.Now.Add(-2 * hour)
+		}
+		f.Group.InfraHash = "v2"
+		s := f.Snapshot()
+		tt.change(&s)
+		var until time.Time
+		if tt.ends > 0 {
+			until = s.Now.Add(tt.ends)
+		}
+		e := plan.Explain(s)
+		if !strings.Contains(e.Rollout, tt.reason) || (e.Rollout == "") != (tt.reason == "") ||
+			!e.RolloutUntil.Equal(until) {
+			t.Errorf("%s: %q until %v, want %q until %v", tt.name, e.Rollout, e.RolloutUntil, tt.reason, until)
+		}
+		if next := e.NextPlan; !until.IsZero() && (next.IsZero() || next.After(until)) {
+			t.Errorf("%s: planned again at %v, want it at %v at the latest", tt.name, next, until)
+		}
 	}
 }

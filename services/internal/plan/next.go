@@ -31,7 +31,7 @@ func Next(s Snapshot) Decision {
 	g.planInstances(&out, removed.chosen)
 	out.merge(g.planAlerts())
 
-	d := Decision{Actions: out.actions, Blocked: out.blocked, Rollout: out.rollout,
+	d := Decision{Actions: out.actions, Blocked: out.blocked, Rollout: out.rollout, RolloutUntil: out.rolloutUntil,
 		Schedule: g.schedule.with(out.until)}
 	if g.anyReportMatters || g.guarded {
 		d.NextIfReporting = d.NextPlan
@@ -45,6 +45,8 @@ type steps struct {
 	until   time.Time // when the phase may return something else by time alone; zero: never
 	blocked string    // the first reason why the group is not at its size
 	rollout string    // the first reason why a rollout waits
+	// rolloutUntil is when that reason ends by time alone; zero: unknown.
+	rolloutUntil time.Time
 }
 
 func (s *steps) add(a Action) { s.actions = append(s.actions, a) }
@@ -61,9 +63,11 @@ func (s *steps) block(reason string) {
 	}
 }
 
-func (s *steps) waitRollout(reason string) {
+// waitRollout notes why a rollout waits, and until when by time alone; zero: unknown.
+func (s *steps) waitRollout(reason string, until time.Time) {
+	s.wait(until)
 	if s.rollout == "" {
-		s.rollout = reason
+		s.rollout, s.rolloutUntil = reason, until
 	}
 }
 
@@ -75,7 +79,7 @@ func (s *steps) merge(other steps) {
 	}
 	s.wait(other.until)
 	s.block(other.blocked)
-	s.waitRollout(other.rollout)
+	s.waitRollout(other.rollout, other.rolloutUntil)
 }
 
 // planInstances plans what each instance needs next. chosen are the instances that the removal phase has dealt with.

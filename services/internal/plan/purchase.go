@@ -109,8 +109,7 @@ func (g *group) mayReturn(n int) (int, steps) {
 		return n, out
 	}
 	if over, until := reached(g.SpotRefusedAt.Add(g.Group.Purchase.ReturnToSpot.D()), g.Now); !over {
-		out.wait(until)
-		out.waitRollout(reasonSpotRefused)
+		out.waitRollout(reasonSpotRefused, until)
 		return 0, out
 	}
 	return n, out

@@ -70,14 +70,13 @@ func (g *group) wave() (n int, out steps) {
 	closed, opens := g.closed()
 	switch {
 	case g.Group.Rollout.Paused: // rule 45
-		out.waitRollout(reasonPaused)
+		out.waitRollout(reasonPaused, time.Time{})
 		return 0, out
 	case drifted > 0 && g.halted():
-		out.waitRollout(g.haltReason() + " (rule 47)")
+		out.waitRollout(g.haltReason()+" (rule 47)", time.Time{})
 		return 0, out
 	case closed:
-		out.wait(opens)
-		out.waitRollout(reasonWindow)
+		out.waitRollout(reasonWindow, opens)
 		return 0, out
 	case !steady:
 		return 0, out
@@ -119,25 +118,27 @@ func (g *group) withinHour(n int) (int, steps) {
 	if most == 0 {
 		return n, out
 	}
-	young := 0
-	var until time.Time
+	var young []time.Time // when each of them is older than an hour
 	for k := range g.Instances {
 		if g.Instances[k].OnDemand {
 			continue
 		}
 		if over, at := reached(g.Instances[k].CreatedAt.Add(time.Hour), g.Now); !over {
-			young++
-			until = sooner(until, at)
+			young = append(young, at)
 		}
 	}
-	if left := max(0, most-young); left < n {
-		out.wait(until)
-		if left == 0 {
-			out.waitRollout(reasonPerHour)
-		}
-		return left, out
+	left := max(0, most-len(young))
+	if left >= n {
+		return n, out
 	}
-	return n, out
+	slices.SortFunc(young, time.Time.Compare)
+	switch {
+	case left == 0:
+		out.waitRollout(reasonPerHour, young[len(young)-most])
+	case len(young) > 0:
+		out.wait(young[0])
+	}
+	return left, out
 }
 
 // canaryWave is rule 46: how many drifted instances the canaries allow to replace now. Canaries are healthy instances
@@ -145,7 +146,7 @@ func (g *group) withinHour(n int) (int, steps) {
 func (g *group) canaryWave() (n int, out steps) {
 	canary, bake := g.Group.Rollout.Canary, g.Group.Rollout.BakeTime.D()
 	baked, young := 0, 0
-	var until time.Time
+	var due []time.Time // when each of the young that the guard does not hold has run for bake_time
 	for k := range g.rows {
 		i, c := &g.Instances[k], g.class(k)
 		switch {
@@ -163,15 +164,19 @@ func (g *group) canaryWave() (n int, out steps) {
 			baked++
 		} else {
 			young++
-			until = sooner(until, at)
+			due = append(due, at)
 		}
 	}
 	switch {
 	case baked >= canary:
 		return len(g.Instances), out
 	case baked+young >= canary:
-		out.wait(until)
-		out.waitRollout(reasonCanary)
+		var until time.Time
+		if lacking := canary - baked; lacking <= len(due) {
+			slices.SortFunc(due, time.Time.Compare)
+			until = due[lacking-1]
+		}
+		out.waitRollout(reasonCanary, until)
 		return 0, out
 	}
 	return canary - baked - young, out

@@ -235,6 +235,7 @@ type Decision struct {
 	// Blocked says why the group is not at its size. It is empty when the group is at its size or on the way.
 	Blocked string
 	// Rollout says why outdated instances are not replaced now. It is empty if there are none, or while a wave is under
-	// way.
-	Rollout string
+	// way. RolloutUntil is when that reason ends by time alone; zero: unknown.
+	Rollout      string
+	RolloutUntil time.Time
 }

@@ -25,6 +25,8 @@ type Explanation struct {
 	Term           uint64          `json:"term"`
 	Desired        uint32          `json:"desired"`
 	BlockedReason  string          `json:"blocked_reason,omitempty" jsonschema:"description=Why the group is not at its size"`
+	RolloutWaits   string          `json:"rollout_waits,omitempty" jsonschema:"description=Why outdated instances are not replaced now"`
+	RolloutUntil   time.Time       `json:"rollout_until,omitzero" jsonschema:"description=When that reason ends because of the time alone"`
 	UnhealthyGuard bool            `json:"unhealthy_guard,omitempty" jsonschema:"description=So many instances are silent that none of them is replaced"`
 	NextPlanAt     time.Time       `json:"next_plan_at,omitzero" jsonschema:"description=When the group is planned again even if nothing happens"`
 	Actions        []PlannedAction `json:"actions"`
@@ -105,7 +107,8 @@ func (f *Fleet) ExplainInstance(ctx context.Context, shards []string, id ident.I
 
 func viewExplanation(shard, group string, r *nstancev1.ExplainGroupResponse) *Explanation {
 	view := &Explanation{Group: group, PlannedAt: at(r.GetPlannedAt()), Term: r.GetTerm(), Desired: r.GetDesired(),
-		BlockedReason: r.GetBlockedReason(), UnhealthyGuard: r.GetUnhealthyGuard(), NextPlanAt: at(r.GetNextPlanAt()),
+		BlockedReason: r.GetBlockedReason(), RolloutWaits: r.GetRolloutWaits(), RolloutUntil: at(r.GetRolloutUntil()),
+		UnhealthyGuard: r.GetUnhealthyGuard(), NextPlanAt: at(r.GetNextPlanAt()),
 		Actions: []PlannedAction{}, Instances: []Verdict{}}
 	for _, a := range r.GetActions() {
 		view.Actions = append(view.Actions, PlannedAction{a.GetKind(), a.GetInstanceId(), a.GetReplaces(),

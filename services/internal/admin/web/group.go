@@ -184,7 +184,7 @@ func countRules(verdicts []fleet.Verdict) (rules []ruleCount) {
 
 // progressOf returns the progress of a group's rollout, or nil if there is none.
 func progressOf(g fleet.Group, s statistics) *rolloutView {
-	if g.Outdated == 0 && !g.Paused {
+	if g.Outdated == 0 && !g.Paused && g.RolloutWaits == "" {
 		return nil
 	}
 	total := max(g.ActualSize, g.Outdated)

@@ -191,6 +191,20 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// TestRolloutWaits shows what a rollout waits for, and until when.
+func TestRolloutWaits(t *testing.T) {
+	s := newSite(t, nil)
+	s.a.Do(func() {
+		s.a.Groups[0].RolloutWaits = "no window is open"
+		s.a.Explanations["workers"].RolloutUntil = timestamppb.New(fleettest.Now.Add(time.Hour))
+	})
+	const want = ">2026-07-28 11:00:00</time>"
+	if text := s.text(t, "/ui/shards/a/groups/workers", 200); !strings.Contains(text, "no window is open, until ") ||
+		!strings.Contains(text, want) {
+		t.Errorf("there is no reason with %q in\n%s", want, text)
+	}
+}
+
 // TestShardWithoutAnswer shows that a shard without an answer keeps its row, with the reason, and hides no other.
 func TestShardWithoutAnswer(t *testing.T) {
 	s := newSite(t, nil)
