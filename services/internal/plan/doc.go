@@ -38,9 +38,12 @@
 //	                      group is steady (rollout.go).
 //	21 deadline           A deletion gets the group's drain time-out, or the deadline of a notice if that is earlier
 //	                      (replace.go).
-//	22 scale down         A surplus of available instances is deleted: silent ones first, then those that would be
-//	                      replaced anyway, then the oldest (size.go).
-//	23 surplus unready    A surplus of unready instances is deleted beyond what replacements may add (size.go).
+//	22 scale down         A surplus of available instances is deleted: silent ones first, then those of a kind of
+//	                      which the group has too many (rule 56), then those that would be replaced anyway, then the
+//	                      oldest (size.go).
+//	23 surplus unready    A surplus of unready instances is deleted beyond what replacements may add: those of a kind
+//	                      of which the group has too many first. One that has not registered yet stays if the group
+//	                      needs its kind (size.go).
 //	24 wait for agents    A new leader removes no instance that it has not heard of, until the registration time-out
 //	                      is over (size.go).
 //	25 backoff            A group with failed creations waits 1 s to 5 min, then creates fewer at a time (backoff.go).
@@ -109,8 +112,7 @@
 //	                      one. A leader that has found none replaces nothing (classify.go).
 //	56 purchase           With purchase, on_demand_base instances of the size are bought on demand, and spot_percent
 //	                      percent of the others, rounded down, as spot instances. A new instance is bought as the
-//	                      others lack, first on demand up to the base. A scale-down prefers instances of the kind of
-//	                      which the group has too many (purchase.go, size.go).
+//	                      others lack, first on demand up to the base (purchase.go).
 //	57 fallback           With fallback on_demand, a spot instance is bought on demand if the provider lacks spot
 //	                      capacity in all its placements. Otherwise the group backs off (rule 25) (purchase.go).
 //	58 return to spot     With return_to_spot, as many of the oldest instances as were bought on demand beyond rule 56

@@ -31,12 +31,13 @@ func (g *group) surplus(b bought) bought {
 	return bought{spot: max(0, b.spot-target), onDemand: max(0, b.onDemand-(g.desired-target))}
 }
 
-// countBought counts the instances that count towards the size, and creates under way that have no ID yet. One that
-// powers off does not stay.
-func (g *group) countBought() bought {
+// countBought counts the instances that count towards the size, and creates under way that have no ID yet, except for
+// those that are chosen for removal; nil: none is. One that powers off does not stay.
+func (g *group) countBought(chosen []bool) bought {
 	b := bought{spot: g.PendingSpot, onDemand: g.PendingCreates - g.PendingSpot}
 	for k := range g.Instances {
-		if i := &g.Instances[k]; Counts(i) && g.facts[k]&(factLeaving|factPoweringOff) == 0 {
+		if i := &g.Instances[k]; Counts(i) && g.facts[k]&(factLeaving|factPoweringOff) == 0 &&
+			(chosen == nil || !chosen[k]) {
 			b.add(i.Spot, 1)
 		}
 	}
@@ -74,7 +75,7 @@ func (g *group) findReturning() (until time.Time) {
 	if wait == 0 || g.emptying() {
 		return time.Time{}
 	}
-	n := g.surplus(g.countBought()).onDemand
+	n := g.surplus(g.countBought(nil)).onDemand
 	if n == 0 {
 		return time.Time{}
 	}
@@ -115,19 +116,23 @@ func (g *group) mayReturn(n int) (int, steps) {
 	return n, out
 }
 
-// preferSurplus marks those candidates of a scale-down that were bought in a way of which the group has too many (rule
-// 56). candidates are in the order of rule 22.
-func (g *group) preferSurplus(candidates []candidate) {
+// preferSurplus sorts the candidates of a scale-down: those that were bought in a way of which the group has too many
+// come before the others (rule 56), but those of rank 0 stay first. chosen are instances that are removed anyway.
+// candidates are in the order of their ranks.
+func (g *group) preferSurplus(candidates []candidate, chosen []bool) {
 	if g.Group.Purchase.SpotPercent == 0 {
 		return
 	}
-	left := g.surplus(g.countBought())
+	left := g.surplus(g.countBought(chosen))
 	for k := range candidates {
+		c := &candidates[k]
 		n := &left.onDemand
-		if g.Instances[candidates[k].at].Spot {
+		if g.Instances[c.at].Spot {
 			n = &left.spot
 		}
-		candidates[k].inBalance = *n <= 0
+		if c.inBalance = *n <= 0; c.inBalance && c.rank > 0 {
+			c.rank += classes
+		}
 		*n--
 	}
 	slices.SortFunc(candidates, compareCandidates)

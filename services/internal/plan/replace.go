@@ -82,7 +82,7 @@ func (g *group) planCreates(removed removals, wave int) (out steps) {
 		return out
 	}
 	out.grow(min(2*n, n+len(g.rows))) // most creates come with a deletion
-	b := g.countBought()
+	b := g.countBought(nil)
 	lost := g.replaceable(removed.chosen, classLost)
 	for range min(n, lacking) {
 		out.add(g.buy(g.create(lost()), &b))

@@ -231,6 +231,34 @@ var rollouts = []struct {
 		f.Run(10 * time.Minute)
 		f.Note("%s", f.Bought())
 	}},
+	{name: "scale-down-keeps-the-base-on-demand", setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Purchase = config.Purchase{SpotPercent: 100, OnDemandBase: 1}
+		f.Group.Size = 4
+		f.Run(10 * time.Minute)
+		f.Note("%s; i1 is destroyed, and the size becomes 2 while its replacement boots", f.Bought())
+		f.Destroy(f.Named("i1"))
+		f.Run(10 * time.Second)
+		f.Group.Size = 2
+		f.Run(5 * time.Minute)
+		f.Note("%s; the size becomes 4, and the spot instances get a new configuration in a paused rollout", f.Bought())
+		f.Group.Size = 4
+		f.Run(5 * time.Minute)
+		f.Group.InfraHash, f.Group.Rollout.Paused = "v2", true
+		for _, vm := range f.VMs {
+			if vm.Spot {
+				f.Notice(vm, time.Minute)
+			}
+		}
+		f.Run(5 * time.Minute)
+		f.Note("%s; the size becomes 2", f.Bought())
+		f.Group.Size = 2
+		f.Run(5 * time.Minute)
+		f.Note("%s", f.Bought())
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		if want := "1 spot instances and 1 others"; f.Bought() != want {
+			t.Errorf("%s, want %s", f.Bought(), want)
+		}
+	}},
 	{name: "spot-instances-without-fallback", setup: undrained, play: func(f *plantest.Fleet) {
 		f.Group.Purchase = config.Purchase{SpotPercent: 100, OnDemandBase: 1}
 		f.Group.Size, f.NoSpot = 2, true

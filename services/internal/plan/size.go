@@ -60,9 +60,9 @@ func (g *group) planRemovals() (r removals) {
 }
 
 // removeAvailable chooses n of the available instances, or fewer if the others are protected (rule 54), and returns how
-// many. The first down of them are a scale-down (rule 22): silent ones
-// first, then those that would be replaced anyway, then the oldest. The others have a healthy replacement (rule 19):
-// expired ones first, then silent ones, then drifted and aged ones.
+// many. The first down of them are a scale-down (rule 22): silent ones first, then those of a kind of which the group
+// has too many (rule 56), then those that would be replaced anyway, then the oldest. The others have a healthy
+// replacement (rule 19): expired ones first, then silent ones, then drifted and aged ones.
 func (g *group) removeAvailable(r *removals, n, down int) int {
 	var candidates []candidate
 	for k := range g.rows {
@@ -73,7 +73,7 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 		candidates = append(candidates, g.candidate(k, scaleDownRank[c]))
 	}
 	slices.SortFunc(candidates, compareCandidates)
-	g.preferSurplus(candidates)
+	g.preferSurplus(candidates, r.chosen)
 	n = min(n, len(candidates))
 	down = min(down, n)
 	for _, c := range candidates[:down] {
@@ -84,7 +84,10 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 	}
 	candidates = candidates[down:]
 	for k := range candidates {
-		candidates[k].rank = replacedRank[g.class(candidates[k].at)]
+		c := &candidates[k]
+		if c.rank = replacedRank[g.class(c.at)]; c.inBalance && !g.Instances[c.at].Spot {
+			c.rank += classes // its replacement is bought on demand too, and it is not there yet
+		}
 	}
 	slices.SortFunc(candidates, compareCandidates)
 	for _, c := range candidates[:n-down] {
@@ -99,8 +102,10 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 }
 
 // removeUnavailable is rule 23. It chooses up to n of the instances that are not available and returns how many:
-// creates under way first, then instances that never registered, the latest first, then the others, the oldest first.
-// Rule 24 excludes instances that this leader has not heard of yet.
+// creates under way first, then those of a kind of which the group has too many (rule 56), among them instances that
+// never registered, the latest first, then the others, the oldest first. Rule 24 excludes instances that this leader
+// has not heard of yet. One that has not registered yet stays if the group needs its kind: when it is healthy, rule 22
+// removes another one.
 func (g *group) removeUnavailable(r *removals, n int) int {
 	if n <= 0 {
 		return 0
@@ -131,6 +136,10 @@ func (g *group) removeUnavailable(r *removals, n int) int {
 		candidates = append(candidates, g.candidate(k, rank))
 	}
 	slices.SortFunc(candidates, compareCandidates)
+	g.preferSurplus(candidates, r.chosen)
+	candidates = slices.DeleteFunc(candidates, func(c candidate) bool {
+		return c.inBalance && c.rank > 0 && g.Instances[c.at].RegisteredAt.IsZero()
+	})
 	n = min(n, len(candidates))
 	for _, c := range candidates[:n] {
 		i := &g.Instances[c.at]
@@ -207,7 +216,8 @@ type candidate struct {
 	launched  time.Time
 }
 
-// scaleDownRank orders available instances for rule 22, replacedRank for rule 19.
+// scaleDownRank orders available instances for rule 22, replacedRank for rule 19. Rank 0 of rule 22 is for silent ones,
+// that of rule 23 for creates under way.
 var (
 	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classExpired: 1, classDrifted: 1, classAged: 1,
 		classReturning: 1, classWell: 2}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -26,8 +27,17 @@ func spotOf(p config.Purchase, size int) int {
 	return max(0, size-p.OnDemandBase) * p.SpotPercent / 100
 }
 
-// checkPurchase checks how a new VM is bought. A group without purchase options buys no spot instance. A group without
-// fallback buys no more on demand than its options say, except while instances are replaced.
+// shareOf is how many instances of a group of the given size are spot instances, or others.
+func shareOf(p config.Purchase, size int, spot bool) int {
+	if spot {
+		return spotOf(p, size)
+	}
+	return size - spotOf(p, size)
+}
+
+// checkPurchase checks how a new VM is bought. A group without purchase options buys no spot instance. Other groups buy
+// no more spot instances than their options say, and without fallback no more others, except while instances are
+// replaced.
 func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	g, ok := t.groups[key]
 	least, most := t.size(key)
@@ -37,20 +47,51 @@ func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 		return
 	case tags.Spot && p.SpotPercent == 0:
 		w.fail(rulePurchase, "%s of %s is bought as a spot instance, and the group asks for none", tags.Instance, key)
-	case tags.Spot || p.SpotPercent == 0 || p.Fallback != "":
+	case p.SpotPercent == 0 || !tags.Spot && p.Fallback != "":
 		return
 	}
-	others := 0 // healthy instances that are not spot, which the leader must know
+	same := 0 // healthy instances that were bought in the same way, which the leader must know
 	for _, d := range w.bucket.order {
-		if m := w.fleet.byInstance[d.ID]; !d.removed && d.key() == key && !d.Spot && !d.OnDemand && m != nil &&
-			d.State == record.Registered && t.marked[d.ID] == 0 && w.isWell(t, m) {
-			others++
+		if m := w.fleet.byInstance[d.ID]; !d.removed && d.key() == key && d.Spot == tags.Spot && !d.OnDemand &&
+			m != nil && d.State == record.Registered && t.marked[d.ID] == 0 && w.isWell(t, m) {
+			same++
 		}
 	}
-	wanted := max(most-spotOf(p, most), least-spotOf(p, least))
-	if wanted == 0 || others >= wanted+max(g.MaxSurge, g.Rollout.MaxUnavailable) {
-		w.fail(rulePurchase, "%s of %s is bought on demand, and %d of %d are already: %s", tags.Instance, key, others,
-			most, w.describe(key))
+	wanted := max(shareOf(p, most, tags.Spot), shareOf(p, least, tags.Spot))
+	if wanted == 0 || same >= wanted+max(g.MaxSurge, g.Rollout.MaxUnavailable) {
+		w.fail(rulePurchase, "%s of %s is bought (spot %t), and %d of %d are already bought in that way: %s",
+			tags.Instance, key, tags.Spot, same, most, w.describe(key))
+	}
+}
+
+// checkScaleDown checks that a scale-down of a group without faults keeps as many spot instances and as many others as
+// the group's options say.
+func (w *World) checkScaleDown(t *term, d *document) {
+	key := d.key()
+	g, ok := t.groups[key]
+	p := g.Purchase
+	size, _ := g.SizeAt(w.sched.now.Add(-wallSkew))
+	if later, _ := g.SizeAt(w.sched.now.Add(wallSkew)); !ok || p.SpotPercent == 0 || later != size ||
+		w.sched.now.Equal(t.beforeAt) || w.sched.now.Sub(t.server.pausedAt) < time.Second || t.server.slowness() > 0 {
+		return
+	}
+	for _, a := range w.fleet.asked {
+		if a.key == key {
+			return // its leader counts it already
+		}
+	}
+	if m := w.fleet.byInstance[d.ID]; m == nil || d.State == record.Registered && !w.isWell(t, m) {
+		return
+	}
+	same := w.remaining(t, key, func(other *document) bool { return other.Spot == d.Spot })
+	others := w.remaining(t, key, func(other *document) bool { return other.Spot != d.Spot })
+	well := w.remaining(t, key, func(other *document) bool {
+		m := w.fleet.byInstance[other.ID]
+		return other.Spot != d.Spot && m != nil && w.isWell(t, m) && !slices.Contains(g.Protected, other.ID)
+	})
+	if least := shareOf(p, size, d.Spot); same < least && others > 0 && well == others {
+		w.fail(rulePurchase, "%s (spot %t) of %s is scaled down, %d of at least %d bought in that way are left: %s",
+			d.ID, d.Spot, key, same, least, w.describe(key))
 	}
 }
 
@@ -67,7 +108,7 @@ func (w *World) checkReturned(g config.Group, size int) {
 			others++
 		}
 	}
-	if most := size - spotOf(p, size); others > most {
+	if most := shareOf(p, size, false); others > most {
 		w.fail(rulePurchase, "%d of %d instances of %s are bought on demand, at most %d may be: %s", others, size,
 			g.GroupKey, most, w.describe(g.GroupKey))
 	}

@@ -101,6 +101,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	least, _ := t.size(key)
 	switch why {
 	case scaleDown:
+		w.checkScaleDown(t, d)
 		if n := w.remaining(t, key, func(*document) bool { return true }); n < least {
 			w.fail(ruleScaledDown, "%s is scaled down, and %d of %d are left: %s", d.ID, n, least, w.describe(key))
 		}
