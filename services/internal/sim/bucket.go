@@ -45,10 +45,13 @@ type document struct {
 	DeletedAt    time.Time    `json:"deleted_at"`
 	InfraHash    string       `json:"infra_config_hash"`
 	RegisteredAt time.Time    `json:"registered_at"`
+	CreatedAt    time.Time    `json:"created_at"`
 
 	removed bool
-	decided decision  // to delete it
-	since   time.Time // when this version took effect
+	// doubtful: a write of the intent to delete it had no clear answer.
+	doubtful bool
+	decided  decision  // to delete it
+	since    time.Time // when this version took effect
 }
 
 // decision is when the intent to delete an instance took effect, and in which term.
@@ -98,6 +101,14 @@ func (b *bucket) entered(s *server, r mem.Request) {
 		if s != nil && s.fooled {
 			b.world.fooledAt = b.world.sched.now
 		}
+	}
+}
+
+// doubt notes that a server gets no clear answer to a put of a record.
+func (b *bucket) doubt(key string, body []byte) {
+	if have := b.records[key]; have != nil && strings.HasPrefix(key, recordPrefix) {
+		next, _ := b.parse(key, body)
+		have.doubtful = have.doubtful || next.State == record.Deleting
 	}
 }
 
@@ -153,7 +164,7 @@ func (b *bucket) changed(key string, body []byte) {
 		return
 	}
 	b.checkStep(have, &next)
-	next.removed, next.decided = false, have.decided
+	next.removed, next.decided, next.doubtful = false, have.decided, have.doubtful
 	if next.State == record.Deleting && have.State != record.Deleting {
 		next.decided = decision{next.Term, w.sched.now}
 	}

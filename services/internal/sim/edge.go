@@ -22,6 +22,7 @@ func (s *server) edge() objstore.Store { return edge{s.world.store, s} }
 func (e edge) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
 	token, err := e.Store.Put(ctx, key, body, cond)
 	if err == nil && e.server.repeats(bucketRepeated, key) {
+		e.server.world.bucket.doubt(key, body)
 		token, err = e.Store.Put(ctx, key, body, cond)
 	}
 	if err == nil {

@@ -33,7 +33,7 @@ func (w *World) befalls(d *dice, occasion uint64, can func(Kind) bool) (Kind, bo
 	return "", false
 }
 
-// injectStore decides the fault of a request to the bucket.
+// injectStore checks a request to the bucket and decides its fault.
 func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	s := w.caller()
 	if ctx.Value(outsideKey{}) != nil || s == nil {
@@ -42,6 +42,14 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	if r.Op == mem.Put {
 		w.bucket.entered(s, r)
 	}
+	f := w.storeFault(s, r)
+	if r.Op == mem.Put && (f.Err != nil || f.Lost || f.Late > 0) {
+		w.bucket.doubt(r.Key, r.Body)
+	}
+	return f
+}
+
+func (w *World) storeFault(s *server, r mem.Request) mem.Fault {
 	occasion := s.occasion(string(r.Op), r.Key)
 	d := dice{occasion}
 	f := mem.Fault{Before: d.between(time.Millisecond, 20*time.Millisecond),

@@ -129,12 +129,12 @@ var (
 		{checksDown, 0.5}, {notice, 0.7}, {powerOff, 0.7},
 		{reboot, 0.7}, {stranger, 0.7},
 		{subnetFull, 0.5}, {addressGone, 0.5},
-		{resize, 1.5}, {newInfra, 0.6}, {newRuntime, 0.6}, {groupGone, 0.5}, {rebalance, 0.5}, {expiryOn, 0.4},
+		{resize, 1.5}, {newInfra, 1.2}, {newRuntime, 0.6}, {groupGone, 0.5}, {rebalance, 0.5}, {expiryOn, 0.4},
 		{emptying, 0.4}, {invalid, 0.4},
 		{groupChanged, 0.8}, {madeOne, 0.8}, {removedOne, 0.8}, {watchCut, 0.5}, {neverDrains, 0.3},
 		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5},
 		{heirKilled, 1}, {heirPaused, 1},
-		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 0.9}, {newImage, 0.6},
+		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 1.5}, {newImage, 0.6},
 		{protectedOne, 1.5}, {spotScarce, 2},
 	}
 )
@@ -188,6 +188,9 @@ func (w *World) drawRates() rates {
 	}
 	if w.mixed() { // a server that knows of no heirs cannot know the lease of a lock it never saw
 		delete(r.of, lockRemoved)
+	}
+	if w.opts.Limited {
+		r.of[newInfra], r.of[newRollout] = 6, 3
 	}
 	for _, o := range ofTimes {
 		r.total += r.of[o.kind]

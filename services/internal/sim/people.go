@@ -46,13 +46,7 @@ type people struct {
 	drained  map[ident.ID]bool
 	// protected is since when an acknowledged protection of an instance holds.
 	protected map[ident.ID]time.Time
-	rolled    map[config.GroupKey][]rolled // outdated instances that were replaced
-}
-
-// rolled is the replacement of an outdated instance by a new one.
-type rolled struct {
-	by ident.ID
-	at time.Time
+	rolled    map[config.GroupKey][]time.Time // when the replacement of each outdated instance was decided on
 }
 
 // spec is one static group.
@@ -79,7 +73,7 @@ type wish struct {
 func newPeople(w *World) people {
 	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{},
 		onDemand: map[ident.ID]*wish{},
-		drained:  map[ident.ID]bool{}, protected: map[ident.ID]time.Time{}, rolled: map[config.GroupKey][]rolled{}}
+		drained:  map[ident.ID]bool{}, protected: map[ident.ID]time.Time{}, rolled: map[config.GroupKey][]time.Time{}}
 	rng := &w.drawn
 	for i := range 1 + rng.IntN(4) {
 		tenant := "default"
@@ -97,7 +91,7 @@ func newPeople(w *World) people {
 		if rng.IntN(3) == 0 {
 			g.balancers = []string{"lb1"}
 		}
-		g.drawRollout(w.dice("rollout", uint64(i)))
+		g.drawRollout(w.dice("rollout", uint64(i)), w.opts.Limited)
 		g.drawPurchase(w.dice("purchase", uint64(i)))
 		p.groups = append(p.groups, g)
 	}
@@ -187,7 +181,7 @@ func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
 		w.faults.about("image %d", p.image)
 		return
 	case newRollout:
-		g.drawRollout(d)
+		g.drawRollout(d, w.opts.Limited)
 		g.infra += d.IntN(2)
 	case groupGone:
 		g.absent = !g.absent

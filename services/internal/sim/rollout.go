@@ -9,22 +9,26 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// rolloutLag bounds the time between the decision to replace an outdated instance and the sign of it that the checks
-// see: the event about the create call.
+// rolloutLag bounds the time between a decision about an instance and the sign of it that the checks see: the event
+// about the create call.
 const rolloutLag = 4 * minute
 
-// drawRollout draws how a group replaces its instances, and sizes that begin at certain times.
-func (g *spec) drawRollout(d *dice) {
+// countedBy is how long a leader may take to count a failed instance, after the record of its deletion is durable.
+const countedBy = 10 * time.Second
+
+// drawRollout draws how a group replaces its instances, and sizes that begin at certain times. limited means that it
+// has windows and max_per_hour.
+func (g *spec) drawRollout(d *dice, limited bool) {
 	g.rollout, g.disruption, g.schedules = config.Rollout{}, config.Disruption{}, nil
 	if d.IntN(2) == 0 {
 		g.rollout = config.Rollout{Paused: d.IntN(3) == 0, Canary: d.IntN(3),
 			BakeTime:       config.Duration(d.between(0, 12*time.Minute)),
 			HaltOnFailures: d.IntN(3), MaxUnavailable: d.IntN(3), OnImageChange: d.IntN(2) == 0}
 	}
-	if d.IntN(4) == 0 {
+	if d.IntN(4) == 0 || limited {
 		g.disruption.MaxPerHour = 1 + d.IntN(8)
 	}
-	if d.IntN(4) == 0 {
+	if d.IntN(4) == 0 || limited {
 		from := d.IntN(30)
 		g.disruption.Windows = []string{fmt.Sprintf("Mon-Sun 00:%02d-00:%02d UTC", from, from+1+d.IntN(15))}
 	}
@@ -34,31 +38,31 @@ func (g *spec) drawRollout(d *dice) {
 	}
 }
 
-// checkRollout checks that an outdated instance may be replaced now, from the configuration that its leader has had in
-// force for longer than a decision takes.
-func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID) {
+// checkRollout checks that an outdated instance may be replaced. wave is the size of its wave as far as it is known,
+// decided when the leader decided on it. The configuration must not have changed since then.
+func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int, decided time.Time) {
 	g, ok := t.groups[key]
 	changed := t.rolloutAt[key]
-	if !ok || changed.IsZero() || w.sched.now.Sub(changed) < rolloutLag || t.server.slowness() > 0 ||
-		w.sched.now.Sub(t.server.pausedAt) < rolloutLag || t.server.fooled || w.recentlyFooled() {
+	if !ok || changed.IsZero() || !decided.After(changed) || !decided.After(t.beforeAt) ||
+		decided.Before(t.server.pausedAt.Add(time.Second)) || t.server.fooled || w.recentlyFooled() {
 		return
 	}
 	if g.Rollout.Paused {
 		w.fail(rulePause, "%s of %s is replaced during a pause that began %v ago", id, key, w.sched.now.Sub(changed))
 	}
-	if !w.windowOpen(g) {
+	if !windowOpen(g, decided) {
 		w.fail(ruleWindows, "%s of %s is replaced outside the windows %v", id, key, g.Windows)
 	}
-	w.checkCanary(t, key, g, id)
-	w.checkHalt(t, key, g, id)
-	w.checkPerHour(key, g, id)
+	w.checkCanary(t, key, g, id, decided)
+	w.checkHalt(t, key, g, id, decided)
+	w.checkPerHour(t, key, g, id, wave, decided)
 }
 
-// windowOpen reports whether a window of the group was open at some time at which the decision may have been made.
-func (w *World) windowOpen(g config.Group) bool {
-	for at := wallSkew; at >= -rolloutLag-wallSkew; at -= 10 * time.Second {
+// windowOpen reports whether a window of the group was open at a time that a server takes for the given one.
+func windowOpen(g config.Group, at time.Time) bool {
+	for skew := -wallSkew; skew <= wallSkew; skew += wallSkew / 4 {
 		for _, window := range g.Windows {
-			if open, _ := window.Open(w.sched.now.Add(at)); open {
+			if open, _ := window.Open(at.Add(skew)); open {
 				return true
 			}
 		}
@@ -66,17 +70,21 @@ func (w *World) windowOpen(g config.Group) bool {
 	return len(g.Windows) == 0
 }
 
-// checkCanary checks that no outdated instance is replaced while enough canaries run, but not for long enough.
-func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID) {
+// checkCanary checks that no outdated instance is replaced while enough canaries run, but not for long enough. A wave
+// begins only while all instances are healthy, so that its leader knows of every registration.
+func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {
-		if !d.stays() || d.OnDemand || d.key() != key || !t.current(g, d) || d.RegisteredAt.IsZero() {
+		if d.OnDemand || d.key() != key || !t.current(g, d) || !d.RegisteredAt.Before(decided) ||
+			d.RegisteredAt.IsZero() {
 			continue
 		}
-		if w.sched.now.Sub(d.RegisteredAt) > rolloutLag+wallSkew {
+		if m := w.fleet.byInstance[d.ID]; d.stays() && t.marked[d.ID] <= d.Revision && m != nil && m.alive() &&
+			!m.doomed() {
 			running++
 		}
-		if w.sched.now.Sub(d.RegisteredAt) >= time.Duration(g.Rollout.BakeTime)-2*wallSkew {
+		if stayed := d.stays() || d.since.After(decided) || d.decided.at.After(decided); stayed &&
+			decided.Sub(d.RegisteredAt) >= time.Duration(g.Rollout.BakeTime)-2*wallSkew {
 			baked++
 		}
 	}
@@ -88,8 +96,8 @@ func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ide
 
 // checkHalt checks that no outdated instance is replaced after too many instances with the new configuration failed. A
 // leader counts only failures whose record it could write without a doubt.
-func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident.ID) {
-	if g.Rollout.HaltOnFailures == 0 || w.rates.of[bucketLost]+w.rates.of[bucketLate]+w.rates.of[bucketRepeated] > 0 {
+func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
+	if g.Rollout.HaltOnFailures == 0 {
 		return
 	}
 	failures := 0
@@ -98,8 +106,8 @@ func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident
 		failed := why == silence || why == unfit || why == failing ||
 			strings.HasPrefix(d.Reason, "its agent did not register in time") ||
 			strings.HasPrefix(d.Reason, "its VM ended before its agent registered")
-		if failed && d.key() == key && t.current(g, d) && d.decided.term == t.number &&
-			d.decided.at.After(t.rolloutAt[key]) && w.sched.now.Sub(d.decided.at) > rolloutLag {
+		if failed && !d.doubtful && !d.OnDemand && d.key() == key && t.current(g, d) && d.decided.term == t.number &&
+			d.decided.at.After(t.rolloutAt[key]) && decided.Sub(d.decided.at) > countedBy {
 			failures++
 		}
 	}
@@ -108,18 +116,32 @@ func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident
 	}
 }
 
-// checkPerHour checks how many outdated instances are replaced in an hour. A replacement that ended since then does not
-// count, because its record may be gone.
-func (w *World) checkPerHour(key config.GroupKey, g config.Group, id ident.ID) {
+// checkPerHour checks how many instances were created in the hour before a wave, and how many the wave replaces. It
+// counts those that the leader must know.
+func (w *World) checkPerHour(t *term, key config.GroupKey, g config.Group, id ident.ID, wave int, decided time.Time) {
 	n := 0
-	for _, other := range w.people.rolled[key] {
-		if w.sched.now.Sub(other.at) < time.Hour-rolloutLag-2*wallSkew && w.bucket.byID[other.by].stays() {
+	for _, d := range w.bucket.order {
+		age := decided.Sub(d.CreatedAt)
+		known := d.ReservedTerm == t.number || d.since.Before(t.began) && w.rates.of[bucketStale] == 0
+		if d.stays() && !d.OnDemand && d.key() == key && known && age > 2*wallSkew && age < time.Hour-2*wallSkew {
 			n++
 		}
 	}
-	if most := g.MaxPerHour; most > 0 && n > most {
-		w.fail(rulePerHour, "%s of %s is replaced as number %d within the hour, at most %d may be", id, key, n, most)
+	if most := g.MaxPerHour; most > 0 && n+wave > most {
+		w.fail(rulePerHour, "%s of %s is replaced as one of %d, and %d were created within the hour, at most %d may be",
+			id, key, wave, n, most)
 	}
+}
+
+// waveOf notes a replacement of an outdated instance, and returns how many were decided on at the same time.
+func (p *people) waveOf(key config.GroupKey, decided time.Time) (n int) {
+	p.rolled[key] = append(p.rolled[key], decided)
+	for _, other := range p.rolled[key] {
+		if decided.Sub(other).Abs() < time.Millisecond {
+			n++
+		}
+	}
+	return n
 }
 
 // checkFirst checks an instance that is deleted before its replacement is healthy.
@@ -134,6 +156,6 @@ func (w *World) checkFirst(t *term, key config.GroupKey, d, next *document, leas
 			next.Reason, registered, least, unavailable, w.describe(key))
 	}
 	if strings.HasPrefix(next.Reason, "its infra configuration") || strings.HasPrefix(next.Reason, oldImage) {
-		w.checkRollout(t, key, d.ID)
+		w.checkRollout(t, key, d.ID, 1, w.sched.now)
 	}
 }

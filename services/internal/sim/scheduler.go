@@ -116,6 +116,8 @@ type task struct {
 	fn      func()
 	done    bool
 	visit   uint64 // counts its waits
+	// decided is when the leader decided on the create call of this task.
+	decided time.Time
 	// The coroutine; nil before the first step.
 	resume func() (struct{}, bool)
 	cancel func()

@@ -120,6 +120,7 @@ func (s *server) lead(number uint64) {
 	t.leader = leader.NewLeader(&execute.Executor{
 		Owner: ours, Incarnation: s.process.name, Authority: t, Provider: cloud{w.provider, w}, Renderer: renderer{t},
 		Files: t, Groups: t, Env: t.env, Log: slog.New(tracer{w, s.process.name}),
+		Entered: func(after time.Duration) { w.sched.current.decided = w.sched.now.Add(-after) },
 	}, records{state, w}, events{w, t}, t.wakeLoop)
 	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	t.env.Go("lead", t.takeOver)
@@ -287,8 +288,8 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 		}
 		if strings.HasPrefix(event.Reason, "its infra configuration is out of date") ||
 			strings.HasPrefix(event.Reason, oldImage) {
-			w.people.rolled[key] = append(w.people.rolled[key], rolled{by: event.Instance, at: w.sched.now})
-			w.checkRollout(e.term, key, event.Replaces)
+			decided := w.sched.current.decided
+			w.checkRollout(e.term, key, event.Replaces, w.people.waveOf(key, decided), decided)
 		}
 	case event.Type == shardstate.EventPendingDeletion:
 		w.checkAnnounced(event)

@@ -32,8 +32,11 @@ var ours = infra.Owner{Cluster: clusterName, Shard: shardName}
 type Options struct {
 	Seed uint64
 	// Faulty is the time in which faults occur. Quiet is the time after it in which the shard must converge. The shard
-	// must then stay converged for five minutes.
+	// must then stay converged for five minutes. Without Quiet, the run ends with the faults.
 	Faulty, Quiet time.Duration
+	// Limited makes all groups have windows and max_per_hour, and rollouts frequent. Only few messages are exchanged
+	// between servers.
+	Limited bool
 	// Log receives one line for each notable event. It may be nil.
 	Log func(format string, args ...any)
 	// Only, if not nil, holds the IDs of the faults that may occur. It changes nothing else in the run.
@@ -147,6 +150,9 @@ func (w *World) drawPromise() time.Duration {
 		return 0
 	}
 	const s = time.Second
+	if w.opts.Limited {
+		return 8 * s
+	}
 	return []time.Duration{s, 2 * s, 2 * s, 4 * s, 4 * s, 4 * s, 8 * s, 8 * s, 8 * s, 8 * s}[d.IntN(10)]
 }
 
@@ -193,6 +199,16 @@ func (w *World) Run() (result Result, err error) {
 	broken := func() bool { return w.err != nil }
 
 	w.sched.runUntil(epoch.Add(w.opts.Faulty), broken)
+	if w.opts.Quiet > 0 {
+		w.converge(broken)
+	}
+	w.result.Simulated, w.result.Steps = w.sched.elapsed, w.sched.steps
+	w.result.Kinds, w.result.Injected = w.faults.counts, w.faults.injected
+	return w.result, w.err
+}
+
+// converge plays the part of a run in which there are no faults.
+func (w *World) converge(broken func() bool) {
 	if w.err == nil {
 		w.calm()
 		soon := w.takeOverTime()
@@ -213,9 +229,6 @@ func (w *World) Run() (result Result, err error) {
 	if w.err == nil {
 		w.checkHeir()
 	}
-	w.result.Simulated, w.result.Steps = w.sched.elapsed, w.sched.steps
-	w.result.Kinds, w.result.Injected = w.faults.counts, w.faults.injected
-	return w.result, w.err
 }
 
 // settled is how long nothing may happen at the end of a run.
