@@ -38,7 +38,7 @@ func (p *people) protect(t *term, d *dice) {
 				if !exists {
 					return shardconfig.ErrNoGroup
 				}
-				spec.Protected = slices.DeleteFunc(spec.Protected, func(text string) bool {
+				spec.Protected = slices.DeleteFunc(slices.Clone(spec.Protected), func(text string) bool {
 					id, err := ident.ParseID(text)
 					return err != nil || slices.Contains(ids, id) || w.bucket.byID[id].removed
 				})
