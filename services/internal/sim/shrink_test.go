@@ -11,7 +11,7 @@ import (
 func TestShrink(t *testing.T) {
 	for seed := uint64(1); seed < 50; seed++ {
 		opts := options(seed)
-		opts.Faulty = 10 * time.Minute
+		opts.Faulty, opts.Quiet = 10*time.Minute, 0
 		opts.trap = func(counts map[Kind]int) bool { return counts[resize] > 0 && counts[lostVM] > 0 }
 		shrunk := Shrink(opts, 300)
 		if shrunk == nil || shrunk.Of < 10 {
