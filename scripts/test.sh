@@ -269,19 +269,27 @@ step_bench() {
 	scripts/bench.sh short
 }
 
-# Two lists of steps at the same time. The steps in the background mostly wait for machines and for Kubernetes, the others compute.
-# Steps that measure times run alone, after these.
+# Three lists of steps at the same time. The steps in the background mostly wait for machines and for Kubernetes, the others compute.
+# Steps that use temp/ of the clone or bin/tests are in the same list. Steps that measure times run alone, after these.
 step_parallel() {
-	echo "-- in the background, with the output at the end: $waiting"
-	# shellcheck disable=SC2086 # lists of steps
-	scripts/test.sh $waiting >"$work/waiting" 2>&1 &
-	pid=$!
-	trap 'kill "$pid" 2>/dev/null || true' EXIT
+	pids=
+	for list in "$stacks" "$systems"; do
+		echo "-- in the background, with the output at the end: $list"
+		# shellcheck disable=SC2086 # lists of steps
+		scripts/test.sh $list >"$work/${list%% *}" 2>&1 &
+		pids="$pids $!"
+	done
+	# shellcheck disable=SC2064,SC2086
+	trap "kill$pids 2>/dev/null || true" EXIT
 	status=0
 	# shellcheck disable=SC2086
 	scripts/test.sh $computing || status=$?
-	wait "$pid" || status=$?
-	cat "$work/waiting"
+	for pid in $pids; do
+		wait "$pid" || status=$?
+	done
+	for list in "$stacks" "$systems"; do
+		cat "$work/${list%% *}"
+	done
 	return "$status"
 }
 
@@ -308,9 +316,10 @@ run() {
 }
 
 basic='tools unit race sim acceptance demo'
-waiting='stacks gcpstack kube'
+stacks='stacks gcpstack kube'
+systems='release upgrade refused debug chaos'
 computing='monitoring long terraform mutants cloud modules images dev docs libvirt'
-rest='alltools generated lint parallel kill9 failover paused refused debug upgrade release web chaos bench'
+rest='alltools generated lint parallel kill9 failover paused web bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;
