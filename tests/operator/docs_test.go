@@ -21,9 +21,10 @@ import (
 
 // The pages about Kubernetes, whose commands are tested.
 const (
-	deletePage   = "how-to/delete-a-cluster.md"
-	onDemandPage = "how-to/on-demand-pods.md"
-	startPage    = "start/kubernetes.md"
+	deletePage    = "how-to/delete-a-cluster.md"
+	karpenterPage = "how-to/migrate-from-karpenter.md"
+	onDemandPage  = "how-to/on-demand-pods.md"
+	startPage     = "start/kubernetes.md"
 )
 
 // documented names the test of each section with shell commands.
@@ -39,6 +40,9 @@ var documented = map[string]map[string]struct {
 		"Recover a deleted namespace":    {test: "TestNamespace"},
 		"When the deletion does not end": {test: "TestDelete"},
 		"Create the Cluster again":       {test: "TestDelete"},
+	},
+	karpenterPage: {
+		"Move": {test: "TestUse"},
 	},
 	onDemandPage: {
 		"See what a pod waits for": {test: "TestUse"},
@@ -146,7 +150,8 @@ func (l *lab) runSteps(t *testing.T, page, name string) {
 	for _, command := range []string{
 		"[ -e " + identity + " ] || nstance-admin cluster register-operator --cluster-id " + clusterID +
 			" --storage-provider file --storage-bucket " + l.east.bucket.dir + " --output-dir " + identity,
-		strings.ReplaceAll(blocks(section(t, page, name), "sh"), "example-cluster--default", clusterName),
+		strings.NewReplacer("example-cluster--default", clusterName, "GROUP", workers).Replace(
+			blocks(section(t, page, name), "sh")),
 	} {
 		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", command)
 		cmd.Env, cmd.Dir = env, l.dir
@@ -182,4 +187,10 @@ func (l *lab) testDocumented(t *testing.T) {
 	l.runSteps(t, onDemandPage, "See what a pod waits for")
 	l.removePods(t, pod)
 	l.runSteps(t, startPage, "Choose a scenario")
+	l.runSteps(t, karpenterPage, "Move")
+	await(t, "three instances run", patience, func(ctx context.Context) error { return l.poolRuns(ctx, workers, 3) })
+	if err := l.scale(t.Context(), workers, 4); err != nil {
+		t.Fatal(err)
+	}
+	l.restored(t, workers, l.both(2, 2))
 }
