@@ -4,7 +4,8 @@
 #
 #   scripts/libvirt.sh -test.run=TestDebian -debian=DIRECTORY [-vms=N] [-memory=MIB]
 #
-# boots VMs with the image that images/local/debian.sh wrote to DIRECTORY, side by side, and prints how long they take.
+# boots VMs with the image that images/local/debian.sh wrote to DIRECTORY, side by side, and prints how long they take. With
+# -test.run=TestServerVM it makes a VM for a server instead.
 set -eu
 # shellcheck source=scripts/system.sh
 . "$(dirname -- "$0")/system.sh"
