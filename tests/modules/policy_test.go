@@ -48,6 +48,7 @@ type choices struct {
 	parameter        bool
 	secrets          string // Where secrets are stored; "": in the bucket.
 	targetGroups     map[string]string
+	health           bool     // The health of targets is read.
 	restricted       bool     // Images, snapshots, security groups and key pairs are listed.
 	shardSecrets     []string // Names of secrets that the shard's role covers; nil: all.
 	passRoles        []string // Roles besides the agents' role.
@@ -127,9 +128,10 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 			"tag_keys": tagKeys, "ebs_kms_key_arns": names(c.diskKeys), "launch_resource_arns": names(c.startWith),
 			"server_ssm": cty.BoolVal(c.ssm),
 			"vpc_id":     text(c.vpc), "target_group_arns": groups,
-			"image_owners":       list(cty.StringVal("amazon"), cty.StringVal(account)),
-			"snapshot_owners":    list(cty.StringVal(account)),
-			"security_group_ids": list(cty.StringVal("sg-0a")), "key_pairs": list(cty.StringVal("admin")),
+			"load_balancer_health": cty.BoolVal(c.health),
+			"image_owners":         list(cty.StringVal("amazon"), cty.StringVal(account)),
+			"snapshot_owners":      list(cty.StringVal(account)),
+			"security_group_ids":   list(cty.StringVal("sg-0a")), "key_pairs": list(cty.StringVal("admin")),
 		}),
 		"local": cty.ObjectVal(map[string]cty.Value{
 			"partition": cty.StringVal("aws"), "region": cty.StringVal("us-west-2"),
@@ -379,6 +381,10 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 	})
 	ask(t, choices{}.server(t), []question{
 		{"no target groups", "elasticloadbalancing:RegisterTargets", group, nil, false},
+		{"no health", "elasticloadbalancing:DescribeTargetHealth", "*", nil, false},
+	})
+	ask(t, choices{health: true}.server(t), []question{
+		{"health", "elasticloadbalancing:DescribeTargetHealth", "*", nil, true},
 	})
 }
 
@@ -666,6 +672,7 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	for _, doc := range []*policy.Document{
 		full.server(t), choices{parameter: true}.server(t), choices{secrets: "aws-secrets-manager"}.server(t),
 		choices{secrets: "aws-parameter-store"}.server(t), choices{diskKeys: []string{kms}}.server(t),
+		choices{health: true}.server(t),
 	} {
 		for _, s := range doc.Statements {
 			if s.Deny || len(s.NotActions) > 0 || len(s.NotResources) > 0 {
@@ -684,7 +691,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 		"ec2:DescribeInstances",
 		"ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
-		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",
+		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:DescribeTargetHealth",
+		"elasticloadbalancing:RegisterTargets",
 		"iam:PassRole", "kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey",
 		"kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo", "s3:DeleteObject",
 		"s3:GetObject", "s3:ListBucket",

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
+	"github.com/nstance-kit/nstance/tests/stacks/scenario"
 )
 
 func multiAZ(t *testing.T, calls *ledger) {
@@ -19,7 +20,7 @@ func multiAZ(t *testing.T, calls *ledger) {
 		"cluster": "trio", "force_destroy": true, "key_provider": "aws-parameter-store",
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"web_arch": "amd64", "web_instance_types": []string{"t3.small"}, "agent_ami": lab.AgentAMI,
-		"web_commands": []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &"},
+		"web_commands": scenario.WebCommands,
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"}},
 	}
@@ -40,6 +41,10 @@ func multiAZ(t *testing.T, calls *ledger) {
 		f.settled(t, 1, nil)
 		f.refresh(t) // For destroy, which changes the configuration first.
 	}
+	balanced(t, l, 3)
+	f := &fleet{Lab: l, cluster: "trio", shard: shards["us-west-2c"]}
+	f.open(t, stack)
+	f.scenario().ReplacesUnhealthyInBalancer(t, 1, f.askedForHealth, l.Machines.Exec)
 	balanced(t, l, 3)
 	calls.addPolicies(t, l, "trio")
 
@@ -82,6 +87,16 @@ func multiAZ(t *testing.T, calls *ledger) {
 	if diff := cmp.Diff(empty, l.Inventory(t)); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
+}
+
+// askedForHealth returns how often the shard's servers have asked for the health of targets.
+func (f *fleet) askedForHealth() (n int) {
+	for _, call := range f.Cloud.Calls() {
+		if call.Action == "DescribeTargetHealth" && call.Principal.Role == f.cluster+"-nstance-server-"+f.shard.ID {
+			n++
+		}
+	}
+	return n
 }
 
 // balanced waits until the load balancers have the given number of targets, which all pass their health checks.

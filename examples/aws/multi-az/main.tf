@@ -67,6 +67,8 @@ module "account" {
   vpc_id            = module.network.vpc_id
   target_group_arns = module.network.target_group_arns
   tags              = var.tags
+
+  load_balancer_health = true
 }
 
 # A shard for each zone. They share only the bucket and the CA, so that each continues to work if another fails.
@@ -109,6 +111,8 @@ module "shard" {
       subnet_pool = "web"
       # Arguments of RunInstances. If agent_ami is set, it is used unchanged.
       args_json = jsonencode({ ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami })
+      # A VM that the load balancer calls unhealthy is replaced.
+      load_balancer_health = true
     }
   }
 

@@ -55,6 +55,8 @@ module "account" {
   cluster        = module.cluster.cluster
   shards         = { for zone in keys(var.zones) : zone => {} }
   load_balancers = true
+
+  load_balancer_health = var.load_balancer_health
 }
 
 module "shard" {
@@ -76,8 +78,9 @@ module "shard" {
   wait_for_leader      = var.wait_for_leader
   labels               = var.labels
 
-  subnet_pools = ["workers"]
-  settings     = var.settings
+  subnet_pools   = ["workers"]
+  settings       = var.settings
+  agent_commands = var.worker_commands
 
   # The image of the VMs: the newest with this name. The servers look for it every few hours. A newer image applies to
   # new VMs and replaces no VM.
@@ -100,7 +103,8 @@ module "shard" {
         autoDelete       = true
         initializeParams = { sourceImage = var.agent_image == null ? "{{ .Image.agent }}" : var.agent_image }
       }] })
-      vars = var.worker_vars
+      vars                 = var.worker_vars
+      load_balancer_health = var.load_balancer_health
       files = {
         "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
       }

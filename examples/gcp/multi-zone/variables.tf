@@ -161,3 +161,17 @@ variable "allow_ipv4_cidrs" {
   default     = ["0.0.0.0/0"]
   nullable    = false
 }
+
+variable "worker_commands" {
+  description = "Lines of `sh` that start the VMs' service on port 8080, for images that do not start it."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "load_balancer_health" {
+  description = "Replace VMs that the load balancer calls unhealthy. Their service must answer on port 8080."
+  type        = bool
+  default     = false
+  nullable    = false
+}

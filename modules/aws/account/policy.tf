@@ -197,9 +197,9 @@ locals {
       # These actions do not support resource-level permissions.
       Sid    = "Describe"
       Effect = "Allow"
-      Action = [
+      Action = concat([
         "ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
-      ]
+      ], [for on in [var.load_balancer_health] : "elasticloadbalancing:DescribeTargetHealth" if on])
       Resource = "*"
     },
   ] }

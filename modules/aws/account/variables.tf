@@ -85,6 +85,13 @@ variable "target_group_arns" {
   nullable    = false
 }
 
+variable "load_balancer_health" {
+  description = "Let the servers read the health of the targets of all target groups, for templates with `load_balancer_health`. AWS cannot limit this to some target groups."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
 variable "image_owners" {
   description = "Accounts (or aliases such as `amazon`) that own the images from which the servers may start VMs. Default: any."
   type        = list(string)

@@ -161,7 +161,8 @@ variable "templates" {
       json     = optional(string)
       content  = optional(string)
     })))
-    tenants = optional(list(string))
+    load_balancer_health = optional(bool)
+    tenants              = optional(list(string))
     dynamic = optional(object({
       args           = optional(list(string))
       instance_types = optional(list(string))

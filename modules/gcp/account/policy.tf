@@ -30,6 +30,7 @@ locals {
     }
     leader        = { title = "servers move the leader's address", permissions = ["compute.instances.updateNetworkInterface"] }
     balancer      = { title = "servers register VMs with load balancers", permissions = ["compute.instanceGroups.update"] }
+    health_reader = { title = "servers read the health of VMs in load balancers", permissions = ["compute.regionBackendServices.get"] }
     object_reader = { title = "servers read the state", permissions = ["storage.objects.get"] }
     object_lister = { title = "servers list the state", permissions = ["storage.objects.list"] }
     object_writer = { title = "servers write the state", permissions = ["storage.objects.create", "storage.objects.delete"] }
@@ -54,6 +55,7 @@ locals {
     } },
     # Instance groups have no names in conditions, so the binding is for the project.
     { for shard, grant in var.shards : "${shard}/balancer" => { shard = shard, role = "balancer", condition = null } if var.load_balancers },
+    { for shard, grant in var.shards : "${shard}/health_reader" => { shard = shard, role = "health_reader", condition = null } if var.load_balancer_health },
     { for shard, grant in var.shards : "${shard}/secret_reader" => { shard = shard, role = "secret_reader",
       condition                                                            = join(" || ", [for name in distinct(concat(local.well_known_secrets, grant.secrets)) : "resource.name.startsWith(\"${local.secret_path}${replace(replace(trimsuffix(name, "*"), "_", "_5f"), ".", "_2e")}\")"])
     } if !local.in_bucket },

@@ -76,3 +76,10 @@ variable "load_balancers" {
   default     = false
   nullable    = false
 }
+
+variable "load_balancer_health" {
+  description = "Let the servers read the regional backend services of the project, for templates with `load_balancer_health`."
+  type        = bool
+  default     = false
+  nullable    = false
+}

@@ -19,10 +19,11 @@ output "network" {
       }
     ] } }
     load_balancers = { for name, lb in var.load_balancers : name => {
-      address         = google_compute_address.balancer[name].address
-      sources         = local.balancer_sources[name]
-      instance_groups = { for zone in lb.zones : zone => google_compute_instance_group.balancer["${name}/${zone}"].name }
-      ports           = [for listener in values(lb.listeners) : { protocol = lower(listener.protocol), port = listener.port }]
+      address          = google_compute_address.balancer[name].address
+      sources          = local.balancer_sources[name]
+      instance_groups  = { for zone in lb.zones : zone => google_compute_instance_group.balancer["${name}/${zone}"].name }
+      backend_services = [for key in keys(lb.listeners) : google_compute_region_backend_service.balancer["${name}/${key}"].name]
+      ports            = [for listener in values(lb.listeners) : { protocol = lower(listener.protocol), port = listener.port }]
     } }
   }
 }

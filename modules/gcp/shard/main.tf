@@ -101,8 +101,16 @@ resource "nstance_shard" "this" {
   images       = { for name, image in var.images : name => merge(image, { provider = "gcp" }) }
   certificates = var.certificates
   load_balancers = merge(
-    { for name, lb in local.balancers : name => { provider = "gcp", instance_group_name = lb.instance_groups[var.zone] } },
-    { for name, lb in var.load_balancers : name => { provider = "gcp", instance_group_name = lb.instance_group_name } },
+    { for name, lb in local.balancers : name => {
+      provider              = "gcp"
+      instance_group_name   = lb.instance_groups[var.zone]
+      backend_service_names = length(lb.backend_services) == 0 ? null : lb.backend_services
+    } },
+    { for name, lb in var.load_balancers : name => {
+      provider              = "gcp"
+      instance_group_name   = lb.instance_group_name
+      backend_service_names = lb.backend_service_names
+    } },
   )
 
   defaults = {

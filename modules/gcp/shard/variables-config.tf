@@ -161,7 +161,8 @@ variable "templates" {
       json     = optional(string)
       content  = optional(string)
     })))
-    tenants = optional(list(string))
+    load_balancer_health = optional(bool)
+    tenants              = optional(list(string))
     dynamic = optional(object({
       args           = optional(list(string))
       instance_types = optional(list(string))
@@ -227,8 +228,11 @@ variable "groups" {
 }
 
 variable "load_balancers" {
-  description = "Unmanaged instance groups besides those of the network, by the name that groups use. Allow their traffic with `agent_ingress`."
-  type        = map(object({ instance_group_name = string }))
+  description = <<-TEXT
+    Unmanaged instance groups besides those of the network, by the name that groups use. Allow their traffic with `agent_ingress`. The regional backend
+    services of the group are needed for `load_balancer_health` of a template only.
+  TEXT
+  type        = map(object({ instance_group_name = string, backend_service_names = optional(list(string)) }))
   default     = {}
   nullable    = false
 

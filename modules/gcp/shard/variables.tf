@@ -45,10 +45,11 @@ variable "network" {
       shards           = optional(list(string))
     }))))
     load_balancers = optional(map(object({
-      address         = string
-      sources         = list(string)
-      instance_groups = map(string)
-      ports           = list(object({ protocol = string, port = number }))
+      address          = string
+      sources          = list(string)
+      instance_groups  = map(string)
+      backend_services = optional(list(string), [])
+      ports            = list(object({ protocol = string, port = number }))
     })), {})
   })
   nullable = false

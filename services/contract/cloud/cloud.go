@@ -62,6 +62,13 @@ type Checker interface {
 	Check(kind string) []Problem
 }
 
+// HealthSource is implemented by the struct of [Block.LoadBalancer] if the cloud's load balancers tell which of their
+// members are healthy.
+type HealthSource interface {
+	// MissingForHealth returns the name of a field that the answer needs and that is missing, or "".
+	MissingForHealth() string
+}
+
 // LeaderARP is a value of server.leader_network.kind that needs no cloud: the leader has the address on its own network
 // interface and announces it by ARP or NDP.
 const LeaderARP = "arp"

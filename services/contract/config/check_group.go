@@ -110,6 +110,7 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 			c.foreign(at, c.s.LoadBalancers[name].Provider)
 		}
 	}
+	c.balancerHealth(spec, path)
 	g := c.s.merge(key, spec, nil)
 	if g.SubnetPool == "" {
 		c.add(ChildPath(path, "subnet_pool"),

@@ -54,6 +54,8 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		HealthChecks:  cloned(t.HealthChecks),
 		LoadBalancers: slices.Clone(spec.LoadBalancers),
 		DrainTimeout:  *s.Server.DefaultDrainTimeout,
+
+		LoadBalancerHealth: t.LoadBalancerHealth,
 	}
 	if len(g.InstanceTypes) == 0 {
 		g.InstanceTypes = slices.Clone(t.InstanceTypes)

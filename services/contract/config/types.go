@@ -348,6 +348,9 @@ type Template struct {
 	// Checks of what runs on the instances, by name. Their agents run them. An instance whose check fails is unhealthy
 	// and is replaced.
 	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
+	// Whether an instance that a load balancer of its group calls unhealthy is replaced like one whose health check
+	// fails. Every group of the template needs load_balancers.
+	LoadBalancerHealth bool `json:"load_balancer_health,omitempty"`
 	// Boot script. Default: that of defaults.
 	Userdata *Userdata `json:"userdata,omitempty"`
 	// Number of instances, for groups without size.

@@ -177,10 +177,13 @@ type Group struct {
 	HealthChecks  map[string]HealthCheck `json:",omitempty"`
 	Userdata      Userdata
 	LoadBalancers []string
-	DrainTimeout  Duration
-	MaxSurge      int
-	MaxUnhealthy  Limit
-	Rollout       Rollout
+	// LoadBalancerHealth is that of the template.
+	LoadBalancerHealth bool `json:",omitempty"`
+
+	DrainTimeout Duration
+	MaxSurge     int
+	MaxUnhealthy Limit
+	Rollout      Rollout
 	// Windows are the times at which waves may begin; nil: any time.
 	Windows []Window `json:",omitempty"`
 	// MaxPerHour is that of [Disruption].

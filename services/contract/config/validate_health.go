@@ -2,9 +2,11 @@ package config
 
 import (
 	"net/url"
+	"reflect"
 	"strings"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
@@ -51,6 +53,51 @@ func (c *checker) healthChecks(checks map[string]HealthCheck, path string) {
 			}
 		}
 	}
+}
+
+// balancersTellHealth checks that the shard's cloud can do what load_balancer_health of a template asks for.
+func (c *checker) balancersTellHealth(t Template, path string) {
+	if kind := c.s.Server.Provider.Kind; t.LoadBalancerHealth && kind != "" && !tellsHealth(kind) {
+		c.add(path, "provider %s has no load balancers that tell the health of instances", kind).depends =
+			[]string{"server.provider.kind"}
+	}
+}
+
+// tellsHealth reports whether a cloud's load balancers tell which of their members are healthy.
+func tellsHealth(kind string) bool {
+	_, ok := blockOf(kind).LoadBalancer.(cloud.HealthSource)
+	return ok
+}
+
+// balancerHealth checks that a group with load_balancer_health has load balancers that can be asked.
+func (c *checker) balancerHealth(spec GroupSpec, path string) {
+	if !c.s.Templates[spec.Template].LoadBalancerHealth || !tellsHealth(c.s.Server.Provider.Kind) {
+		return
+	}
+	path = ChildPath(path, "load_balancers")
+	option := ChildPath("templates", spec.Template) + ".load_balancer_health"
+	if len(spec.LoadBalancers) == 0 {
+		c.add(path, "is required: template %s has load_balancer_health", spec.Template).depends = []string{option}
+	}
+	for i, name := range spec.LoadBalancers {
+		if missing := c.s.LoadBalancers[name].missingForHealth(); missing != "" {
+			c.add(element(path, i), "load balancer %s needs %s: template %s has load_balancer_health", name, missing,
+				spec.Template).depends = []string{option, ChildPath("load_balancers", name)}
+		}
+	}
+}
+
+// missingForHealth returns the name of a field that the cloud's answer about the load balancer's members needs and that
+// is missing, or "".
+func (lb LoadBalancer) missingForHealth() string {
+	fields := reflect.ValueOf(lb.LoadBalancer)
+	for i := range fields.NumField() {
+		source, ok := fields.Field(i).Interface().(cloud.HealthSource)
+		if ok && cloudOf(fields.Field(i).Type()) == lb.Provider {
+			return source.MissingForHealth()
+		}
+	}
+	return ""
 }
 
 func (c *checker) command(words []string, path string) {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +52,52 @@ func TestValidateHealthChecks(t *testing.T) {
 			`(there are exec, http, interval, timeout, failure_threshold, success_threshold, start_period)`}},
 		{"too many", with("", `, "health_checks": @{`+many[2:]+`}`, "", ""),
 			[]string{`templates.t.health_checks: has 33 entries, at most 32 are allowed`}},
+	} {
+		src, want := marked(tt.src, tt.want)
+		_, problems := Parse("f", []byte(src))
+		if diff := cmp.Diff(want, lines(problems)); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s\n%s", tt.name, diff, src)
+		}
+	}
+}
+
+// TestValidateLoadBalancerHealth has one case for each rule of load_balancer_health.
+func TestValidateLoadBalancerHealth(t *testing.T) {
+	const on = `, "load_balancer_health": true`
+	in := func(kind, template, group, rest string) string {
+		src := with("", template, group, rest)
+		if kind != "" {
+			src = strings.Replace(src, `{"kind": "mock"}`, kind, 1)
+		}
+		return strings.Replace(src, `"arch": "arm64"`, `"arch": "arm64", "instance_type": "x"`, 1)
+	}
+	const aws, gcp = `{"kind": "aws", "region": "us-west-2", "zone": "us-west-2a"}`,
+		`{"kind": "gcp", "region": "us-central1", "zone": "us-central1-a"}`
+	const balanced = `, "load_balancers": ["a", "b"]`
+	instanceGroups := func(services string) string {
+		return `, "load_balancers": {"a": {"provider": "gcp", "instance_group_name": "a"` + services + `},
+			"b": {"provider": "gcp", "instance_group_name": "b", "backend_service_names": ["b-http", "b-https"]}}`
+	}
+	targetGroups := `, "load_balancers": {"a": {"provider": "aws", "target_group_arns": ["x"]},
+		"b": {"provider": "aws", "target_group_arns": ["y"]}}`
+	for _, tt := range []struct {
+		name, src string
+		want      []string
+	}{
+		{"target groups", in(aws, on, balanced, targetGroups), nil},
+		{"backend services", in(gcp, on, balanced, instanceGroups(`, "backend_service_names": ["a-http"]`)), nil},
+		{"without the option", in(gcp, "", balanced, instanceGroups("")), nil},
+		{"no backend services", in(gcp, on, strings.Replace(balanced, `"a"`, `@"a"`, 1), instanceGroups("")), []string{
+			`groups.default.g.load_balancers[0]: load balancer a needs backend_service_names: ` +
+				`template t has load_balancer_health`}},
+		{"names of backend services", in(gcp, "", "", instanceGroups(`, "backend_service_names": ["x", @"X", @"x"]`)),
+			[]string{`load_balancers.a.backend_service_names[1]: "X" is not a name of Compute Engine: at most 63 ` +
+				`lower-case letters, digits and dashes, beginning with a letter`,
+				`load_balancers.a.backend_service_names[2]: "x" is there twice`}},
+		{"no load balancer", strings.Replace(in(aws, on, "", targetGroups), `"g": {`, `"g": @{`, 1), []string{
+			`groups.default.g.load_balancers: is required: template t has load_balancer_health`}},
+		{"a cloud without load balancers", in("", strings.Replace(on, "true", "@true", 1), "", ""), []string{
+			`templates.t.load_balancer_health: provider mock has no load balancers that tell the health of instances`}},
 	} {
 		src, want := marked(tt.src, tt.want)
 		_, problems := Parse("f", []byte(src))

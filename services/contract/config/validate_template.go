@@ -55,6 +55,7 @@ func (c *checker) templates() {
 		}
 		c.dynamic(t, path+".dynamic")
 		c.healthChecks(t.HealthChecks, path+".health_checks")
+		c.balancersTellHealth(t, path+".load_balancer_health")
 		for _, file := range sortedKeys(t.Files) {
 			at := ChildPath(path+".files", file)
 			c.key(at, validateKey("file", file))

@@ -143,6 +143,21 @@ type LoadBalancers interface {
 	Deregister(ctx context.Context, lb string, vm VM) error
 }
 
+// LoadBalancerHealth is an optional capability: load balancers tell which of their members are healthy.
+type LoadBalancerHealth interface {
+	// MemberHealth returns what a load balancer says about VMs, by their ProviderID. VMs about which it has decided
+	// nothing, and those that leave it or never joined it, are missing. The number of calls does not depend on that of
+	// the VMs. After an error, nothing is known of any VM.
+	MemberHealth(ctx context.Context, lb string, vms []VM) (map[string]MemberHealth, error)
+}
+
+// MemberHealth is what a load balancer says about one VM.
+type MemberHealth struct {
+	Healthy bool
+	// Reason says in the cloud's words why the VM is not healthy.
+	Reason string
+}
+
 // UserdataRemover is an optional capability: it removes the userdata, which holds a nonce, from a VM whose agent has
 // registered. Providers lack it if a VM's userdata cannot be changed.
 type UserdataRemover interface {

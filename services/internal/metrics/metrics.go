@@ -144,7 +144,7 @@ func NewServer(version, shard string) *Server {
 // zero creates the series whose labels are known, so that their first increase is seen.
 func (s *Server) zero() {
 	for _, cause := range []plan.Cause{plan.CauseGone, plan.CausePowerOff, plan.CauseNotice, plan.CauseUnhealthy,
-		plan.CauseHealthCheck, plan.CauseExpired, plan.CauseDrift, plan.CauseReturnToSpot} {
+		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseExpired, plan.CauseDrift, plan.CauseReturnToSpot} {
 		s.Replacements.WithLabelValues(string(cause))
 	}
 	for _, kind := range plan.AlertKinds() {

@@ -8,11 +8,13 @@ const (
 	CauseScaleDown   Cause = "scale_down"
 	CauseUnhealthy   Cause = "unhealthy"
 	CauseHealthCheck Cause = "health_check"
-	CauseGone        Cause = "gone"
-	CauseExpired     Cause = "expired"
-	CauseDrift       Cause = "drift"
-	CauseNotice      Cause = "notice"
-	CausePowerOff    Cause = "power_off"
+	// CauseLoadBalancer is the verdict of a load balancer (rule 59).
+	CauseLoadBalancer Cause = "load_balancer"
+	CauseGone         Cause = "gone"
+	CauseExpired      Cause = "expired"
+	CauseDrift        Cause = "drift"
+	CauseNotice       Cause = "notice"
+	CausePowerOff     Cause = "power_off"
 	// CauseReturnToSpot is the replacement of an instance that was bought on demand by a spot instance (rule 58).
 	CauseReturnToSpot Cause = "return_to_spot"
 	CauseGroupDeleted Cause = "group_deleted"

@@ -23,7 +23,7 @@ const (
 	// classExpired and classSilent count, run and are replaced first.
 	classExpired
 	classHeld   // as classSilent, but the unhealthy guard holds: counts and stays
-	classSilent // or with a failing health check; see classExpired
+	classSilent // or with a failing health check or verdict of a load balancer; see classExpired
 	// classUnreadyDrifted and classUnready count, but cannot take the place of another instance yet.
 	classUnreadyDrifted
 	classUnready
@@ -56,7 +56,7 @@ const (
 	factEnded                          // the VM does not run
 	factUnregistered                   // the agent never registered
 	factOnDemand                       // no group's size asked for it
-	factUnwell                         // unregistered, not healthy at its last report, or late with the next one
+	factUnwell                         // unregistered, unhealthy at its last report, late with the next, or rule 60
 )
 
 func (f facts) has(all facts) bool { return f&all == all }
@@ -114,6 +114,8 @@ var rules = [...]rule{
 	}},
 	{12, "silent", classSilent, CauseUnhealthy, factUnwell, (*group).isSilent},
 	{52, "failing", classSilent, CauseHealthCheck, factUnwell, (*group).failsCheck},
+	{59, "unhealthy in load balancer", classSilent, CauseLoadBalancer, factUnwell,
+		func(_ *group, i subject) (bool, time.Time) { return i.Balancer.Failed != "", time.Time{} }},
 	{13, "unready, drifted", classUnreadyDrifted, CauseDrift, factUnwell, (*group).isDrifted},
 	{14, "unready", classUnready, CauseNone, factUnwell, nil}, // group.addReports schedules the next missed report
 	{15, "drifted", classDrifted, CauseDrift, 0, (*group).isDrifted},
@@ -241,6 +243,9 @@ func (g *group) factsOf(i *Instance) (f facts) {
 	set(factUnregistered, !registered)
 	set(factOnDemand, i.OnDemand)
 	set(factUnwell, !registered || !i.reportsInTime(&g.Settings, g.Now))
+	awaits, until := g.awaitsBalancer(i)
+	set(factUnwell, awaits)
+	g.planAgainAt(until)
 	return f
 }
 
@@ -397,11 +402,14 @@ func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	return overdue && (i.OnDemand || !g.guarded), until
 }
 
-// isUnhealthy reports whether rule 12 or rule 52 applies.
+// isUnhealthy reports whether rule 12, 52 or 59 applies.
 func (g *group) isUnhealthy(i subject) (bool, time.Time) {
 	silent, until := g.isSilent(i)
 	if silent || i.FailedCheck == "" {
 		return silent, until
+	}
+	if i.Balancer.Failed != "" {
+		return true, time.Time{}
 	}
 	failing, due := g.failsCheck(i)
 	return failing, sooner(until, due)
@@ -433,6 +441,8 @@ func (g *group) failsCheck(i subject) (bool, time.Time) {
 	switch {
 	case i.FailedCheck == "" || i.has(factUnregistered):
 		return false, time.Time{}
+	case i.FailedCheck == i.Balancer.Failed: // rule 59
+		return false, time.Time{}
 	case i.EverHealthy:
 		return true, time.Time{}
 	}
@@ -442,7 +452,7 @@ func (g *group) failsCheck(i subject) (bool, time.Time) {
 // healthyBy returns when an instance must have been healthy: within the time that a registration may take, and the
 // start period of its health checks.
 func (g *group) healthyBy(i subject) time.Time {
-	return latest(i.RegisteredAt, g.SilenceFrom).Add(g.Settings.RegistrationTimeout + g.Group.StartPeriod())
+	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }
 
 // isOlder reports whether an instance was launched longer ago than an age; zero: never.

@@ -28,6 +28,11 @@ func TestClassificationRules(t *testing.T) {
 	failing := func(i *Instance) {
 		i.Healthy, i.FailedCheck, i.CheckFailedAt = false, "web: status 503, want 200", ago(time.Second)
 	}
+	refused := func(i *Instance) {
+		failing(i)
+		i.FailedCheck = "load balancer web: Target.Timeout"
+		i.Balancer = BalancerHealth{WasHealthy: true, Rounds: balancerRounds, Failed: i.FailedCheck}
+	}
 	ended := func(i *Instance) { i.Provider.Value = ProviderStopped }
 	unregistered := func(i *Instance) {
 		i.State, i.RegisteredAt, i.LastReport = record.Created, time.Time{}, time.Time{}
@@ -69,6 +74,21 @@ func TestClassificationRules(t *testing.T) {
 			failing(i)
 			i.EverHealthy = false
 		})},
+		{rule: 59, name: "unhealthy in a load balancer", i: well(refused)},
+		{rule: 59, name: "unhealthy in a load balancer, drifted", i: well(func(i *Instance) {
+			refused(i)
+			i.InfraHash = "v0"
+		})},
+		{rule: 52, name: "a failing check, and unhealthy in a load balancer", i: well(func(i *Instance) {
+			refused(i)
+			failing(i)
+		})},
+		{rule: 11, name: "unhealthy in a load balancer while the guard holds", i: well(refused), guarded: true},
+		{rule: 12, name: "unhealthy in a load balancer, then silent", i: well(func(i *Instance) {
+			refused(i)
+			silent(i)
+		})},
+		{rule: 17, name: "unhealthy in a load balancer once", i: well(func(i *Instance) { i.Balancer.Rounds = 1 })},
 		{rule: 14, name: "a failing check, never healthy, and its time is not over", i: well(func(i *Instance) {
 			failing(i)
 			i.EverHealthy, i.RegisteredAt = false, ago(4*time.Minute)

@@ -10,8 +10,9 @@
 //
 // # Rules
 //
-// Each instance is classified by the first of rules 1 to 17 that applies (classify.go). Rule 52 stands between 12 and
-// 13, rule 58 before 17. The other rules from 18 on say what follows. The code and the tests name a rule by its number.
+// Each instance is classified by the first of rules 1 to 17 that applies (classify.go). Rules 52 and 59 stand between
+// 12 and 13, rule 58 before 17. The other rules from 18 on say what follows. The code and the tests name a rule by its
+// number.
 //
 //	 1 leaving            The deletion is durable or being written. The instance does not count.
 //	 2 creating           The create call has no recorded answer yet. The instance counts, but serves nobody.
@@ -23,10 +24,11 @@
 //	 8 on-demand expired  An on-demand instance reached ondemand_age.
 //	 9 on-demand          Any other on-demand instance. It is never counted, rotated or replaced.
 //	10 expired            The instance reached forced_age. Replaced first.
-//	11 held               As rule 12 or 52, but the unhealthy guard holds (rule 26).
+//	11 held               As rule 12, 52 or 59, but the unhealthy guard holds (rule 26).
 //	12 silent             Three reports are missed, or the agent was never healthy in its time. Replaced first.
 //	13 unready, drifted   As rule 14, with an outdated infra configuration or in a subnet that left the pool.
-//	14 unready            Booting, not heard of by this leader yet, late or unhealthy. It counts, but proves nothing.
+//	14 unready            Booting, not heard of by this leader yet, late, unhealthy or new to its load balancers
+//	                      (rule 60). It counts, but proves nothing.
 //	15 drifted            Healthy, with an outdated infra configuration or in a subnet that left the pool. Rotated.
 //	16 aged               Healthy, older than eligible_age. Rotated.
 //	17 well               Healthy and as configured.
@@ -47,8 +49,9 @@
 //	24 wait for agents    A new leader removes no instance that it has not heard of, until the registration time-out
 //	                      is over (size.go).
 //	25 backoff            A group with failed creations waits 1 s to 5 min, then creates fewer at a time (backoff.go).
-//	26 unhealthy guard    While more than max_unhealthy of a group, or 40 % of the shard, is silent or fails a health
-//	                      check, no such instance is replaced and no registration is overdue (guard.go).
+//	26 unhealthy guard    While more than max_unhealthy of a group, or 40 % of the shard, is silent, fails a health
+//	                      check or is unhealthy in a load balancer, no such instance is replaced and no registration
+//	                      is overdue (guard.go).
 //	27 drain              A running VM is drained until an operator acknowledges or the deadline comes (drain.go).
 //	28 terminate          Then it is terminated; again after a minute if the provider still has it (drain.go).
 //	29 forget             An instance whose VM is gone becomes a tombstone (drain.go).
@@ -119,4 +122,12 @@
 //	                      are replaced by spot instances, in waves as those of rule 20. They are that old, and spot
 //	                      capacity was not refused for that long. Such a replacement has no fallback, and without
 //	                      capacity the group does not back off (purchase.go, rollout.go).
+//	59 load balancer      With load_balancer_health, a load balancer called the instance unhealthy twice in a row.
+//	                      Replaced first. The verdict counts once the load balancers have called the instance healthy,
+//	                      or when registration_timeout and the longest start_period have passed since this leader
+//	                      registered it with them. A question without an answer changes nothing (balancer.go).
+//	60 balancer first     With load_balancer_health, a new instance takes the place of no other until its load
+//	                      balancers have called it healthy. If they do not answer, it waits for registration_timeout
+//	                      and the longest start_period. A new leader takes instances that are older as they are
+//	                      (balancer.go).
 package plan

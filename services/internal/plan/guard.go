@@ -13,8 +13,9 @@ var shardLimit = config.Limit{Value: 40, Percent: true}
 const shardMinimum = 3
 
 // guardHolds is rule 26: more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but is
-// silent or fails a health check. A partition between agents and server, or a fault that new VMs would share, is then
-// more likely than dead VMs, so none of them is replaced. VMs that the provider reports as ended are still replaced.
+// silent, fails a health check or is unhealthy in a load balancer. A partition between agents and server, or a fault
+// that new VMs would share, is then more likely than dead VMs, so none of them is replaced. VMs that the provider
+// reports as ended are still replaced.
 func (g *group) guardHolds() bool {
 	return g.tally.late > g.Group.MaxUnhealthy.Of(g.tally.running) || shardGuardHolds(g.Shard)
 }
@@ -54,6 +55,9 @@ func (g *group) guardReason() string {
 	silent, running, of, are := g.tally.late, g.tally.running, "group", "silent"
 	if slices.ContainsFunc(g.Instances, func(i Instance) bool { return i.FailedCheck != "" }) {
 		are = "silent or fail a health check"
+	}
+	if slices.ContainsFunc(g.Instances, func(i Instance) bool { return i.Balancer.Failed != "" }) {
+		are = "silent, fail a health check or are unhealthy in a load balancer"
 	}
 	if shardGuardHolds(g.Shard) {
 		silent, running, of = g.Shard.Silent, g.Shard.Running, "shard"

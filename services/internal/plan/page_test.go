@@ -58,7 +58,7 @@ func rulesPage(source string) string {
 # Planning rules
 
 The leader plans one group at a time. It first classifies each instance by the first of rules 1 to 17 that applies.
-Rule 52 stands between 12 and 13. The other rules from 18 on say what follows. ` + "`nstance-admin explain`" + ` names
+Rules 52 and 59 stand between 12 and 13, rule 58 before 17. The other rules from 18 on say what follows. ` + "`nstance-admin explain`" + ` names
 the rule of each instance.
 
 | rule | name | |

@@ -130,6 +130,41 @@ func TestRule52FailingChecksRemoveFewInstances(t *testing.T) {
 	}
 }
 
+// TestRule59AVerdictOnAllRemovesNone lets a load balancer call every instance unhealthy, new ones too, spread over one
+// and a half rounds of questions. None of them is removed, because no replacement proves to be better (rule 60).
+func TestRule59AVerdictOnAllRemovesNone(t *testing.T) {
+	for seed := range int64(150) {
+		rng := rand.New(rand.NewSource(seed))
+		f := plantest.Random(rng)
+		f.Settings.EligibleAge, f.Settings.ForcedAge, f.Settings.OnDemandAge = 0, 0, 0
+		f.Group.Schedules = nil
+		f.AskBalancers()
+		f.Run(2 * time.Minute)
+		f.Begin()
+		original := append([]*plantest.VM(nil), f.VMs...)
+		f.Refuses = func(vm *plantest.VM) string {
+			if slices.Contains(original, vm) {
+				return ""
+			}
+			return plantest.Refusal
+		}
+		spread := time.Duration(rng.Intn(int(30 * time.Second)))
+		for _, k := range rng.Perm(len(original)) {
+			original[k].Refused = plantest.Refusal
+			f.Run(spread / time.Duration(len(original)))
+		}
+		f.Run(time.Hour)
+		if err := f.Err(); err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, f.Transcript())
+		}
+		for _, vm := range original {
+			if !slices.Contains(f.VMs, vm) {
+				t.Fatalf("seed %d: %s is removed, and no new instance is healthy\n%s", seed, vm.Name, f.Transcript())
+			}
+		}
+	}
+}
+
 // TestArbitrarySnapshotsKeepTheRules checks that even unreachable snapshots lead to decisions that break no rule.
 func TestArbitrarySnapshotsKeepTheRules(t *testing.T) {
 	for seed := range int64(20000) {

@@ -37,6 +37,8 @@ func (g *group) reason(i *Instance, cause Cause) string {
 		return "it runs but is silent"
 	case CauseHealthCheck:
 		return "its health check fails: " + i.FailedCheck
+	case CauseLoadBalancer:
+		return "it is unhealthy in " + i.Balancer.Failed
 	case CauseGroupDeleted:
 		return "its group is deleted"
 	case CauseTerminating:

@@ -207,7 +207,7 @@ func (g *group) haltReason() string {
 // FailsRollout reports whether the deletion of an instance counts towards rule 47. drifted is the result of [Drifted].
 func (d Deletion) FailsRollout(drifted bool) bool {
 	switch d.Cause {
-	case CauseUnregistered, CauseUnhealthy, CauseHealthCheck:
+	case CauseUnregistered, CauseUnhealthy, CauseHealthCheck, CauseLoadBalancer:
 		return !drifted
 	}
 	return false

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -314,6 +315,56 @@ var rollouts = []struct {
 	}, check: func(t *testing.T, f *plantest.Fleet) {
 		if f.VMs[0].Name != "i1" || f.VMs[0].State != record.Registered {
 			t.Error("the only instance was removed before its replacement was healthy")
+		}
+	}},
+	{name: "load-balancer-refuses-one", size: 3, setup: drained, play: func(f *plantest.Fleet) {
+		f.AskBalancers()
+		f.Run(time.Minute)
+		f.NoAnswer = true
+		f.Named("i1").Refused = plantest.Refusal
+		f.Note("the load balancer does not answer, and calls i1 unhealthy")
+		f.Run(10 * time.Minute)
+		f.NoAnswer = false
+		f.Note("it answers")
+		f.Run(10 * time.Minute)
+	}},
+	{name: "load-balancer-refuses-all", size: 10, setup: undrained, play: func(f *plantest.Fleet) {
+		f.AskBalancers()
+		f.Run(time.Minute)
+		for _, vm := range slices.Clone(f.VMs) {
+			vm.Refused = plantest.Refusal
+			f.Run(4 * time.Second)
+		}
+		f.Refuses = func(*plantest.VM) string { return plantest.Refusal }
+		f.Run(30 * time.Minute)
+		f.Note("it calls them healthy again")
+		f.Refuses = nil
+		for _, vm := range f.VMs {
+			vm.Refused = ""
+		}
+		f.Run(10 * time.Minute)
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		if n := f.Marked(plan.CauseLoadBalancer); n != 0 || len(f.VMs) != 10 {
+			t.Errorf("%d instances removed although all are unhealthy, %d are left", n, len(f.VMs))
+		}
+	}},
+	{name: "load-balancer-never-calls-the-new-one-healthy", size: 1, setup: undrained, play: func(f *plantest.Fleet) {
+		f.AskBalancers()
+		f.Run(time.Minute)
+		f.Refuses = func(vm *plantest.VM) string {
+			if vm.Name == "i1" {
+				return ""
+			}
+			return plantest.Refusal
+		}
+		f.Group.InfraHash = "v2"
+		f.Run(15 * time.Minute)
+		f.Note("a new leader")
+		f.Crash(func() bool { return true })
+		f.Run(15 * time.Minute)
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		if f.VMs[0].Name != "i1" || f.VMs[0].State != record.Registered {
+			t.Error("the instance that serves was removed before its replacement was healthy in the load balancer")
 		}
 	}},
 	{name: "rotation-to-a-newer-image", size: 3, setup: func(f *plantest.Fleet) {

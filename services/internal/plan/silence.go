@@ -99,9 +99,9 @@ func (i *Instance) reportsInTime(s *Settings, now time.Time) bool {
 }
 
 // CountSilence returns how an instance counts for the shard's unhealthy guard (rule 26). running: it is registered, and
-// it runs according to the provider's last answer. silent: its stream was lost, it missed a report, or it fails a
-// health check. An instance that was deleted as silent counts until its VM is gone. Otherwise deletions would make room
-// for more deletions.
+// it runs according to the provider's last answer. silent: its stream was lost, it missed a report, it fails a health
+// check, or a load balancer called it unhealthy when asked last. An instance that was deleted for that counts until its
+// VM is gone. Otherwise deletions would make room for more deletions.
 func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
 	running, silent, _ = i.countSilence(&s, silenceFrom, now, i.reportsInTime(&s, now))
 	return running, silent
@@ -127,6 +127,9 @@ func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time, inTime 
 	off, until := i.poweredOff(s, now)
 	if off {
 		return false, false, time.Time{}
+	}
+	if i.Balancer.Rounds > 0 && !silenceFrom.IsZero() {
+		return true, true, until // before rule 59 applies: load balancers do not change all verdicts in one round
 	}
 	if inTime {
 		return true, false, until

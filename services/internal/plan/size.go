@@ -228,11 +228,12 @@ var (
 func (g *group) candidate(n, rank int) candidate {
 	i, c := &g.Instances[n], g.class(n)
 	silent := c == classSilent || c == classHeld
+	neverHealthy := !i.EverHealthy || i.Balancer.Failed != "" && !i.Balancer.WasHealthy
 	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
 	return candidate{at: n, rank: rank, launched: i.launched(),
 		// Among silent ones, those that were never healthy go first, and the latest of them before the rest: the
 		// oldest has most likely served. Among those that never registered, the latest has made the least progress.
-		newest: silent && !i.EverHealthy || unready && i.RegisteredAt.IsZero()}
+		newest: silent && neverHealthy || unready && i.RegisteredAt.IsZero()}
 }
 
 func compareCandidates(a, b candidate) int {

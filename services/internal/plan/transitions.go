@@ -59,6 +59,9 @@ type ReportEffect struct {
 // ApplyReport returns the instance after a report that arrived now. A notice stays until the VM is gone.
 func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	before, first := i, i.LastReport.IsZero()
+	if r.FailedCheck == "" {
+		r.FailedCheck = i.Balancer.Failed // rule 59
+	}
 	// Rule 53: until its health checks have passed, a new instance is not healthy, and another one stays as it is.
 	i.Healthy = r.Healthy && r.FailedCheck == "" && (!r.ChecksPending || before.Healthy)
 	i.EverHealthy = i.EverHealthy || i.Healthy

@@ -437,6 +437,7 @@ func TestRule26CountSilence(t *testing.T) {
 		{"deleted for its failing check", failing(func(i *plan.Instance) {
 			i.State, i.DeletingAt, i.CheckFailedAt = record.Deleting, ago(time.Second), ago(time.Minute)
 		}), true, true},
+		{"unhealthy in a load balancer once", with(func(i *plan.Instance) { i.Balancer.Rounds = 1 }), true, true},
 		{"its check fails while it drains", failing(func(i *plan.Instance) {
 			i.State, i.DeletingAt, i.CheckFailedAt = record.Deleting, ago(time.Minute), ago(time.Second)
 		}), false, false},
@@ -470,5 +471,61 @@ func TestRule33TimeToComeBack(t *testing.T) {
 	s.SilenceFrom = ago(20 * time.Second)
 	if lines, _ := planned(s); !slices.Contains(lines, "create for i1") {
 		t.Errorf("an instance that reported to this leader is not replaced after three missed reports: %q", lines)
+	}
+}
+
+// TestRule59Verdicts tells an instance in a load balancer one verdict after the other.
+func TestRule59Verdicts(t *testing.T) {
+	const grace = 5 * time.Minute
+	const why = "load balancer web: Target.Timeout"
+	well, sick := plan.BalancerVerdict{Healthy: true}, plan.BalancerVerdict{Failed: why}
+	other, undecided := plan.BalancerVerdict{Failed: "other"}, plan.BalancerVerdict{}
+	joined := func(before time.Duration) plan.Instance {
+		return with(func(i *plan.Instance) { i.InLoadBalancers, i.BalancedAt = true, ago(before) })
+	}
+	leaving := joined(time.Hour)
+	leaving.State, leaving.DeletingAt = record.Deleting, ago(time.Second)
+	leaving.Healthy, leaving.FailedCheck = false, why
+	leaving.Balancer = plan.BalancerHealth{WasHealthy: true, Rounds: 2, Failed: why}
+	checked := failing(nil)
+	checked.InLoadBalancers, checked.BalancedAt = true, ago(time.Hour)
+	for _, c := range []struct {
+		name     string
+		i        plan.Instance
+		verdicts []plan.BalancerVerdict
+		want     string // the verdict that counts
+		failed   bool   // the last verdict made the instance unhealthy
+	}{
+		{"no verdict", joined(time.Minute), []plan.BalancerVerdict{undecided}, "", false},
+		{"once", joined(time.Hour), []plan.BalancerVerdict{well, sick}, "", false},
+		{"twice", joined(time.Hour), []plan.BalancerVerdict{well, sick, sick}, why, true},
+		{"twice, with a gap", joined(time.Hour), []plan.BalancerVerdict{sick, undecided, sick}, "", false},
+		{"again for another reason", joined(time.Hour), []plan.BalancerVerdict{sick, sick, other}, why, false},
+		{"new, not healthy yet", joined(time.Minute), []plan.BalancerVerdict{undecided, sick, sick, sick}, "", false},
+		{"new, and healthy once", joined(time.Minute), []plan.BalancerVerdict{well, undecided, sick, sick}, why, true},
+		{"the grace is over", joined(grace), []plan.BalancerVerdict{sick, sick}, why, true},
+		{"recovered", joined(time.Hour), []plan.BalancerVerdict{sick, sick, well}, "", false},
+		{"not in use any more", joined(time.Hour), []plan.BalancerVerdict{sick, sick, undecided}, "", false},
+		{"drained", leaving, []plan.BalancerVerdict{undecided, undecided}, why, false},
+		{"a health check fails too", checked, []plan.BalancerVerdict{sick, sick}, why, false},
+	} {
+		i, failed := c.i, false
+		for _, v := range c.verdicts {
+			i, failed = plan.ApplyBalancerVerdict(i, v, grace, now)
+		}
+		if i.Balancer.Failed != c.want || failed != c.failed || i.Healthy && c.want != "" {
+			t.Errorf("%s: %+v, healthy %v, failed %v; want %q, %v", c.name, i.Balancer, i.Healthy, failed, c.want,
+				c.failed)
+		}
+		// The next report tells the same again, or that the instance is healthy.
+		report := plan.Report{Healthy: true, RuntimeHash: i.RuntimeHash}
+		if c.i.FailedCheck != c.want {
+			report.FailedCheck = c.i.FailedCheck
+		}
+		next, _ := plan.ApplyReport(i, report, now)
+		if healthy := c.want == "" && report.FailedCheck == ""; next.Healthy != healthy ||
+			next.FailedCheck == "" != healthy {
+			t.Errorf("%s: after a report healthy %v, failed check %q", c.name, next.Healthy, next.FailedCheck)
+		}
 	}
 }

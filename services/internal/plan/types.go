@@ -74,9 +74,11 @@ type Instance struct {
 	EverHealthy bool
 	// ChecksPending: the agent has not run all present health checks yet, or some have neither passed nor failed.
 	ChecksPending bool
-	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is since when one fails.
+	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is since when one fails. The
+	// verdict of a load balancer counts as one.
 	FailedCheck   string
 	CheckFailedAt time.Time
+	Balancer      BalancerHealth
 	LastReport    time.Time
 	// Connected: a health stream is open now. LostAt: when the last one closed.
 	Connected bool
@@ -97,8 +99,10 @@ type Instance struct {
 	Announced, Drained bool
 	// TerminateRequested: when the provider accepted a delete.
 	TerminateRequested time.Time
-	// InLoadBalancers: registered with every load balancer of the group. FilesSent: runtime hash last sent in full.
+	// InLoadBalancers: registered with every load balancer of the group. BalancedAt is when that changed last.
+	// FilesSent: runtime hash last sent in full.
 	InLoadBalancers bool
+	BalancedAt      time.Time
 	FilesSent       string
 	// FilesFailed: the agent's last full report names a file that could not be stored.
 	FilesFailed bool

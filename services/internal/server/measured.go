@@ -22,6 +22,7 @@ type measuredProvider struct {
 	capacity  infra.SubnetCapacity
 	types     infra.InstanceTypes
 	balancers infra.LoadBalancers
+	members   infra.LoadBalancerHealth
 	images    infra.Images
 	userdata  infra.UserdataRemover
 	verifier  infra.Verifier
@@ -36,6 +37,7 @@ func measure(provider infra.Provider, timeout func() time.Duration,
 	m.capacity, _ = infra.Capability[infra.SubnetCapacity](provider)
 	m.types, _ = infra.Capability[infra.InstanceTypes](provider)
 	m.balancers, _ = infra.Capability[infra.LoadBalancers](provider)
+	m.members, _ = infra.Capability[infra.LoadBalancerHealth](provider)
 	m.images, _ = infra.Capability[infra.Images](provider)
 	m.userdata, _ = infra.Capability[infra.UserdataRemover](provider)
 	m.verifier, _ = infra.Capability[infra.Verifier](provider)
@@ -134,6 +136,14 @@ func (m *measuredProvider) Deregister(ctx context.Context, lb string, vm infra.V
 	return measureError(ctx, m, "deregister", func(ctx context.Context) error {
 		return m.balancers.Deregister(ctx, lb, vm)
 	})
+}
+
+func (m *measuredProvider) MemberHealth(ctx context.Context, lb string, vms []infra.VM) (
+	map[string]infra.MemberHealth, error) {
+	return measureCall(ctx, m, "load_balancer_health",
+		func(ctx context.Context) (map[string]infra.MemberHealth, error) {
+			return m.members.MemberHealth(ctx, lb, vms)
+		})
 }
 
 func (m *measuredProvider) Resolve(ctx context.Context, query infra.ImageQuery) (string, error) {

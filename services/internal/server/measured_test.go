@@ -30,6 +30,8 @@ var (
 	_ infra.Images          = (*fullProvider)(nil)
 	_ infra.UserdataRemover = (*fullProvider)(nil)
 	_ infra.Verifier        = (*fullProvider)(nil)
+
+	_ infra.LoadBalancerHealth = (*fullProvider)(nil)
 )
 
 func (p *fullProvider) Create(ctx context.Context, _ infra.CreateRequest) (infra.VM, error) {
@@ -79,6 +81,11 @@ func (p *fullProvider) Register(ctx context.Context, _ string, _ infra.VM) error
 func (p *fullProvider) Deregister(ctx context.Context, _ string, _ infra.VM) error {
 	p.last = ctx
 	return infra.Throttled
+}
+func (p *fullProvider) MemberHealth(ctx context.Context, _ string, _ []infra.VM) (map[string]infra.MemberHealth,
+	error) {
+	p.last = ctx
+	return nil, infra.Throttled
 }
 func (p *fullProvider) Resolve(ctx context.Context, _ infra.ImageQuery) (string, error) {
 	p.last = ctx
@@ -167,6 +174,7 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	evidence, _ := infra.Capability[infra.MachineEvidence](provider)
 	capacity, _ := infra.Capability[infra.SubnetCapacity](provider)
 	balancers, _ := infra.Capability[infra.LoadBalancers](provider)
+	members, _ := infra.Capability[infra.LoadBalancerHealth](provider)
 	images, _ := infra.Capability[infra.Images](provider)
 	types, _ := infra.Capability[infra.InstanceTypes](provider)
 	ctx := context.Background()
@@ -176,10 +184,11 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	_, _ = capacity.HasRoom(ctx, nil)
 	_ = balancers.Register(ctx, "", infra.VM{})
 	_ = balancers.Deregister(ctx, "", infra.VM{})
+	_, _ = members.MemberHealth(ctx, "", nil)
 	_, _ = images.Resolve(ctx, infra.ImageQuery{})
 	_, _ = types.DescribeType(ctx, "")
 	want := map[string]int{"acquire_address": 1, "release_address": 1, "machine_state": 1, "subnet_capacity": 1,
-		"register": 1, "deregister": 1, "resolve_image": 1, "describe_type": 1}
+		"register": 1, "deregister": 1, "resolve_image": 1, "describe_type": 1, "load_balancer_health": 1}
 	if !reflect.DeepEqual(calls, want) {
 		t.Errorf("counted %v, want %v", calls, want)
 	}

@@ -172,6 +172,8 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 // unhealthyReason says why an instance is not healthy.
 func unhealthyReason(p *plan.Instance, report *Report) string {
 	switch {
+	case p.FailedCheck != "" && p.FailedCheck == p.Balancer.Failed:
+		return "unhealthy in " + p.FailedCheck
 	case p.FailedCheck != "":
 		return "health check " + p.FailedCheck
 	case report.Healthy && p.ChecksPending:

@@ -175,7 +175,7 @@ func (w *State) TerminateRequested(id ident.ID) {
 
 // Balanced records whether the instance is registered with every load balancer of its group.
 func (w *State) Balanced(id ident.ID, in bool) {
-	w.change(id, func(i *instance) { i.plan.InLoadBalancers = in })
+	w.change(id, func(i *instance) { i.plan.InLoadBalancers, i.plan.BalancedAt = in, w.opts.Now() })
 }
 
 // FilesSent records the hash of the runtime configuration that was last sent in full.

@@ -195,7 +195,7 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 				have.rolloutFailures = 0
 			}
 		}
-		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) {
+		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) || have.LoadBalancerHealth != g.LoadBalancerHealth {
 			have.registerAgain()
 		}
 		have.Group = g
@@ -239,10 +239,12 @@ func (g *group) currentImage() string {
 }
 
 // registerAgain lets the planner register the group's instances with all load balancers of the group. It registers
-// those that are registered already, too, which changes nothing. Call with mu held.
+// those that are registered already, too, which changes nothing there. Here it begins the time of rule 59 again. Call
+// with mu held.
 func (g *group) registerAgain() {
 	for _, inst := range g.instances {
 		inst.plan.InLoadBalancers = false
+		inst.plan = plan.ForgetBalancerHealth(inst.plan)
 	}
 }
 

@@ -122,14 +122,16 @@ var simple = map[string]string{"compute.instances.get": "", "compute.instances.l
 	"compute.instances.delete": "", "compute.instances.getSerialPortOutput": "", "compute.images.list": "",
 	"compute.subnetworks.get": "", "compute.machineTypes.get": "", "compute.zoneOperations.list": "",
 	"compute.zoneOperations.wait": "compute.zoneOperations.get", "compute.zoneOperations.get": "",
-	"compute.instanceGroups.listInstances": "compute.instanceGroups.list"}
+	"compute.instanceGroups.listInstances":    "compute.instanceGroups.list",
+	"compute.regionBackendServices.getHealth": "compute.regionBackendServices.get"}
 
 // computeNeeds returns the permissions for calls of Compute Engine, from the section IAM Permissions of each method in
 // https://cloud.google.com/compute/docs/reference/rest/v1.
 func (c *Cloud) computeNeeds(call *rest.Call) []need {
 	collection := strings.Split(call.Method, ".")[1]
 	path := compute.Scope(call) + "/" + collection
-	for _, name := range []string{"instance", "instanceGroup", "subnetwork", "machineType", "operation"} {
+	for _, name := range []string{"instance", "instanceGroup", "subnetwork", "machineType", "operation",
+		"backendService"} {
 		if call.Params[name] != "" {
 			path += "/" + call.Params[name]
 		}

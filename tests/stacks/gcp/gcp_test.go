@@ -247,7 +247,8 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "duo", "force_destroy": true, "worker_count": 1,
 		"zones":    map[string]any{"us-central1-a": 0, "us-central1-b": 1},
-		"settings": settings, "server_ready_timeout": 40}
+		"settings": settings, "server_ready_timeout": 40, "worker_commands": scenario.WebCommands,
+		"load_balancer_health": true}
 	stack := lab.NewStack(t, cli(t, *terraformFlag), "gcp/multi-zone", vars, "", c.environment)
 	stack.Apply(t)
 	var out map[string]struct {
@@ -272,11 +273,13 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 	scenario.Converged(t, stack)
 
 	zone := shard{c, "us-central1-a"}
-	s := &scenario.Shard{Cloud: zone, LeaderIP: out["us-central1-a"].LeaderIP}
+	s := &scenario.Shard{Cloud: zone, LeaderIP: out["us-central1-a"].LeaderIP,
+		State: c.state(t, bucket, "duo", "us-central1-a", "nstance-duo-")}
 	if servers := stack.Register(t, "gcp.md", 4, "my-project", fakegcp.Project, "nstance-example-",
 		"nstance-duo-"); !strings.Contains(servers, "us-central1-a="+s.LeaderIP+":8993") {
 		t.Errorf("the page's commands set the servers %q", servers)
 	}
+	s.ReplacesUnhealthyInBalancer(t, 1, func() int { return c.asked("us-central1-a") }, c.machines.Exec)
 	leader := zone.leader()
 	zone.Kill(leader)
 	lab.Eventually(t, scenario.Soon, "the standby leads behind the address of the load balancer", func() string {

@@ -172,6 +172,16 @@ func (c *cloud) addCalls(calls *scenario.Ledger) {
 	}
 }
 
+// asked returns how often the servers of a shard have asked a load balancer for the health of its members.
+func (c *cloud) asked(shard string) (n int) {
+	for _, call := range c.Calls() {
+		if call.Method == "compute.regionBackendServices.getHealth" && strings.Contains(call.Identity, shard) {
+			n++
+		}
+	}
+	return n
+}
+
 // shard is one shard of the cloud, for the scenario.
 type shard struct {
 	*cloud

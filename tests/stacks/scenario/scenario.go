@@ -149,6 +149,45 @@ func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
 	s.Settled(t, size, []string{doomed})
 }
 
+// WebCommands start a web server on port 8080 of a VM, which [Shard.ReplacesUnhealthyInBalancer] ends.
+var WebCommands = []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &",
+	"echo $! >/run/web.pid"}
+
+// ReplacesUnhealthyInBalancer ends the web server of a VM whose load balancer decides too. Its agent reports that all
+// is well, and still it must be replaced. asked returns how often the servers have asked the load balancer, exec runs
+// a command on a VM.
+func (s *Shard) ReplacesUnhealthyInBalancer(t *testing.T, size int, asked func() int,
+	exec func(id string, command ...string) (string, error)) {
+	t.Helper()
+	// The leader must have seen it healthy. Otherwise the verdict counts only after minutes.
+	before := asked()
+	lab.Eventually(t, 2*Soon, "the load balancer is asked twice", func() string {
+		if n := asked(); n < before+2 {
+			return fmt.Sprintf("%d times, %d before", n, before)
+		}
+		return ""
+	})
+	victim := s.Workers()[0]
+	if out, err := exec(victim, "sh", "-c", "kill $(cat /run/web.pid)"); err != nil {
+		t.Fatalf("end the web server: %v\n%s", err, out)
+	}
+	lab.Eventually(t, 2*Soon, victim+" is deleted for its load balancer", func() string {
+		var reason string
+		if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+			if instance.ProviderID == victim {
+				reason = instance.DeleteReason
+			}
+		}); err != nil {
+			return err.Error()
+		}
+		if !strings.Contains(reason, "it is unhealthy in load balancer web: ") {
+			return fmt.Sprintf("the reason of its deletion is %q", reason)
+		}
+		return ""
+	})
+	s.Settled(t, size, []string{victim})
+}
+
 // OutlivesServers scales the servers to zero and back. The VMs must run on without a server, and the new server must
 // replace a VM that was lost in between, and no other.
 func (s *Shard) OutlivesServers(t *testing.T, stack *lab.Stack, vars map[string]any, size int) {

@@ -66,8 +66,13 @@ run "choices" {
     vpc_id               = "vpc-0000000000000000a"
     target_group_arns    = { "web/http" = "arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/web/0123456789abcdef" }
     tags                 = { team = "a" }
+    load_balancer_health = true
   }
 
+  assert {
+    condition     = [for s in jsondecode(output.server_policies["one"]).Statement : contains(s.Action, "elasticloadbalancing:DescribeTargetHealth") if s.Sid == "Describe"] == [true]
+    error_message = "the servers cannot read the health of targets"
+  }
   assert {
     condition     = aws_iam_role.server["one"].name == "mine-nstance-server-one" && aws_iam_role.server["one"].path == "/nstance/" && aws_iam_role.agent.permissions_boundary == var.permissions_boundary && aws_iam_role.server["one"].permissions_boundary == var.permissions_boundary
     error_message = "roles are not as asked for"

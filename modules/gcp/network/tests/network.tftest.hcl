@@ -80,6 +80,10 @@ run "choices" {
     error_message = "the backend services are ${jsonencode(google_compute_region_backend_service.balancer)}"
   }
   assert {
+    condition     = output.network.load_balancers.web.backend_services == [for key in ["dns", "http"] : google_compute_region_backend_service.balancer["web/${key}"].name]
+    error_message = "the backend services are ${jsonencode(output.network.load_balancers)}"
+  }
+  assert {
     condition     = output.network.load_balancers.web.instance_groups == { us-central1-a = "example-lb-web", us-central1-b = "example-lb-web" } && output.network.load_balancers.web.sources == tolist(["0.0.0.0/0"])
     error_message = "the load balancers are ${jsonencode(output.network.load_balancers)}"
   }

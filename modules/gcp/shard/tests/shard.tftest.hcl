@@ -118,13 +118,17 @@ run "balanced_groups" {
       vpc     = "projects/my-project/global/networks/example"
       subnets = { servers = { us-central1 = [{ link = "projects/my-project/regions/us-central1/subnetworks/servers", leader_ipv4_cidr = "10.0.2.0/28" }] } }
       load_balancers = {
-        web   = { address = "203.0.113.1", sources = ["0.0.0.0/0"], instance_groups = { us-central1-a = "example-lb-web" }, ports = [{ protocol = "tcp", port = 8080 }] }
+        web   = { address = "203.0.113.1", sources = ["0.0.0.0/0"], instance_groups = { us-central1-a = "example-lb-web" }, backend_services = ["example-lb-web-http"], ports = [{ protocol = "tcp", port = 8080 }] }
         other = { address = "203.0.113.2", sources = ["0.0.0.0/0"], instance_groups = { us-central1-b = "example-lb-other" }, ports = [{ protocol = "tcp", port = 8081 }] }
       }
     }
     load_balancers = { own = { instance_group_name = "mine" } }
   }
 
+  assert {
+    condition     = nstance_shard.this.load_balancers.web.backend_service_names == tolist(["example-lb-web-http"]) && nstance_shard.this.load_balancers.own.backend_service_names == null
+    error_message = "the load balancers are ${jsonencode(nstance_shard.this.load_balancers)}"
+  }
   assert {
     condition     = { for name, lb in nstance_shard.this.load_balancers : name => lb.instance_group_name } == { web = "example-lb-web", own = "mine" }
     error_message = "the load balancers are ${jsonencode(nstance_shard.this.load_balancers)}"

@@ -2402,7 +2402,7 @@ type InstanceVerdict struct {
 	Work string `protobuf:"bytes,6,opt,name=work,proto3" json:"work,omitempty"`
 	// When the drain of an instance that is being deleted ends at the latest.
 	DrainDeadline *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=drain_deadline,json=drainDeadline,proto3" json:"drain_deadline,omitempty"`
-	// The health check that fails, with its reason; empty: none.
+	// The health check that fails, or the load balancer that calls the instance unhealthy, with the reason; empty: none.
 	FailedCheck   string `protobuf:"bytes,8,opt,name=failed_check,json=failedCheck,proto3" json:"failed_check,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -60,6 +60,9 @@ type TargetGroups struct {
 	TargetGroupARNs []string `json:"target_group_arns,omitempty" rule:"required"`
 }
 
+// MissingForHealth implements [cloud.HealthSource]: target groups tell the health of their targets.
+func (TargetGroups) MissingForHealth() string { return "" }
+
 func checkOptions(options map[string]string) []cloud.Problem {
 	var found []cloud.Problem
 	for _, name := range slices.Sorted(maps.Keys(options)) {

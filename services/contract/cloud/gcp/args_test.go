@@ -179,8 +179,8 @@ func TestPlaces(t *testing.T) {
 		{LeaderAddress{SecondaryRange: "Leader"}.Check(LeaderAlias), `secondary_range: "Leader" is not a name`},
 		{LeaderAddress{SecondaryRange: "x"}.Check(LeaderLoadBalancer),
 			`secondary_range: is for kind alias only`},
-		{InstanceGroup{"workers"}.Check(""), ""},
-		{InstanceGroup{strings.Repeat("w", 64)}.Check(""), `instance_group_name: "www`},
+		{InstanceGroup{InstanceGroupName: "workers"}.Check(""), ""},
+		{InstanceGroup{InstanceGroupName: strings.Repeat("w", 64)}.Check(""), `instance_group_name: "www`},
 	} {
 		var got []string
 		for _, p := range test.problems {

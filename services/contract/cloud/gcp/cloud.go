@@ -79,14 +79,29 @@ func (a LeaderAddress) Check(kind string) []cloud.Problem {
 type InstanceGroup struct {
 	// Google Cloud: the unmanaged instance group.
 	InstanceGroupName string `json:"instance_group_name,omitempty" rule:"required"`
+	// Google Cloud: the regional backend services that have the instance group. load_balancer_health needs them.
+	BackendServiceNames []string `json:"backend_service_names,omitempty"`
 }
 
 // Check implements [cloud.Checker].
-func (g InstanceGroup) Check(string) []cloud.Problem {
-	if g.InstanceGroupName == "" || resourceName.MatchString(g.InstanceGroupName) {
-		return nil
+func (g InstanceGroup) Check(string) (found []cloud.Problem) {
+	if g.InstanceGroupName != "" && !resourceName.MatchString(g.InstanceGroupName) {
+		found = append(found, cloud.Problem{Path: []any{"instance_group_name"}, Message: notAName(g.InstanceGroupName)})
 	}
-	return []cloud.Problem{{Path: []any{"instance_group_name"}, Message: notAName(g.InstanceGroupName)}}
+	for i, name := range g.BackendServiceNames {
+		if name != "" && !resourceName.MatchString(name) {
+			found = append(found, cloud.Problem{Path: []any{"backend_service_names", i}, Message: notAName(name)})
+		}
+	}
+	return found
+}
+
+// MissingForHealth implements [cloud.HealthSource].
+func (g InstanceGroup) MissingForHealth() string {
+	if len(g.BackendServiceNames) == 0 {
+		return "backend_service_names"
+	}
+	return ""
 }
 
 // resourceName matches names of Compute Engine resources (RFC 1035). Instance IDs match too.

@@ -74,6 +74,8 @@ var (
 	_ infra.Configurer      = (*Provider)(nil)
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
+
+	_ infra.LoadBalancerHealth = (*Provider)(nil)
 )
 
 // New makes a provider with the given clients. It sends no requests.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
 	"github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2/types"
 
@@ -47,6 +48,48 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 		}
 		return classify(what+" at "+arn, "DeregisterTargets", tries, err)
 	})
+}
+
+// MemberHealth implements infra.LoadBalancerHealth, with one call for each target group. Only the states healthy and
+// unhealthy are verdicts. An instance is healthy if no target group calls it unhealthy.
+//
+// https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html
+func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (map[string]infra.MemberHealth, error) {
+	what := "ask for the health in load balancer " + lb
+	arns, ok := p.targetGroups(lb)
+	if !ok {
+		return nil, refused(what, "the configuration has no such load balancer of provider aws")
+	}
+	members := map[string]infra.MemberHealth{}
+	err := each(arns, func(arn string) error {
+		ctx, tries := withAttempts(ctx)
+		out, err := p.cfg.ELB.DescribeTargetHealth(ctx, &elbv2.DescribeTargetHealthInput{TargetGroupArn: &arn})
+		if err != nil {
+			return classify(what+" at "+arn, "DescribeTargetHealth", tries, err)
+		}
+		for _, d := range out.TargetHealthDescriptions {
+			if d.Target != nil && d.TargetHealth != nil {
+				addTarget(members, sdk.ToString(d.Target.Id), d.TargetHealth)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return members, nil
+}
+
+// addTarget adds the health of one target to that of others. An internal error is a fault of the load balancer.
+func addTarget(members map[string]infra.MemberHealth, id string, health *types.TargetHealth) {
+	known, decided := members[id]
+	switch {
+	case health.State == types.TargetHealthStateEnumHealthy && !decided:
+		members[id] = infra.MemberHealth{Healthy: true}
+	case health.State == types.TargetHealthStateEnumUnhealthy && (!decided || known.Healthy) &&
+		health.Reason != types.TargetHealthReasonEnumInternalError:
+		members[id] = infra.MemberHealth{Reason: string(health.Reason)}
+	}
 }
 
 func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {

@@ -49,6 +49,8 @@ type ELB interface {
 		*elbv2.RegisterTargetsOutput, error)
 	DeregisterTargets(context.Context, *elbv2.DeregisterTargetsInput, ...func(*elbv2.Options)) (
 		*elbv2.DeregisterTargetsOutput, error)
+	DescribeTargetHealth(context.Context, *elbv2.DescribeTargetHealthInput, ...func(*elbv2.Options)) (
+		*elbv2.DescribeTargetHealthOutput, error)
 }
 
 // AutoScaling lists the methods of Amazon EC2 Auto Scaling that a server's health report uses.
@@ -91,6 +93,8 @@ var Calls = []Call{
 		"an instance becomes healthy"},
 	{"elasticloadbalancing", "DeregisterTargets", []string{"elasticloadbalancing:DeregisterTargets"},
 		"an instance is drained or gone"},
+	{"elasticloadbalancing", "DescribeTargetHealth", []string{"elasticloadbalancing:DescribeTargetHealth"},
+		"a template has load_balancer_health"},
 	{"autoscaling", "CompleteLifecycleAction", []string{"autoscaling:CompleteLifecycleAction"},
 		"a new server is ready, or does not become ready in time"},
 	{"autoscaling", "SetInstanceHealth", []string{"autoscaling:SetInstanceHealth"},

@@ -25,6 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
+	fakeelb "github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
 )
 
 const (
@@ -47,13 +48,18 @@ type testCloud struct {
 	image              string
 
 	throttled sync.Map // names of throttled calls
+	unhealthy sync.Map // IDs of instances that fail the health checks of load balancers
 }
 
 func newTestCloud(t testing.TB) *testCloud {
 	t.Helper()
 	r := &testCloud{t: t}
 	var err error
-	if r.cloud, err = fakeaws.New(fakeaws.Config{Now: r.now}); err != nil {
+	if r.cloud, err = fakeaws.New(fakeaws.Config{Now: r.now, HealthEvery: 10 * time.Millisecond,
+		Probe: func(_ context.Context, target fakeelb.Target) bool {
+			_, unhealthy := r.unhealthy.Load(target.ID)
+			return !unhealthy
+		}}); err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewServer(r.cloud)

@@ -45,13 +45,21 @@ func TestConformance(t *testing.T) {
 		r := newTestCloud(t)
 		names := map[string]string{"small": "t3.small", "large": "t3.large", "subnet-a": r.a, "subnet-b": r.b}
 		open := func() infra.Provider { return translated{r.open(nil), names} }
+		first := translated{r.open(nil), names}
 		return infratest.Harness{
-			Provider: open(),
-			Kill:     func(_ *testing.T, vm infra.VM) { r.cloud.EC2().Kill(vm.ProviderID) },
-			Settle:   func(*testing.T) { r.cloud.EC2().Settle() },
-			Adapt:    func(req *infra.CreateRequest) { req.Args = map[string]any{"ImageId": r.image} },
-			Reopen:   func(*testing.T) infra.Provider { return open() },
-			Unknown:  "i-0123456789abcdef0",
+			Provider: first,
+			Balance: func(t *testing.T) (string, func(*testing.T, infra.VM, bool)) {
+				arn := r.balancer(t)
+				balancer := config.LoadBalancer{Provider: "aws"}
+				balancer.TargetGroupARNs = []string{arn}
+				first.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"web": balancer}})
+				return "web", func(t *testing.T, vm infra.VM, healthy bool) { r.setHealth(t, arn, vm, healthy) }
+			},
+			Kill:    func(_ *testing.T, vm infra.VM) { r.cloud.EC2().Kill(vm.ProviderID) },
+			Settle:  func(*testing.T) { r.cloud.EC2().Settle() },
+			Adapt:   func(req *infra.CreateRequest) { req.Args = map[string]any{"ImageId": r.image} },
+			Reopen:  func(*testing.T) infra.Provider { return open() },
+			Unknown: "i-0123456789abcdef0",
 			// A tag is XML text without control characters. EC2 accepts everything else. EC2 does not guarantee to
 			// preserve leading and trailing spaces.
 			OddTags: []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d % <&>",

@@ -1,12 +1,14 @@
 package gcp
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 	"github.com/nstance-kit/nstance/services/contract/googlecloud"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -73,9 +75,52 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 	return err
 }
 
+// MemberHealth implements infra.LoadBalancerHealth, with one call for each backend service. A backend service has a
+// verdict for each of its forwarding rules. An instance is healthy if none calls it unhealthy.
+//
+// https://cloud.google.com/compute/docs/reference/rest/v1/regionBackendServices/getHealth
+func (p *Provider) MemberHealth(ctx context.Context, lb string, vms []infra.VM) (map[string]infra.MemberHealth,
+	error) {
+	what := "ask for the health in load balancer " + lb
+	group, ok := p.balancer(lb)
+	if !ok || len(group.BackendServiceNames) == 0 {
+		return nil, refused(what, "the configuration has no such load balancer of provider gcp with "+
+			"backend_service_names")
+	}
+	ids := map[string]string{} // by name, which is all that the answer has
+	for _, vm := range vms {
+		ids[vm.Tags.Instance.String()] = vm.ProviderID
+	}
+	members := map[string]infra.MemberHealth{}
+	for _, service := range group.BackendServiceNames {
+		statuses, err := p.api.groupHealth(ctx, service, group.InstanceGroupName)
+		if err != nil {
+			return nil, p.classify(what+" at "+service, "regionBackendServices.getHealth", err)
+		}
+		for _, status := range statuses {
+			id, asked := ids[status.Instance[strings.LastIndexByte(status.Instance, '/')+1:]]
+			_, decided := members[id]
+			switch state := cmp.Or(status.HealthState, status.Ipv6HealthState); {
+			case !asked:
+			case state == "UNHEALTHY":
+				members[id] = infra.MemberHealth{Reason: "UNHEALTHY in " + service}
+			case state == "HEALTHY" && !decided:
+				members[id] = infra.MemberHealth{Healthy: true}
+			}
+		}
+	}
+	return members, nil
+}
+
+// group returns the name of a load balancer's instance group.
 func (p *Provider) group(lb string) (name string, ok bool) {
+	group, ok := p.balancer(lb)
+	return group.InstanceGroupName, ok
+}
+
+func (p *Provider) balancer(lb string) (group contract.InstanceGroup, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	name, ok = p.groups[lb]
-	return name, ok
+	group, ok = p.groups[lb]
+	return group, ok
 }

@@ -45,6 +45,8 @@ var Calls = []Call{
 		"an instance is drained or gone"},
 	{"compute.instanceGroups.listInstances", []string{"compute.instanceGroups.list"},
 		"instance groups are checked; an instance is drained or gone"},
+	{"compute.regionBackendServices.getHealth", []string{"compute.regionBackendServices.get"},
+		"a template has load_balancer_health"},
 	{"compute.images.list", []string{"compute.images.list"}, "images are looked up"},
 	{"compute.machineTypes.get", []string{"compute.machineTypes.get"},
 		"an operator asks for the size of a machine type"},
@@ -202,6 +204,19 @@ func (c client) removeFromGroup(ctx context.Context, group, link string) error {
 		return err
 	}
 	return c.wait(ctx, op)
+}
+
+// groupHealth returns what a regional backend service says about the members of an instance group.
+func (c client) groupHealth(ctx context.Context, service, group string) ([]*compute.HealthStatus, error) {
+	of := &compute.ResourceGroupReference{Group: "https://www.googleapis.com/compute/v1/projects/" + c.project +
+		"/zones/" + c.zone + "/instanceGroups/" + group}
+	health, err := googlecloud.Repeat(ctx, func() (*compute.BackendServiceGroupHealth, error) {
+		return c.service.RegionBackendServices.GetHealth(c.project, regionOf(c.zone), service, of).Context(ctx).Do()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return health.HealthStatus, nil
 }
 
 func (c client) images(ctx context.Context, project string) (all []*compute.Image, err error) {

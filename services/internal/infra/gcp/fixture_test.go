@@ -163,10 +163,32 @@ func wantClass(t *testing.T, what string, err error, class infra.Class, words ..
 	}
 }
 
-func shardWith(balancer string) *config.Shard {
+// balance makes an instance group with a backend service and two forwarding rules. set makes an instance healthy or
+// unhealthy for the second of them.
+func (c *testCloud) balance(group, service string) (set func(vm infra.VM, healthy bool)) {
+	const region = "projects/p/regions/us-central1/"
+	unhealthy := map[string]bool{}
+	c.fake.Do(func() {
+		backend := c.fake.Put("projects/p/zones/us-central1-a/instanceGroups/"+group, map[string]any{"size": 0}).Link()
+		link := c.fake.Put(region+"backendServices/"+service, map[string]any{
+			"backends": []any{map[string]any{"group": backend}}}).Link()
+		for _, ip := range []string{"203.0.113.1", "203.0.113.2"} {
+			c.fake.Put(region+"forwardingRules/"+strings.ReplaceAll(ip, ".", "-"),
+				map[string]any{"backendService": link, "IPAddress": ip})
+		}
+		c.fake.Healthy = func(i compute.Instance, forwarded string) bool {
+			return forwarded != "203.0.113.2" || !unhealthy[i.Name]
+		}
+	})
+	return func(vm infra.VM, healthy bool) {
+		c.fake.Do(func() { unhealthy[vm.Tags.Instance.String()] = !healthy })
+	}
+}
+
+func shardWith(balancer string, services ...string) *config.Shard {
 	shard := &config.Shard{LoadBalancers: map[string]config.LoadBalancer{"web": {Provider: "gcp"}}}
 	lb := shard.LoadBalancers["web"]
-	lb.InstanceGroupName = balancer
+	lb.InstanceGroupName, lb.BackendServiceNames = balancer, services
 	shard.LoadBalancers["web"] = lb
 	shard.Server.SubnetPools = map[string][]string{"main": {"subnet-a"}}
 	return shard

@@ -59,7 +59,7 @@ type Provider struct {
 	keys *signingKeys
 
 	mu     sync.Mutex
-	groups map[string]string // instance groups, by the load balancer's name; replaced as a whole, never modified
+	groups map[string]contract.InstanceGroup // by the load balancer's name; replaced as a whole, never modified
 }
 
 var (
@@ -74,6 +74,8 @@ var (
 	_ infra.Configurer      = (*Provider)(nil)
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
+
+	_ infra.LoadBalancerHealth = (*Provider)(nil)
 )
 
 // New makes a provider. It sends no requests.
@@ -127,10 +129,10 @@ func open(ctx context.Context, env infra.Env) (infra.Provider, error) {
 
 // Configure implements infra.Configurer. It stores the instance group of each load balancer.
 func (p *Provider) Configure(shard *config.Shard) {
-	groups := map[string]string{}
+	groups := map[string]contract.InstanceGroup{}
 	for name, lb := range shard.LoadBalancers {
 		if lb.Provider == contract.Name {
-			groups[name] = lb.InstanceGroupName
+			groups[name] = lb.InstanceGroup
 		}
 	}
 	p.mu.Lock()
@@ -170,7 +172,9 @@ func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 }
 
 // region returns the region of the shard's zone.
-func (p *Provider) region() string { return p.cfg.Zone[:strings.LastIndexByte(p.cfg.Zone, '-')] }
+func (p *Provider) region() string { return regionOf(p.cfg.Zone) }
+
+func regionOf(zone string) string { return zone[:strings.LastIndexByte(zone, '-')] }
 
 // subnetPath returns the path of a subnet that is given by its name, path or URL.
 func (p *Provider) subnetPath(subnet string) string {

@@ -204,6 +204,39 @@ func TestInstanceGroups(t *testing.T) {
 	wantClass(t, "an unknown load balancer", p.Register(t.Context(), "none", vm), infra.Invalid)
 }
 
+// TestBackendServices checks what the verdicts of a load balancer do not cover: a backend service without health checks,
+// one that is gone, and one of another group.
+func TestBackendServices(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	c.balance("web-a", "web-http")
+	c.fake.Do(func() {
+		backend := c.fake.Find("projects/p/zones/us-central1-a/instanceGroups/web-a").Link()
+		c.fake.Put("projects/p/regions/us-central1/backendServices/unused", map[string]any{
+			"backends": []any{map[string]any{"group": backend}}})
+		c.fake.Put("projects/p/regions/us-central1/backendServices/other", map[string]any{"backends": []any{}})
+	})
+	vm := c.create(p, c.request())
+	p.Configure(shardWith("web-a"))
+	if err := p.Register(t.Context(), "web", vm); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		services []string
+		want     infra.Class
+		members  int
+	}{
+		{nil, infra.Invalid, 0}, {[]string{"unused"}, "", 0}, {[]string{"unused", "web-http"}, "", 1},
+		{[]string{"web-http", "gone"}, infra.NotFound, 0}, {[]string{"web-http", "other"}, infra.Invalid, 0},
+	} {
+		p.Configure(shardWith("web-a", test.services...))
+		members, err := p.MemberHealth(t.Context(), "web", []infra.VM{vm})
+		if infra.ClassOf(err) != test.want && (err != nil || test.want != "") || len(members) != test.members {
+			t.Errorf("%v: %v, %v; want %d members, class %q", test.services, members, err, test.members, test.want)
+		}
+	}
+}
+
 func TestImages(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

@@ -17,8 +17,14 @@ func TestConformance(t *testing.T) {
 	infratest.Run(t, func(t *testing.T) infratest.Harness {
 		c := newTestCloud(t)
 		c.fake.MaxPage = 2
+		first := c.open(nil)
 		return infratest.Harness{
-			Provider: c.open(nil),
+			Provider: first,
+			Balance: func(*testing.T) (string, func(*testing.T, infra.VM, bool)) {
+				set := c.balance("web-a", "web-http")
+				first.Configure(shardWith("web-a", "web-http"))
+				return "web", func(_ *testing.T, vm infra.VM, healthy bool) { set(vm, healthy) }
+			},
 			Kill: func(_ *testing.T, vm infra.VM) {
 				c.fake.End(instances+vm.Tags.Instance.String(), "terminated by the guest")
 			},

@@ -30,6 +30,9 @@ type Harness struct {
 	Adapt func(req *infra.CreateRequest)
 	// Reopen, if set, returns the provider as another process sees it.
 	Reopen func(t *testing.T) infra.Provider
+	// Balance, if the provider has the capability LoadBalancerHealth, makes a load balancer and returns its name. set
+	// makes a VM that is registered there healthy or unhealthy, and returns when the load balancer says so.
+	Balance func(t *testing.T) (name string, set func(t *testing.T, vm infra.VM, healthy bool))
 	// Unknown is a well-formed provider ID that belongs to no VM.
 	Unknown string
 	// OddTags are unusual tag values that the provider must return unchanged. nil means a default set.
@@ -56,6 +59,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		"OneLifePerToken":           oneLifePerToken,
 		"KilledIsSeen":              killedIsSeen,
 		"EndedContext":              endedContext,
+		"LoadBalancerHealth":        loadBalancerHealth,
 		"AnotherProcessSeesTheSame": anotherProcessSeesTheSame,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -395,6 +399,58 @@ func endedContext(s *suite) {
 		s.Error("Delete under an ended context claims to have been requested")
 	}
 	s.wantLiving(vm.ProviderID)
+}
+
+func loadBalancerHealth(s *suite) {
+	health, has := infra.Capability[infra.LoadBalancerHealth](s.Provider)
+	if has != (s.Balance != nil) {
+		s.Fatalf("the provider tells the health in load balancers: %t, the harness has a load balancer: %t", has,
+			s.Balance != nil)
+	}
+	if !has {
+		return
+	}
+	balancers, _ := infra.Capability[infra.LoadBalancers](s.Provider)
+	req := s.request()
+	vm, other := s.create(req), s.create(s.request())
+	vm, other = s.await(vm.ProviderID, running), s.await(other.ProviderID, running)
+	_, err := health.MemberHealth(s.Context(), "none", []infra.VM{vm})
+	s.wantClass("an unknown load balancer", err, infra.Invalid)
+	lb, set := s.Balance(s.T)
+	want := func(what string, want map[string]infra.MemberHealth) {
+		s.Helper()
+		got, err := health.MemberHealth(s.Context(), lb, []infra.VM{vm, other})
+		if err != nil {
+			s.Fatalf("%s: %v", what, err)
+		}
+		for id, member := range got {
+			if member.Healthy == (member.Reason != "") {
+				s.Errorf("%s: %s has the verdict %+v", what, id, member)
+			}
+			member.Reason = ""
+			got[id] = member
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			s.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	want("before it is registered", map[string]infra.MemberHealth{})
+	if err := balancers.Register(s.Context(), lb, vm); err != nil {
+		s.Fatalf("Register: %v", err)
+	}
+	for _, healthy := range []bool{true, false, true} {
+		set(s.T, vm, healthy)
+		want("registered", map[string]infra.MemberHealth{vm.ProviderID: {Healthy: healthy}})
+	}
+	ended, cancel := context.WithCancel(s.Context())
+	cancel()
+	if members, err := health.MemberHealth(ended, lb, []infra.VM{vm}); err == nil {
+		s.Errorf("MemberHealth under an ended context answered %v", members)
+	}
+	if err := balancers.Deregister(s.Context(), lb, vm); err != nil {
+		s.Fatalf("Deregister: %v", err)
+	}
+	want("after it is deregistered", map[string]infra.MemberHealth{})
 }
 
 func anotherProcessSeesTheSame(s *suite) {

@@ -72,7 +72,7 @@ func (f *Fleet) start(a plan.Action) {
 	case plan.PushFiles:
 		f.work(vm, plan.Maintaining, f.Write, func() { vm.FilesSent = f.Group.RuntimeHash })
 	case plan.Register:
-		f.work(vm, plan.Maintaining, f.Write, func() { vm.InLoadBalancers = true })
+		f.work(vm, plan.Maintaining, f.Write, func() { vm.InLoadBalancers, vm.BalancedAt = true, f.Now })
 	case plan.ForgetGroup:
 		f.Forgotten = true
 	case plan.RaiseError, plan.ResolveError:
@@ -253,7 +253,7 @@ func (f *Fleet) Crash(landed func() bool) {
 			vm.Work = plan.Idle // a real new leader would settle the call; here the answer of the call does
 		}
 		vm.Failed, vm.MaintenanceFailed, vm.AskFailed, vm.Asking = plan.Failure{}, plan.Failure{}, plan.Failure{}, false
-		vm.FailedCheck, vm.CheckFailedAt = "", time.Time{}
+		vm.FailedCheck, vm.CheckFailedAt, vm.Balancer = "", time.Time{}, plan.BalancerHealth{}
 		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false,
 			time.Time{}
 		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false

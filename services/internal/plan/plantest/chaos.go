@@ -48,6 +48,9 @@ func Random(rng *rand.Rand) *Fleet {
 // Failure is a health check that fails, with its reason.
 const Failure = "web: status 503, want 200"
 
+// Refusal is the verdict of a load balancer.
+const Refusal = "load balancer web: Target.Timeout"
+
 func randomRollout(rng *rand.Rand) config.Rollout {
 	return config.Rollout{Paused: rng.Intn(4) == 0, Canary: rng.Intn(4), HaltOnFailures: rng.Intn(4),
 		BakeTime: config.Duration(rng.Intn(3)) * config.Duration(time.Minute), MaxUnavailable: rng.Intn(3),
@@ -126,6 +129,11 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 			i.EverHealthy = i.EverHealthy || i.Healthy
 			if !i.Healthy && maybe(3) {
 				i.FailedCheck, i.CheckFailedAt = Failure, when(1)
+				if maybe(2) {
+					i.Balancer = plan.BalancerHealth{Rounds: 2, Failed: i.FailedCheck}
+				}
+			} else if maybe(6) {
+				i.Balancer.Rounds = 1
 			}
 			i.PowerOffAt, i.RestartingAt, i.Reboot = when(8), when(8), maybe(2)
 			i.RuntimeHash, i.FilesSent, i.FilesFailed = []string{"", "r1"}[rng.Intn(2)],

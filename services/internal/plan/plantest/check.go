@@ -14,8 +14,8 @@ import (
 
 // voluntary are the causes of deletions that the planner chooses. All other causes follow a loss.
 var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
-	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseHealthCheck: true, plan.CauseExpired: true,
-	plan.CauseDrift: true, plan.CauseReturnToSpot: true}
+	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseHealthCheck: true,
+	plan.CauseLoadBalancer: true, plan.CauseExpired: true, plan.CauseDrift: true, plan.CauseReturnToSpot: true}
 
 // Check checks one decision against the rules that hold for every snapshot. It returns the first violation.
 func Check(s plan.Snapshot, d plan.Decision) error {
@@ -82,7 +82,7 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 				return fmt.Errorf("%+v: in state %s", a, i.State)
 			}
 			if i.OnDemand && slices.Contains([]plan.Cause{plan.CauseScaleDown, plan.CauseUnhealthy,
-				plan.CauseHealthCheck, plan.CauseDrift}, a.Cause) {
+				plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseDrift}, a.Cause) {
 				return fmt.Errorf("%+v: an on-demand instance", a)
 			}
 			marked[i.ID], reasons[i.ID] = a.Cause, a.Reason
@@ -122,9 +122,11 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		}
 		if r, silent := plan.CountSilence(i, s.Settings, s.SilenceFrom, s.Now); r {
 			running++
-			unwell := cause == plan.CauseUnhealthy || cause == plan.CauseHealthCheck
+			unwell := cause == plan.CauseUnhealthy || cause == plan.CauseHealthCheck ||
+				cause == plan.CauseLoadBalancer
 			if silent && (unwell || i.State == record.Deleting && (strings.Contains(i.DeleteReason, "silent") ||
-				strings.Contains(i.DeleteReason, "health check fails"))) {
+				strings.Contains(i.DeleteReason, "health check fails") ||
+				strings.Contains(i.DeleteReason, "unhealthy in load balancer"))) {
 				unhealthy++
 			}
 			if unwell {

@@ -41,6 +41,11 @@ type Fleet struct {
 	NoSpot bool
 	// Fails, if not nil, returns the health check that fails on a VM, with its reason.
 	Fails func(*VM) string
+	// Refuses, if not nil, returns the load balancer that calls a VM unhealthy, with its reason. See
+	// [Fleet.AskBalancers].
+	Refuses func(*VM) string
+	// NoAnswer makes every question to load balancers fail.
+	NoAnswer bool
 	// Broken makes every write fail. Deaf makes every question to the provider fail.
 	Broken, Deaf bool
 	// Spread makes the agents of added instances report at different times. Otherwise they report together.
@@ -86,7 +91,9 @@ type VM struct {
 	Agent, Cut bool
 	Unwell     bool
 	// Fails is the health check that fails, with its reason; "": none.
-	Fails      string
+	Fails string
+	// Refused is the load balancer that calls it unhealthy, with its reason; "": none.
+	Refused    string
 	reportFrom time.Time // reports come once per interval from then on
 }
 
@@ -201,6 +208,7 @@ func (f *Fleet) refresh(vm *VM) {
 	if f.Fails != nil {
 		vm.FailedCheck = cmp.Or(vm.Fails, f.Fails(vm))
 	}
+	vm.FailedCheck = cmp.Or(vm.FailedCheck, vm.Balancer.Failed)
 	if vm.FailedCheck == "" {
 		vm.CheckFailedAt = time.Time{}
 	} else if before == "" {
@@ -214,6 +222,27 @@ func (f *Fleet) refresh(vm *VM) {
 	if vm.FilesSent != "" {
 		vm.RuntimeHash = vm.FilesSent
 	}
+}
+
+// AskBalancers gives the group a load balancer that is asked about its VMs every 20 s.
+func (f *Fleet) AskBalancers() {
+	f.Group.LoadBalancers, f.Group.LoadBalancerHealth = []string{"web"}, true
+	f.after(20*time.Second, 0, f.askBalancers)
+}
+
+func (f *Fleet) askBalancers() {
+	for _, vm := range f.VMs {
+		if !vm.InLoadBalancers || f.NoAnswer {
+			continue
+		}
+		verdict := plan.BalancerVerdict{Failed: vm.Refused}
+		if f.Refuses != nil {
+			verdict.Failed = cmp.Or(vm.Refused, f.Refuses(vm))
+		}
+		verdict.Healthy = verdict.Failed == ""
+		vm.Instance, _ = plan.ApplyBalancerVerdict(vm.Instance, verdict, plan.StartGrace(f.Settings, &f.Group), f.Now)
+	}
+	f.after(20*time.Second, 0, f.askBalancers)
 }
 
 func (vm *VM) speaks() bool { return vm.Agent && !vm.Cut && vm.Truth == plan.ProviderRunning }

@@ -50,9 +50,9 @@ type Compute struct {
 	UseKey func(name string) error
 	// Machines boots the machines of instances. Nil: instances run without machines.
 	Machines Machines
-	// Healthy answers the health checks of managed groups. It runs with the lock held. Nil: running instances are
-	// healthy.
-	Healthy func(Instance) bool
+	// Healthy answers the health checks of managed groups, and those of load balancers, with the address of the
+	// forwarding rule. It runs with the lock held. Nil: running instances are healthy.
+	Healthy func(i Instance, forwarded string) bool
 
 	mu        sync.Mutex
 	kinds     map[string]Kind

@@ -246,7 +246,7 @@ func (c *Compute) healthyInstance(r, instance *Resource) bool {
 	if c.Healthy == nil || len(policies) == 0 {
 		return true
 	}
-	return c.Healthy(c.machineView(instance))
+	return c.Healthy(c.machineView(instance), "")
 }
 
 func (c *Compute) freeName(r *Resource, list []managedInstance) string {

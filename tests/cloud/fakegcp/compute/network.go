@@ -229,7 +229,7 @@ func (c *Compute) addBalancers() {
 				return nil
 			}})
 	}
-	c.addReferring(Kind{Collection: "backendServices", API: "regionBackendServices", Type: "backendService",
+	services := Kind{Collection: "backendServices", API: "regionBackendServices", Type: "backendService",
 		Methods: []string{"insert", "get", "list", "delete", "update", "patch"},
 		Check: func(_ *rest.Call, r *Resource, _ map[string]any) error {
 			setDefaults(r.Body, map[string]any{"sessionAffinity": "NONE", "timeoutSec": 30, "port": 80,
@@ -240,7 +240,11 @@ func (c *Compute) addBalancers() {
 			delete(r.Body, "fingerprint")
 			r.Body["fingerprint"] = Fingerprint(r.Body)
 			return nil
-		}})
+		}}
+	c.addReferring(services)
+	c.Handle("compute.regionBackendServices.getHealth", func(call *rest.Call) (any, error) {
+		return c.backendHealth(call, services)
+	})
 	c.addReferring(Kind{Collection: "addresses", Type: "address", Methods: []string{"insert", "get", "list", "delete",
 		"setLabels"}, Check: c.checkAddress})
 	c.addReferring(Kind{Collection: "forwardingRules", Type: "forwardingRule",
@@ -255,6 +259,41 @@ func (c *Compute) addBalancers() {
 			r.Body["fingerprint"] = Fingerprint(r.Body)
 			return nil
 		}})
+}
+
+// backendHealth says how the members of one of a backend service's groups are, once for each forwarding rule. Without a
+// forwarding rule there are no health checks.
+// https://cloud.google.com/compute/docs/reference/rest/v1/regionBackendServices/getHealth
+func (c *Compute) backendHealth(call *rest.Call, services Kind) (any, error) {
+	service, err := c.Target(call, services)
+	if err != nil {
+		return nil, err
+	}
+	group := c.Find(rest.Text(call.Body, "group"))
+	if group == nil || !refers(service.Body["backends"], group.Link()) {
+		return nil, Invalid("Invalid value for field 'group': '%s'. It is no backend of '%s'.",
+			rest.Text(call.Body, "group"), service.Path)
+	}
+	statuses := []any{}
+	for _, rule := range c.All("", "forwardingRules") {
+		if rest.Text(rule.Body, "backendService") != service.Link() {
+			continue
+		}
+		for _, link := range group.members {
+			i := c.Find(link)
+			if i == nil {
+				continue
+			}
+			state, view, address := "UNHEALTHY", c.machineView(i), rest.Text(rule.Body, "IPAddress")
+			if i.Body["status"] == running && (c.Healthy == nil || c.Healthy(view, address)) {
+				state = "HEALTHY"
+			}
+			statuses = append(statuses, map[string]any{"instance": link, "healthState": state,
+				"ipAddress": rest.Text(view.Interface(), "networkIP"), "forwardingRule": rule.Link(),
+				"forwardingRuleIp": address})
+		}
+	}
+	return map[string]any{"kind": "compute#backendServiceGroupHealth", "healthStatus": statuses}, nil
 }
 
 // checkAddress gives a new address its value.

@@ -258,11 +258,11 @@ func (m *Machines) forward(checks []compute.HealthCheck) {
 
 func checkName(c compute.HealthCheck) string { return fmt.Sprint(c.Instance.ID, " ", c.Forwarded) }
 
-// healthy answers the health check of a managed group from the last results.
-func (m *Machines) healthy(i compute.Instance) bool {
+// healthy answers a health check from the last results.
+func (m *Machines) healthy(i compute.Instance, forwarded string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	failures, known := m.failures[checkName(compute.HealthCheck{Instance: i})]
+	failures, known := m.failures[checkName(compute.HealthCheck{Instance: i, Forwarded: forwarded})]
 	return known && failures < unhealthyAfter
 }
 

@@ -1,0 +1,93 @@
+package plan
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// BalancerHealth is what the load balancers of an instance's group have told this leader about it (rule 59).
+type BalancerHealth struct {
+	// WasHealthy: a load balancer called it healthy, and no other one called it unhealthy then.
+	WasHealthy bool
+	// Refused: when asked last, one called it unhealthy, whether that counts or not.
+	Refused bool
+	// Rounds counts the rounds of questions in a row in which one called it unhealthy, and that counts.
+	Rounds uint8
+	// Failed names the load balancer whose verdict counts, with its reason; "": none.
+	Failed string
+}
+
+// balancerRounds is the number of rounds in a row in which a load balancer must call an instance unhealthy. The clouds'
+// own thresholds come before that.
+const balancerRounds = 2
+
+// BalancerVerdict is what the load balancers of an instance's group say about it.
+type BalancerVerdict struct {
+	// Healthy: one calls it healthy, and none unhealthy. Failed names one that calls it unhealthy, with its reason.
+	// Neither: none has decided.
+	Healthy bool
+	Failed  string
+}
+
+// ApplyBalancerVerdict is rule 59. It returns the instance after its load balancers answered. grace is [StartGrace] of
+// its group. failed: the instance became unhealthy. Once it recovers, it is healthy from its next report on. The drain
+// of an instance that is leaving removes it from load balancers, so its verdict stays.
+func ApplyBalancerVerdict(i Instance, v BalancerVerdict, grace time.Duration, now time.Time) (next Instance,
+	failed bool) {
+	counts := i.Balancer.WasHealthy || !now.Before(i.BalancedAt.Add(grace))
+	switch {
+	case i.isLeaving():
+		return i, false
+	case v.Failed != "" && !counts:
+		i.Balancer.Refused = true // rule 60
+		return i, false
+	case v.Failed == "":
+		was := i.Balancer.WasHealthy || v.Healthy
+		i = ForgetBalancerHealth(i)
+		i.Balancer.WasHealthy = was
+		return i, false
+	}
+	i.Balancer.Refused, i.Balancer.Rounds = true, min(i.Balancer.Rounds+1, balancerRounds)
+	if i.Balancer.Rounds < balancerRounds || i.Balancer.Failed != "" {
+		return i, false // the first reason stays, so that another one is no change
+	}
+	i.Balancer.Failed = v.Failed
+	if i.FailedCheck != "" {
+		return i, false
+	}
+	failed = i.Healthy
+	i.Healthy, i.FailedCheck, i.CheckFailedAt = false, v.Failed, now
+	return i, failed
+}
+
+// ForgetBalancerHealth returns the instance as if its load balancers had told nothing.
+func ForgetBalancerHealth(i Instance) Instance {
+	if i.Balancer.Failed != "" && i.FailedCheck == i.Balancer.Failed {
+		i.FailedCheck, i.CheckFailedAt = "", time.Time{}
+	}
+	i.Balancer = BalancerHealth{}
+	return i
+}
+
+// awaitsBalancer is rule 60: a new instance proves nothing until its load balancers call it healthy. If they do not
+// answer, it waits no longer than it takes until a verdict counts (rule 59). A new leader does not doubt older ones.
+func (g *group) awaitsBalancer(i *Instance) (bool, time.Time) {
+	if !g.Group.LoadBalancerHealth || i.Balancer.WasHealthy || i.RegisteredAt.IsZero() {
+		return false, time.Time{}
+	}
+	grace := StartGrace(g.Settings, &g.Group)
+	switch {
+	case !i.RegisteredAt.Add(grace).After(g.LeaderSince):
+		return false, time.Time{}
+	case i.Balancer.Refused:
+		return true, time.Time{}
+	}
+	over, until := reached(latest(i.RegisteredAt, g.LeaderSince).Add(grace), g.Now)
+	return !over, until
+}
+
+// StartGrace is the time that an instance of a group has until its program must work (rules 52 and 59).
+func StartGrace(s Settings, group *config.Group) time.Duration {
+	return s.RegistrationTimeout + group.StartPeriod()
+}

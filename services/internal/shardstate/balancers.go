@@ -1,0 +1,64 @@
+package shardstate
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// Member is an instance that is registered with load balancers which are asked about it.
+type Member struct {
+	Group     config.GroupKey
+	VM        infra.VM
+	Balancers []string
+}
+
+// Members returns the instances of groups with load_balancer_health that are registered with the group's load
+// balancers. Of the VMs, at least the ProviderID and the instance tag are known.
+func (w *State) Members() (members []Member) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, g := range w.groups {
+		for _, inst := range g.instances {
+			if g.LoadBalancerHealth && inst.plan.InLoadBalancers && inst.plan.ProviderID != "" {
+				vm := inst.vm
+				vm.ProviderID, vm.Tags.Instance = inst.plan.ProviderID, inst.plan.ID
+				members = append(members, Member{g.GroupKey, vm, g.LoadBalancers})
+			}
+		}
+	}
+	return members
+}
+
+// SetVerdicts records what load balancers said in one round of questions. No plan is made with a part of it.
+func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict) {
+	now := w.opts.Now()
+	var events []InstanceEvent
+	changed := false
+	w.mu.Lock()
+	for _, id := range slices.SortedFunc(maps.Keys(verdicts), ident.ID.Compare) {
+		inst := w.instances[id]
+		if inst == nil || !inst.group.LoadBalancerHealth || !inst.plan.InLoadBalancers {
+			continue // its group or its load balancers were changed meanwhile
+		}
+		next, failed := plan.ApplyBalancerVerdict(inst.plan, verdicts[id],
+			plan.StartGrace(w.settings, &inst.group.Group), now)
+		if next == inst.plan {
+			continue
+		}
+		inst.plan, changed = next, true
+		w.touch(inst.group)
+		if failed {
+			events = append(events, w.event(inst, EventUnhealthy, unhealthyReason(&inst.plan, &inst.report)))
+		}
+	}
+	w.mu.Unlock()
+	if changed {
+		w.opts.Wake()
+	}
+	w.emit(events)
+}
