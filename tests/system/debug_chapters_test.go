@@ -91,10 +91,10 @@ func (s *story) leaderChapters() []chapter {
 		heading: "The shard has no leader", inject: s.killServers,
 		settle: func(context.Context) error { return nil },
 		told: told{alerts: []string{"NstanceNoLeader "}, fleet: "connection refused",
-			doctor: []string{"election port", "registration port", "operator port", "agent port"}},
+			doctor: []string{"ports of server-", "operator port in --servers"}},
 		commands: []expectation{
 			{"status", true, []string{"connection refused"}},
-			{"doctor", true, []string{"closed", "firewall", "operator port of server-"}},
+			{"doctor", true, []string{"no port answers", "journalctl -u nstance-server", "ports of server-"}},
 			{"support", false, []string{"shards/dev-1/events.json", "leader of shard dev-1", "bundle.tar.gz: "}},
 		},
 	}}

@@ -110,7 +110,8 @@ func (c Change) Warning() (summary, detail string) {
 			lines = append(lines, fmt.Sprintf(rest, strings.Join(templates, ", ")))
 		}
 	}
-	say("Instances are replaced, in waves of up to max_surge, in the groups: %s.",
+	say("Instances that were made from another configuration are replaced, in waves of up to max_surge, in the "+
+		"groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
 	say("Instances in subnets that leave their pool are replaced, in waves of up to max_surge, in the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.leave, c.leaveTemplates)

@@ -49,7 +49,8 @@ func TestChange(t *testing.T) {
 		}},
 		{"roll", `"kind": "aaa", "arch": "amd64"`, `"kind": "aaa", "arch": "arm64"`,
 			"Instances will be replaced or deleted", []string{
-				"Instances are replaced, in waves of up to max_surge, in the groups: default/w.",
+				"Instances that were made from another configuration are replaced, in waves of up to max_surge, " +
+					"in the groups: default/w.",
 				"Likewise in dynamic groups with the templates: one.",
 			}},
 		{"template that its group overrides", `"args": {"a": 1}`, `"args": {"a": 3}`,

@@ -271,9 +271,19 @@ func TestTranscripts(t *testing.T) {
 		"instance-delete-decrement": {args: "instance delete " + firstID + " --shard us-a --decrement --yes"},
 		"explain-group":             {args: "explain group workers --shard us-a"},
 		"explain-group-quiet":       {args: "explain group batch --all-shards"},
-		"explain-group-json":        {args: "explain group workers --shard us-a -o json"},
-		"explain-group-missing":     {args: "explain group nobody --shard us-a"},
-		"explain-group-bad":         {args: "explain group No/body --shard us-a"},
+		"explain-group-alerts": {args: "explain group batch --shard us-b", b: func(s *fleettest.Shard) {
+			e := s.Explanations["batch"]
+			e.UnhealthyGuard = true
+			e.Errors = []*nstancev1.ErrorEvent{{Kind: "unhealthy_guard", Group: "batch", Message: "2 of 3 fail"},
+				{Kind: "storage", Message: "AccessDenied"}}
+			for _, id := range []string{firstID, secondID} {
+				e.Instances = append(e.Instances, &nstancev1.InstanceVerdict{InstanceId: id, Rule: 11, RuleName: "held",
+					FailedCheck: "disk: exit status 1"})
+			}
+		}},
+		"explain-group-json":    {args: "explain group workers --shard us-a -o json"},
+		"explain-group-missing": {args: "explain group nobody --shard us-a"},
+		"explain-group-bad":     {args: "explain group No/body --shard us-a"},
 		"explain-instance": {args: "explain instance " + firstID + " --all-shards",
 			b: func(s *fleettest.Shard) { s.Instances = nil }},
 		"explain-instance-ended": {args: "explain instance " + secondID + " --shard us-b", b: func(s *fleettest.Shard) {
@@ -283,8 +293,9 @@ func TestTranscripts(t *testing.T) {
 		"events-since-json": {args: "events --instance " + firstID + " --shard us-a -o json"},
 		"events-since-none": {args: "events --kind instance_lost --shard us-b",
 			b: func(s *fleettest.Shard) { s.History = nil }},
-		"events-since-bad":    {args: "events --since=-1s --shard us-a"},
-		"events-instance-bad": {args: "events --instance i-1 --shard us-a"},
+		"events-since-bad":     {args: "events --since=-1s --shard us-a"},
+		"events-changes-group": {args: "events --changes --group workers --shard us-a"},
+		"events-instance-bad":  {args: "events --instance i-1 --shard us-a"},
 		"status": {args: "status", b: func(s *fleettest.Shard) {
 			s.Status.HeirId, s.Status.StandbyIds, s.Status.RefusedEtag = "", nil, "bad"
 			s.Status.Problems = invalid.Problems

@@ -22,6 +22,20 @@ type compared struct {
 	stored, file []byte
 	// before is nil if the bucket has no valid configuration.
 	before, after *config.Shard
+	// applied means that the stored configuration is not valid, and before is the one that a leader applied last.
+	applied bool
+}
+
+// parseBefore parses the stored configuration. If it is not valid, parseBefore takes the one that a leader applied
+// last, without a check of its signature: it only describes a change.
+func (c *compared) parseBefore(ctx context.Context, state *clusterstate.State) {
+	if c.before, _ = config.ParseStored(c.name, c.stored); c.before != nil || c.stored == nil {
+		return
+	}
+	if applied, err := state.UnverifiedApplied(ctx); err == nil {
+		c.before, _ = config.ParseApplied(c.name, applied.Body)
+		c.applied = c.before != nil
+	}
 }
 
 // compare reads a file and the configuration of its shard in the bucket.
@@ -53,7 +67,7 @@ func (a *app) compare(ctx context.Context, b *bucketFlags, path string) (compare
 	if err != nil {
 		return compared{}, err
 	}
-	out.before, _ = config.ParseStored(out.name, out.stored)
+	out.parseBefore(ctx, state)
 	return out, nil
 }
 
@@ -63,7 +77,11 @@ type configPlan struct {
 	// Unchanged means that the bucket has this very configuration.
 	Unchanged bool `json:"unchanged"`
 	// New means that the bucket has no valid configuration of the shard.
-	New           bool     `json:"new"`
+	New bool `json:"new"`
+	// ComparedWithApplied means that the newest configuration is not valid, and that the effects are those of a change
+	// of the applied one.
+	ComparedWithApplied bool `json:"compared_with_applied,omitempty"`
+
 	RollingGroups []string `json:"rolling_groups"` // as the Terraform provider's attribute
 	Effects       []string `json:"effects"`        // on running instances, in words
 	// destructive means that instances are replaced or deleted.
@@ -73,7 +91,7 @@ type configPlan struct {
 // planOf returns what the file of a comparison would do. Without two valid configurations it has no effects.
 func planOf(c compared) configPlan {
 	plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
-		RollingGroups: []string{}, Effects: []string{}}
+		ComparedWithApplied: c.applied, RollingGroups: []string{}, Effects: []string{}}
 	if c.before != nil && c.after != nil {
 		change := config.ChangeOf(c.before, c.after, false)
 		plan.RollingGroups = append(plan.RollingGroups, change.Rolling()...)
@@ -90,7 +108,8 @@ func (a *app) configPlanCommand() *cobra.Command {
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
 		Long: `Compares a file with the shard's configuration in the bucket, and shows which groups
 would roll, which would get new files, and which would be emptied. The Terraform provider
-computes rolling_groups with the same code. Changes nothing.`,
+computes rolling_groups with the same code. If the bucket's newest configuration is not
+valid, it compares with the one that a leader applied last. Changes nothing.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
 	}
@@ -112,6 +131,10 @@ computes rolling_groups with the same code. Changes nothing.`,
 }
 
 func (p configPlan) write(w io.Writer) {
+	if p.ComparedWithApplied {
+		fmt.Fprintf(w, "%s: the newest configuration in the bucket is not valid, so this compares with the applied "+
+			"one.\n", p.Shard)
+	}
 	switch {
 	case p.Unchanged:
 		fmt.Fprintf(w, "%s: the bucket has this configuration already.\n", p.Shard)

@@ -34,7 +34,7 @@ func TestConfigPlan(t *testing.T) {
 	changed := strings.Replace(string(text), `"arch": "amd64"`, `"arch": "arm64"`, 1)
 	writeFile(t, path, []byte(changed))
 	got := parse[configPlan](t, b.must(t, b.args("config", "plan", path, "-o", "json")...))
-	if len(got.RollingGroups) == 0 || !strings.HasPrefix(got.Effects[0], "Instances are replaced") ||
+	if len(got.RollingGroups) == 0 || !strings.HasPrefix(got.Effects[0], "Instances that were made from ") ||
 		!strings.Contains(got.Effects[0], got.RollingGroups[0]) {
 		t.Errorf("%+v", got)
 	}
@@ -44,6 +44,43 @@ func TestConfigPlan(t *testing.T) {
 	}
 	writeFile(t, path, []byte("{}"))
 	b.fails(t, exitFailure, "not a valid configuration", b.args("config", "plan", path)...)
+	if _, stderr, code := b.run(t, "config", "plan", exampleConfig(t)); code != exitUsage ||
+		!strings.Contains(stderr, "add --storage-bucket BUCKET") {
+		t.Errorf("without a bucket: exit code %d\n%s", code, stderr)
+	}
+}
+
+// TestConfigPlanWithApplied compares with the applied configuration when the newest one is not valid. Taking the
+// invalid one back needs no confirmation.
+func TestConfigPlanWithApplied(t *testing.T) {
+	b := newBucket(t, "file")
+	b.init(t)
+	path := exampleConfig(t)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.put(t, keys.Config("dev-1"), []byte("{}"))
+	if got := b.must(t, b.args("config", "plan", path)...); !strings.Contains(got, "no valid configuration") {
+		t.Error(got)
+	}
+	content, err := record.Applied{Schema: record.AppliedSchema, Revision: 1, Term: 7, Source: "e1",
+		Body: text}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.put(t, keys.Applied("dev-1"), content)
+	if got := b.must(t, b.args("config", "plan", path)...); !strings.Contains(got, "compares with the applied one") ||
+		!strings.Contains(got, "nothing happens to running instances") {
+		t.Error(got)
+	}
+	rolls := exampleConfig(t, `"arch": "amd64"`, `"arch": "arm64"`)
+	if got := parse[configPlan](t, b.must(t, b.args("config", "plan", rolls, "-o", "json")...)); got.New ||
+		!got.ComparedWithApplied || len(got.RollingGroups) == 0 {
+		t.Errorf("%+v", got)
+	}
+	b.fails(t, exitUsage, "add --yes", b.args("config", "push", rolls)...)
+	b.must(t, b.args("config", "push", path)...)
 }
 
 // TestClusterJournalRetention checks that a change deletes entries older than 30 days, and no others.

@@ -27,7 +27,7 @@ or if another program writes at the same time.
 
 It shows what the change does to running instances, like "config plan", and asks on a
 terminal. Without a terminal it needs --yes if the change replaces or deletes instances,
-or if the configuration in the bucket is not valid, so that nothing can be compared.
+or if the bucket has neither a valid nor an applied configuration to compare with.
 
 With --refresh the shard's leader applies it immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket
@@ -121,7 +121,7 @@ func (a *app) checkPush(ctx context.Context, bucket objstore.Store, c *compared,
 			"another program wrote it; read the current one and push again")
 	}
 	c.stored = stored
-	c.before, _ = config.ParseStored(c.name, stored)
+	c.parseBefore(ctx, state)
 	if c.before != nil && c.before.Cluster.ID != c.after.Cluster.ID {
 		return "", withHint(fmt.Errorf("the bucket holds shard %s of cluster %s, the file is of cluster %s", c.name,
 			c.before.Cluster.ID, c.after.Cluster.ID), "check --storage-bucket and --storage-prefix")

@@ -135,7 +135,7 @@ func TestBucketCommandsAsk(t *testing.T) {
 	}
 	rolls := exampleConfig(t, `"arch": "amd64"`, `"arch": "arm64"`)
 	for line, effect := range map[string]string{
-		"config push " + rolls: "Instances are replaced, in waves of up to max_surge",
+		"config push " + rolls: "are replaced, in waves of up to max_surge",
 		"config push " + exampleConfig(t, `"size": 2`, `"size": 1`): "in the groups that get smaller",
 		"cluster rotate-ca --no-wait":                               "CA and nonce key are replaced",
 		"cluster rotate-workload-ca":                                "workload CA is replaced",

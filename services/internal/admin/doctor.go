@@ -69,7 +69,7 @@ Each problem comes with the next step. The exit status is 1 if there is one.`,
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if s.location.Bucket == "" {
-			return usagef("--storage-bucket is missing")
+			return errNoBucket
 		}
 		saved, err := a.currentContext()
 		if err != nil {
@@ -224,7 +224,10 @@ func lockWritten(ctx context.Context, bucket objstore.Store, shard string) time.
 
 // describeLock judges a lock of some age. The limit is generous: a lock is renewed several times in a lease.
 func (a *app) describeLock(lock record.Lock, err error, age time.Duration) finding {
-	const next = "read the consoles of the servers' machines, and check that server_count is not 0"
+	const (
+		logs = "read the servers' logs (journalctl -u nstance-server -n 30) and the consoles of their machines"
+		next = logs + "; if a module makes the servers, check that server_count is not 0"
+	)
 	age = age.Round(time.Second)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
@@ -235,7 +238,7 @@ func (a *app) describeLock(lock record.Lock, err error, age time.Duration) findi
 		return finding{"leader", false, lock.LeaderID + " has released the lock, and no server has taken it", next}
 	case age > 2*lock.Lease()+time.Minute:
 		return finding{"leader", false, fmt.Sprintf("the lock is stale: %s renewed it %s ago for %s, and no server "+
-			"has taken it", lock.LeaderID, age, lock.Lease()), next}
+			"has taken it", lock.LeaderID, age, lock.Lease()), logs}
 	}
 	return finding{"leader", true, fmt.Sprintf("%s holds the lock in term %d", lock.LeaderID, lock.Term), ""}
 }

@@ -55,7 +55,7 @@ func (a *app) checkPermission(what string, err error) finding {
 		return finding{what, false, err.Error(), a.nextFor(err, "give the credentials this permission; if servers use "+
 			"others, run doctor with those")}
 	}
-	return finding{what, true, "works", ""}
+	return finding{what, true, "works with your credentials (the servers' may differ)", ""}
 }
 
 // writeProbe writes and deletes one object, and returns the time at which the bucket says it was written.

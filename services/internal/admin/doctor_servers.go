@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,46 +26,79 @@ import (
 // portTime limits a connection to one port.
 const portTime = 5 * time.Second
 
+// port is an address of a server, with the name of its check.
+type port struct{ name, addr string }
+
 // checkPorts connects to the addresses in the lock and in --servers.
-func (a *app) checkPorts(ctx context.Context, lock record.Lock, o doctorOptions) (found []finding) {
-	type port struct{ name, addr string }
-	at, who := lock.Addresses, "of "+lock.LeaderID
-	ports := []port{{"election port " + who, at.Election}, {"registration port " + who, at.Registration},
-		{"operator port " + who, at.Operator}, {"agent port " + who, at.Agent}}
+func (a *app) checkPorts(ctx context.Context, lock record.Lock, o doctorOptions) []finding {
+	at := lock.Addresses
+	found := a.checkServer(ctx, "of "+lock.LeaderID, []port{{"election port", at.Election},
+		{"registration port", at.Registration}, {"operator port", at.Operator}, {"agent port", at.Agent}})
 	for _, known := range o.servers {
 		for _, addr := range known.Addrs {
 			if known.Name == o.shard && addr != at.Operator {
-				ports = append(ports, port{"operator port in --servers", addr})
+				found = append(found, a.checkServer(ctx, "in --servers", []port{{"operator port", addr}})...)
 			}
-		}
-	}
-	for _, p := range ports {
-		if p.addr != "" {
-			found = append(found, a.checkPort(ctx, p.name+" "+p.addr, p.addr))
 		}
 	}
 	return found
 }
 
-// checkPort connects to a port and looks at the certificate of its server. It sends no request.
-func (a *app) checkPort(ctx context.Context, check, addr string) finding {
+// checkServer connects to the ports of one server. If its machine refuses all of them, they are one finding.
+func (a *app) checkServer(ctx context.Context, who string, ports []port) (found []finding) {
+	var refused []string
+	var closed []int // in found
+	for _, p := range ports {
+		if p.addr == "" {
+			continue
+		}
+		f, err := a.checkPort(ctx, p.name+" "+who+" "+p.addr, p.addr)
+		if err != nil {
+			closed = append(closed, len(found))
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			refused = append(refused, p.addr)
+		}
+		found = append(found, f)
+	}
+	if len(closed) < len(found) { // the server runs
+		for _, n := range closed {
+			found[n].Next = "other ports of this server answer: a firewall or security group drops this one; the " +
+				"election port is closed to all but the servers' machines: run doctor on one of them"
+		}
+	}
+	if len(refused) == 0 || len(refused) < len(found) {
+		return found
+	}
+	check := found[0].Check
+	if len(found) > 1 {
+		check = "ports " + who
+	}
+	return []finding{{check, false, "no port answers: its process is probably not running (connection refused: " +
+		strings.Join(refused, ", ") + ")",
+		"on its machine: journalctl -u nstance-server -n 30, and doctor with --cache-dir for its disk"}}
+}
+
+// checkPort connects to a port and looks at the certificate of its server. It sends no request. The error is that of
+// the connection.
+func (a *app) checkPort(ctx context.Context, check, addr string) (finding, error) {
 	const next = "is the server running, and does a firewall or security group permit it from here? nstance-admin " +
 		"server list shows the servers once there is a leader"
 	ctx, cancel := context.WithTimeout(ctx, portTime)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return finding{check, false, "closed: " + err.Error(), next}
+		return finding{check, false, "closed: " + err.Error(), next}, err
 	}
 	defer conn.Close()
 	client := tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
 		InsecureSkipVerify: true}) //nolint:gosec // it only looks at the certificate, which may be bad
 	if err := client.HandshakeContext(ctx); err != nil {
 		return finding{check, false, "open, but it does not answer with TLS: " + err.Error(),
-			"is it a port of nstance-server?"}
+			"is it a port of nstance-server?"}, nil
 	}
-	return a.describeEnd(check, client.ConnectionState().PeerCertificates[0], 0,
-		"restart the server: it gets a certificate when it starts, and renews it while its clock and the CA are right")
+	return a.describeEnd(check, client.ConnectionState().PeerCertificates[0], 0, "restart the server: it gets a "+
+		"certificate when it starts, and renews it while its clock and the CA are right"), nil
 }
 
 // runbooks is where the pages for alerts are.

@@ -254,10 +254,15 @@ func TestDoctorFindsFaults(t *testing.T) {
 		"closed port": {"file", func(t *testing.T, p *patient) {
 			p.lock.Addresses.Agent = closedPort(t)
 			p.putLock(t)
-		}, []string{"agent port of server-1"}, "closed", "firewall"},
+		}, []string{"agent port of server-1"}, "closed", "other ports of this server answer: a firewall"},
 		"closed port in --servers": {"file", func(t *testing.T, p *patient) {
 			p.extra = []string{"--servers", "dev-1=" + closedPort(t) + ",dev-2=127.0.0.1:1"}
-		}, []string{"operator port in --servers"}, "closed", "firewall"},
+		}, []string{"operator port in --servers"}, "connection refused", "journalctl -u nstance-server"},
+		"closed ports of a server": {"file", func(t *testing.T, p *patient) {
+			p.lock.Addresses = record.LockAddresses{Election: closedPort(t), Registration: closedPort(t),
+				Operator: closedPort(t), Agent: closedPort(t)}
+			p.putLock(t)
+		}, []string{"ports of server-1"}, "no port answers: its process is probably not running", "--cache-dir"},
 		"another program at the port": {"file", func(t *testing.T, p *patient) {
 			server := httptest.NewServer(http.NotFoundHandler())
 			t.Cleanup(server.Close)

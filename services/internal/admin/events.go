@@ -40,14 +40,17 @@ for the state at the beginning, which ends with an event of type snapshot_end pe
 	cmd.Flags().StringSliceVar(&filter.Kinds, "kind", nil,
 		"print events of this kind, such as instance_created; may be repeated")
 	cmd.Flags().StringVar(&filter.Cause, "cause", "", "print events with this cause, such as unhealthy")
-	for _, name := range []string{"since", "group", "instance", "kind", "cause"} {
-		cmd.MarkFlagsMutuallyExclusive("changes", name)
-	}
 	s := scopeFlags(cmd)
 	f := outputFlag(cmd)
 	cmd.Flags().Lookup(
 		"output").Usage = "how to show it: table, json (an object on each line) or yaml (a document for each)"
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, name := range []string{"since", "group", "instance", "kind", "cause"} {
+			if changes && cmd.Flags().Changed(name) {
+				return &usageError{err: fmt.Errorf("--changes follows new events, but --%s prints the journal", name),
+					hint: "leave one of them out"}
+			}
+		}
 		if since != 0 || filter.Group+filter.InstanceID+filter.Cause != "" || len(filter.Kinds) > 0 {
 			return a.history(cmd, s, *f, since, filter)
 		}

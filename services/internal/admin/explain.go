@@ -92,7 +92,7 @@ func (a *app) writeExplanation(w io.Writer, shard string, e *fleet.Explanation) 
 		facts = append(facts, fact{"Rollout waits", waits})
 	}
 	if e.UnhealthyGuard {
-		facts = append(facts, fact{"Guard", "too many instances are silent: none of them is replaced (rule 26)"})
+		facts = append(facts, fact{"Guard", e.GuardText()})
 	}
 	for _, err := range e.Errors {
 		facts = append(facts, fact{"Error", fmt.Sprintf("%s: %s (since %s)", err.Kind, err.Reason, stamp(err.At))})
@@ -103,7 +103,7 @@ func (a *app) writeExplanation(w io.Writer, shard string, e *fleet.Explanation) 
 	}
 	fmt.Fprintln(w)
 	if len(e.Actions) == 0 {
-		fmt.Fprintln(w, "Nothing is to be done now.")
+		fmt.Fprintln(w, printable(e.Idle()))
 	} else if err := writeTable(w, a.style.out, []string{"NEXT", "INSTANCE", "REPLACES", "BY", "WHY"},
 		actionRows(e.Actions)); err != nil {
 		return err

@@ -34,8 +34,8 @@ func TestPageLock(t *testing.T) {
 	}{
 		{0, false, "the lease of server-1 has not ended", ""},
 		{30 * time.Second, false, "the lease of server-1 has ended: another server takes over now", "start a server"},
-		{time.Hour, false, "the lock is stale: server-1 renewed it 1h0m", "read the consoles"},
-		{0, true, "server-1 has released the lock, and no server has taken it", "read the consoles"},
+		{time.Hour, false, "the lock is stale: server-1 renewed it 1h0m", "read the servers' logs"},
+		{0, true, "server-1 has released the lock, and no server has taken it", "read the servers' logs"},
 	} {
 		p.lock.Released = test.released
 		p.putLock(t)

@@ -43,12 +43,15 @@ func (b *bucketFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&b.timeout, "storage-timeout", storageTime, "how long the command may take with the bucket")
 }
 
+// errNoBucket says which flag to add.
+var errNoBucket = &usageError{err: errors.New("--storage-bucket is missing"), hint: "add --storage-bucket BUCKET"}
+
 // open opens the bucket. If create is set, it creates a missing directory. The returned context ends with the timeout.
 func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, context.Context, context.CancelFunc,
 	error) {
 	switch {
 	case b.location.Bucket == "":
-		return nil, nil, nil, usagef("--storage-bucket is missing")
+		return nil, nil, nil, errNoBucket
 	case b.timeout <= 0:
 		return nil, nil, nil, usagef("--storage-timeout %s is not more than zero", b.timeout)
 	}

@@ -43,7 +43,7 @@ func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.Expl
 			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck})
 	}
 	for _, event := range c.state().Standing(c.tenant) {
-		if event.Tenant == key.Tenant && event.Group == key.Group {
+		if event.Group == "" || event.Tenant == key.Tenant && event.Group == key.Group {
 			answer.Errors = append(answer.Errors, errorEvent(event))
 		}
 	}

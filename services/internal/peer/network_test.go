@@ -49,10 +49,15 @@ func source(t *testing.T, c *transporttest.Cluster, shard, server string) *trans
 
 func start(t *testing.T, c *transporttest.Cluster, shard, id string) *node {
 	t.Helper()
+	return startLogged(t, c, shard, id, slog.DiscardHandler)
+}
+
+func startLogged(t *testing.T, c *transporttest.Cluster, shard, id string, log slog.Handler) *node {
+	t.Helper()
 	n := &node{self: election.Peer{ID: id, Incarnation: id + "-1"}, source: source(t, c, shard, id)}
 	n.network = New(Options{Self: n.self, Shard: shard, Source: func() *transport.Source {
 		return n.source
-	}, Log: slog.New(slog.DiscardHandler),
+	}, Log: slog.New(log),
 		Sleep: func(ctx context.Context, d time.Duration) error {
 			timer := time.NewTimer(min(d, 10*time.Millisecond))
 			defer timer.Stop()
@@ -156,6 +161,50 @@ func TestStandbyNoticesTheEndOfALeader(t *testing.T) {
 	b.hears(t, f) // the link is up at both ends
 	a.stop()
 	b.hears(t, election.LeaderLinkDown{Leader: a.self})
+}
+
+// loggedMessages is a log that keeps its messages from the level INFO.
+type loggedMessages chan string
+
+func (loggedMessages) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelInfo
+}
+func (m loggedMessages) WithAttrs([]slog.Attr) slog.Handler { return m }
+func (m loggedMessages) WithGroup(string) slog.Handler      { return m }
+func (m loggedMessages) Handle(_ context.Context, r slog.Record) error {
+	m <- r.Level.String() + " " + r.Message
+	return nil
+}
+
+// TestMissingLinkIsLogged checks that a follower warns of a link that is missing, not at each attempt, and says when it
+// is back.
+func TestMissingLinkIsLogged(t *testing.T) {
+	c := transporttest.New(t)
+	log := make(loggedMessages, 1000)
+	began := time.Now()
+	a, b := start(t, c, "s", "one"), startLogged(t, c, "s", "two", log)
+	wrong := a.lock()
+	wrong.Incarnation = "one-0" // an earlier process of the same server
+	b.network.Follow(wrong)
+	for range 5 { // attempts
+		a.hears(t, election.LinkUp{Peer: b.self})
+		a.hears(t, election.LinkDown{Peer: b.self})
+	}
+	b.network.Follow(a.lock())
+	var warnings int
+	for message := ""; message != "INFO linked to the leader"; {
+		select {
+		case message = <-log:
+		case <-time.After(20 * time.Second):
+			t.Fatal("the log does not say that the link is back")
+		}
+		if message == "WARN no link to the leader" {
+			warnings++
+		}
+	}
+	if most := 2 + int(time.Since(began)/warnEvery); warnings < 1 || warnings > most {
+		t.Errorf("%d warnings, want 1 to %d", warnings, most)
+	}
 }
 
 func TestLinkReconnects(t *testing.T) {
@@ -287,7 +336,7 @@ func TestFollowerChecksTheLeader(t *testing.T) {
 			Election: stranger.addr}},
 		"another server": {LeaderID: "three", Incarnation: "one-1", Addresses: record.LockAddresses{Election: a.addr}},
 	} {
-		err := b.network.connect(t.Context(), lock, make(chan struct{}))
+		err := b.network.connect(t.Context(), lock, make(chan struct{}), func() {})
 		if err == nil || !strings.Contains(err.Error(), "server certificate: it is of") {
 			t.Errorf("%s: %v", name, err)
 		}

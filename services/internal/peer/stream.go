@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"time"
 
@@ -26,7 +25,9 @@ const (
 	// redialAfter is the first pause before another attempt to connect to the holder. The pause doubles up to
 	// redialMost, which is short so that a follower reconnects soon after a partition.
 	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
-	method                  = "/nstance.election.v2.Peers/Link"
+	// warnEvery is the time between two warnings of a link that is missing.
+	warnEvery = time.Minute
+	method    = "/nstance.election.v2.Peers/Link"
 )
 
 // stream is the common part of gRPC's client and server streams.
@@ -122,6 +123,7 @@ func (n *Network) listen(l *link, s stream) error {
 // Run keeps a link to the holder of the lock until ctx ends.
 func (n *Network) Run(ctx context.Context) {
 	pause := redialAfter
+	var since, warned time.Time // since when the link is missing, and the last warning; zero: it is not
 	for ctx.Err() == nil {
 		n.mu.Lock()
 		holder, turned := n.holder, n.turned
@@ -132,24 +134,33 @@ func (n *Network) Run(ctx context.Context) {
 			continue
 		}
 		began := time.Now()
-		err := n.connect(ctx, holder, turned)
+		err := n.connect(ctx, holder, turned, func() {
+			if !since.IsZero() {
+				n.options.Log.Info("linked to the leader", "leader", holder.LeaderID, "after",
+					time.Since(since).Round(time.Millisecond).String())
+			}
+			since, warned = time.Time{}, time.Time{}
+		})
 		if time.Since(began) > redialMost {
 			pause = redialAfter
 		}
 		select {
 		case <-turned:
-			pause = redialAfter
+			pause, warned = redialAfter, time.Time{}
 			continue
 		case <-ctx.Done():
 			return
 		default:
 		}
-		level := slog.LevelDebug
-		if pause == redialAfter { // logged once: everything works without a link, only slower
-			level = slog.LevelInfo
+		now := time.Now()
+		if since.IsZero() {
+			since = now
 		}
-		n.options.Log.Log(ctx, level, "no link to the leader", "leader", holder.LeaderID, "addr",
-			holder.Addresses.Election, "error", err, "again_in", pause.String())
+		if warned.IsZero() || now.Sub(warned) >= warnEvery {
+			warned = now
+			n.options.Log.Warn("no link to the leader", "leader", holder.LeaderID, "addr", holder.Addresses.Election,
+				"error", err, "since", since.UTC().Format(time.RFC3339))
+		}
 		n.wait(ctx, turned, pause)
 		pause = min(2*pause, redialMost)
 	}
@@ -169,8 +180,9 @@ func (n *Network) wait(ctx context.Context, turned <-chan struct{}, d time.Durat
 	_ = n.options.Sleep(ctx, d) // the reason for the end does not matter
 }
 
-// connect opens a link to the holder and keeps it until it ends or the holder changes.
-func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan struct{}) error {
+// connect opens a link to the holder and keeps it until it ends or the holder changes. It calls linked when the link is
+// open.
+func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan struct{}, linked func()) error {
 	conn, err := grpc.NewClient("passthrough:///"+holder.Addresses.Election,
 		grpc.WithTransportCredentials(transport.ClientCredentials(n.options.Source(), holder.LeaderID)),
 		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
@@ -207,6 +219,7 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	l := newLink(from, false)
 	n.add(l)
 	defer n.remove(l)
+	linked()
 	go func() {
 		select {
 		case <-turned: // the holder changed: queued messages are still sent

@@ -423,7 +423,8 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	if got := rolling(t, cli); !slices.Equal(got, []string{"default/workers", "prod/others"}) {
 		t.Errorf("the plan announces a roll of %v", got)
 	}
-	want := "Instances are replaced, in waves of up to max_surge, in the groups: default/workers, prod/others."
+	want := "Instances that were made from another configuration are replaced, in waves of up to max_surge, in the " +
+		"groups: default/workers, prod/others."
 	if !strings.Contains(out, want) {
 		t.Errorf("the output lacks %q:\n%s", want, out)
 	}

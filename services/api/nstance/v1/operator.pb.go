@@ -2181,10 +2181,10 @@ type ExplainGroupResponse struct {
 	BlockedReason string `protobuf:"bytes,5,opt,name=blocked_reason,json=blockedReason,proto3" json:"blocked_reason,omitempty"`
 	// When the group is planned again even if nothing happens.
 	NextPlanAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=next_plan_at,json=nextPlanAt,proto3" json:"next_plan_at,omitempty"`
-	// True while so many instances are silent that none of them is replaced.
+	// True while so many instances are silent or fail a health check that none of them is replaced.
 	UnhealthyGuard bool               `protobuf:"varint,7,opt,name=unhealthy_guard,json=unhealthyGuard,proto3" json:"unhealthy_guard,omitempty"`
 	Instances      []*InstanceVerdict `protobuf:"bytes,8,rep,name=instances,proto3" json:"instances,omitempty"`
-	// The group's active errors.
+	// The active errors of the group and of its shard.
 	Errors []*ErrorEvent `protobuf:"bytes,9,rep,name=errors,proto3" json:"errors,omitempty"`
 	// Why outdated instances are not replaced now, in words; empty when there are none or a wave is under way.
 	RolloutWaits string `protobuf:"bytes,10,opt,name=rollout_waits,json=rolloutWaits,proto3" json:"rollout_waits,omitempty"`

@@ -71,6 +71,11 @@ func refuse(shard string, code codes.Code, hint, format string, args ...any) *Er
 // asError converts any error to an Error.
 func asError(shard string, err error) *Error { return explain(shard, "", err, nil, time.Time{}) }
 
+// doctor returns the command that examines a shard without a leader.
+func doctor(shard string) string {
+	return "nstance-admin doctor --shard " + shard + " --storage-bucket BUCKET"
+}
+
 // explain converts the error of a call at an address to an Error. cause is the reason why no connection could be made,
 // or nil.
 func explain(shard, addr string, err, cause error, now time.Time) *Error {
@@ -92,7 +97,8 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 		e.leader = notLeader.GetOperatorAddr()
 		e.Message = fmt.Sprintf("%s is not the leader", addr)
 		if e.leader == "" {
-			e.Hint = "the shard has no leader at the moment; try again in a few seconds"
+			e.Hint = "the shard has no leader at the moment; try again in a few seconds, or find out why: " +
+				doctor(shard)
 		} else {
 			e.Message += fmt.Sprintf(", %s at %s is", notLeader.GetLeaderId(), e.leader)
 			e.Hint = "leadership is moving; try again in a few seconds"
@@ -111,7 +117,8 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 			e.Hint = "the server refuses the certificate in --identity-dir: is it of this cluster? nstance-admin " +
 				"cluster register-operator makes a new one"
 		case strings.Contains(e.Message, "connection error:"), strings.Contains(e.Message, "error reading from server"):
-			e.Hint = "is a server running there, and is it the operator port (8993 unless configured otherwise)?"
+			e.Hint = "is a server running there, and is it the operator port (8993 unless configured otherwise)? " +
+				doctor(shard) + " checks the shard without a leader"
 		}
 		e.Message = fmt.Sprintf("%s: %s", addr, noise.Replace(e.Message))
 	}

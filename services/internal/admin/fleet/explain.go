@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -27,11 +28,11 @@ type Explanation struct {
 	BlockedReason  string          `json:"blocked_reason,omitempty" jsonschema:"description=Why the group is not at its size"`
 	RolloutWaits   string          `json:"rollout_waits,omitempty" jsonschema:"description=Why outdated instances are not replaced now"`
 	RolloutUntil   time.Time       `json:"rollout_until,omitzero" jsonschema:"description=When that reason ends because of the time alone"`
-	UnhealthyGuard bool            `json:"unhealthy_guard,omitempty" jsonschema:"description=So many instances are silent that none of them is replaced"`
+	UnhealthyGuard bool            `json:"unhealthy_guard,omitempty" jsonschema:"description=So many instances are silent or fail a health check that none of them is replaced"`
 	NextPlanAt     time.Time       `json:"next_plan_at,omitzero" jsonschema:"description=When the group is planned again even if nothing happens"`
 	Actions        []PlannedAction `json:"actions"`
 	Instances      []Verdict       `json:"instances"`
-	Errors         []Event         `json:"errors,omitempty" jsonschema:"description=The active errors of the group"`
+	Errors         []Event         `json:"errors,omitempty" jsonschema:"description=The active alerts of the group and of its shard"`
 }
 
 // PlannedAction is one action of a plan.
@@ -53,6 +54,42 @@ type Verdict struct {
 	Until         time.Time `json:"until,omitzero" jsonschema:"description=When another rule may apply because of the time alone"`
 	Work          string    `json:"work,omitempty" jsonschema:"description=What is under way for it"`
 	DrainDeadline time.Time `json:"drain_deadline,omitzero"`
+	FailedCheck   string    `json:"failed_check,omitempty" jsonschema:"description=The health check or load balancer that calls it unhealthy and the reason"`
+}
+
+// GuardText says why no silent or failing instance is replaced while the guard holds.
+func (e *Explanation) GuardText() string {
+	held, failing, check := 0, 0, ""
+	for _, v := range e.Instances {
+		if v.RuleName != "held" {
+			continue
+		}
+		if held++; v.FailedCheck != "" {
+			failing++
+			check = v.FailedCheck
+		}
+	}
+	what := "are silent, fail a health check or are unhealthy in a load balancer"
+	if held > 0 && failing == held {
+		what = "fail a check (" + check + ")"
+	}
+	return "too many instances " + what + ": none of them is replaced (rule 26)"
+}
+
+// Idle says that the plan has no actions, and names the active alerts.
+func (e *Explanation) Idle() string {
+	var kinds []string
+	for _, err := range e.Errors {
+		kinds = append(kinds, err.Kind)
+	}
+	switch {
+	case len(kinds) > 0:
+		slices.Sort(kinds)
+		return "No action is planned now. Active alerts: " + strings.Join(slices.Compact(kinds), ", ") + "."
+	case e.UnhealthyGuard || e.BlockedReason != "":
+		return "No action is planned now."
+	}
+	return "Nothing is to be done now."
 }
 
 // Explain returns what the leaders would do next for one group. If size is set, they plan as if the group had that
@@ -116,7 +153,7 @@ func viewExplanation(shard, group string, r *nstancev1.ExplainGroupResponse) *Ex
 	}
 	for _, v := range r.GetInstances() {
 		view.Instances = append(view.Instances, Verdict{v.GetInstanceId(), v.GetRule(), v.GetRuleName(), v.GetCause(),
-			at(v.GetUntil()), v.GetWork(), at(v.GetDrainDeadline())})
+			at(v.GetUntil()), v.GetWork(), at(v.GetDrainDeadline()), v.GetFailedCheck()})
 	}
 	for _, e := range r.GetErrors() {
 		view.Errors = append(view.Errors, viewErrorEvent(shard, e))

@@ -107,7 +107,8 @@ func (bucket) Compare(_ context.Context, shard string) (web.Comparison, error) {
 		return web.Comparison{Same: true}, nil
 	}
 	return web.Comparison{Rolling: []string{"default/workers"},
-		Effects: []string{"Instances are replaced, in waves of up to max_surge, in the groups: default/workers."},
+		Effects: []string{"Instances that were made from another configuration are replaced, in waves of up to " +
+			"max_surge, in the groups: default/workers."},
 		Diff: []web.DiffLine{{Text: "--- in force", Class: "removed"}, {Text: "+++ newest", Class: "added"},
 			{Text: "@@ -12,3 +12,3 @@", Class: "position"}, {Text: `     "workers": {`},
 			{Text: `-      "size": 12, "instance_type": "m5.large"`, Class: "removed"},
