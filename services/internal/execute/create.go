@@ -401,11 +401,14 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	}
 	x.refills.busy[pool] = true
 	x.Env.Go("refill reservations", func() {
-		key := shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: pool.Tenant}
+		key := shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: pool.Tenant} // all pools of the tenant share it
+		failed := false
 		for delay := time.Second; ; delay = min(2*delay, time.Minute) {
 			want := ReservePool - x.State.ReservationsLeft(pool)
 			if want <= 0 || !slices.Contains(x.State.Pools(), pool) {
-				x.State.ResolveError(key)
+				if failed {
+					x.State.ResolveError(key)
+				}
 				break
 			}
 			err := x.Env.ForEach(ctx, want, want, func(ctx context.Context, _ int) error {
@@ -418,8 +421,8 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 			if err == nil {
 				continue
 			}
-			if ctx.Err() == nil {
-				x.State.RaiseError(key, fmt.Sprintf("refill reservations: %v", err))
+			if failed = true; ctx.Err() == nil {
+				x.State.KeepError(key, fmt.Sprintf("refill reservations: %v", err))
 			}
 			if x.Env.Sleep(ctx, delay) != nil {
 				break

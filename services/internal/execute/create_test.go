@@ -789,6 +789,29 @@ func TestRefill(t *testing.T) {
 	})
 }
 
+// TestRefillKeepsItsAlert checks that the alert is raised once while the fault stands, although each attempt has another
+// message and another pool of the tenant is filled, and is resolved when the writes succeed.
+func TestRefillKeepsItsAlert(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		mends := time.Now().Add(5 * time.Minute)
+		b.storeFault = func(mem.Request) mem.Fault {
+			if time.Now().Before(mends) {
+				return mem.Fault{Err: errTest}
+			}
+			return mem.Fault{}
+		}
+		b.Refill(t.Context(), pool)
+		for time.Now().Before(mends) {
+			b.Refill(t.Context(), shardstate.Pool{Tenant: pool.Tenant, Kind: "xyz"}) // no group uses it: nothing to do
+			time.Sleep(10 * time.Second)
+		}
+		b.wait()
+		if len(b.errors) != 2 || b.errors[0].Resolved || !b.errors[1].Resolved {
+			t.Errorf("%+v: want one alert, and its end", b.errors)
+		}
+	})
+}
+
 func TestRefillEndsWithTheLeader(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.storeFault = func(r mem.Request) mem.Fault { return mem.Fault{Err: errTest} }

@@ -100,6 +100,17 @@ func (w *State) RaiseError(key ErrorKey, message string) {
 	w.opts.Events.Error(event)
 }
 
+// KeepError raises an error unless one of the same key stands, with any message. It is for faults of which each attempt
+// has another message.
+func (w *State) KeepError(key ErrorKey, message string) {
+	w.mu.Lock()
+	_, standing := w.standing[key]
+	w.mu.Unlock()
+	if !standing {
+		w.RaiseError(key, message)
+	}
+}
+
 // ResolveError ends a standing error. It does nothing if there is none.
 func (w *State) ResolveError(key ErrorKey) {
 	w.mu.Lock()
