@@ -34,7 +34,16 @@ func (h *howTo) pagesAboutServers() []guide {
 			{until: "serves http://"},
 		}},
 		{file: "monitor.md", check: h.checkMonitoring},
-		{file: "run-servers.md", steps: []step{{before: h.stopStandby, until: `"msg":"ready"`}}, check: h.checkUnit},
+		{file: "run-servers.md", steps: []step{
+			{before: h.stopStandby, until: `"msg":"ready"`},
+			{before: func(context.Context) error {
+				h.call("tofu output -raw server_userdata", "echo '#!/bin/sh'")
+				return nil
+			}, after: func(context.Context, string) error { return h.written("nstance-server-1-seed.iso") }},
+			{before: func(context.Context) error {
+				return os.WriteFile(h.file("proxmox-token"), []byte("token"), 0o600)
+			}, after: func(context.Context, string) error { return h.written("nstance-secrets.iso") }},
+		}, check: h.checkUnit},
 		{file: "upgrade.md", steps: []step{
 			{after: func(context.Context, string) error { return h.written("workload-ca.crt") }},
 		}},

@@ -466,7 +466,7 @@ func TestDecidePool(t *testing.T) {
 		"new": {basePool(3, "a", "b"), []string{"create g--a 2", "create g--b 1"}, "False Scaling", false,
 			false, "", -1},
 		"not seen by Cluster API": {unseen, nil, "False WaitingForMachinePool", false, false, "", -1},
-		"not seen by Cluster API any more": {unseen.with("a", 3, "p", nil), []string{"update g--a 3"}, "True Ready", true,
+		"no longer seen": {unseen.with("a", 3, "p", nil), []string{"update g--a 3"}, "True Ready", true,
 			false, "True Reachable", 3},
 		"no replicas set": {nameless, []string{"create g--a 1"}, "False Scaling", false, false, "", -1},
 		"in service": {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil),
