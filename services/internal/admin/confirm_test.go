@@ -101,6 +101,18 @@ func TestShardCommandsAsk(t *testing.T) {
 	}
 }
 
+// TestNullDeviceIsNoTerminal checks that a command whose input is /dev/null does not ask.
+func TestNullDeviceIsNoTerminal(t *testing.T) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if isTerminal(null) || !isTerminal(terminal(t, "")) {
+		t.Error("want that only the pseudoterminal is a terminal")
+	}
+}
+
 func changes(call string) bool {
 	return !strings.HasPrefix(call, "List") && !strings.HasPrefix(call, "Get") && !strings.HasPrefix(call, "Explain")
 }

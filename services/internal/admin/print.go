@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 )
 
@@ -24,14 +25,14 @@ func newStyle(env Environment) style {
 	return style{out: palette(colours && isTerminal(env.Stdout)), err: palette(colours && isTerminal(env.Stderr))}
 }
 
-// isTerminal reports whether a stream is a terminal or another character device.
+// isTerminal reports whether a stream is a terminal.
 func isTerminal(stream any) bool {
 	file, ok := stream.(*os.File)
 	if !ok {
 		return false
 	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	_, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ) // fails for other devices, such as /dev/null
+	return err == nil
 }
 
 func (p palette) paint(code, text string) string {

@@ -154,7 +154,8 @@ func (a *app) orphansCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "orphans", Short: "List VMs without a record, and allow their termination",
 		Long: `An orphan is a VM of the shard that has no record. The leader terminates a few of them
 without asking. Many point to a fault, such as a wrong bucket, so the leader waits
-until a person has confirmed them. Needs an identity with the role admin.`}
+until a person has confirmed them. Needs an identity with the role admin, which
+"cluster register-operator --role admin" makes.`}
 	cmd.AddCommand(a.orphansListCommand(), a.orphansConfirmCommand())
 	return cmd
 }
