@@ -82,7 +82,8 @@ func (s *story) leaderChapters() []chapter {
 	return []chapter{{
 		heading: "The leader is lost", inject: s.killLeader, settle: s.settled,
 		told: told{kind: "leader_started", text: "server server-", pages: []string{""},
-			metric: `nstance_leader_changes_total{cause="heir"`, doctor: []string{"operator port in --servers"}},
+			metric: `nstance_leader_changes_total{cause="heir"`, alerts: []string{"NstanceNoHeir "},
+			doctor: []string{"operator port in --servers"}},
 		commands: []expectation{
 			{"server list", false, []string{"leader", "since"}},
 			{"events --since 1h --shard dev-1 --kind leader_started", false, []string{"server server-"}},
