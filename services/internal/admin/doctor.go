@@ -43,7 +43,8 @@ func (a *app) doctorCommand() *cobra.Command {
 		Use: "doctor", Short: "Find out what is wrong with a shard, also without a leader", Args: cobra.NoArgs,
 		Long: `Checks a shard from this machine, with neither a leader nor a running server:
 
-  * the bucket: read, list and write, with one object that is deleted again
+  * the bucket with your own credentials: read, list and write one object, which is
+    deleted again
   * clocks: this machine's and the leader's, compared with the bucket's
   * the encryption key, and when the CA's certificate and your own end
   * the configuration, the lock, and the report of the shard's newest server
