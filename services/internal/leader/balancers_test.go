@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,15 +18,18 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// balancers is a provider with load balancers. Its fields change only while the leader sleeps.
+// balancers is a provider with load balancers.
 type balancers struct {
 	infra.Provider
+	mu        sync.Mutex
 	unhealthy map[string][]string // provider IDs, by load balancer
 	silent    map[string]bool     // load balancers that do not answer
 	asked     []string            // load balancers
 }
 
 func (b *balancers) MemberHealth(_ context.Context, lb string, vms []infra.VM) (map[string]infra.MemberHealth, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.asked = append(b.asked, lb)
 	if b.silent[lb] {
 		return nil, infra.Errorf(infra.Denied, "ask "+lb, "not permitted")
@@ -39,6 +43,26 @@ func (b *balancers) MemberHealth(_ context.Context, lb string, vms []infra.VM) (
 		}
 	}
 	return answer, nil
+}
+
+// takeAsked returns the load balancers that were asked since the last call.
+func (b *balancers) takeAsked() (asked []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	asked, b.asked = b.asked, nil
+	return asked
+}
+
+func (b *balancers) setUnhealthy(lb string, providerIDs ...string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unhealthy[lb] = providerIDs
+}
+
+func (b *balancers) setSilent(lb string, silent bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.silent[lb] = silent
 }
 
 // TestFollowBalancers checks that a load balancer is asked once in a round, that its verdict counts from the second
@@ -62,8 +86,8 @@ func TestFollowBalancers(t *testing.T) {
 			synctest.Wait()
 		}
 		pass()
-		if len(b.asked) != 0 {
-			t.Errorf("no group has the option, but %v are asked", b.asked)
+		if asked := b.takeAsked(); len(asked) != 0 {
+			t.Errorf("no group has the option, but %v are asked", asked)
 		}
 		g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: 3,
 			LoadBalancers: []string{"web", "api"}, LoadBalancerHealth: true}
@@ -85,18 +109,18 @@ func TestFollowBalancers(t *testing.T) {
 		}
 		want := func(what string, asked int, want map[ident.ID]string, alert bool) {
 			t.Helper()
-			b.asked = nil
 			pass()
-			got, raised := failed(), s.standing(plan.AlertProvider)
-			if !maps.Equal(got, want) || len(b.asked) != asked || raised != alert {
-				t.Errorf("%s: %v after the questions %v, alert %v", what, got, b.asked, raised)
+			got, questions, raised := failed(), b.takeAsked(), s.standing(plan.AlertProvider)
+			if !maps.Equal(got, want) || len(questions) != asked || raised != alert {
+				t.Errorf("%s: %v after the questions %v, alert %v", what, got, questions, raised)
 			}
 		}
 		none, one := map[ident.ID]string{}, map[ident.ID]string{ids[1]: "load balancer api: refused"}
 		want("all are healthy", 2, none, false)
-		b.unhealthy["api"] = []string{"vm-" + ids[1].String()}
+		b.setUnhealthy("api", "vm-"+ids[1].String())
 		want("the first time", 2, none, false)
-		b.silent["web"], b.silent["api"] = true, true
+		b.setSilent("web", true)
+		b.setSilent("api", true)
 		want("none answers", 2, none, true)
 		for _, e := range s.State.Standing(workers.Tenant) {
 			if e.Group != workers.Group || !strings.Contains(e.Message, "not permitted") ||
@@ -104,11 +128,11 @@ func TestFollowBalancers(t *testing.T) {
 				t.Errorf("the alert %+v", e)
 			}
 		}
-		b.silent["api"] = false
+		b.setSilent("api", false)
 		want("one answers, the second time", 2, one, true)
-		b.unhealthy["api"] = nil
+		b.setUnhealthy("api")
 		want("the other might be why", 2, one, true)
-		b.silent["web"] = false
+		b.setSilent("web", false)
 		want("all are healthy again", 2, none, false)
 		cancel()
 	})
