@@ -130,7 +130,9 @@ func (g *group) preferSurplus(candidates []candidate, chosen []bool) {
 		if g.Instances[c.at].Spot {
 			n = &left.spot
 		}
-		if c.inBalance = *n <= 0; c.inBalance && c.rank > 0 {
+		// A silent instance does not serve as either kind.
+		serves := g.class(c.at) != classSilent && g.class(c.at) != classHeld
+		if c.inBalance = serves && *n <= 0; c.inBalance && c.rank > 0 {
 			c.rank += classes
 		}
 		*n--

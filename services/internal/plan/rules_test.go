@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -222,6 +223,25 @@ func TestRule56RollAndScaleDownKeepTheShare(t *testing.T) {
 	f.Run(10 * time.Minute)
 	if want := "3 spot instances and 3 others"; f.Err() != nil || f.Bought() != want {
 		t.Errorf("%s, want %s; %v", f.Bought(), want, f.Err())
+	}
+}
+
+// TestRule56SilentInstanceServesAsNoKind checks that a smaller size removes a failing instance, although the other one
+// is of the kind that the group has too many of.
+func TestRule56SilentInstanceServesAsNoKind(t *testing.T) {
+	f := plantest.New(1)
+	undrained(f)
+	f.Group.Size, f.Group.MaxUnhealthy = 2, config.Limit{Value: 100, Percent: true}
+	f.Group.Purchase = config.Purchase{SpotPercent: 100, OnDemandBase: 1}
+	f.Run(10 * time.Minute)
+	failing := slices.IndexFunc(f.VMs, func(vm *plantest.VM) bool { return !vm.Spot })
+	f.VMs[failing].Fails, f.Group.Size = "web: refused", 1
+	id := f.VMs[failing].ID
+	f.Run(20 * time.Second)
+	if f.Err() != nil || slices.ContainsFunc(f.VMs, func(vm *plantest.VM) bool {
+		return vm.ID != id && vm.State == record.Deleting
+	}) {
+		t.Errorf("an instance that works is removed: %v\n%s", f.Err(), f.Transcript())
 	}
 }
 
