@@ -269,27 +269,19 @@ step_bench() {
 	scripts/bench.sh short
 }
 
-# Three lists of steps at the same time. The steps in the background mostly wait for machines and for Kubernetes, the others compute.
-# Steps that use temp/ of the clone or bin/tests are in the same list. Steps that measure times run alone, after these.
+# Two lists of steps at the same time. The steps in the background mostly wait for machines, for Kubernetes and for faults; the others compute.
+# Steps that measure times run alone, after these.
 step_parallel() {
-	pids=
-	for list in "$stacks" "$systems"; do
-		echo "-- in the background, with the output at the end: $list"
-		# shellcheck disable=SC2086 # lists of steps
-		scripts/test.sh $list >"$work/${list%% *}" 2>&1 &
-		pids="$pids $!"
-	done
-	# shellcheck disable=SC2064,SC2086
-	trap "kill$pids 2>/dev/null || true" EXIT
+	echo "-- in the background, with the output at the end: $waiting"
+	# shellcheck disable=SC2086 # lists of steps
+	scripts/test.sh $waiting >"$work/waiting" 2>&1 &
+	pid=$!
+	trap 'kill "$pid" 2>/dev/null || true' EXIT
 	status=0
 	# shellcheck disable=SC2086
 	scripts/test.sh $computing || status=$?
-	for pid in $pids; do
-		wait "$pid" || status=$?
-	done
-	for list in "$stacks" "$systems"; do
-		cat "$work/${list%% *}"
-	done
+	wait "$pid" || status=$?
+	cat "$work/waiting"
 	return "$status"
 }
 
@@ -316,10 +308,9 @@ run() {
 }
 
 basic='tools unit race sim acceptance demo'
-stacks='stacks gcpstack kube'
-systems='release upgrade refused debug chaos'
+waiting='stacks gcpstack kube upgrade refused debug chaos'
 computing='monitoring long terraform mutants cloud modules images dev docs libvirt'
-rest='alltools generated lint parallel kill9 failover paused web bench'
+rest='alltools generated lint parallel kill9 failover paused release web bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;
