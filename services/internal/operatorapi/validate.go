@@ -383,8 +383,9 @@ func (u upsert) apply(spec *config.GroupSpec) {
 		spec.Rollout = &rollout
 	}
 	if u.disruption != nil {
-		spec.Disruption = &config.Disruption{Windows: slices.Clone(u.disruption.Windows),
-			MaxPerHour: u.disruption.MaxPerHour}
+		disruption := *u.disruption
+		disruption.Windows = slices.Clone(disruption.Windows)
+		spec.Disruption = &disruption
 	}
 	if u.purchase != nil {
 		purchase := *u.purchase

@@ -32,10 +32,11 @@ var shapes = map[Kind]shape{
 		max_unhealthy instance_ids.* provider_ids.*`).
 		with("*.", words, "blocked_reason rollout_waits").with("*.", present, "vars.* args.* spec"),
 	Explanations: shape{}.with("*.", plain, `group planned_at term desired unhealthy_guard next_plan_at
-		actions.*.kind actions.*.instance_id actions.*.replaces actions.*.cause actions.*.deadline
+		rollout_until actions.*.kind actions.*.instance_id actions.*.replaces actions.*.cause actions.*.deadline
 		instances.*.instance_id instances.*.rule instances.*.rule_name instances.*.cause instances.*.until
 		instances.*.work instances.*.drain_deadline`).
-		with("*.", words, "blocked_reason actions.*.reason").withErrors("*.errors.*."),
+		with("*.", words, "blocked_reason rollout_waits actions.*.reason instances.*.failed_check").
+		withErrors("*.errors.*."),
 	Events: shape{}.with("*.", plain, "at kind group instance_id replaces cause took_seconds term position").
 		with("*.", words, "actor message"),
 	Lock: shape{}.with("", plain, `schema leader_id incarnation machine term revision lease_ms renew_ms heir.id
