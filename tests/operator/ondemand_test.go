@@ -181,6 +181,22 @@ func (l *lab) removePods(t *testing.T, pods ...*corev1.Pod) {
 	await(t, "no machine is left", patience, func(ctx context.Context) error { return l.settledOnDemand(ctx) })
 }
 
+// awaitSteady waits until check succeeds for five seconds. Everything has converged before the operator has seen new
+// pods, too: it may still make a machine for a pod that runs elsewhere, and must then release it.
+func awaitSteady(t *testing.T, what string, check func(context.Context) error) {
+	t.Helper()
+	since := time.Now()
+	await(t, what+" for five seconds", patience, func(ctx context.Context) error {
+		err := check(ctx)
+		if err != nil {
+			since = time.Now()
+		} else if rest := 5*time.Second - time.Since(since); rest > 0 {
+			err = fmt.Errorf("for another %v", rest)
+		}
+		return err
+	})
+}
+
 // testGuest puts a pod that tolerates every taint on the machine of another pod. The machine stays until the guest is
 // gone, and the guest is not evicted.
 func (l *lab) testGuest(t *testing.T) {
@@ -192,7 +208,7 @@ func (l *lab) testGuest(t *testing.T) {
 		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	})
 	l.create(t.Context(), t, guest)
-	await(t, "the guest runs on the owner's machine, and its own is released", patience,
+	awaitSteady(t, "the guest runs on the owner's machine, and its own is released",
 		func(ctx context.Context) error {
 			if err := l.runs(ctx, guest, &guestNode); err != nil {
 				return err
@@ -233,18 +249,7 @@ func (l *lab) testChangedMinds(t *testing.T) {
 	converged := func(ctx context.Context) error {
 		return errors.Join(l.runs(ctx, elsewhere, &node), l.settledOnDemand(ctx))
 	}
-	// Everything is converged before the operator has seen the pods, too. It may still make a machine for the pod that
-	// runs elsewhere, and must then release it.
-	since := time.Now()
-	await(t, "the machines are released for five seconds", patience, func(ctx context.Context) error {
-		err := converged(ctx)
-		if err != nil {
-			since = time.Now()
-		} else if rest := 5*time.Second - time.Since(since); rest > 0 {
-			err = fmt.Errorf("for another %v", rest)
-		}
-		return err
-	})
+	awaitSteady(t, "the machines are released", converged)
 	steady(t, "no machine is created again", converged)
 	node = ""
 	if err := has(t.Context(), l, &corev1.Pod{}, undecided.Name, func(p *corev1.Pod) error {
