@@ -324,7 +324,7 @@ func (b *bucket) rewrite(t *testing.T, from, to, key, body string) {
 	writeTar(t, to, entries)
 }
 
-// TestNotConsistent checks that a snapshot of a bucket that never rests says so, and that restore-check does too.
+// TestNotConsistent checks that a snapshot of a bucket that keeps changing says so, and that restore-check does too.
 func TestNotConsistent(t *testing.T) {
 	b := newBucket(t, "file")
 	b.populate(t)

@@ -7,12 +7,9 @@ package shardconfig
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"sync"
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
@@ -480,16 +477,6 @@ func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Probl
 	return out
 }
 
-// InPlace reports whether configuration b can replace a without a restart of the server. Cluster, provider, shard,
-// addresses, leader network and election must be equal. Both must have their defaults filled in.
-func InPlace(a, b *config.Shard) bool {
-	return reflect.DeepEqual(a.Cluster, b.Cluster) && reflect.DeepEqual(a.Server.Provider, b.Server.Provider) &&
-		a.Server.Bind == b.Server.Bind && a.Server.Advertise == b.Server.Advertise &&
-		a.Server.Shard == b.Server.Shard &&
-		reflect.DeepEqual(a.Server.LeaderNetwork, b.Server.LeaderNetwork) &&
-		reflect.DeepEqual(a.Server.LeaderElection, b.Server.LeaderElection)
-}
-
 // applyConfig passes the configuration in force to the applier, if this server leads.
 func (m *Manager) applyConfig() {
 	if now := m.view(); now.applier != nil {
@@ -509,13 +496,3 @@ func (m *Manager) Shard() *config.Shard { return m.view().shard }
 
 // Groups returns the merged groups in force. The caller must not change the map.
 func (m *Manager) Groups() map[config.GroupKey]config.Group { return m.view().merged }
-
-// GroupETag returns an identifier of a group's definition. It changes whenever the merged group changes.
-func GroupETag(g config.Group) string {
-	digest := sha256.New()
-	fmt.Fprintf(digest, "%s\x00%t\x00%t\x00%s\x00%d\x00%s\x00%q\x00%s\x00%q\x00%v\x00%d\x00%s\x00%s\x00%s", g.GroupKey,
-		g.Static, g.Deleted, g.Template,
-		g.Size, g.InstanceType, g.InstanceTypes, g.SubnetPool, g.LoadBalancers, g.DrainTimeout, g.MaxSurge,
-		g.MaxUnhealthy, g.RuntimeHash, g.InfraHash)
-	return hex.EncodeToString(digest.Sum(nil)[:8])
-}

@@ -95,8 +95,8 @@ func (w *World) checkScaleDown(t *term, d *document) {
 	}
 }
 
-// checkReturned checks that a group with return_to_spot replaces its surplus of on-demand instances. At rest, the group
-// may have as many of them as its purchase options say.
+// checkReturned checks that a group with return_to_spot replaces its surplus of on-demand instances. Once converged,
+// the group may have as many of them as its purchase options say.
 func (w *World) checkReturned(g config.Group, size int) {
 	p := g.Purchase
 	if p.ReturnToSpot == 0 || w.countProtected(g) > 0 {

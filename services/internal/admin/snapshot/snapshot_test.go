@@ -128,7 +128,7 @@ func (b *busy) Get(ctx context.Context, key string) (objstore.Object, error) {
 	return object, err
 }
 
-// TestChangesMeanwhile checks that documents that change, appear or go are copied again until they are at rest, that
+// TestChangesMeanwhile checks that documents that change, appear or go are copied again until none changes, that
 // the lock is read first and once, and that an archive without rest says so.
 func TestChangesMeanwhile(t *testing.T) {
 	group, config := keys.Groups("dev-1"), keys.Config("dev-1")

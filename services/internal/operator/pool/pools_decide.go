@@ -40,7 +40,7 @@ type poolInput struct {
 	removed map[string]bool
 	// configured are the IDs of the shards in the operator's configuration.
 	configured map[string]bool
-	// wait is the time until the MachinePool counts although Cluster API has not put its finalizer on it.
+	// wait is the result of waitForFinalizer.
 	wait time.Duration
 	// cluster is the name of the managed Cluster. paused and ending are those of the [scope.Permission].
 	cluster        string
@@ -60,19 +60,6 @@ type poolPlan struct {
 	finished bool
 	// machinePool has the desired annotations. It is nil if they must not change.
 	machinePool *clusterv1.MachinePool
-}
-
-// newMachinePool is the time that Cluster API gets to put its finalizer on a new MachinePool. If the MachinePool is
-// deleted before, Cluster API does not delete its pool, and the instances would stay. Cluster API does not run where
-// the time passes: see dev-k8s.
-const newMachinePool = 5 * time.Second
-
-// waitForFinalizer returns the time until a MachinePool without Cluster API's finalizer counts, 0 if it counts now.
-func waitForFinalizer(mp *clusterv1.MachinePool, now time.Time) time.Duration {
-	if mp == nil || controllerutil.ContainsFinalizer(mp, clusterv1.MachinePoolFinalizer) {
-		return 0
-	}
-	return max(0, mp.CreationTimestamp.Add(newMachinePool).Sub(now))
 }
 
 // decidePool returns what to write for a pool.

@@ -1,0 +1,21 @@
+package pool
+
+import (
+	"time"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+)
+
+// newMachinePool is how long the operator waits for Cluster API's finalizer on a new MachinePool before it creates
+// instances. When a MachinePool without the finalizer is deleted, Cluster API does not delete its NstanceMachinePool,
+// and the instances would stay. Where Cluster API does not run (dev-k8s), the finalizer never comes.
+const newMachinePool = 5 * time.Second
+
+// waitForFinalizer returns the time until the operator creates instances for a MachinePool, 0 if it may do so now.
+func waitForFinalizer(mp *clusterv1.MachinePool, now time.Time) time.Duration {
+	if mp == nil || controllerutil.ContainsFinalizer(mp, clusterv1.MachinePoolFinalizer) {
+		return 0
+	}
+	return max(0, mp.CreationTimestamp.Add(newMachinePool).Sub(now))
+}

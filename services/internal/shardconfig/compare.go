@@ -1,0 +1,31 @@
+package shardconfig
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"reflect"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// InPlace reports whether configuration b can replace a without a restart of the server. Cluster, provider, shard,
+// addresses, leader network and election must be equal. Both must have their defaults filled in.
+func InPlace(a, b *config.Shard) bool {
+	return reflect.DeepEqual(a.Cluster, b.Cluster) && reflect.DeepEqual(a.Server.Provider, b.Server.Provider) &&
+		a.Server.Bind == b.Server.Bind && a.Server.Advertise == b.Server.Advertise &&
+		a.Server.Shard == b.Server.Shard &&
+		reflect.DeepEqual(a.Server.LeaderNetwork, b.Server.LeaderNetwork) &&
+		reflect.DeepEqual(a.Server.LeaderElection, b.Server.LeaderElection)
+}
+
+// GroupETag returns an identifier of a group's definition, for conditional changes. It covers the fields below only: a
+// change of rollout, disruption, purchase, schedules or protected instances does not change it.
+func GroupETag(g config.Group) string {
+	digest := sha256.New()
+	fmt.Fprintf(digest, "%s\x00%t\x00%t\x00%s\x00%d\x00%s\x00%q\x00%s\x00%q\x00%v\x00%d\x00%s\x00%s\x00%s", g.GroupKey,
+		g.Static, g.Deleted, g.Template,
+		g.Size, g.InstanceType, g.InstanceTypes, g.SubnetPool, g.LoadBalancers, g.DrainTimeout, g.MaxSurge,
+		g.MaxUnhealthy, g.RuntimeHash, g.InfraHash)
+	return hex.EncodeToString(digest.Sum(nil)[:8])
+}
