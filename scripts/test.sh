@@ -294,6 +294,7 @@ run() {
 	(
 		set -e
 		"step_$1"
+		times >"$work/times"
 	)
 	status=$?
 	set -e
@@ -302,8 +303,9 @@ run() {
 		printf '==> %s FAILED after %d s. Run it again with: scripts/test.sh %s\n' "$1" "$took" "$1" >&2
 		exit 1
 	fi
-	printf '==> %s ok, %d s\n' "$1" "$took"
-	summary="$summary$(printf '  %-12s %4d s' "$1" "$took")
+	cpu=$(awk -F '[ms ]+' 'NR == 2 { print int($1 * 60 + $2 + $3 * 60 + $4) }' "$work/times")
+	printf '==> %s ok, %d s, with %d s of CPU\n' "$1" "$took" "$cpu"
+	summary="$summary$(printf '  %-12s %4d s %5d s of CPU' "$1" "$took" "$cpu")
 "
 }
 

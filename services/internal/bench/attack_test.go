@@ -52,6 +52,8 @@ type target struct {
 	Addresses int
 	// Least is the minimum number of attempts of each attack, unless that takes longer than leastTime.
 	Least int
+	// Idle is true if the attackers use only the CPU time that nothing else wants.
+	Idle bool
 }
 
 const leastTime = 90 * time.Second
@@ -132,18 +134,19 @@ func yieldCPU() error {
 	return err
 }
 
-// runAttackers reads its target, attacks until its input ends, and writes the outcomes. It yields the CPU, because
-// attackers on other machines would not use the server's CPU, except for the work that they cause there.
+// runAttackers reads its target, attacks until its input ends, and writes the outcomes.
 func runAttackers(in io.Reader, out io.Writer) {
-	if err := yieldCPU(); err != nil {
-		panic(err)
-	}
 	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
 	ctx, stop := context.WithCancel(context.Background())
 	a := &attacker{roots: x509.NewCertPool(), certs: map[string][]tls.Certificate{noCertificate: nil}, ctx: ctx,
 		seen: outcomes{counts: map[string]map[string]int{}}}
 	if err := decoder.Decode(&a.target); err != nil {
 		panic(err)
+	}
+	if a.Idle {
+		if err := yieldCPU(); err != nil {
+			panic(err)
+		}
 	}
 	a.roots.AppendCertsFromPEM([]byte(a.CA))
 	for name, p := range a.Papers {
@@ -176,7 +179,7 @@ func runAttackers(in io.Reader, out io.Writer) {
 			all.Go(func() { a.again(attack) })
 		}
 	}
-	for end := time.Now().Add(10 * time.Second); int(a.waiting.Load()) < silent*9/10 && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); int(a.waiting.Load()) < silent*9/10 && time.Now().Before(end); {
 		<-time.After(10 * time.Millisecond)
 	}
 	_ = encoder.Encode(a.waiting.Load())
