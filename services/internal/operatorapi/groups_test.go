@@ -237,6 +237,49 @@ func TestUpsertGroupChecksTheArgumentsOfTheCloud(t *testing.T) {
 	}
 }
 
+// TestConditionalChangesLoseNothing checks that an ETag read before another caller's change is refused afterwards,
+// whatever the other caller changed.
+func TestConditionalChangesLoseNothing(t *testing.T) {
+	w := newTestShard(t)
+	ctx := t.Context()
+	id := w.grow(t, "fleet", 1)[0].String()
+	upsert := func(req *nstancev1.UpsertGroupRequest) func() error {
+		req.Group = "fleet"
+		return func() error {
+			_, err := w.UpsertGroup(ctx, req)
+			return err
+		}
+	}
+	for name, change := range map[string]func() error{
+		"pause": func() error {
+			_, err := w.PauseGroup(ctx, &nstancev1.PauseGroupRequest{Group: "fleet"})
+			return err
+		},
+		"rollout": upsert(&nstancev1.UpsertGroupRequest{RolloutJson: `{"canary": 2}`}),
+		"windows": upsert(&nstancev1.UpsertGroupRequest{
+			DisruptionJson: `{"windows": ["Mon-Fri 09:00-17:00 Europe/Berlin"]}`}),
+		"zone of a window": upsert(&nstancev1.UpsertGroupRequest{
+			DisruptionJson: `{"windows": ["Mon-Fri 09:00-17:00 Europe/London"]}`}),
+		"limit per hour": upsert(&nstancev1.UpsertGroupRequest{DisruptionJson: `{"max_per_hour": 3}`}),
+		"schedules": upsert(&nstancev1.UpsertGroupRequest{
+			SchedulesJson: `[{"cron": "0 7 * * Mon-Fri", "size": 1}]`}),
+		"protection": func() error {
+			_, err := w.ProtectInstance(ctx, &nstancev1.ProtectInstanceRequest{InstanceId: id, Protected: true})
+			return err
+		},
+	} {
+		before := w.group(t, "fleet").GetEtag()
+		if err := change(); err != nil {
+			t.Fatal(name, err)
+		}
+		_, err := w.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: "fleet", RolloutJson: `{"bake_time": "5m"}`,
+			ExpectedEtag: before})
+		wants(t, "change after "+name, err, codes.Aborted, "read it again")
+		_, err = w.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: "fleet", ExpectedEtag: before})
+		wants(t, "deletion after "+name, err, codes.Aborted, "read it again")
+	}
+}
+
 // A change survives a lost answer of the bucket. Its ETag shows whether it was applied.
 func TestUpsertGroupAfterALostAnswer(t *testing.T) {
 	w := newTestShard(t)

@@ -19,13 +19,22 @@ func InPlace(a, b *config.Shard) bool {
 		reflect.DeepEqual(a.Server.LeaderElection, b.Server.LeaderElection)
 }
 
-// GroupETag returns an identifier of a group's definition, for conditional changes. It covers the fields below only: a
-// change of rollout, disruption, purchase, schedules or protected instances does not change it.
+// GroupETag returns an identifier of a group's definition, for conditional changes. It covers every field that a call
+// of the operator API can change.
 func GroupETag(g config.Group) string {
 	digest := sha256.New()
 	fmt.Fprintf(digest, "%s\x00%t\x00%t\x00%s\x00%d\x00%s\x00%q\x00%s\x00%q\x00%v\x00%d\x00%s\x00%s\x00%s", g.GroupKey,
 		g.Static, g.Deleted, g.Template,
 		g.Size, g.InstanceType, g.InstanceTypes, g.SubnetPool, g.LoadBalancers, g.DrainTimeout, g.MaxSurge,
 		g.MaxUnhealthy, g.RuntimeHash, g.InfraHash)
+	fmt.Fprintf(digest, "\x00%+v\x00%d\x00%+v\x00%s\x00%s", g.Rollout, g.MaxPerHour, g.Purchase, g.Removed,
+		g.Protected)
+	// Zones are pointers, so they are written one by one, by their names.
+	for _, w := range g.Windows {
+		fmt.Fprintf(digest, "\x00window %v %d %d %s", w.Days, w.From, w.To, w.Zone)
+	}
+	for _, s := range g.Schedules {
+		fmt.Fprintf(digest, "\x00schedule %q %s %d", s.Cron, s.Zone, s.Size)
+	}
 	return hex.EncodeToString(digest.Sum(nil)[:8])
 }
