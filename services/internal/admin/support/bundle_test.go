@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"encoding"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -192,22 +193,68 @@ func TestTexts(t *testing.T) {
 	}
 }
 
+// typesOfShapes has the types of the documents of a kind.
+var typesOfShapes = map[Kind]reflect.Type{
+	Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[fleet.Status](),
+	DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),
+	Groups:        reflect.TypeFor[[]fleet.Group](), Explanations: reflect.TypeFor[[]fleet.Explanation](),
+	Events: reflect.TypeFor[[]fleet.JournalEvent](), Lock: reflect.TypeFor[record.Lock](),
+	ServerReport: reflect.TypeFor[record.ServerReport](),
+}
+
 // TestShapesMatchTypes checks that every path of a shape is a field of the documents of its kind.
 func TestShapesMatchTypes(t *testing.T) {
-	types := map[Kind]reflect.Type{
-		Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[fleet.Status](),
-		DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),
-		Groups:        reflect.TypeFor[[]fleet.Group](), Explanations: reflect.TypeFor[[]fleet.Explanation](),
-		Events: reflect.TypeFor[[]fleet.JournalEvent](), Lock: reflect.TypeFor[record.Lock](),
-		ServerReport: reflect.TypeFor[record.ServerReport](),
-	}
-	for kind, typ := range types {
+	for kind, typ := range typesOfShapes {
 		for path := range shapes[kind] {
 			if !strings.HasPrefix(path, "$") && !hasPath(typ, strings.Split(path, ".")) {
 				t.Errorf("%s has no field %s", kind, path)
 			}
 		}
 	}
+}
+
+// TestConfigurationIsComplete checks that shapes.go says of every field of the configuration and of dynamic groups what
+// the bundle shows of it.
+func TestConfigurationIsComplete(t *testing.T) {
+	for _, kind := range []Kind{Configuration, DynamicGroups} {
+		for _, path := range leavesOf(typesOfShapes[kind], nil) {
+			if !shapes[kind].decides(path) {
+				t.Errorf("shapes.go lacks the field %s of the kind %q: list it as plain, words, present or leftOut",
+					strings.Join(path, "."), kind)
+			}
+		}
+	}
+}
+
+// decides reports whether a shape has a treatment of a path, of an object that contains it, or of something in it.
+func (s shape) decides(path []string) bool {
+	for i := range path {
+		if s[strings.Join(path[:i+1], ".")] != nil {
+			return true
+		}
+	}
+	return s.prefixes()[strings.Join(path, ".")]
+}
+
+// leavesOf returns the JSON paths of all fields of a type that have no fields themselves, below a path.
+func leavesOf(typ reflect.Type, path []string) (leaves [][]string) {
+	for typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	switch {
+	case reflect.PointerTo(typ).Implements(reflect.TypeFor[json.Marshaler]()),
+		reflect.PointerTo(typ).Implements(reflect.TypeFor[encoding.TextMarshaler]()):
+	case typ.Kind() == reflect.Map, typ.Kind() == reflect.Slice && typ.Elem().Kind() != reflect.Uint8:
+		return leavesOf(typ.Elem(), append(slices.Clone(path), "*"))
+	case typ.Kind() == reflect.Struct:
+		for _, f := range reflect.VisibleFields(typ) {
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
+				leaves = append(leaves, leavesOf(f.Type, append(slices.Clone(path), name))...)
+			}
+		}
+		return leaves
+	}
+	return [][]string{path}
 }
 
 // hasPath reports whether values of a type have a path in JSON.

@@ -30,6 +30,8 @@ var (
 	origin = &treatment{showOrigin}
 	// present is for fields whose presence is shown, but not their content.
 	present = &treatment{showPresence}
+	// leftOut is for fields of which the bundle shows nothing. Fields without a treatment are left out too.
+	leftOut = &treatment{func(*redactor, any) any { return nil }}
 )
 
 // shape lists the fields of a document that the bundle shows. Keys are paths: names joined by dots, with * for every
@@ -197,7 +199,7 @@ func (r *redactor) learnHidden(v any) {
 // redact returns what the bundle shows of a document.
 func (r *redactor) redact(s shape, tree any) any {
 	return s.walk(tree, func(t *treatment, v any) (any, bool) {
-		if t == nil {
+		if t == nil || t == leftOut {
 			return nil, false
 		}
 		return t.show(r, v), true

@@ -19,7 +19,8 @@ const (
 	Objects       Kind = "objects"        // a list of names, sizes and times
 )
 
-// shapes has the shape of each kind. A field that is not here is not in the bundle.
+// shapes has the shape of each kind. A field that is not here is not in the bundle. A test checks that every field of
+// the configuration and of dynamic groups is here.
 var shapes = map[Kind]shape{
 	Configuration: configurationShape(),
 	DynamicGroups: shape{}.with("", plain, "$version $term $revision").withGroup("*.*."),
@@ -102,8 +103,16 @@ func configurationShape() shape {
 			files.*.source health_checks.*.exec health_checks.*.http.path`).
 		with("templates.*.", plain, `kind arch size instance_type instance_types.* subnet_pool tenants.* userdata.source
 			userdata.encoding files.*.kind files.*.template files.*.key.source files.*.key.algorithm
-			health_checks.*.http.port health_checks.*.http.status health_checks.*.interval health_checks.*.timeout
-			health_checks.*.failure_threshold health_checks.*.success_threshold health_checks.*.start_period
-			dynamic.max_size dynamic.instance_types.* dynamic.subnet_pools.* dynamic.load_balancers.*`)
+			load_balancer_health health_checks.*.http.port health_checks.*.http.status health_checks.*.interval
+			health_checks.*.timeout health_checks.*.failure_threshold health_checks.*.success_threshold
+			health_checks.*.start_period
+			dynamic.max_size dynamic.instance_types.* dynamic.subnet_pools.* dynamic.load_balancers.*`).
+		with("templates.*.", leftOut, "files.*.key.name dynamic.args dynamic.vars").
+		with("", leftOut, `$schema cluster.secrets.encryption_key.project_id
+			cluster.secrets.old_encryption_keys.*.project_id server.leader_network.interface_id
+			server.leader_network.secondary_range server.attestation.certificates load_balancers.*.target_group_arns
+			load_balancers.*.instance_group_name load_balancers.*.backend_service_names images.*.owners
+			images.*.filters images.*.fallback`).
+		with("certificates.*.", leftOut, "cn organization country province locality street postal_code dns ip uri")
 	return s.withGroup("groups.*.*.")
 }
