@@ -301,14 +301,20 @@ func TestTranscripts(t *testing.T) {
 			s.Status.Problems = invalid.Problems
 			s.Status.Errors = []*nstancev1.ErrorEvent{{Kind: "backoff", Group: "workers", Message: "no capacity"}}
 		}},
-		"status-down":            {args: "status", b: down},
-		"status-json":            {args: "status --shard us-a -o json"},
-		"server-list":            {args: "server list --all-shards"},
-		"server-step-down":       {args: "server step-down --shard us-a --yes"},
-		"server-step-down-ask":   {args: "server step-down --shard us-a"},
-		"server-step-down-dry":   {args: "server step-down --shard us-a --dry-run"},
-		"orphans-list-none":      {args: "orphans list --shard us-a"},
-		"orphans-list":           {args: "orphans list --all-shards", b: orphaned},
+		"status-down":          {args: "status", b: down},
+		"status-json":          {args: "status --shard us-a -o json"},
+		"server-list":          {args: "server list --all-shards"},
+		"server-step-down":     {args: "server step-down --shard us-a --yes"},
+		"server-step-down-ask": {args: "server step-down --shard us-a"},
+		"server-step-down-dry": {args: "server step-down --shard us-a --dry-run"},
+		"orphans-list-none":    {args: "orphans list --shard us-a"},
+		"orphans-list":         {args: "orphans list --all-shards", b: orphaned},
+		"orphans-list-role": {args: "orphans list --shard us-b", b: func(s *fleettest.Shard) {
+			s.Before = func(method string) error {
+				return status.Errorf(codes.PermissionDenied,
+					"%s needs the role admin: register the operator with --role admin", method)
+			}
+		}},
 		"orphans-confirm":        {args: "orphans confirm vm-1 vm-2 vm-3 --shard us-b --yes", b: orphaned},
 		"orphans-confirm-others": {args: "orphans confirm vm-1 --shard us-b --yes", b: orphaned},
 		"orphans-confirm-all":    {args: "orphans confirm vm-1 --all-shards --yes"},

@@ -70,6 +70,10 @@ func TestOperatorRoles(t *testing.T) {
 		if code := status.Code(err); code != tt.down {
 			t.Errorf("%s makes the leader step down: %v, want %v", tt.name, err, tt.down)
 		}
+		// nstance-admin recognises this text.
+		if code := status.Code(err); code != codes.OK && !strings.Contains(err.Error(), "StepDown needs the role admin: ") {
+			t.Errorf("%s: %v", tt.name, err)
+		}
 	}
 	if !w.steppedDown.Load() {
 		t.Error("the leader does not step down")

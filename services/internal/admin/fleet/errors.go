@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -155,6 +156,28 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 			"check this machine's clock"
 	}
 	return fmt.Sprintf("%s: %v", addr, cause), "is this a server's operator port (8993 unless configured otherwise)?"
+}
+
+// roleRefusal matches the message of a server that refuses a call for lack of a role.
+var roleRefusal = regexp.MustCompile(`^[A-Za-z]+ needs the role (operator|admin):`)
+
+// neededRole returns the role that a refused call needs, or "" for other errors.
+func neededRole(e *Error) string {
+	if found := roleRefusal.FindStringSubmatch(e.Message); found != nil && e.Code == codes.PermissionDenied {
+		return found[1]
+	}
+	return ""
+}
+
+// registration says how the operator in the identity directory gets a role. It leaves open only the bucket, which the
+// identity does not name.
+func (f *Fleet) registration(role string) string {
+	text := "nstance-admin cluster register-operator"
+	if identity, err := f.Identity(); err == nil {
+		text += " --cluster-id " + identity.Who.Cluster + " --tenant " + identity.Who.Tenant
+	}
+	return fmt.Sprintf("with access to the bucket: %s --role %s --storage-bucket BUCKET --output-dir %s", text, role,
+		f.options.IdentityDir)
 }
 
 func hint(code codes.Code) string {

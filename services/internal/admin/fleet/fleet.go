@@ -143,7 +143,11 @@ func (f *Fleet) try(ctx context.Context, shard, addr string, do func(context.Con
 	if c != nil && status.Code(err) == codes.Unavailable {
 		cause = c.credentials.Failure()
 	}
-	return explain(shard, addr, err, cause, f.options.Now())
+	e := explain(shard, addr, err, cause, f.options.Now())
+	if role := neededRole(e); role != "" {
+		e.Hint = f.registration(role)
+	}
+	return e
 }
 
 func (f *Fleet) addresses(shard string) []string {
