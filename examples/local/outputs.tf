@@ -1,10 +1,10 @@
 output "shard" {
-  description = "Name of the shard: the --shard of its servers."
+  description = "Name of the shard, which is the value of --shard of its servers."
   value       = nstance_shard.this.shard
 }
 
 output "addresses" {
-  description = "Where the shard's leader is reached."
+  description = "Addresses at which agents and operators reach the shard's leader."
   value       = local.addresses
 }
 
@@ -14,11 +14,11 @@ output "ca_fingerprint" {
 }
 
 output "ca_not_after" {
-  description = "When the CA certificate expires."
+  description = "Time when the CA's certificate expires."
   value       = nstance_cluster.this.ca_not_after
 }
 
 output "config_etag" {
-  description = "Version of the shard's configuration. The leader's lock names the one that is applied."
+  description = "Version of the shard's configuration. The leader's lock names the version that the leader has applied."
   value       = nstance_shard.this.etag
 }

@@ -6,7 +6,7 @@ variable "cluster" {
 }
 
 variable "shard" {
-  description = "Name of the shard: the --shard of its servers."
+  description = "Name of the shard, which is the value of --shard of its servers."
   type        = string
   default     = "dev-1"
   nullable    = false
@@ -27,7 +27,7 @@ variable "bucket" {
 }
 
 variable "first_port" {
-  description = "The first of the five ports, one after the other, that a server listens on: health, election, registration, operators, agents."
+  description = "The first of the five successive ports that a server listens on: health, election, registration, operators, agents."
   type        = number
   default     = 8990
   nullable    = false
@@ -46,7 +46,7 @@ variable "servers" {
 }
 
 variable "agents" {
-  description = "Options of the tmux provider: dir (where the VMs' disks are), session, socket (of a separate tmux server), agent (path of nstance-agent) or command, nodes_dir."
+  description = "Options of the provider tmux: `dir` (where the VMs' disks are), `session`, `socket` (of a separate tmux server), `agent` (path of nstance-agent) or `command`, and `nodes_dir`."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -60,21 +60,21 @@ variable "size" {
 }
 
 variable "greeting" {
-  description = "Content of app.env on the VMs. A change is pushed to running VMs."
+  description = "Content of the file app.env on the VMs. A change is pushed to running VMs."
   type        = string
   default     = "hello"
   nullable    = false
 }
 
 variable "operator_key" {
-  description = "Content of operators.pub on the VMs."
+  description = "Content of the file operators.pub on the VMs."
   type        = string
   default     = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA example"
   nullable    = false
 }
 
 variable "api_token" {
-  description = "A secret that the VMs get. The default protects nothing."
+  description = "A secret that the VMs receive as a file. The default is an example and protects nothing."
   type        = string
   default     = "an-example-token"
   ephemeral   = true
@@ -82,7 +82,7 @@ variable "api_token" {
 }
 
 variable "wait_for_leader" {
-  description = "Wait until a server has applied the configuration. Servers have to run already."
+  description = "Let `tofu apply` wait until a server has applied the shard's configuration. The servers must already run."
   type        = bool
   default     = false
   nullable    = false

@@ -1,12 +1,12 @@
 variable "region" {
-  description = "The region."
+  description = "The region of all resources."
   type        = string
   default     = "us-west-2"
   nullable    = false
 }
 
 variable "zones" {
-  description = "The availability zones, each of which gets a shard of that name, and an index from 0 to 5. The index determines the zone's subnets. It stays the same when other zones are added or removed."
+  description = "The availability zones, each with an index from 0 to 5. Each zone gets a shard of the same name. The index determines the zone's subnets. Do not change the index of a zone when you add or remove others."
   type        = map(number)
   default     = { us-west-2a = 0, us-west-2b = 1, us-west-2c = 2 }
   nullable    = false
@@ -23,27 +23,27 @@ variable "zones" {
 }
 
 variable "cluster" {
-  description = "Name of the cluster, and prefix of all other names."
+  description = "Name of the cluster, which is also the prefix of the names of all resources."
   type        = string
   default     = "example"
   nullable    = false
 }
 
 variable "bucket" {
-  description = "Name of the bucket. Left out, it is made of the cluster's name, the account's number and the region."
+  description = "Name of the bucket. Default: a name made of the cluster's name, the account's number and the region."
   type        = string
   default     = null
 }
 
 variable "key_provider" {
-  description = "What holds the encryption key: `aws-secrets-manager`, or `aws-parameter-store`, which costs nothing."
+  description = "The service that stores the encryption key: `aws-secrets-manager`, or `aws-parameter-store`, which costs nothing."
   type        = string
   default     = "aws-secrets-manager"
   nullable    = false
 }
 
 variable "nat" {
-  description = "NAT gateways for private subnets, the largest cost: `each` for one per zone, `one` in the zone with the lowest index, or `none`. With `one`, VMs of all zones lose the internet when that zone fails. Without one the servers have public addresses, and the VMs cannot reach the internet."
+  description = "NAT gateways for private subnets, the largest cost: `each` for one in each zone, `one` in the zone with the lowest index, or `none`. With `one`, VMs of all zones lose the internet when that zone fails. With `none`, the servers have public addresses, and the VMs cannot reach the internet."
   type        = string
   default     = "each"
   nullable    = false
@@ -55,20 +55,20 @@ variable "nat" {
 }
 
 variable "image_owners" {
-  description = "Accounts that own the images to consider, made by images/packer."
+  description = "AWS accounts that own the images to consider, which images/packer makes."
   type        = list(string)
   default     = ["self"]
   nullable    = false
 }
 
 variable "server_ami" {
-  description = "ID of the servers' image. Left out, the newest called nstance-server-*."
+  description = "ID of the servers' image. Default: the newest image called nstance-server-*."
   type        = string
   default     = null
 }
 
 variable "agent_ami" {
-  description = "ID of the VMs' image. Left out, the newest called nstance-agent-*."
+  description = "ID of the VMs' image. Default: the newest image called nstance-agent-*."
   type        = string
   default     = null
 }
@@ -107,7 +107,7 @@ variable "web_count" {
 }
 
 variable "web_instance_types" {
-  description = "Instance types of the VMs: the first, then fallbacks for when AWS has no capacity of it."
+  description = "Instance types of the VMs. The first one is used while AWS has capacity of it; the others are fallbacks."
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false
@@ -126,7 +126,7 @@ variable "web_arch" {
 }
 
 variable "web_args" {
-  description = "More arguments of RunInstances for the VMs, as JSON. Changing them replaces the VMs, one at a time in each shard."
+  description = "More arguments of EC2's RunInstances for the VMs, as JSON. A change replaces the VMs, one at a time in each shard."
   type        = string
   default     = null
 }
@@ -139,7 +139,7 @@ variable "web_port" {
 }
 
 variable "web_health_check" {
-  description = "Health check of the load balancer: HTTP with a `path`; otherwise a TCP connection to the port."
+  description = "Health check of the load balancer. With a `path` it is an HTTP request, otherwise a TCP connection to the port."
   type = object({
     path     = optional(string)
     interval = optional(number)
@@ -172,14 +172,14 @@ variable "settings" {
 }
 
 variable "wait_for_leader" {
-  description = "Let apply wait until a server of each shard leads and has applied its configuration."
+  description = "Let `tofu apply` wait until a server of each shard leads and has applied the shard's configuration."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy delete the bucket with everything in it."
+  description = "Let `tofu destroy` delete the bucket with everything in it."
   type        = bool
   default     = false
   nullable    = false

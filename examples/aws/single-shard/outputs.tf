@@ -4,26 +4,26 @@ output "bucket" {
 }
 
 output "encryption_key" {
-  description = "Where the encryption key is, for nstance-admin: --key-provider and --key-source."
+  description = "Where the encryption key is stored: the values of --key-provider and --key-source for nstance-admin."
   value       = module.cluster.encryption_key
 }
 
 output "shard" {
-  description = "The shard: its leader's addresses, and what it is made of."
+  description = "The shard's resources and its leader's addresses."
   value       = module.shard.shard
 }
 
 output "servers" {
-  description = "The leader's address, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  description = "The leader's address for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
   value       = "${module.shard.shard.id}=${module.shard.shard.operator_addr}"
 }
 
 output "ca_certificate_pem" {
-  description = "The CA's certificate, for operators."
+  description = "The CA's certificate, with which operators verify the servers."
   value       = module.cluster.ca_certificate_pem
 }
 
 output "operator_values" {
-  description = "For nstance-operator: `helm_values` is a file of Helm values, and `config_map` a manifest with these values for Flux."
+  description = "Values for nstance-operator: `helm_values` is a file of Helm values, and `config_map` is a manifest with these values for Flux."
   value       = module.operator.operator_values
 }

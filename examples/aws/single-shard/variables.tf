@@ -1,5 +1,5 @@
 variable "region" {
-  description = "The region."
+  description = "The region of all resources."
   type        = string
   default     = "us-west-2"
   nullable    = false
@@ -18,47 +18,47 @@ variable "zone" {
 }
 
 variable "cluster" {
-  description = "Name of the cluster, and prefix of all other names."
+  description = "Name of the cluster, which is also the prefix of the names of all resources."
   type        = string
   default     = "example"
   nullable    = false
 }
 
 variable "bucket" {
-  description = "Name of the bucket. Left out, it is made of the cluster's name, the account's number and the region."
+  description = "Name of the bucket. Default: a name made of the cluster's name, the account's number and the region."
   type        = string
   default     = null
 }
 
 variable "key_provider" {
-  description = "What holds the encryption key: `aws-secrets-manager`, or `aws-parameter-store`, which costs nothing."
+  description = "The service that stores the encryption key: `aws-secrets-manager`, or `aws-parameter-store`, which costs nothing."
   type        = string
   default     = "aws-secrets-manager"
   nullable    = false
 }
 
 variable "nat" {
-  description = "Create a NAT gateway for private subnets, the largest cost. Without it the servers have public addresses, and the VMs cannot reach the internet."
+  description = "Create a NAT gateway for private subnets, the largest cost. If false, the servers have public addresses, and the VMs cannot reach the internet."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "image_owners" {
-  description = "Accounts that own the images to consider, made by images/packer."
+  description = "AWS accounts that own the images to consider, which images/packer makes."
   type        = list(string)
   default     = ["self"]
   nullable    = false
 }
 
 variable "server_ami" {
-  description = "ID of the servers' image. Left out, the newest called nstance-server-*."
+  description = "ID of the servers' image. Default: the newest image called nstance-server-*."
   type        = string
   default     = null
 }
 
 variable "agent_ami" {
-  description = "ID of the VMs' image. Left out, the newest called nstance-agent-*."
+  description = "ID of the VMs' image. Default: the newest image called nstance-agent-*."
   type        = string
   default     = null
 }
@@ -104,7 +104,7 @@ variable "worker_count" {
 }
 
 variable "worker_instance_types" {
-  description = "Instance types of the VMs: the first, then fallbacks for when AWS has no capacity of it."
+  description = "Instance types of the VMs. The first one is used while AWS has capacity of it; the others are fallbacks."
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false
@@ -123,13 +123,13 @@ variable "worker_arch" {
 }
 
 variable "worker_args" {
-  description = "More arguments of RunInstances for the VMs, as JSON. Changing them replaces the VMs, one at a time."
+  description = "More arguments of EC2's RunInstances for the VMs, as JSON. A change replaces the VMs, one at a time."
   type        = string
   default     = null
 }
 
 variable "worker_vars" {
-  description = "Values for templates. `greeting` is written to app.env on the VMs; a change is pushed to those that run."
+  description = "Values of variables for templates. `greeting` is written to app.env on the VMs. A change is pushed to running VMs."
   type        = map(string)
   default     = { greeting = "hello" }
   nullable    = false
@@ -153,14 +153,14 @@ variable "settings" {
 }
 
 variable "wait_for_leader" {
-  description = "Let apply wait until a server leads and has applied the configuration."
+  description = "Let `tofu apply` wait until a server leads and has applied the shard's configuration."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy delete the bucket with everything in it."
+  description = "Let `tofu destroy` delete the bucket with everything in it."
   type        = bool
   default     = false
   nullable    = false

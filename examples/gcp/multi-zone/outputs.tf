@@ -4,17 +4,17 @@ output "bucket" {
 }
 
 output "encryption_key" {
-  description = "Where the encryption key is, for nstance-admin: --key-provider and --key-source. Null: secrets are in Secret Manager."
+  description = "Where the encryption key is stored: the values of --key-provider and --key-source for nstance-admin. Null if the cluster's secrets are in Secret Manager."
   value       = module.cluster.encryption_key
 }
 
 output "shards" {
-  description = "The shards: their leaders' addresses, and what they are made of."
+  description = "The shards, each with its leader's addresses and its resources."
   value       = { for name, shard in module.shard : name => shard.shard }
 }
 
 output "servers" {
-  description = "The leaders' addresses, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
   value       = join(",", [for shard in module.shard : "${shard.shard.id}=${shard.shard.operator_addr}"])
 }
 
@@ -24,6 +24,6 @@ output "address" {
 }
 
 output "ca_certificate_pem" {
-  description = "The CA's certificate, for operators. Null: the servers make the CA."
+  description = "The CA's certificate, with which operators verify the servers. Null if the servers make the CA."
   value       = module.cluster.ca_certificate_pem
 }

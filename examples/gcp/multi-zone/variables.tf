@@ -1,49 +1,49 @@
 variable "project" {
-  description = "The project. Left out, that of the environment: GOOGLE_PROJECT."
+  description = "The Google Cloud project. Default: the project in the environment variable GOOGLE_PROJECT."
   type        = string
   default     = null
 }
 
 variable "region" {
-  description = "The region."
+  description = "The region of all resources."
   type        = string
   default     = "us-central1"
   nullable    = false
 }
 
 variable "cluster" {
-  description = "Name of the cluster, and prefix of all other names."
+  description = "Name of the cluster, which is also the prefix of the names of all resources."
   type        = string
   default     = "example"
   nullable    = false
 }
 
 variable "bucket" {
-  description = "Name of the bucket. Left out, it is made of the cluster's name, the project and the region."
+  description = "Name of the bucket. Default: a name made of the cluster's name, the project and the region."
   type        = string
   default     = null
 }
 
 variable "encryption_key" {
-  description = "The whole name of a secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. Null: the cluster's secrets are in Secret Manager."
+  description = "The whole name of a secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. If it is null, the cluster's secrets are in Secret Manager."
   type        = string
   default     = null
 }
 
 variable "image_project" {
-  description = "Project that owns the images, made by images/packer. Left out, that of the cluster."
+  description = "Project that owns the images, which images/packer makes. Default: the project of the cluster."
   type        = string
   default     = null
 }
 
 variable "server_image" {
-  description = "The servers' image, `projects/…/global/images/…`. Left out, the newest of the family nstance-server-amd64."
+  description = "The servers' image, `projects/…/global/images/…`. Default: the newest image of the family nstance-server-amd64."
   type        = string
   default     = null
 }
 
 variable "agent_image" {
-  description = "The VMs' image, `projects/…/global/images/…`. Left out, the newest called nstance-agent-amd64-*."
+  description = "The VMs' image, `projects/…/global/images/…`. Default: the newest image called nstance-agent-amd64-*."
   type        = string
   default     = null
 }
@@ -75,7 +75,7 @@ variable "worker_count" {
 }
 
 variable "worker_instance_types" {
-  description = "Machine types of the VMs: the first, then fallbacks for when Google Cloud has no capacity of it."
+  description = "Machine types of the VMs. The first one is used while Google Cloud has capacity of it; the others are fallbacks."
   type        = list(string)
   default     = ["e2-small", "e2-medium"]
   nullable    = false
@@ -87,13 +87,13 @@ variable "worker_instance_types" {
 }
 
 variable "worker_args" {
-  description = "More of the body of instances.insert for the VMs, as JSON. Changing them replaces the VMs, one at a time."
+  description = "More fields of the body of Compute Engine's instances.insert for the VMs, as JSON. A change replaces the VMs, one at a time."
   type        = string
   default     = null
 }
 
 variable "worker_vars" {
-  description = "Values for templates. `greeting` is written to app.env on the VMs; a change is pushed to those that run."
+  description = "Values of variables for templates. `greeting` is written to app.env on the VMs. A change is pushed to running VMs."
   type        = map(string)
   default     = { greeting = "hello" }
   nullable    = false
@@ -116,14 +116,14 @@ variable "settings" {
 }
 
 variable "wait_for_leader" {
-  description = "Let apply wait until a server leads and has applied the configuration."
+  description = "Let `tofu apply` wait until a server leads and has applied the shard's configuration."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy delete the bucket with everything in it."
+  description = "Let `tofu destroy` delete the bucket with everything in it."
   type        = bool
   default     = false
   nullable    = false
@@ -137,7 +137,7 @@ variable "labels" {
 }
 
 variable "zones" {
-  description = "The zones, which are also the shards' names, each with the number of its leader's address. A zone keeps its number when others are added or removed."
+  description = "The zones, which are also the shards' names, each with a number that determines its leader's address. Do not change the number of a zone when you add or remove others."
   type        = map(number)
   default     = { us-central1-a = 0, us-central1-b = 1, us-central1-c = 2 }
   nullable    = false
@@ -156,7 +156,7 @@ variable "server_count" {
 }
 
 variable "allow_ipv4_cidrs" {
-  description = "Clients of the load balancer."
+  description = "Addresses that may use the load balancer."
   type        = list(string)
   default     = ["0.0.0.0/0"]
   nullable    = false

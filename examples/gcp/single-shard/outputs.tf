@@ -4,21 +4,21 @@ output "bucket" {
 }
 
 output "encryption_key" {
-  description = "Where the encryption key is, for nstance-admin: --key-provider and --key-source. Null: secrets are in Secret Manager."
+  description = "Where the encryption key is stored: the values of --key-provider and --key-source for nstance-admin. Null if the cluster's secrets are in Secret Manager."
   value       = module.cluster.encryption_key
 }
 
 output "shard" {
-  description = "The shard: its leader's addresses, and what it is made of."
+  description = "The shard's resources and its leader's addresses."
   value       = module.shard.shard
 }
 
 output "servers" {
-  description = "The leader's address, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  description = "The leader's address for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
   value       = "${module.shard.shard.id}=${module.shard.shard.operator_addr}"
 }
 
 output "ca_certificate_pem" {
-  description = "The CA's certificate, for operators. Null: the servers make the CA."
+  description = "The CA's certificate, with which operators verify the servers. Null if the servers make the CA."
   value       = module.cluster.ca_certificate_pem
 }

@@ -10,17 +10,17 @@ variable "endpoint" {
 }
 
 variable "bucket" {
-  description = "Name of the bucket, which exists."
+  description = "Name of an existing bucket for the cluster."
   type        = string
 }
 
 variable "leader_ipv4" {
-  description = "A free address of the servers' network, which the leader takes."
+  description = "A free address in the servers' network, which the leader takes."
   type        = string
 }
 
 variable "image" {
-  description = "Volume of the storage pools that the disks of the VMs start as a copy of."
+  description = "Volume of the storage pools with the VMs' image. The disk of each VM is first a copy of it."
   type        = string
   default     = "nstance-agent-debian-12.qcow2"
 }

@@ -1,5 +1,5 @@
 output "shard" {
-  description = "Addresses of the shard."
+  description = "Addresses of the shard for operators and agents."
   value       = module.shard.shard
 }
 

@@ -10,12 +10,12 @@ variable "endpoint" {
 }
 
 variable "bucket" {
-  description = "Name of the bucket, which exists."
+  description = "Name of an existing bucket for the cluster."
   type        = string
 }
 
 variable "leader_ipv4" {
-  description = "A free address of the servers' network, which the leader takes."
+  description = "A free address in the servers' network, which the leader takes."
   type        = string
 }
 

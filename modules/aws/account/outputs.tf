@@ -1,5 +1,5 @@
 output "account" {
-  description = "The roles, for the variable `account` of the module `shard`. `servers` has those of the servers, by shard."
+  description = "The IAM roles, as the value of the variable `account` of the module `shard`. Its field `servers` has the roles of the servers, by shard."
   # Running servers need their permissions. Users of this output are created after the policies and destroyed before
   # them.
   depends_on = [aws_iam_role_policy.server]
@@ -18,6 +18,6 @@ output "account" {
 }
 
 output "server_policies" {
-  description = "The policies of the servers' roles, in JSON, by shard."
+  description = "The IAM policies of the servers' roles, in JSON, by shard."
   value       = local.server_policies
 }

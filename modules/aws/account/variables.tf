@@ -1,5 +1,5 @@
 variable "cluster" {
-  description = "The cluster: the output `cluster` of the module `cluster`."
+  description = "The cluster of the shard: the output `cluster` of the module `cluster`."
   type = object({
     id          = string
     bucket_arn  = string
@@ -29,10 +29,10 @@ variable "cluster" {
 
 variable "shards" {
   description = <<-TEXT
-    The shards, by name. The servers of each get a role that covers this shard alone.
+    The shards, by name. The servers of each shard get an IAM role with permissions for this shard only.
 
-    * `secrets`: names of the secrets that the shard's templates use, with `*` for any characters. Default: all secrets of the cluster.
-    * `pass_role_arns`: roles that the shard's VMs may have, besides the agents' role. Templates name their instance profiles in `args`.
+    * `secrets`: names of the secrets that the shard's templates use. `*` stands for any characters. Default: all secrets of the cluster.
+    * `pass_role_arns`: roles that the shard's VMs may have, in addition to the agents' role. Templates name the roles' instance profiles in `args`.
   TEXT
   type = map(object({
     secrets        = optional(list(string), ["*"])
@@ -68,7 +68,7 @@ variable "name" {
 }
 
 variable "vpc_id" {
-  description = "The VPC that the servers may start VMs in. Default: any VPC of the account."
+  description = "ID of the VPC that the servers may start VMs in. Default: any VPC of the account."
   type        = string
   default     = null
 
@@ -79,33 +79,33 @@ variable "vpc_id" {
 }
 
 variable "target_group_arns" {
-  description = "The target groups that the servers may register VMs with, by any name: the output `target_group_arns` of the module `network`."
+  description = "ARNs of the target groups that the servers may register VMs with, by any name: the output `target_group_arns` of the module `network`."
   type        = map(string)
   default     = {}
   nullable    = false
 }
 
 variable "load_balancer_health" {
-  description = "Let the servers read the health of the targets of all target groups, for templates with `load_balancer_health`. AWS cannot limit this to some target groups."
+  description = "Permit the servers to read the health of the targets of all target groups, for templates with `load_balancer_health`. AWS cannot limit this permission to some target groups."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "image_owners" {
-  description = "Accounts (or aliases such as `amazon`) that own the images from which the servers may start VMs. Default: any."
+  description = "AWS accounts (or aliases such as `amazon`) that own the images from which the servers may start VMs. Default: any account."
   type        = list(string)
   default     = null
 }
 
 variable "snapshot_owners" {
-  description = "Accounts that own the snapshots from which the servers may make disks of VMs. Default: any."
+  description = "AWS accounts that own the snapshots from which the servers may make disks of VMs. Default: any account."
   type        = list(string)
   default     = null
 }
 
 variable "security_group_ids" {
-  description = "Security groups that VMs may have besides those with the cluster's tag `nstance:cluster`, which the module `shard` makes. Default: any."
+  description = "Security groups that VMs may have, in addition to those that the module `shard` makes with the cluster's tag `nstance:cluster`. Default: any security group."
   type        = list(string)
   default     = null
 
@@ -116,13 +116,13 @@ variable "security_group_ids" {
 }
 
 variable "key_pairs" {
-  description = "Names of the key pairs that VMs may have. Default: any."
+  description = "Names of the EC2 key pairs that VMs may have. Default: any key pair."
   type        = list(string)
   default     = null
 }
 
 variable "ebs_kms_key_arns" {
-  description = "KMS keys of your own that encrypt disks, snapshots or images of VMs. The account's key for EBS needs no entry. See [Keys for disks](#keys-for-disks)."
+  description = "ARNs of your own KMS keys that encrypt disks, snapshots or images of VMs. The account's key for EBS needs no entry. See [Keys for disks](#keys-for-disks)."
   type        = list(string)
   default     = []
   nullable    = false
@@ -134,7 +134,7 @@ variable "ebs_kms_key_arns" {
 }
 
 variable "launch_resource_arns" {
-  description = "What VMs may be started with, besides images, networks and disks: ARNs of launch templates, dedicated hosts, host resource groups and licence configurations that `args` name. A listed dedicated host or group permits all dedicated hosts of the account: EC2 has no permission for a single one."
+  description = "ARNs of launch templates, dedicated hosts, host resource groups and licence configurations that `args` of VMs may name. A listed dedicated host or host resource group permits all dedicated hosts of the account, because EC2 has no permission for a single one."
   type        = list(string)
   default     = []
   nullable    = false
@@ -146,14 +146,14 @@ variable "launch_resource_arns" {
 }
 
 variable "server_ssm" {
-  description = "Let the servers' machines register with AWS Systems Manager, for sessions with Session Manager. The image needs the SSM agent, which Amazon Linux has and this repository's images lack."
+  description = "Let the servers' machines register with AWS Systems Manager, for sessions with Session Manager. The image needs the SSM agent. Amazon Linux has it, the images of images/packer do not."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "tag_keys" {
-  description = "Keys of the tags that `args` may set on VMs, besides those of the servers, with `*` for any characters. Default: any except `nstance:server` and `nstance:leader`."
+  description = "Keys of the tags that `args` may set on VMs, in addition to the tags that servers set. `*` stands for any characters. Default: any key except `nstance:server` and `nstance:leader`."
   type        = list(string)
   default     = null
 }

@@ -33,14 +33,14 @@ variable "prefix" {
 }
 
 variable "versioning" {
-  description = "Keep earlier versions of objects in the bucket, so that deleted configuration, CA and secrets can be restored. Versions of the servers' documents, which change often, are kept for a day."
+  description = "Keep earlier versions of objects in the bucket, so that deleted configuration, CA and secrets can be restored. Earlier versions of documents that servers write, which change often, are kept for a day."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "noncurrent_version_days" {
-  description = "Number of days for which earlier versions are kept."
+  description = "Number of days for which the bucket keeps earlier versions of objects."
   type        = number
   default     = 90
   nullable    = false
@@ -67,9 +67,9 @@ variable "encryption_key" {
     The key that seals the cluster's secrets in the bucket. It is generated at random, and neither a plan nor the state contains it.
 
     * `provider`: the service that holds the key, `aws-secrets-manager` or `aws-parameter-store` (free of charge).
-    * `version`: part of the secret's name. A new number makes a new key.
+    * `version`: number in the name of the key's secret. A new number makes a new key.
 
-    Changing either field changes the key. See "Changing the encryption key" above.
+    A change of `provider` or `version` changes the encryption key. See "Changing the encryption key" above.
   TEXT
   type = object({
     provider = optional(string, "aws-secrets-manager")
@@ -90,7 +90,7 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "Time before the CA's expiry at which applies begin to replace the CA, step by step, such as \"90d\". By default the CA is not replaced. Only with secrets in the bucket."
+  description = "Time before the CA's expiry, such as \"90d\", from which each apply takes steps to replace the CA. By default applies do not replace the CA. Only for clusters with secrets in the bucket."
   type        = string
   default     = null
 }
@@ -99,9 +99,9 @@ variable "secrets" {
   description = <<-TEXT
     Where the cluster's secrets are stored: the CA key, the nonce key and your own secrets.
 
-    * `provider`: `object-storage`, sealed in the bucket with the encryption key; or `aws-secrets-manager` or `aws-parameter-store`, which need no encryption
-      key: the first leader creates the CA there, and there is no `nstance_cluster`.
-    * `prefix`: prefix of their names in the service. Default: `nstance/CLUSTER/`, and `/nstance/CLUSTER/` in Parameter Store.
+    * `provider`: with `object-storage`, secrets are in the bucket, sealed with the encryption key. `aws-secrets-manager` and `aws-parameter-store` need no
+      encryption key: the first leader creates the CA in the service, and there is no `nstance_cluster`.
+    * `prefix`: prefix of the secrets' names in the service. Default: `nstance/CLUSTER/`, and `/nstance/CLUSTER/` in Parameter Store.
   TEXT
   type = object({
     provider = optional(string, "object-storage")
@@ -122,14 +122,14 @@ variable "secrets" {
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the cluster, until an apply has set this to `false`. It protects only clusters with secrets in the bucket, because others have no `nstance_cluster`."
+  description = "Refuse every plan that destroys the cluster, until an apply has set this variable to `false`. This protects only clusters with secrets in the bucket, because others have no `nstance_cluster`."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy delete the bucket with all objects, and the encryption key without a recovery window. If false, destroy fails while the bucket has objects or earlier versions, and a deleted key can be restored for 30 days."
+  description = "Let `tofu destroy` delete the bucket with all objects, and the encryption key without a recovery window. If false, destroy fails while the bucket has objects or earlier versions, and a deleted key can be restored for 30 days."
   type        = bool
   default     = false
   nullable    = false

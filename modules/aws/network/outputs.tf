@@ -1,5 +1,5 @@
 output "network" {
-  description = "VPC, subnets by role and zone, and load balancers, for the variable `network` of the module `shard`."
+  description = "VPC, subnets by role and zone, and load balancers, as the value of the variable `network` of the module `shard`."
   # Users of this output are created after the routes and destroyed before them. Servers need the routes until their
   # last VM is terminated.
   depends_on = [
@@ -49,16 +49,16 @@ output "network" {
 }
 
 output "vpc_id" {
-  description = "ID of the VPC, for the variable `vpc_id` of the module `account`."
+  description = "ID of the VPC, as the value of the variable `vpc_id` of the module `account`."
   value       = local.vpc_id
 }
 
 output "target_group_arns" {
-  description = "ARNs of the target groups, by `load balancer/listener`, for the variable of that name of the module `account`."
+  description = "ARNs of the target groups, by `load balancer/listener`, as the value of the variable `target_group_arns` of the module `account`."
   value       = { for key, group in aws_lb_target_group.this : key => group.arn }
 }
 
 output "nat_public_ips" {
-  description = "Public addresses of the NAT gateways, by subnet: the source addresses of traffic from private subnets."
+  description = "Public addresses of the NAT gateways, by subnet. Traffic from private subnets to the internet has these source addresses."
   value       = { for key, eip in aws_eip.nat : key => eip.public_ip }
 }

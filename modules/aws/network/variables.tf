@@ -13,10 +13,10 @@ variable "vpc" {
   description = <<-TEXT
     The VPC.
 
-    * `ipv4_cidr`: addresses of a VPC that the module creates. A VPC always has IPv4 addresses, even if its subnets have IPv6 only.
-    * `existing`: ID of a VPC that exists already. It must be known when planning. The module adds its resources to this VPC and changes none of its existing ones.
-    * `internet_gateway`, `egress_only_gateway`: IDs of the gateways that an existing VPC has. A VPC has at most one internet gateway. If it has
-      none, the module creates one when a subnet needs it.
+    * `ipv4_cidr`: address range of a VPC that the module creates. A VPC always has IPv4 addresses, even if its subnets have IPv6 only.
+    * `existing`: ID of an existing VPC. The ID must be known when planning. The module adds resources to this VPC and changes none of its existing ones.
+    * `internet_gateway`, `egress_only_gateway`: IDs of the gateways of an existing VPC. A VPC has at most one internet gateway. If the VPC has none, the
+      module creates one when a subnet needs it.
   TEXT
   type = object({
     ipv4_cidr           = optional(string, "10.0.0.0/16")
@@ -44,7 +44,7 @@ variable "vpc" {
 }
 
 variable "ip_family" {
-  description = "`ipv4`, `dualstack` or `ipv6`. With `dualstack` every subnet has both kinds of addresses. With `ipv6`, subnets without an `ipv4_cidr` have IPv6 only."
+  description = "Kind of addresses of the subnets: `ipv4`, `dualstack` or `ipv6`. With `dualstack` every subnet has IPv4 and IPv6 addresses. With `ipv6`, subnets without an `ipv4_cidr` have only IPv6 addresses."
   type        = string
   default     = "ipv4"
   nullable    = false
@@ -57,17 +57,17 @@ variable "ip_family" {
 
 variable "subnets" {
   description = <<-TEXT
-    The subnets, by role and then by zone. A role is a name of yours, such as `public`, `servers` or `workers`; each becomes a subnet pool of the
-    shards in its zones. A zone may have several subnets of a role: add later ones at the end of the list, because their index identifies them.
+    The subnets, by role and then by zone. A role is any name, such as `public`, `servers` or `workers`. Each role becomes a subnet pool of the shards in
+    its zones. A zone may have several subnets of a role. Add new subnets at the end of their list, because a subnet's index identifies it.
 
-    * `ipv4_cidr`: addresses of a subnet that the module creates.
-    * `existing`: ID of a subnet that exists already. It must be known when planning. The module does not change its routes and settings.
-    * `ipv6_netnum`: number of the subnet's /64 within the VPC's /56, from 0 to 255. Or `ipv6_cidr`: the /64 itself.
+    * `ipv4_cidr`: address range of a subnet that the module creates.
+    * `existing`: ID of an existing subnet. The ID must be known when planning. The module does not change the subnet's routes and settings.
+    * `ipv6_netnum`: number of the subnet's /64 within the VPC's /56, from 0 to 255. Or set the /64 itself with `ipv6_cidr`.
     * `public`: the subnet is reachable from the internet, through the internet gateway.
     * `nat_gateway`: the subnet has a NAT gateway (if `nat_mode` is `provider`). Only public subnets can have one.
-    * `nat_subnet`: the subnet whose NAT gateway this subnet uses, as `role/zone` or `role/zone/INDEX`. Default: a subnet in the same zone, or
-      if it has no NAT gateway, the first subnet that has one.
-    * `shards`: the shards that may use the subnet. Default: all in its zone.
+    * `nat_subnet`: the subnet whose NAT gateway this subnet uses, as `role/zone` or `role/zone/INDEX`. Default: a subnet with a NAT gateway in the same
+      zone, or if there is none, the first subnet with a NAT gateway.
+    * `shards`: the shards that may use the subnet. Default: all shards in its zone.
   TEXT
   type = map(map(list(object({
     ipv4_cidr   = optional(string)
@@ -163,7 +163,7 @@ variable "subnets" {
 }
 
 variable "nat_mode" {
-  description = "`provider`: NAT gateways in the subnets with `nat_gateway`. `none`: no NAT gateways in any subnet; private subnets then cannot reach the internet over IPv4."
+  description = "With `provider`, the module makes NAT gateways in the subnets with `nat_gateway`. With `none` it makes none: private subnets then cannot reach the internet over IPv4."
   type        = string
   default     = "provider"
   nullable    = false
@@ -176,11 +176,11 @@ variable "nat_mode" {
 
 variable "endpoints" {
   description = <<-TEXT
-    VPC endpoints, through which AWS's services are reached without leaving the VPC.
+    VPC endpoints, through which machines reach AWS's services without the internet.
 
-    * `s3`: a gateway endpoint, which costs nothing.
-    * `interface`: names of services that get an interface endpoint, which costs by the hour. Servers in subnets without internet access
-      need `ec2` and, if they use these services, `secretsmanager`, `ssm` and `elasticloadbalancing`.
+    * `s3`: a gateway endpoint for S3, which costs nothing.
+    * `interface`: names of AWS services that get an interface endpoint, which costs by the hour. Servers in subnets without internet access need `ec2`
+      and, if they use these services, `secretsmanager`, `ssm` and `elasticloadbalancing`.
     * `subnets`: the role of the subnets that interface endpoints are in, one for each zone.
   TEXT
   type = object({
@@ -202,10 +202,10 @@ variable "load_balancers" {
     Network load balancers, by a name that groups can use. The servers register a group's healthy VMs with the target group of each listener.
 
     * `subnets`: the role of the load balancer's subnets, one for each zone. A load balancer that loses a zone is replaced, and gets another DNS name.
-    * `internal`: reachable from the VPC only.
-    * `allow_ipv4_cidrs`, `allow_ipv6_cidrs`: sources that may connect. Default: all, or the VPC's addresses if the load balancer is internal.
-    * `listeners`: by name. `protocol` is `TCP`, `UDP`, `TCP_UDP` or `TLS` (with `certificate_arn`; targets get TCP); the default of `target_port`
-      is `port`. A `health_check` with a `path` uses HTTP, one without uses a TCP connection.
+    * `internal`: the load balancer is reachable only from the VPC.
+    * `allow_ipv4_cidrs`, `allow_ipv6_cidrs`: addresses that may connect. Default: all, or the VPC's addresses if the load balancer is internal.
+    * `listeners`: listeners by name. `protocol` is `TCP`, `UDP`, `TCP_UDP` or `TLS`. `TLS` needs a `certificate_arn`, and its targets get TCP. The default
+      of `target_port` is `port`. A `health_check` with a `path` uses HTTP, otherwise a TCP connection.
   TEXT
   type = map(object({
     subnets             = optional(string, "public")

@@ -3,7 +3,7 @@
 # docs/reference/configuration.md describes them all.
 
 variable "subnet_pools" {
-  description = "Roles in the network to use as subnet pools; each pool has the role's name. Default: every role with a subnet in the zone that the shard may use."
+  description = "Subnet roles of the module `network` that become subnet pools of the shard, with the role's name. Default: every role with a subnet in the zone that the shard may use."
   type        = list(string)
   default     = null
 
@@ -16,13 +16,13 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "The pools that dynamic groups may use, also as the pool of their template. Default: all."
+  description = "Subnet pools that dynamic groups may use, also as the pool of their template. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
 
 variable "settings" {
-  description = "Settings of the servers, as under `server` in the configuration. Unset fields have the servers' defaults."
+  description = "Settings of the servers, as under `server` in the shard configuration. For fields that are not set, servers use their defaults."
   type = object({
     request_timeout            = optional(string)
     create_rate_limit          = optional(string)
@@ -75,7 +75,7 @@ variable "tenants" {
 }
 
 variable "images" {
-  description = "Images that the servers look up, by the name that templates use: `{{ .Image.name }}`."
+  description = "Queries for machine images that the servers repeat, by the name that templates use: `{{ .Image.name }}`."
   type = map(object({
     owners   = optional(list(string))
     filters  = optional(list(object({ name = string, values = list(string) })))
@@ -119,12 +119,12 @@ variable "certificates" {
 
 variable "defaults" {
   description = <<-TEXT
-    Values that every template starts with.
+    Defaults of every template.
 
-    * `args_json`: arguments of EC2's RunInstances, as JSON. The security group of agents and the instance profile without rights are added, unless
-      they name others.
-    * `vars`: values for templates.
-    * `userdata`: boot script. Default: a script that starts nstance-agent from the image.
+    * `args_json`: arguments of EC2's RunInstances, as JSON. The module adds the security group of agents and an instance profile without permissions,
+      unless the arguments name others.
+    * `vars`: values of variables that templates use.
+    * `userdata`: boot script of the VMs. Default: a script that starts nstance-agent from the image.
   TEXT
   type = object({
     args_json = optional(string, "{}")
@@ -141,7 +141,7 @@ variable "defaults" {
 }
 
 variable "templates" {
-  description = "How to make each kind of VM, by name."
+  description = "Templates of VMs, by the name that groups use: how to make a VM."
   type = map(object({
     kind           = string
     arch           = string
@@ -189,7 +189,7 @@ variable "templates" {
 }
 
 variable "groups" {
-  description = "The groups of VMs, by `tenant/name`."
+  description = "The static groups of VMs, by `tenant/name`."
   type = map(object({
     template       = string
     size           = optional(number)
@@ -228,7 +228,7 @@ variable "groups" {
 }
 
 variable "load_balancers" {
-  description = "Target groups besides those of the network, by the name that groups use. Allow their traffic with `agent_ingress`."
+  description = "Target groups in addition to those of the module `network`, by the name that groups use. Allow their traffic with `agent_ingress`."
   type        = map(object({ target_group_arns = list(string) }))
   default     = {}
   nullable    = false
@@ -240,7 +240,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs, by a name. Beyond this, load balancers of the network reach their targets' ports. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6` or `-1` for everything, which has no ports; `self` means the shard's other VMs."
+  description = "Sources that may reach the VMs, by any name. In addition, load balancers of the module `network` reach the ports of their targets. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6`, or `-1` for all protocols and ports. `self` means the shard's other VMs."
   type = map(object({
     protocol           = string
     from_port          = optional(number)
@@ -265,14 +265,14 @@ variable "agent_ingress" {
 }
 
 variable "agent_security_group_ids" {
-  description = "More security groups of the VMs."
+  description = "IDs of additional security groups of the VMs."
   type        = list(string)
   default     = []
   nullable    = false
 }
 
 variable "agent_environment" {
-  description = "Variables of nstance-agent's environment, such as NSTANCE_RECV_EXTENSIONS."
+  description = "Environment variables of nstance-agent on the VMs, such as NSTANCE_RECV_EXTENSIONS."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -286,7 +286,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Where nstance-agent is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. For Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The unit is that of the images."
+  description = "Where a VM downloads the program nstance-agent from, by architecture, if its image does not contain it. The program is checked by its SHA-256. This works with images of Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The systemd unit is that of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

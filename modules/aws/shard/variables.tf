@@ -1,7 +1,7 @@
 # Variables of the shard's place in the cluster and of its servers. variables-config.tf has those of its VMs.
 
 variable "cluster" {
-  description = "The cluster: the output `cluster` of the module `cluster`."
+  description = "The cluster of the shard: the output `cluster` of the module `cluster`."
   type = object({
     id     = string
     bucket = string
@@ -20,7 +20,7 @@ variable "cluster" {
 }
 
 variable "account" {
-  description = "The roles: the output `account` of the module `account`."
+  description = "The IAM roles of servers and agents: the output `account` of the module `account`."
   type = object({
     servers                    = map(object({ instance_profile_arn = string }))
     agent_instance_profile_arn = string
@@ -34,7 +34,7 @@ variable "account" {
 }
 
 variable "network" {
-  description = "The network: the output `network` of the module `network`."
+  description = "The network of the shard: the output `network` of the module `network`."
   type = object({
     vpc_id    = string
     ipv4_cidr = string
@@ -84,7 +84,7 @@ variable "zone" {
 }
 
 variable "server_count" {
-  description = "Number of servers. 1: no standby. 2: one is a hot standby, which takes over within seconds. 0: no server; existing VMs keep running, and none is replaced until there is a server again."
+  description = "Number of servers. With 1 there is no standby. With 2 one server is a hot standby, which takes over within seconds. With 0 existing VMs keep running, but lost ones are not replaced until there is a server again."
   type        = number
   default     = 1
   nullable    = false
@@ -121,10 +121,10 @@ variable "server_arch" {
 
 variable "server_image" {
   description = <<-TEXT
-    The servers' image, as `images/packer` makes it.
+    The servers' image, which `images/packer` makes.
 
-    * `id`: the image itself; or
-    * `name`, `owners`: the newest image of these accounts whose name matches. If there is a newer image, the next apply rolls the servers.
+    * `id`: the ID of one image; or
+    * `name`, `owners`: the newest image whose name matches and whose owner is one of these accounts. If there is a newer image, the next apply rolls the servers.
   TEXT
   type = object({
     id     = optional(string)
@@ -141,7 +141,7 @@ variable "server_image" {
 }
 
 variable "server_volume" {
-  description = "The servers' disk: `size` in GiB (default: that of the image), `type`, and `kms_key_arn` (default: the account's key for disks). It is always encrypted. Its loss does no harm."
+  description = "The servers' disk: `size` in GiB (default: the image's size), `type`, and `kms_key_arn` (default: the account's key for disks). The disk is always encrypted. Nothing on it needs a backup."
   type = object({
     size        = optional(number)
     type        = optional(string, "gp3")
@@ -152,7 +152,7 @@ variable "server_volume" {
 }
 
 variable "server_subnets" {
-  description = "The role of the subnets that the servers and the leader's address are in."
+  description = "The role, in the module `network`, of the subnets for the servers and the leader's address."
   type        = string
   default     = "servers"
   nullable    = false
@@ -171,7 +171,7 @@ variable "server_args" {
 }
 
 variable "server_environment" {
-  description = "Variables of the servers' environment."
+  description = "Environment variables of nstance-server."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -185,21 +185,21 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. For Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The units are those of the images."
+  description = "Where a server downloads the program nstance-server from, by architecture, if its image does not contain it. The program is checked by its SHA-256. This works with images of Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The systemd units are those of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
 }
 
 variable "server_security_group_ids" {
-  description = "More security groups of the servers."
+  description = "IDs of additional security groups of the servers."
   type        = list(string)
   default     = []
   nullable    = false
 }
 
 variable "leader_network" {
-  description = "The leader's fixed addresses, `ipv4` and `ipv6`, in the first of the servers' subnets. Default: addresses that AWS picks once."
+  description = "The leader's fixed addresses, `ipv4` and `ipv6`, in the first of the servers' subnets. Default: addresses that AWS picks when it creates the network interface."
   type = object({
     ipv4 = optional(string)
     ipv6 = optional(string)
@@ -219,7 +219,7 @@ variable "leader_network" {
 }
 
 variable "server_ready_timeout" {
-  description = "Seconds that a new server may take to become ready, and that a server may be unhealthy, before its machine is replaced. A roll keeps the old server until a new one is ready."
+  description = "Seconds that a new server may take to become ready, and that a server may be unhealthy, before its machine is replaced. While servers are rolled, the old server stays until a new one is ready."
   type        = number
   default     = 600
   nullable    = false
@@ -249,10 +249,10 @@ variable "health_check" {
   description = <<-TEXT
     How the auto-scaling group detects an unhealthy server.
 
-    * `type`: `EC2`, whether the machine runs, and what the machine itself reports about its server's `/health` (see `server_ready_timeout`). Or `ELB`,
-      whether `/health` on port 8990 answers 200 to a load balancer as well.
-    * `grace_period`: seconds after a server has become ready. In this time it is not replaced, and a roll waits.
-    * `load_balancer_arn`: for `ELB`, a network load balancer with subnets in this zone, whose `listener_port` is unused. Each shard needs a different one.
+    * `type`: with `EC2`, a server is healthy if its machine runs and reports that the server's `/health` answers 200 (see `server_ready_timeout`). With
+      `ELB`, `/health` on port 8990 must also answer 200 to a load balancer.
+    * `grace_period`: seconds after a server has become ready in which it is not replaced, and in which a roll of the servers waits.
+    * `load_balancer_arn`: for `ELB`, a network load balancer with subnets in this zone. Its port `listener_port` must be unused. Shards that share a load balancer need different ports.
     * `security_group_ids`: security groups of that load balancer. Default: health checks may come from any address in the VPC.
   TEXT
   type = object({
@@ -293,7 +293,7 @@ variable "health_access" {
 }
 
 variable "operator_access" {
-  description = "Sources that may reach the ports of operators, 8992 and 8993. Operators also need a certificate."
+  description = "Sources that may reach the servers' ports for operators, 8992 and 8993. Operators also need a certificate."
   type = object({
     ipv4_cidrs         = optional(list(string), [])
     ipv6_cidrs         = optional(list(string), [])
@@ -304,28 +304,28 @@ variable "operator_access" {
 }
 
 variable "wait_for_leader" {
-  description = "Let apply wait until a server has applied the configuration."
+  description = "Let `tofu apply` wait until a server has applied the shard's configuration."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the shard, until an apply has set this to `false`."
+  description = "Refuse every plan that destroys the shard, until an apply has set this variable to `false`."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs. They keep running."
+  description = "Let `tofu destroy` remove the records of VMs if the shard has no server that could terminate the VMs. The destroy lists these VMs. They keep running."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "destroy_timeout" {
-  description = "How long destroy waits until the leader has emptied the shard."
+  description = "How long `tofu destroy` waits until the leader has deleted all VMs of the shard."
   type        = string
   default     = "15m"
   nullable    = false

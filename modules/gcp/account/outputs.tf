@@ -1,5 +1,5 @@
 output "account" {
-  description = "The service accounts, for the variable `account` of the module `shard`. `servers` has those of the servers, by shard."
+  description = "The service accounts, as the value of the variable `account` of the module `shard`. Its field `servers` has the service accounts of the servers, by shard."
   # Running servers need their permissions. Users of this output are created after the bindings and destroyed before
   # them.
   depends_on = [

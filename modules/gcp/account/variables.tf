@@ -1,5 +1,5 @@
 variable "cluster" {
-  description = "The cluster: the output `cluster` of the module `cluster`."
+  description = "The cluster of the shard: the output `cluster` of the module `cluster`."
   type = object({
     id     = string
     bucket = string
@@ -23,11 +23,11 @@ variable "cluster" {
 
 variable "shards" {
   description = <<-TEXT
-    The shards, by name. The servers of each get a service account that covers this shard alone.
+    The shards, by name. The servers of each shard get a service account with permissions for this shard only.
 
     * `zone`: the shard's zone. Default: the shard's name.
-    * `secrets`: names of the secrets that the shard's templates use, with `*` at the end for any characters. Default: all secrets of the cluster.
-    * `service_accounts`: emails of service accounts that the shard's VMs may have, besides that of the agents. Templates name them in `args`.
+    * `secrets`: names of the secrets that the shard's templates use. A `*` at the end of a name stands for any characters. Default: all secrets of the cluster.
+    * `service_accounts`: emails of service accounts that the shard's VMs may have, in addition to that of the agents. Templates name them in `args`.
   TEXT
   type = map(object({
     zone             = optional(string)
@@ -64,21 +64,21 @@ variable "name" {
 }
 
 variable "agent_service_account" {
-  description = "Make a service account without permissions for the VMs. By default VMs have none."
+  description = "Make a service account without permissions for the VMs. By default VMs have no service account."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "load_balancers" {
-  description = "Let the servers add VMs to instance groups. The permission is for all unmanaged instance groups of the project."
+  description = "Permit the servers to add VMs to load balancers' instance groups. The permission is for all unmanaged instance groups of the project."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "load_balancer_health" {
-  description = "Let the servers read the regional backend services of the project, for templates with `load_balancer_health`."
+  description = "Permit the servers to read the regional backend services of the project, for templates with `load_balancer_health`."
   type        = bool
   default     = false
   nullable    = false

@@ -1,5 +1,5 @@
 output "storage" {
-  description = "Value of `storage` in the configuration of the provider `nstance`: the bucket. It is known when planning."
+  description = "The bucket, as the value of `storage` in the configuration of the provider `nstance`. The output is known when planning."
   value = {
     provider = "gcs"
     bucket   = google_storage_bucket.this.name
@@ -18,7 +18,7 @@ output "secrets" {
 }
 
 output "cluster" {
-  description = "The cluster, for the variable `cluster` of the other modules."
+  description = "The cluster, as the value of the variable `cluster` of the other modules."
   # Shards are created after the CA and destroyed before it.
   depends_on = [nstance_cluster.this]
   value = {
@@ -33,16 +33,16 @@ output "cluster" {
 }
 
 output "ca_certificate_pem" {
-  description = "The CA's certificate, in PEM; null where the servers make the CA."
+  description = "The CA's certificate, in PEM. Null if the servers make the CA."
   value       = one(nstance_cluster.this[*].ca_certificate_pem)
 }
 
 output "ca_fingerprint" {
-  description = "SHA-256 of the CA's certificate, in hexadecimal; null where the servers make the CA."
+  description = "SHA-256 of the CA's certificate, in hexadecimal. Null if the servers make the CA."
   value       = one(nstance_cluster.this[*].ca_fingerprint)
 }
 
 output "ca_not_after" {
-  description = "When the CA's certificate expires (RFC 3339); null where the servers make the CA."
+  description = "Time when the CA's certificate expires (RFC 3339). Null if the servers make the CA."
   value       = one(nstance_cluster.this[*].ca_not_after)
 }

@@ -21,7 +21,7 @@ variable "bucket_name" {
 }
 
 variable "location" {
-  description = "Location of the bucket. Default: the provider's region."
+  description = "Location of the bucket. Default: the region of the Google provider."
   type        = string
   default     = null
 }
@@ -39,14 +39,14 @@ variable "prefix" {
 }
 
 variable "versioning" {
-  description = "Keep earlier versions of objects in the bucket, so that deleted configuration, CA and secrets can be restored. Versions of the servers' documents, which change often, are kept for a day."
+  description = "Keep earlier versions of objects in the bucket, so that deleted configuration, CA and secrets can be restored. Earlier versions of documents that servers write, which change often, are kept for a day."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "noncurrent_version_days" {
-  description = "Number of days for which earlier versions are kept."
+  description = "Number of days for which the bucket keeps earlier versions of objects."
   type        = number
   default     = 90
   nullable    = false
@@ -72,9 +72,9 @@ variable "encryption_key" {
   description = <<-TEXT
     The key that seals the cluster's secrets in the bucket.
 
-    * `source`: the whole name of a secret in Secret Manager that holds the key, `projects/…/secrets/…`. See "Encryption key" above.
+    * `source`: the whole name of a secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. See "Encryption key" above.
 
-    Required unless `secrets.provider` is `google-secret-manager`.
+    The encryption key is required unless `secrets.provider` is `google-secret-manager`.
   TEXT
   type = object({
     source = string
@@ -93,7 +93,7 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "Time before the CA's expiry at which applies begin to replace the CA, step by step, such as \"90d\". By default the CA is not replaced. Only with secrets in the bucket."
+  description = "Time before the CA's expiry, such as \"90d\", from which each apply takes steps to replace the CA. By default applies do not replace the CA. Only for clusters with secrets in the bucket."
   type        = string
   default     = null
 }
@@ -102,9 +102,9 @@ variable "secrets" {
   description = <<-TEXT
     Where the cluster's secrets are stored: the CA key, the nonce key and your own secrets.
 
-    * `provider`: `object-storage`, sealed in the bucket with the encryption key; or `google-secret-manager`, which needs no encryption key: the first
-      leader creates the CA there, and there is no `nstance_cluster`.
-    * `prefix`: prefix of their names in Secret Manager. Default: `nstance-CLUSTER-`.
+    * `provider`: with `object-storage`, secrets are in the bucket, sealed with the encryption key. `google-secret-manager` needs no encryption key: the
+      first leader creates the CA in Secret Manager, and there is no `nstance_cluster`.
+    * `prefix`: prefix of the secrets' names in Secret Manager. Default: `nstance-CLUSTER-`.
   TEXT
   type = object({
     provider = optional(string, "object-storage")
@@ -125,14 +125,14 @@ variable "secrets" {
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the cluster, until an apply has set this to `false`. It protects only clusters with secrets in the bucket, because others have no `nstance_cluster`."
+  description = "Refuse every plan that destroys the cluster, until an apply has set this variable to `false`. This protects only clusters with secrets in the bucket, because others have no `nstance_cluster`."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy delete the bucket with all objects. If false, destroy fails while the bucket has objects or earlier versions."
+  description = "Let `tofu destroy` delete the bucket with all objects. If false, destroy fails while the bucket has objects or earlier versions."
   type        = bool
   default     = false
   nullable    = false

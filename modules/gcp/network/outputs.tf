@@ -1,5 +1,5 @@
 output "network" {
-  description = "VPC, subnets by role and region, and load balancers, for the variable `network` of the module `shard`."
+  description = "VPC, subnets by role and region, and load balancers, as the value of the variable `network` of the module `shard`."
   # Users of this output are created after the routes and destroyed before them. Servers need the routes until their
   # last VM is deleted.
   depends_on = [

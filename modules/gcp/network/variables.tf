@@ -10,7 +10,7 @@ variable "name" {
 }
 
 variable "vpc" {
-  description = "The VPC. `existing`: name of a VPC to which the module adds its resources, instead of making one. Subnets have the addresses, the VPC has none."
+  description = "The VPC. With `existing`, the name of a VPC, the module adds its resources to this VPC instead of making one. On Google Cloud only subnets have address ranges."
   type = object({
     existing = optional(string)
   })
@@ -19,7 +19,7 @@ variable "vpc" {
 }
 
 variable "ip_family" {
-  description = "`ipv4`, or `dualstack`, where every subnet has both. Google chooses the subnet's `/64`."
+  description = "Kind of addresses of the subnets: `ipv4`, or `dualstack` for both IPv4 and IPv6. Google chooses the IPv6 `/64` of each subnet."
   type        = string
   default     = "ipv4"
   nullable    = false
@@ -32,14 +32,14 @@ variable "ip_family" {
 
 variable "subnets" {
   description = <<-TEXT
-    The subnets, by role and then by region. A role is a name of yours, such as `servers` or `workers`; each becomes a subnet pool of the shards in
-    its regions. A region may have several subnets of a role: add later ones at the end of the list, because their index identifies them.
+    The subnets, by role and then by region. A role is any name, such as `servers` or `workers`. Each role becomes a subnet pool of the shards in its
+    regions. A region may have several subnets of a role. Add new subnets at the end of their list, because a subnet's index identifies it.
 
-    * `ipv4_cidr`: addresses of a subnet that the module creates.
-    * `leader_ipv4_cidr`: the secondary range `leader`, for the leader addresses of shards that have their servers in this subnet.
-    * `existing`: name of a subnet that exists already. The module does not change its settings. Set `leader_ipv4_cidr` if it has a secondary range `leader`.
-    * `nat`: whether its VMs use the NAT gateway (where `nat_mode` is `provider`).
-    * `shards`: the shards that may use the subnet. Default: all in its region.
+    * `ipv4_cidr`: address range of a subnet that the module creates.
+    * `leader_ipv4_cidr`: the subnet's secondary range `leader`, for the leader addresses of shards that have their servers in this subnet.
+    * `existing`: name of an existing subnet. The module does not change its settings. Set `leader_ipv4_cidr` if it has a secondary range `leader`.
+    * `nat`: whether the subnet's VMs use the NAT gateway (if `nat_mode` is `provider`).
+    * `shards`: the shards that may use the subnet. Default: all shards in its region.
   TEXT
   type = map(map(list(object({
     ipv4_cidr        = optional(string)
@@ -77,7 +77,7 @@ variable "subnets" {
 }
 
 variable "nat_mode" {
-  description = "`provider`: a Cloud NAT gateway in each region. `none`: no NAT gateways; VMs without external addresses then reach only Google's APIs."
+  description = "With `provider`, the module makes a Cloud NAT gateway in each region. With `none` it makes none: VMs without external addresses then reach only Google's APIs."
   type        = string
   default     = "provider"
   nullable    = false
@@ -100,11 +100,11 @@ variable "load_balancers" {
     Passthrough network load balancers, by a name that groups can use. The servers add a group's healthy VMs to the instance group of their zone. A VM
     can be in the instance group of one load balancer only.
 
-    * `zones`: the zones of its VMs, in one region.
-    * `internal`: reachable from the VPC only. Its address is in the first subnet of the role `subnets`.
-    * `allow_ipv4_cidrs`: sources that may connect. Default: all, or private addresses if the load balancer is internal.
-    * `listeners`: by name. `protocol` is `TCP` or `UDP`. VMs get connections at the listener's own port. A `health_check` with a `path` uses HTTP, one
-      without uses a TCP connection.
+    * `zones`: the zones of the load balancer's VMs, in one region.
+    * `internal`: the load balancer is reachable only from the VPC. Its address is in the first subnet of the role `subnets`.
+    * `allow_ipv4_cidrs`: addresses that may connect. Default: all, or private addresses if the load balancer is internal.
+    * `listeners`: listeners by name. `protocol` is `TCP` or `UDP`. VMs get connections at the listener's own port. A `health_check` with a `path` uses
+      HTTP, otherwise a TCP connection.
   TEXT
   type = map(object({
     zones            = list(string)

@@ -3,7 +3,7 @@
 # docs/reference/configuration.md describes them all.
 
 variable "subnet_pools" {
-  description = "Roles in the network to use as subnet pools; each pool has the role's name. Default: every role with a subnet in the region that the shard may use."
+  description = "Subnet roles of the module `network` that become subnet pools of the shard, with the role's name. Default: every role with a subnet in the region that the shard may use."
   type        = list(string)
   default     = null
 
@@ -16,13 +16,13 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "The pools that dynamic groups may use, also as the pool of their template. Default: all."
+  description = "Subnet pools that dynamic groups may use, also as the pool of their template. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
 
 variable "settings" {
-  description = "Settings of the servers, as under `server` in the configuration. Unset fields have the servers' defaults."
+  description = "Settings of the servers, as under `server` in the shard configuration. For fields that are not set, servers use their defaults."
   type = object({
     request_timeout            = optional(string)
     create_rate_limit          = optional(string)
@@ -75,7 +75,7 @@ variable "tenants" {
 }
 
 variable "images" {
-  description = "Images that the servers look up, by the name that templates use: `{{ .Image.name }}`."
+  description = "Queries for machine images that the servers repeat, by the name that templates use: `{{ .Image.name }}`."
   type = map(object({
     owners   = optional(list(string))
     filters  = optional(list(object({ name = string, values = list(string) })))
@@ -119,12 +119,12 @@ variable "certificates" {
 
 variable "defaults" {
   description = <<-TEXT
-    Values that every template starts with.
+    Defaults of every template.
 
-    * `args_json`: the body of Compute Engine's instances.insert, as JSON. The network tag of agents and the agents' service account, if there is one, are
-      added, unless they name others.
-    * `vars`: values for templates.
-    * `userdata`: boot script. Default: a script that starts nstance-agent from the image.
+    * `args_json`: the body of Compute Engine's instances.insert, as JSON. The module adds the network tag of agents and the agents' service account, if
+      there is one, unless the body names others.
+    * `vars`: values of variables that templates use.
+    * `userdata`: boot script of the VMs. Default: a script that starts nstance-agent from the image.
   TEXT
   type = object({
     args_json = optional(string, "{}")
@@ -141,7 +141,7 @@ variable "defaults" {
 }
 
 variable "templates" {
-  description = "How to make each kind of VM, by name."
+  description = "Templates of VMs, by the name that groups use: how to make a VM."
   type = map(object({
     kind           = string
     arch           = string
@@ -189,7 +189,7 @@ variable "templates" {
 }
 
 variable "groups" {
-  description = "The groups of VMs, by `tenant/name`."
+  description = "The static groups of VMs, by `tenant/name`."
   type = map(object({
     template       = string
     size           = optional(number)
@@ -229,8 +229,8 @@ variable "groups" {
 
 variable "load_balancers" {
   description = <<-TEXT
-    Unmanaged instance groups besides those of the network, by the name that groups use. Allow their traffic with `agent_ingress`. The regional backend
-    services of the group are needed for `load_balancer_health` of a template only.
+    Unmanaged instance groups in addition to those of the module `network`, by the name that groups use. Allow their traffic with `agent_ingress`. Only
+    `load_balancer_health` of a template needs the instance group's regional backend services.
   TEXT
   type        = map(object({ instance_group_name = string, backend_service_names = optional(list(string)) }))
   default     = {}
@@ -243,7 +243,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs, by a name. Beyond this, clients of the network's load balancers reach the listeners' ports. `protocol` is `tcp`, `udp`, `icmp` or `-1` for everything; `-1` and `icmp` have no ports. `tags` are network tags of other VMs; `self` means the shard's other VMs."
+  description = "Sources that may reach the VMs, by any name. In addition, clients of load balancers of the module `network` reach the listeners' ports. `protocol` is `tcp`, `udp`, `icmp`, or `-1` for all protocols; `-1` and `icmp` have no ports. `tags` are network tags of other VMs. `self` means the shard's other VMs."
   type = map(object({
     protocol   = string
     from_port  = optional(number)
@@ -267,7 +267,7 @@ variable "agent_ingress" {
 }
 
 variable "agent_environment" {
-  description = "Variables of nstance-agent's environment, such as NSTANCE_RECV_EXTENSIONS."
+  description = "Environment variables of nstance-agent on the VMs, such as NSTANCE_RECV_EXTENSIONS."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -281,7 +281,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Where nstance-agent is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. The unit is that of the images."
+  description = "Where a VM downloads the program nstance-agent from, by architecture, if its image does not contain it. The program is checked by its SHA-256. The systemd unit is that of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

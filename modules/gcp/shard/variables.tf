@@ -1,7 +1,7 @@
 # Variables of the shard's place in the cluster and of its servers. variables-config.tf has those of its VMs.
 
 variable "cluster" {
-  description = "The cluster: the output `cluster` of the module `cluster`."
+  description = "The cluster of the shard: the output `cluster` of the module `cluster`."
   type = object({
     id     = string
     bucket = string
@@ -20,7 +20,7 @@ variable "cluster" {
 }
 
 variable "account" {
-  description = "The service accounts: the output `account` of the module `account`."
+  description = "The service accounts of the servers: the output `account` of the module `account`."
   type = object({
     servers               = map(object({ email = string }))
     agent_service_account = optional(string)
@@ -34,7 +34,7 @@ variable "account" {
 }
 
 variable "network" {
-  description = "The network: the output `network` of the module `network`."
+  description = "The network of the shard: the output `network` of the module `network`."
   type = object({
     vpc       = string
     ip_family = optional(string, "ipv4")
@@ -84,7 +84,7 @@ variable "zone" {
 }
 
 variable "server_count" {
-  description = "Number of servers. 1: no standby. 2: one is a hot standby, which takes over within seconds. 0: no server; existing VMs keep running, and none is replaced until there is a server again."
+  description = "Number of servers. With 1 there is no standby. With 2 one server is a hot standby, which takes over within seconds. With 0 existing VMs keep running, but lost ones are not replaced until there is a server again."
   type        = number
   default     = 1
   nullable    = false
@@ -109,9 +109,9 @@ variable "server_instance_type" {
 
 variable "server_image" {
   description = <<-TEXT
-    The servers' image, as `images/packer` makes it, of the architecture of `server_instance_type`.
+    The servers' image, which `images/packer` makes. It must have the architecture of `server_instance_type`.
 
-    * `id`: the image itself, `projects/…/global/images/…`; or
+    * `id`: the name of one image, `projects/…/global/images/…`; or
     * `family`, `project`: the newest image of this family in this project. If there is a newer image, the next apply rolls the servers.
   TEXT
   type = object({
@@ -129,7 +129,7 @@ variable "server_image" {
 }
 
 variable "server_volume" {
-  description = "The servers' disk: `size` in GB (default: that of the image), `type`, and `kms_key_name` (default: Google's own key). It is always encrypted. Its loss does no harm."
+  description = "The servers' disk: `size` in GB (default: the image's size), `type`, and `kms_key_name` (default: Google's own key). The disk is always encrypted. Nothing on it needs a backup."
   type = object({
     size         = optional(number)
     type         = optional(string, "pd-balanced")
@@ -140,7 +140,7 @@ variable "server_volume" {
 }
 
 variable "server_subnets" {
-  description = "The role of the subnets that the servers and the leader's address are in."
+  description = "The role, in the module `network`, of the subnets for the servers and the leader's address."
   type        = string
   default     = "servers"
   nullable    = false
@@ -159,7 +159,7 @@ variable "server_args" {
 }
 
 variable "server_environment" {
-  description = "Variables of the servers' environment."
+  description = "Environment variables of nstance-server."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -173,14 +173,14 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. The units are those of the images."
+  description = "Where a server downloads the program nstance-server from, by architecture, if its image does not contain it. The program is checked by its SHA-256. The systemd units are those of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
 }
 
 variable "server_tags" {
-  description = "More network tags of the servers."
+  description = "Additional network tags of the servers."
   type        = list(string)
   default     = []
   nullable    = false
@@ -190,10 +190,11 @@ variable "leader_network" {
   description = <<-TEXT
     The leader's fixed address.
 
-    * `kind`: `alias`, an alias address that the leader moves to its own VM (free of charge); or `load_balancer`, the address of an internal load balancer
-      (costs by the hour, fails over without an API call). Default: `load_balancer` for two servers, `alias` for one.
-    * `ipv4`: the address. An alias is in the range for leader addresses of the first of the servers' subnets. Default: the second address of that range. Shards of
-      one region need different addresses. The address of a load balancer is in that subnet's primary range. Default: an address that Google picks once.
+    * `kind`: `alias` is an alias address that the leader moves to its own VM, free of charge. `load_balancer` is the address of an internal load
+      balancer, which costs by the hour and fails over without an API call. Default: `load_balancer` for two servers, `alias` for one.
+    * `ipv4`: the address, in the first of the servers' subnets. An alias is in the subnet's range for leader addresses. Default: the second address of
+      that range. Shards of one region need different addresses. The address of a load balancer is in the subnet's primary range. Default: an address
+      that Google picks when it creates the address.
   TEXT
   type = object({
     kind = optional(string)
@@ -236,7 +237,7 @@ variable "leader_dns" {
 }
 
 variable "operator_access" {
-  description = "Sources that may reach the ports of operators, 8992 and 8993. Operators also need a certificate. `tags` are network tags of VMs."
+  description = "Sources that may reach the servers' ports for operators, 8992 and 8993. Operators also need a certificate. `tags` are network tags of VMs."
   type = object({
     ipv4_cidrs = optional(list(string), [])
     tags       = optional(list(string), [])
@@ -256,28 +257,28 @@ variable "health_access" {
 }
 
 variable "wait_for_leader" {
-  description = "Let apply wait until a server has applied the configuration."
+  description = "Let `tofu apply` wait until a server has applied the shard's configuration."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the shard, until an apply has set this to `false`."
+  description = "Refuse every plan that destroys the shard, until an apply has set this variable to `false`."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs. They keep running."
+  description = "Let `tofu destroy` remove the records of VMs if the shard has no server that could terminate the VMs. The destroy lists these VMs. They keep running."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "destroy_timeout" {
-  description = "How long destroy waits until the leader has emptied the shard."
+  description = "How long `tofu destroy` waits until the leader has deleted all VMs of the shard."
   type        = string
   default     = "15m"
   nullable    = false

@@ -12,7 +12,7 @@ variable "tenant" {
 }
 
 variable "shards" {
-  description = "The shards by ID, with the addresses of their leaders: the output `shard` of the module `shard`."
+  description = "The shards by ID, each with the addresses of its leader: the output `shard` of the module `shard`."
   type = map(object({
     registration_addr = string
     operator_addr     = string
@@ -25,20 +25,20 @@ variable "shards" {
 }
 
 variable "ca_certificate_pem" {
-  description = "The CA's certificate, in PEM: the output of the module `cluster`."
+  description = "The CA's certificate, in PEM: the output `ca_certificate_pem` of the module `cluster`."
   type        = string
   nullable    = false
 }
 
 variable "namespace" {
-  description = "Namespace of the ConfigMap: that of the HelmRelease, or of Flux's Kustomization."
+  description = "Namespace of the ConfigMap, which must be the namespace of the HelmRelease or of Flux's Kustomization."
   type        = string
   nullable    = false
   default     = "nstance-system"
 }
 
 variable "name" {
-  description = "Name of the ConfigMap."
+  description = "Name of the ConfigMap with the operator's values."
   type        = string
   nullable    = false
   default     = "nstance-operator-values"

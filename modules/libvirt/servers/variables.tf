@@ -1,5 +1,5 @@
 variable "servers" {
-  description = "The VMs on this host, by name, which is also the host name and the server's ID: optionally the `mac` address, and a `network_config` of cloud-init for an address without DHCP."
+  description = "The servers' VMs on this host, by a name that is also the host name and the server's ID. Each optionally has a `mac` address, and a `network_config` of cloud-init for an address without DHCP."
   type = map(object({
     mac            = optional(string)
     network_config = optional(string)
@@ -24,20 +24,20 @@ variable "server_userdata" {
 }
 
 variable "image" {
-  description = "Volume of the storage pool with the server's image, which the disks start as copies of."
+  description = "Volume of the storage pool with the server's image. The disk of each server is first a copy of it."
   type        = string
   nullable    = false
 }
 
 variable "pool" {
-  description = "The storage pool with the image, which also gets the disks."
+  description = "The storage pool of libvirt with the server's image, which also gets the VMs' disks."
   type        = string
   default     = "default"
   nullable    = false
 }
 
 variable "network" {
-  description = "The network of the servers, which the leader's address belongs to: the `name` of a network of libvirt, or a `bridge` of the host. Servers on several hosts need a bridge to the same network."
+  description = "The servers' network, which must contain the leader's address: the `name` of a network of libvirt, or a `bridge` of the host. Servers on several hosts need a bridge to the same network."
   type = object({
     name   = optional(string)
     bridge = optional(string)
@@ -51,7 +51,7 @@ variable "network" {
 }
 
 variable "secrets_iso" {
-  description = "Path on the host of a CD-ROM image with the label `nstance`. The boot script copies its files, such as `secrets.env`, to /etc/nstance. Without it, the image must have them."
+  description = "Path on the host of a CD-ROM image with the label `nstance`. The boot script copies its files, such as `secrets.env`, to /etc/nstance. Without the CD-ROM, the server's image must have these files."
   type        = string
   default     = null
 
@@ -76,13 +76,13 @@ variable "memory_mib" {
 }
 
 variable "disk_gib" {
-  description = "Size of a disk in GiB. Default: that of the image."
+  description = "Size of a server's disk in GiB. Default: the image's size."
   type        = number
   default     = null
 }
 
 variable "domain_type" {
-  description = "`kvm`, or `qemu` for hosts without hardware support, which is many times slower."
+  description = "Type of the VMs: `kvm`, or `qemu` for hosts without hardware support for VMs, which is many times slower."
   type        = string
   default     = "kvm"
   nullable    = false

@@ -1,7 +1,7 @@
 # Variables of the shard's place and of its servers. variables-config.tf has those of its VMs.
 
 variable "cluster" {
-  description = "The cluster: its `id`, and the source of its encryption key. Secrets are sealed in the bucket."
+  description = "The cluster of the shard: its `id`, and where its encryption key is. The cluster's secrets are sealed in the bucket."
   type = object({
     id = string
     encryption_key = optional(object({
@@ -24,7 +24,7 @@ variable "shard" {
 }
 
 variable "hosts" {
-  description = "The hosts, by name: the URI of libvirt on each, such as `qemu+tls://a.example.com/system`. The servers need the client's certificate or key."
+  description = "The hosts, by name, each with the URI of its libvirt, such as `qemu+tls://a.example.com/system`. The servers need the certificate or key of a libvirt client."
   type        = map(string)
   nullable    = false
 
@@ -35,14 +35,14 @@ variable "hosts" {
 }
 
 variable "pool" {
-  description = "The storage pool with images and disks, on every host."
+  description = "Name of the storage pool of libvirt with images and disks, on every host."
   type        = string
   default     = "default"
   nullable    = false
 }
 
 variable "domain_type" {
-  description = "`kvm`, or `qemu` for hosts without hardware support, which is many times slower."
+  description = "Type of the VMs: `kvm`, or `qemu` for hosts without hardware support for VMs, which is many times slower."
   type        = string
   default     = "kvm"
   nullable    = false
@@ -54,14 +54,14 @@ variable "domain_type" {
 }
 
 variable "reserved_mib" {
-  description = "Memory of each host, in MiB, that VMs do not get."
+  description = "Memory in MiB that each host keeps free of VMs."
   type        = number
   default     = 1024
   nullable    = false
 }
 
 variable "subnet_pools" {
-  description = "Subnet pools, by the name that templates use. Each is a list of the hosts' networks, `HOST/NETWORK`, which are tried in order."
+  description = "Subnet pools, by the name that templates use. Each pool is a list of the hosts' networks, `HOST/NETWORK`, which the leader tries in order."
   type        = map(list(string))
   nullable    = false
 
@@ -72,7 +72,7 @@ variable "subnet_pools" {
 }
 
 variable "leader_network" {
-  description = "The address that the leader takes by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and a `dns_name`. It belongs to the servers' own network, and nothing else uses it."
+  description = "The address that the leader takes by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and a `dns_name`. The address must be in the servers' own network, and nothing else may use it."
   type = object({
     ipv4     = optional(string)
     ipv6     = optional(string)
@@ -87,7 +87,7 @@ variable "leader_network" {
 }
 
 variable "bucket" {
-  description = "The bucket, for the servers' boot script: the object store's `endpoint`, and the bucket's `name`, `prefix` and `region`."
+  description = "The bucket that the servers' boot script names: the object store's `endpoint`, and the bucket's `name`, `prefix` and `region`."
   type = object({
     endpoint = string
     name     = string
@@ -105,7 +105,7 @@ variable "server_args" {
 }
 
 variable "server_environment" {
-  description = "More variables of the servers' environment. Secrets do not belong here, because they would be in the state: put them into /etc/nstance/secrets.env on the servers."
+  description = "More environment variables of nstance-server. Do not put secrets here, because they would be in the state: put them into /etc/nstance/secrets.env on the servers."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -119,35 +119,35 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. The units are those of the images."
+  description = "Where a server downloads the program nstance-server from, by architecture, if its image does not contain it. The program is checked by its SHA-256. The systemd units are those of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
 }
 
 variable "wait_for_leader" {
-  description = "Let apply wait until a server has applied the configuration."
+  description = "Let `tofu apply` wait until a server has applied the shard's configuration."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the shard, until an apply has set this to `false`."
+  description = "Refuse every plan that destroys the shard, until an apply has set this variable to `false`."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs. They keep running."
+  description = "Let `tofu destroy` remove the records of VMs if the shard has no server that could terminate the VMs. The destroy lists these VMs. They keep running."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "destroy_timeout" {
-  description = "How long destroy waits until the leader has emptied the shard."
+  description = "How long `tofu destroy` waits until the leader has deleted all VMs of the shard."
   type        = string
   default     = "15m"
   nullable    = false

@@ -1,5 +1,5 @@
 variable "servers" {
-  description = "The VMs, by name, which is also the host name and the server's ID: the `node` of each, and optionally its `vm_id`, and an address `ipv4_cidr` with its `ipv4_gateway`. Without an address it uses DHCP."
+  description = "The servers' VMs, by a name that is also the host name and the server's ID. Each has a `node`, and optionally a `vm_id`, and an address `ipv4_cidr` with an `ipv4_gateway`. A VM without an address uses DHCP."
   type = map(object({
     node         = string
     vm_id        = optional(number)
@@ -30,27 +30,27 @@ variable "server_userdata" {
 }
 
 variable "template" {
-  description = "The VM template with the server's image, which the VMs are full clones of: its `node` and `vm_id`. It has no cloud-init drive."
+  description = "The VM template with the server's image: its `node` and `vm_id`. The servers' VMs are full clones of it. The template must have no cloud-init drive."
   type        = object({ node = string, vm_id = number })
   nullable    = false
 }
 
 variable "storage" {
-  description = "Storage for the disks."
+  description = "Storage of Proxmox VE for the VMs' disks."
   type        = string
   default     = "local-lvm"
   nullable    = false
 }
 
 variable "snippets_storage" {
-  description = "Storage on every node that may have snippets, for the boot scripts. The provider writes them over SSH."
+  description = "Storage on every node that allows snippets, for the boot scripts. The provider bpg/proxmox writes the snippets over SSH."
   type        = string
   default     = "local"
   nullable    = false
 }
 
 variable "bridge" {
-  description = "The bridge of the servers' network, which the leader's address belongs to."
+  description = "The bridge to the servers' network, which must contain the leader's address."
   type        = string
   default     = "vmbr0"
   nullable    = false
@@ -63,7 +63,7 @@ variable "vlan" {
 }
 
 variable "secrets_iso" {
-  description = "Volume with a CD-ROM image with the label `nstance`, such as `local:iso/nstance-secrets.iso`. The boot script copies its files, such as `secrets.env` and `proxmox-token`, to /etc/nstance. Without it, the template must have them."
+  description = "Volume with a CD-ROM image with the label `nstance`, such as `local:iso/nstance-secrets.iso`. The boot script copies its files, such as `secrets.env` and `proxmox-token`, to /etc/nstance. Without the CD-ROM, the VM template must have these files."
   type        = string
   default     = null
 
@@ -81,7 +81,7 @@ variable "cores" {
 }
 
 variable "cpu_type" {
-  description = "Type of the CPUs."
+  description = "Type of a VM's CPUs, as Proxmox VE names it."
   type        = string
   default     = "x86-64-v2-AES"
   nullable    = false

@@ -1,5 +1,5 @@
 output "shard" {
-  description = "The shard: its addresses for operators and agents."
+  description = "The shard's addresses for operators and agents."
   value = {
     id                = nstance_shard.this.shard
     leader_ipv4       = var.leader_network.ipv4
@@ -17,11 +17,11 @@ output "server_userdata" {
 }
 
 output "config_etag" {
-  description = "Version of the shard's configuration. The leader's lock names the one that is applied."
+  description = "Version of the shard's configuration. The leader's lock names the version that the leader has applied."
   value       = nstance_shard.this.etag
 }
 
 output "group_hashes" {
-  description = "Hashes of the static groups, by `tenant/name`: `infra` changes when its VMs are replaced, `runtime` when files are pushed to them."
+  description = "Hashes of the static groups, by `tenant/name`. A change of `infra` replaces the group's VMs. A change of `runtime` pushes files to them."
   value       = nstance_shard.this.group_hashes
 }

@@ -3,13 +3,13 @@
 # docs/reference/configuration.md describes them all.
 
 variable "dynamic_subnet_pools" {
-  description = "The pools that dynamic groups may use, also as the pool of their template. Default: all."
+  description = "Subnet pools that dynamic groups may use, also as the pool of their template. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
 
 variable "settings" {
-  description = "Settings of the servers, as under `server` in the configuration. Unset fields have the servers' defaults."
+  description = "Settings of the servers, as under `server` in the shard configuration. For fields that are not set, servers use their defaults."
   type = object({
     request_timeout            = optional(string)
     create_rate_limit          = optional(string)
@@ -85,11 +85,11 @@ variable "certificates" {
 
 variable "defaults" {
   description = <<-TEXT
-    Values that every template starts with.
+    Defaults of every template.
 
-    * `args_json`: the arguments of a VM, as JSON (docs/reference/proxmox.md).
-    * `vars`: values for templates.
-    * `userdata`: boot script. Default: a script that starts nstance-agent from the image.
+    * `args_json`: arguments of the VMs, as JSON. See docs/reference/proxmox.md.
+    * `vars`: values of variables that templates use.
+    * `userdata`: boot script of the VMs. Default: a script that starts nstance-agent from the image.
   TEXT
   type = object({
     args_json = optional(string, "{}")
@@ -106,7 +106,7 @@ variable "defaults" {
 }
 
 variable "templates" {
-  description = "How to make each kind of VM, by name."
+  description = "Templates of VMs, by the name that groups use: how to make a VM."
   type = map(object({
     kind           = string
     arch           = string
@@ -152,7 +152,7 @@ variable "templates" {
 }
 
 variable "groups" {
-  description = "The groups of VMs, by `tenant/name`."
+  description = "The static groups of VMs, by `tenant/name`."
   type = map(object({
     template       = string
     size           = optional(number)
@@ -185,7 +185,7 @@ variable "groups" {
 }
 
 variable "agent_environment" {
-  description = "Variables of nstance-agent's environment, such as NSTANCE_RECV_EXTENSIONS."
+  description = "Environment variables of nstance-agent on the VMs, such as NSTANCE_RECV_EXTENSIONS."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -199,7 +199,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Where nstance-agent is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. The unit is that of the images."
+  description = "Where a VM downloads the program nstance-agent from, by architecture, if its image does not contain it. The program is checked by its SHA-256. The systemd unit is that of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

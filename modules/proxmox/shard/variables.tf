@@ -1,7 +1,7 @@
 # Variables of the shard's place and of its servers. variables-config.tf has those of its VMs.
 
 variable "cluster" {
-  description = "The cluster: its `id`, and the source of its encryption key. Secrets are sealed in the bucket."
+  description = "The cluster of the shard: its `id`, and where its encryption key is. The cluster's secrets are sealed in the bucket."
   type = object({
     id = string
     encryption_key = optional(object({
@@ -24,7 +24,7 @@ variable "shard" {
 }
 
 variable "endpoints" {
-  description = "URLs of the cluster's API, such as `https://pve1.example.com:8006`. The next one is used if a node cannot be reached."
+  description = "URLs of the API of Proxmox VE, such as `https://pve1.example.com:8006`. If a node cannot be reached, the server uses the next URL."
   type        = list(string)
   nullable    = false
 
@@ -35,40 +35,40 @@ variable "endpoints" {
 }
 
 variable "fingerprints" {
-  description = "SHA-256 fingerprints of the nodes' certificates. Default: the certificates are checked with `ca_file` and the name in the URL."
+  description = "SHA-256 fingerprints of the nodes' certificates. By default, servers check these certificates with `ca_file` and the name in the URL."
   type        = list(string)
   default     = []
   nullable    = false
 }
 
 variable "ca_file" {
-  description = "File on the servers with the CA of the nodes' certificates, a copy of `/etc/pve/pve-root-ca.pem`. Default: those of the system."
+  description = "File on the servers with the CA of the nodes' certificates, a copy of `/etc/pve/pve-root-ca.pem`. Default: the CAs of the servers' system."
   type        = string
   default     = null
 }
 
 variable "token_file" {
-  description = "File on the servers with the API token, `USER@REALM!TOKENID=SECRET`, mode 0600. The token is not in the state. docs/reference/proxmox.md has the commands that make it and its roles."
+  description = "File on the servers with the API token of Proxmox VE, `USER@REALM!TOKENID=SECRET`, mode 0600. The token is not in the state. docs/reference/proxmox.md has the commands that make the token and its roles."
   type        = string
   default     = "/etc/nstance/proxmox-token"
   nullable    = false
 }
 
 variable "resource_pool" {
-  description = "Resource pool that new VMs become members of. Default: none."
+  description = "Resource pool of Proxmox VE that new VMs become members of. Default: none."
   type        = string
   default     = null
 }
 
 variable "seed_storage" {
-  description = "Storage for ISO images, on every node, which holds the userdata until an agent has registered."
+  description = "Storage of Proxmox VE for ISO images, on every node. It holds the boot script of a VM until its agent has registered."
   type        = string
   default     = "local"
   nullable    = false
 }
 
 variable "subnet_pools" {
-  description = "Subnet pools, by the name that templates use. Each is a list of the nodes' bridges, `NODE/BRIDGE`, which are tried in order."
+  description = "Subnet pools, by the name that templates use. Each pool is a list of the nodes' bridges, `NODE/BRIDGE`, which the leader tries in order."
   type        = map(list(string))
   nullable    = false
 
@@ -79,7 +79,7 @@ variable "subnet_pools" {
 }
 
 variable "leader_network" {
-  description = "The address that the leader takes by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and a `dns_name`. It belongs to the servers' own network, and nothing else uses it."
+  description = "The address that the leader takes by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and a `dns_name`. The address must be in the servers' own network, and nothing else may use it."
   type = object({
     ipv4     = optional(string)
     ipv6     = optional(string)
@@ -94,7 +94,7 @@ variable "leader_network" {
 }
 
 variable "bucket" {
-  description = "The bucket, for the servers' boot script: the object store's `endpoint`, and the bucket's `name`, `prefix` and `region`."
+  description = "The bucket that the servers' boot script names: the object store's `endpoint`, and the bucket's `name`, `prefix` and `region`."
   type = object({
     endpoint = string
     name     = string
@@ -112,7 +112,7 @@ variable "server_args" {
 }
 
 variable "server_environment" {
-  description = "More variables of the servers' environment. Secrets do not belong here, because they would be in the state: put them into /etc/nstance/secrets.env on the servers."
+  description = "More environment variables of nstance-server. Do not put secrets here, because they would be in the state: put them into /etc/nstance/secrets.env on the servers."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -126,35 +126,35 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where nstance-server is downloaded from, by architecture, if the image has none: the program itself, checked by its SHA-256. The units are those of the images."
+  description = "Where a server downloads the program nstance-server from, by architecture, if its image does not contain it. The program is checked by its SHA-256. The systemd units are those of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
 }
 
 variable "wait_for_leader" {
-  description = "Let apply wait until a server has applied the configuration."
+  description = "Let `tofu apply` wait until a server has applied the shard's configuration."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the shard, until an apply has set this to `false`."
+  description = "Refuse every plan that destroys the shard, until an apply has set this variable to `false`."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "force_destroy" {
-  description = "Let destroy remove the records of VMs if the shard has no server that could terminate them. The destroy lists these VMs. They keep running."
+  description = "Let `tofu destroy` remove the records of VMs if the shard has no server that could terminate the VMs. The destroy lists these VMs. They keep running."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "destroy_timeout" {
-  description = "How long destroy waits until the leader has emptied the shard."
+  description = "How long `tofu destroy` waits until the leader has deleted all VMs of the shard."
   type        = string
   default     = "15m"
   nullable    = false

@@ -1,17 +1,17 @@
 variable "environment" {
-  description = "Name of the environment, part of all names."
+  description = "Name of the environment, which is part of the names of all resources."
   type        = string
   nullable    = false
 }
 
 variable "zones" {
-  description = "The availability zones, each of which gets a shard of that name, and an index from 0 to 5, which determines the zone's subnets."
+  description = "The availability zones, each with an index from 0 to 5. Each zone gets a shard of the same name. The index determines the zone's subnets."
   type        = map(number)
   nullable    = false
 }
 
 variable "ipv4_cidr" {
-  description = "The network of the VPC, with 16 bits. Environments whose VPCs will be connected need different ones."
+  description = "Address range of the VPC, a /16. Environments need different ranges if their VPCs will be connected."
   type        = string
   nullable    = false
 
@@ -22,7 +22,7 @@ variable "ipv4_cidr" {
 }
 
 variable "images" {
-  description = "IDs of the servers' and the VMs' image. They are the version of the fleet: promote them from one environment to the next."
+  description = "IDs of the images of the servers and of the VMs. They determine the version of Nstance: promote them from one environment to the next."
   type        = object({ server = string, agent = string })
   nullable    = false
 }
@@ -55,28 +55,28 @@ variable "workers_per_zone" {
 }
 
 variable "worker_instance_types" {
-  description = "Instance types of the VMs: the first, then fallbacks for when AWS has no capacity of it."
+  description = "Instance types of the VMs. The first one is used while AWS has capacity of it; the others are fallbacks."
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false
 }
 
 variable "key_provider" {
-  description = "What holds the encryption key: `aws-secrets-manager`, or `aws-parameter-store`, which costs nothing."
+  description = "The service that stores the encryption key: `aws-secrets-manager`, or `aws-parameter-store`, which costs nothing."
   type        = string
   default     = "aws-secrets-manager"
   nullable    = false
 }
 
 variable "deletion_protection" {
-  description = "Refuse to destroy the cluster. Without it, destroy also deletes the bucket with everything in it."
+  description = "Refuse to destroy the cluster. If false, `tofu destroy` deletes it, and the bucket with everything in it."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "settings" {
-  description = "Settings of the servers: see modules/aws/shard."
+  description = "Settings of the servers, as the variable `settings` of modules/aws/shard."
   type        = any
   default     = {}
   nullable    = false

@@ -4,16 +4,16 @@ output "bucket" {
 }
 
 output "encryption_key" {
-  description = "Where the encryption key is, for nstance-admin: --key-provider and --key-source."
+  description = "Where the encryption key is stored: the values of --key-provider and --key-source for nstance-admin."
   value       = module.fleet.encryption_key
 }
 
 output "shards" {
-  description = "The shards by zone: their leaders' addresses, and what they are made of."
+  description = "The shards by zone, each with its leader's addresses and its resources."
   value       = module.fleet.shards
 }
 
 output "servers" {
-  description = "The leaders' addresses, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
   value       = module.fleet.servers
 }

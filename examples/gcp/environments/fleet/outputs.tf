@@ -1,5 +1,5 @@
 output "storage" {
-  description = "The bucket, for the provider nstance."
+  description = "The bucket, for the configuration of the provider `nstance`."
   value       = module.cluster.storage
 }
 
@@ -9,11 +9,11 @@ output "bucket" {
 }
 
 output "shards" {
-  description = "The shards by zone: their leaders' addresses, and what they are made of."
+  description = "The shards by zone, each with its leader's addresses and its resources."
   value       = { for zone, shard in module.shard : zone => shard.shard }
 }
 
 output "servers" {
-  description = "The leaders' addresses, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
   value       = join(",", [for shard in module.shard : "${shard.shard.id}=${shard.shard.operator_addr}"])
 }

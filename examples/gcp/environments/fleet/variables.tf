@@ -1,5 +1,5 @@
 variable "environment" {
-  description = "Name of the environment, part of all names."
+  description = "Name of the environment, which is part of the names of all resources."
   type        = string
   nullable    = false
 }
@@ -11,7 +11,7 @@ variable "region" {
 }
 
 variable "zones" {
-  description = "The zones, each of which gets a shard of that name, and a number from 0 to 12, which determines the leader's address."
+  description = "The zones, each with a number from 0 to 12. Each zone gets a shard of the same name. The number determines the leader's address."
   type        = map(number)
   nullable    = false
 
@@ -22,7 +22,7 @@ variable "zones" {
 }
 
 variable "ipv4_cidr" {
-  description = "The network of the VPC, with 16 bits. Environments whose VPCs will be connected need different ones."
+  description = "Address range of the VPC, a /16. Environments need different ranges if their VPCs will be connected."
   type        = string
   nullable    = false
 
@@ -33,7 +33,7 @@ variable "ipv4_cidr" {
 }
 
 variable "images" {
-  description = "The servers' and the VMs' image, `projects/…/global/images/…`. They are the version of the fleet: promote them from one environment to the next."
+  description = "The images of the servers and of the VMs, `projects/…/global/images/…`. They determine the version of Nstance: promote them from one environment to the next."
   type        = object({ server = string, agent = string })
   nullable    = false
 }
@@ -59,21 +59,21 @@ variable "workers_per_zone" {
 }
 
 variable "worker_instance_types" {
-  description = "Machine types of the VMs: the first, then fallbacks for when Google Cloud has no capacity of it."
+  description = "Machine types of the VMs. The first one is used while Google Cloud has capacity of it; the others are fallbacks."
   type        = list(string)
   default     = ["e2-small", "e2-medium"]
   nullable    = false
 }
 
 variable "deletion_protection" {
-  description = "Refuse to destroy the shards. Without it, destroy also deletes the bucket with everything in it."
+  description = "Refuse to destroy the shards. If false, `tofu destroy` deletes them, and the bucket with everything in it."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "settings" {
-  description = "Settings of the servers: see modules/gcp/shard."
+  description = "Settings of the servers, as the variable `settings` of modules/gcp/shard."
   type        = any
   default     = {}
   nullable    = false

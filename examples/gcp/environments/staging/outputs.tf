@@ -4,11 +4,11 @@ output "bucket" {
 }
 
 output "shards" {
-  description = "The shards by zone: their leaders' addresses, and what they are made of."
+  description = "The shards by zone, each with its leader's addresses and its resources."
   value       = module.fleet.shards
 }
 
 output "servers" {
-  description = "The leaders' addresses, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
   value       = module.fleet.servers
 }
