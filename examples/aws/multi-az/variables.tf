@@ -132,7 +132,7 @@ variable "web_args" {
 }
 
 variable "web_port" {
-  description = "The port on which the VMs serve."
+  description = "The port on which the service of the VMs listens."
   type        = number
   default     = 8080
   nullable    = false

@@ -11,7 +11,7 @@ variable "name" {
 
 variable "vpc" {
   description = <<-TEXT
-    The VPC.
+    The VPC of the network: a new one, or an existing one.
 
     * `ipv4_cidr`: address range of a VPC that the module creates. A VPC always has IPv4 addresses, even if its subnets have IPv6 only.
     * `existing`: ID of an existing VPC. The ID must be known when planning. The module adds resources to this VPC and changes none of its existing ones.

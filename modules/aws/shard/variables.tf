@@ -123,8 +123,8 @@ variable "server_image" {
   description = <<-TEXT
     The servers' image, which `images/packer` makes.
 
-    * `id`: the ID of one image; or
-    * `name`, `owners`: the newest image whose name matches and whose owner is one of these accounts. If there is a newer image, the next apply rolls the servers.
+    * `id`: the ID of an image.
+    * `name`, `owners`: without an `id`, the newest image whose name matches and whose owner is one of these accounts. If there is a newer image, the next apply rolls the servers.
   TEXT
   type = object({
     id     = optional(string)

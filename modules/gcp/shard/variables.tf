@@ -111,8 +111,8 @@ variable "server_image" {
   description = <<-TEXT
     The servers' image, which `images/packer` makes. It must have the architecture of `server_instance_type`.
 
-    * `id`: the name of one image, `projects/…/global/images/…`; or
-    * `family`, `project`: the newest image of this family in this project. If there is a newer image, the next apply rolls the servers.
+    * `id`: the name of an image, `projects/…/global/images/…`.
+    * `family`, `project`: without an `id`, the newest image of this family in this project. If there is a newer image, the next apply rolls the servers.
   TEXT
   type = object({
     id      = optional(string)
@@ -188,7 +188,7 @@ variable "server_tags" {
 
 variable "leader_network" {
   description = <<-TEXT
-    The leader's fixed address.
+    The fixed address of the shard's leader.
 
     * `kind`: `alias` is an alias address that the leader moves to its own VM, free of charge. `load_balancer` is the address of an internal load
       balancer, which costs by the hour and fails over without an API call. Default: `load_balancer` for two servers, `alias` for one.

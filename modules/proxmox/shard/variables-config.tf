@@ -106,7 +106,7 @@ variable "defaults" {
 }
 
 variable "templates" {
-  description = "Templates of VMs, by the name that groups use: how to make a VM."
+  description = "Templates, by the name that groups use. A template says how to make a VM."
   type = map(object({
     kind           = string
     arch           = string
