@@ -82,7 +82,7 @@ variable "server_count" {
 }
 
 variable "leader_kind" {
-  description = "How the address follows the leader: `alias` or `load_balancer`. Default: `load_balancer` for two servers, `alias` for one."
+  description = "How the leader's address follows the leader: `alias` or `load_balancer`. Default: `load_balancer` for two servers, `alias` for one."
   type        = string
   default     = null
 }
