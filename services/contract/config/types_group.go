@@ -214,3 +214,15 @@ func (g *Group) StartPeriod() (longest time.Duration) {
 	}
 	return longest
 }
+
+// PassTime returns how long the group's health checks may take to pass once nothing is wrong.
+func (g *Group) PassTime() (longest time.Duration) {
+	for _, check := range g.HealthChecks {
+		runs := time.Duration(1)
+		if check.SuccessThreshold != nil {
+			runs = time.Duration(*check.SuccessThreshold)
+		}
+		longest = max(longest, runs*check.Interval.D()+check.Timeout.D())
+	}
+	return longest
+}

@@ -123,7 +123,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	if !decision.NextPlan.IsZero() {
 		l.wake[key] = decision.Schedule
 	}
-	l.State.Blocked(key, decision.Blocked, decision.Rollout)
+	l.State.Planned(key, decision)
 	creates, spots := 0, 0
 	for _, action := range decision.Actions {
 		if action.Kind == plan.Create {

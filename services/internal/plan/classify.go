@@ -110,7 +110,8 @@ var rules = [...]rule{
 		if !g.guarded {
 			return false, time.Time{}
 		}
-		return g.isUnhealthy(i)
+		unhealthy, until := g.isUnhealthy(i)
+		return unhealthy, sooner(until, g.guardedUntil)
 	}},
 	{12, "silent", classSilent, CauseUnhealthy, factUnwell, (*group).isSilent},
 	{52, "failing", classSilent, CauseHealthCheck, factUnwell, (*group).failsCheck},
@@ -134,7 +135,9 @@ type group struct {
 	Snapshot
 	desired, surge int
 	registered     bool // an instance of the group has registered
-	guarded        bool // the unhealthy guard holds (rule 26)
+	guard          Guard
+	guarded        bool      // the unhealthy guard holds (rules 26 and 61)
+	guardedUntil   time.Time // when it ends by time alone; zero: unknown
 	// anyReportMatters: some instance is not well, so that any report of it may change the plan.
 	anyReportMatters bool
 	rows             []uint8 // by instance: index of its rule
@@ -208,7 +211,10 @@ func classifyGroup(s Snapshot) *group {
 		g.registered = g.registered || !g.facts[n].has(factUnregistered)
 		g.addSilence(subject{i, g.facts[n]})
 	}
-	g.guarded = g.guardHolds()
+	g.guard = s.Guard.After(g.tally.late > s.Group.MaxUnhealthy.Of(g.tally.running), RecoveryTime(s.Settings, &s.Group),
+		s.Settings.RegistrationTimeout, s.Now)
+	g.guarded, g.guardedUntil = g.guardHolds()
+	g.planAgainAt(g.guardedUntil)
 	g.planAgainAt(g.findReturning())
 	for n := range g.Instances {
 		i := subject{&g.Instances[n], g.facts[n]}

@@ -24,7 +24,7 @@
 //	 8 on-demand expired  An on-demand instance reached ondemand_age.
 //	 9 on-demand          Any other on-demand instance. It is never counted, rotated or replaced.
 //	10 expired            The instance reached forced_age. Replaced first.
-//	11 held               As rule 12, 52 or 59, but the unhealthy guard holds (rule 26).
+//	11 held               As rule 12, 52 or 59, but the unhealthy guard holds (rules 26 and 61).
 //	12 silent             Three reports are missed, or the agent was never healthy in its time. Replaced first.
 //	13 unready, drifted   As rule 14, with an outdated infra configuration or in a subnet that left the pool.
 //	14 unready            Booting, not heard of by this leader yet, late, unhealthy or new to its load balancers
@@ -130,4 +130,10 @@
 //	                      balancers have called it healthy. If they do not answer, it waits for registration_timeout
 //	                      and the longest start_period. A new leader takes instances that are older as they are
 //	                      (balancer.go).
+//	61 time to recover    When the share of rule 26 falls to its limit, the guard goes on until every instance had time
+//	                      to recover: to report, to run its health checks, and with load_balancer_health
+//	                      registration_timeout and the longest start_period. If the share exceeds the limit and falls
+//	                      again within registration_timeout, that time begins again. Afterwards it does not begin for
+//	                      registration_timeout, so that instances that fail and recover again and again cannot keep
+//	                      the guard up (guard.go).
 package plan

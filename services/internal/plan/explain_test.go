@@ -43,6 +43,17 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestRule61Explain checks that Explain says until when an instance has time to recover.
+func TestRule61Explain(t *testing.T) {
+	s := snapshot(5, silent(), silent(), well(), well(), well())
+	s.Guard.Exceeded = true
+	e := plan.Explain(s)
+	until := now.Add(106 * time.Second) // 30 s between two attempts, 10 s for one, a report and its slack
+	if got := e.Verdicts[0]; !e.Guarded || got.Rule != 11 || !got.Until.Equal(until) || e.NextPlan.After(until) {
+		t.Errorf("guarded %v, %+v, planned again at %v; want rule 11 until %v", e.Guarded, got, e.NextPlan, until)
+	}
+}
+
 // TestExplainRollout checks that a plan says what a rollout waits for, and when that ends by time alone.
 func TestExplainRollout(t *testing.T) {
 	const hour = time.Hour

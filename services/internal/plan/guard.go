@@ -3,8 +3,10 @@ package plan
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
 // shardLimit is the share of silent instances in a shard from which the guard holds; at least shardMinimum.
@@ -12,16 +14,62 @@ var shardLimit = config.Limit{Value: 40, Percent: true}
 
 const shardMinimum = 3
 
-// guardHolds is rule 26: more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but is
-// silent, fails a health check or is unhealthy in a load balancer. A partition between agents and server, or a fault
-// that new VMs would share, is then more likely than dead VMs, so none of them is replaced. VMs that the provider
-// reports as ended are still replaced.
-func (g *group) guardHolds() bool {
-	return g.tally.late > g.Group.MaxUnhealthy.Of(g.tally.running) || shardGuardHolds(g.Shard)
+// Guard is what a leader remembers of the unhealthy guard of a group, or of the shard. A new leader begins with the zero
+// value: it gives every instance time to come back anyway (rule 33).
+type Guard struct {
+	// Exceeded: when counted last, more instances than the limit were silent or failed.
+	Exceeded bool
+	// HoldUntil is when the time to recover ends that began last (rule 61); zero: there was none. FellAt is when the
+	// first one of a row began.
+	HoldUntil, FellAt time.Time
 }
 
-func shardGuardHolds(h ShardHealth) bool {
+// After is rule 61. It returns the guard after the instances were counted. recovery is that of [RecoveryTime]. For as
+// long as bound after the first time to recover, others may begin. Then none begins for at least as long.
+func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
+	if g.Exceeded && !exceeded {
+		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {
+			g.FellAt = now
+		}
+		if now.Before(g.FellAt.Add(bound)) {
+			g.HoldUntil = now.Add(recovery)
+		}
+	}
+	g.Exceeded = exceeded
+	return g
+}
+
+// RecoveryTime returns how long the last instances of a group may take to recover after the first ones, when a fault
+// that they share ends. They report again (rule 33), their health checks pass, or their load balancers call them
+// healthy. How often a load balancer checks is unknown, so this takes the time that a new instance has for it.
+func RecoveryTime(s Settings, group *config.Group) time.Duration {
+	longest := max(reconnect.ReturnTime(s.HealthInterval), group.PassTime()+s.HealthInterval)
+	if group.LoadBalancerHealth {
+		longest = max(longest, StartGrace(s, group))
+	}
+	return longest + reportSlack(s.HealthInterval)
+}
+
+// Exceeds reports whether more of the shard is silent than its limit.
+func (h ShardHealth) Exceeds() bool {
 	return h.Silent > max(shardMinimum, shardLimit.Of(h.Running))
+}
+
+// exceedsLimit is rule 26: more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but
+// is silent, fails a health check or is unhealthy in a load balancer. A partition between agents and server, or a fault
+// that new VMs would share, is then more likely than dead VMs, so none of them is replaced. VMs that the provider
+// reports as ended are still replaced.
+func (g *group) exceedsLimit() bool {
+	return g.guard.Exceeded || g.Shard.Exceeds()
+}
+
+// guardHolds is rules 26 and 61.
+func (g *group) guardHolds() (holds bool, until time.Time) {
+	if g.exceedsLimit() {
+		return true, time.Time{}
+	}
+	over, until := reached(latest(g.guard.HoldUntil, g.Shard.HoldUntil), g.Now)
+	return !over, until
 }
 
 // planAlerts raises and resolves the group's alerts.
@@ -29,7 +77,7 @@ func (g *group) planAlerts() (out steps) {
 	held := g.guarded && g.tally.unhealthy > 0
 	switch {
 	case held && !g.GuardRaised:
-		out.add(Action{Kind: RaiseError, Alert: AlertUnhealthyGuard, Reason: g.guardReason(), Rule: 26})
+		out.add(Action{Kind: RaiseError, Alert: AlertUnhealthyGuard, Reason: g.guardReason(), Rule: g.guardRule()})
 	case !held && g.GuardRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertUnhealthyGuard, Reason: "silent instances are few again"})
 	}
@@ -51,18 +99,28 @@ func (g *group) planAlerts() (out steps) {
 	return out
 }
 
+// guardRule is the rule because of which the guard holds.
+func (g *group) guardRule() int {
+	if g.exceedsLimit() {
+		return 26
+	}
+	return 61
+}
+
 func (g *group) guardReason() string {
-	silent, running, of, are := g.tally.late, g.tally.running, "group", "silent"
+	silent, running, of, are, why := g.tally.late, g.tally.running, "group", "silent", "the fault is more likely here"
 	if slices.ContainsFunc(g.Instances, func(i Instance) bool { return i.FailedCheck != "" }) {
 		are = "silent or fail a health check"
 	}
 	if slices.ContainsFunc(g.Instances, func(i Instance) bool { return i.Balancer.Failed != "" }) {
 		are = "silent, fail a health check or are unhealthy in a load balancer"
 	}
-	if shardGuardHolds(g.Shard) {
+	switch {
+	case g.Shard.Exceeds():
 		silent, running, of = g.Shard.Silent, g.Shard.Running, "shard"
+	case !g.exceedsLimit():
+		why = "more were, and they have time to recover"
 	}
-	return fmt.Sprintf(
-		"%d of the %s's %d running instances are %s: not replacing them, the fault is more likely here",
-		silent, of, running, are)
+	return fmt.Sprintf("%d of the %s's %d running instances are %s: not replacing them, %s", silent, of, running, are,
+		why)
 }

@@ -32,7 +32,7 @@ func Next(s Snapshot) Decision {
 	out.merge(g.planAlerts())
 
 	d := Decision{Actions: out.actions, Blocked: out.blocked, Rollout: out.rollout, RolloutUntil: out.rolloutUntil,
-		Schedule: g.schedule.with(out.until)}
+		Guard: g.guard, Schedule: g.schedule.with(out.until)}
 	if g.anyReportMatters || g.guarded {
 		d.NextIfReporting = d.NextPlan
 	}

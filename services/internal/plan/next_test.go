@@ -402,6 +402,19 @@ func TestRules(t *testing.T) {
 		{name: "few enough", snapshot: snapshot(5, silent(), silent(), well(), well(), well()),
 			want:   []string{"create for i1", "resolve_error unhealthy_guard"},
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
+		{name: "rule 61: few enough, and they have time to recover",
+			snapshot: snapshot(5, silent(), silent(), well(), well(), well()),
+			change: func(s *plan.Snapshot) {
+				s.GuardRaised, s.Guard.Exceeded = true, true
+			}},
+		{name: "rule 61: the shard's time to recover", snapshot: snapshot(5, silent(), well(), well(), well(), well()),
+			want:   []string{"raise_error unhealthy_guard"},
+			change: func(s *plan.Snapshot) { s.Shard.HoldUntil = now.Add(time.Second) }},
+		{name: "rule 61: the time is over", snapshot: snapshot(5, silent(), silent(), well(), well(), well()),
+			want: []string{"create for i1", "resolve_error unhealthy_guard"},
+			change: func(s *plan.Snapshot) {
+				s.GuardRaised, s.Guard = true, plan.Guard{HoldUntil: now, FellAt: ago(time.Minute)}
+			}},
 		{name: "a count of one", snapshot: snapshot(5, silent(), silent(), well(), well(), well()),
 			want:   []string{"raise_error unhealthy_guard"},
 			change: func(s *plan.Snapshot) { s.Group.MaxUnhealthy = config.Limit{Value: 1} }},

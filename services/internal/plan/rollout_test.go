@@ -287,6 +287,24 @@ var rollouts = []struct {
 			t.Errorf("%d instances removed by a partition", n)
 		}
 	}},
+	{name: "partition-that-ends-for-one-after-the-other", size: 10, setup: undrained, play: func(f *plantest.Fleet) {
+		cut := slices.Clone(f.VMs[:6])
+		for _, vm := range cut {
+			f.CutOff(vm)
+		}
+		f.Run(10 * time.Minute)
+		for _, vm := range cut[:5] {
+			f.Note("%s is back", vm.Name)
+			f.Mend(vm)
+			f.Run(20 * time.Second)
+		}
+		f.Note("i6 is not")
+		f.Run(10 * time.Minute)
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		if n := f.Marked(plan.CauseUnhealthy); n != 1 || !strings.Contains(f.Transcript(), "forget i6") {
+			t.Errorf("%d instances were removed for their silence, want only i6", n)
+		}
+	}},
 	{name: "health-check-fails-on-one", size: 3, setup: drained, play: func(f *plantest.Fleet) {
 		f.Named("i1").Fails = plantest.Failure
 		f.Run(10 * time.Minute)

@@ -189,6 +189,115 @@ func TestRule26CountsDeletionsOfTheFormerLeader(t *testing.T) {
 	}
 }
 
+// TestRule61FaultThatEnds lets the health checks or the network of 6 of 10 instances fail together, and recover for one
+// after the other. None of them is replaced, even if the leader changes meanwhile.
+func TestRule61FaultThatEnds(t *testing.T) {
+	minute := config.Duration(time.Minute)
+	two := 2
+	for _, c := range []struct {
+		name            string
+		checks          bool
+		every           time.Duration
+		crash           bool
+		balancers, slow bool
+	}{
+		{name: "network", every: 18 * time.Second},
+		{name: "network, and a new leader", every: 18 * time.Second, crash: true},
+		{name: "health checks", checks: true, every: 18 * time.Second},
+		{name: "health checks, and a new leader", checks: true, every: 18 * time.Second, crash: true},
+		{name: "slow health checks", checks: true, slow: true, every: 40 * time.Second},
+		{name: "load balancers", balancers: true, every: 60 * time.Second},
+	} {
+		f := plantest.New(1)
+		f.Group.Size = 10
+		if c.slow {
+			f.Group.HealthChecks = map[string]config.HealthCheck{"web": {Interval: &minute, Timeout: &minute,
+				SuccessThreshold: &two}}
+		}
+		for range 10 {
+			f.Add()
+		}
+		if c.balancers {
+			f.AskBalancers()
+		}
+		f.Run(2 * time.Minute)
+		f.Begin()
+		failing := slices.Clone(f.VMs[:6])
+		for _, vm := range failing {
+			switch {
+			case c.checks:
+				vm.Fails = plantest.Failure
+			case c.balancers:
+				vm.Refused = plantest.Refusal
+			default:
+				f.CutOff(vm)
+			}
+		}
+		f.Run(10 * time.Minute)
+		for n, vm := range failing {
+			f.Mend(vm)
+			vm.Fails, vm.Refused = "", ""
+			if c.crash && n == 2 {
+				f.Crash(func() bool { return false })
+			}
+			f.Run(c.every)
+		}
+		f.Run(10 * time.Minute)
+		if n := countCreates(f); n != 0 || f.Err() != nil {
+			t.Errorf("%s: %d replacements; %v\n%s", c.name, n, f.Err(), f.Transcript())
+		}
+	}
+}
+
+// TestRule61RecoveryTime checks how long the last instance of a group may take to recover after the first.
+func TestRule61RecoveryTime(t *testing.T) {
+	duration := func(d time.Duration) *config.Duration { v := config.Duration(d); return &v }
+	three := 3
+	slow := map[string]config.HealthCheck{"quick": {Interval: duration(time.Second), Timeout: duration(time.Second)},
+		"slow": {Interval: duration(2 * time.Minute), Timeout: duration(30 * time.Second), SuccessThreshold: &three,
+			StartPeriod: config.Duration(4 * time.Minute)}}
+	for _, tt := range []struct {
+		name  string
+		group config.Group
+		want  time.Duration
+	}{
+		{"reports", config.Group{}, 100 * time.Second},
+		{"health checks", config.Group{HealthChecks: slow}, 7*time.Minute + 30*time.Second},
+		{"load balancers", config.Group{LoadBalancerHealth: true}, 5 * time.Minute},
+		{"both", config.Group{LoadBalancerHealth: true, HealthChecks: slow}, 9 * time.Minute},
+	} {
+		if got := plan.RecoveryTime(plantest.New(1).Settings, &tt.group); got != tt.want+6*time.Second {
+			t.Errorf("%s: %v, want %v and a slack of 6 s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestRule61FlappingEnds checks that an instance that comes and goes does not keep the guard up: four that are silent
+// for good are replaced.
+func TestRule61FlappingEnds(t *testing.T) {
+	f := plantest.New(1)
+	undrained(f)
+	f.Group.Size = 10
+	for range 10 {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	f.Begin()
+	flapping := f.VMs[4]
+	for _, vm := range f.VMs[:5] {
+		f.CutOff(vm)
+	}
+	for range 80 {
+		f.Run(30 * time.Second)
+		f.Mend(flapping)
+		f.Run(time.Minute)
+		f.CutOff(flapping)
+	}
+	if n := f.Marked(plan.CauseUnhealthy); n != 4 || f.Err() != nil {
+		t.Errorf("%d instances were removed for their silence, want 4; %v\n%s", n, f.Err(), f.Transcript())
+	}
+}
+
 // TestRule56ShareOfSpotInstances checks how the instances of new groups are bought.
 func TestRule56ShareOfSpotInstances(t *testing.T) {
 	for _, tt := range []struct{ size, base, percent, spot int }{

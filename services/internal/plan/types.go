@@ -142,7 +142,11 @@ type Settings struct {
 
 // ShardHealth is the shard-wide count for the unhealthy guard (rule 26). Running counts the registered instances that
 // run according to the provider's last answer. Silent counts those of them that do not report. See [CountSilence].
-type ShardHealth struct{ Running, Silent int }
+type ShardHealth struct {
+	Running, Silent int
+	// HoldUntil is that of the shard's [Guard].
+	HoldUntil time.Time
+}
 
 // Snapshot is everything that planning one group may use. Instances are sorted by ID and contain no tombstones.
 type Snapshot struct {
@@ -162,8 +166,10 @@ type Snapshot struct {
 	// SpotRefusedAt is when the provider last had no spot capacity for the group; zero: not since this leader leads.
 	SpotRefusedAt time.Time
 	Shard         ShardHealth
-	Backoff       Backoff
-	Notices       Notices
+	// Guard is the one that the last plan of the group returned.
+	Guard   Guard
+	Backoff Backoff
+	Notices Notices
 	// CreateBudget is how many creates may start now; negative: no limit. CreateBudgetAt is when it grows next; zero:
 	// unknown.
 	CreateBudget   int
@@ -242,4 +248,6 @@ type Decision struct {
 	// way. RolloutUntil is when that reason ends by time alone; zero: unknown.
 	Rollout      string
 	RolloutUntil time.Time
+	// Guard is for the next snapshot.
+	Guard Guard
 }

@@ -43,6 +43,7 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		PendingSpot:    g.pendingSpot + unsettledSpot,
 		SpotRefusedAt:  g.spotRefusedAt,
 		Backoff:        g.backoff,
+		Guard:          g.guard,
 		Notices:        g.notices,
 		CreateBudget:   -1,
 
@@ -120,10 +121,10 @@ func (w *State) EndCollect(id ident.ID, ok bool) {
 	}
 }
 
-// Health counts the shard's running instances and how many of them are silent, for the unhealthy guard.
+// Health counts the shard's running instances and how many of them are silent, for the unhealthy guard. All groups are
+// planned again when the share falls to its limit.
 func (w *State) Health(now time.Time) plan.ShardHealth {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	var health plan.ShardHealth
 	for _, inst := range w.instances {
 		running, silent := plan.CountSilence(&inst.plan, w.settings, w.silenceFrom, now)
@@ -134,23 +135,41 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 			health.Silent++
 		}
 	}
+	exceeds := health.Exceeds()
+	fell := w.guard.Exceeded && !exceeds
+	var recovery time.Duration
+	if fell {
+		for key, g := range w.groups {
+			recovery = max(recovery, plan.RecoveryTime(w.settings, &g.Group))
+			w.dirty[key] = struct{}{}
+		}
+	}
+	w.guard = w.guard.After(exceeds, recovery, w.settings.RegistrationTimeout, now)
+	health.HoldUntil = w.guard.HoldUntil
+	w.mu.Unlock()
+	if fell {
+		w.opts.Wake()
+	}
 	return health
 }
 
-// Blocked records for display why a group does not reach its size, and why its rollout waits. The reasons are empty if
-// nothing blocks the group.
-func (w *State) Blocked(key config.GroupKey, why, rollout string) {
+// Planned records what a plan says about its group: its guard for the next plan, and for display why the group does not
+// reach its size and why its rollout waits.
+func (w *State) Planned(key config.GroupKey, d plan.Decision) {
 	w.mu.Lock()
 	g := w.groups[key]
-	changed := g != nil && (g.blocked != why || g.rollout != rollout)
+	changed := g != nil && (g.blocked != d.Blocked || g.rollout != d.Rollout)
+	if g != nil {
+		g.guard = d.Guard
+	}
 	if changed {
 		switch {
-		case why == "":
+		case d.Blocked == "":
 			g.blockedSince = time.Time{}
 		case g.blocked == "":
 			g.blockedSince = w.opts.Now()
 		}
-		g.blocked, g.rollout = why, rollout
+		g.blocked, g.rollout = d.Blocked, d.Rollout
 	}
 	w.mu.Unlock()
 	if changed {

@@ -40,6 +40,7 @@ type State struct {
 	defaults groupDefaults
 	// silenceFrom is the time from which silence counts: when the first agent connected to this leader.
 	silenceFrom time.Time
+	guard       plan.Guard // of the shard
 	groups      map[config.GroupKey]*group
 	instances   map[ident.ID]*instance
 	tombstones  map[ident.ID]tombstone
@@ -71,6 +72,7 @@ type group struct {
 	pendingSpot   int
 	spotRefusedAt time.Time
 	backoff       plan.Backoff
+	guard         plan.Guard // of the last plan
 	notices       plan.Notices
 	// rolloutFailures counts for rule 47 of package plan.
 	rolloutFailures int

@@ -241,9 +241,9 @@ func TestErrorsEndWithTheirObject(t *testing.T) {
 
 func TestBlockedIsReportedOnce(t *testing.T) {
 	p := newPicture(t)
-	p.Blocked(workers, "no room", "")
-	p.Blocked(workers, "no room", "")
-	p.Blocked(config.GroupKey{Tenant: "x"}, "no group", "")
+	p.Planned(workers, plan.Decision{Blocked: "no room"})
+	p.Planned(workers, plan.Decision{Blocked: "no room"})
+	p.Planned(config.GroupKey{Tenant: "x"}, plan.Decision{Blocked: "no group"})
 	if len(p.groups) != 1 || p.groups[0] != workers {
 		t.Errorf("events of %v", p.groups)
 	}
@@ -266,12 +266,49 @@ func TestBlockedSince(t *testing.T) {
 		{"", "paused", time.Time{}},
 		{"no room", "", began.Add(4 * time.Minute)},
 	} {
-		p.Blocked(workers, step.why, step.rollout)
+		p.Planned(workers, plan.Decision{Blocked: step.why, Rollout: step.rollout})
 		if view, _ := p.GroupView(workers); !view.BlockedSince.Equal(step.since) {
 			t.Errorf("%+v: blocked since %v", step, view.BlockedSince)
 		}
 		p.now = p.now.Add(time.Minute)
 	}
+}
+
+// TestShardGuard checks that the shard's guard gives all groups time to recover, also those that lack news of their own.
+func TestShardGuard(t *testing.T) {
+	p := newPicture(t)
+	interval := p.Settings().HealthInterval
+	var ids []ident.ID
+	for n := range 10 {
+		id := p.newID(t)
+		p.put(id, []config.GroupKey{workers, others}[n/9], record.Registered)
+		ids = append(ids, id)
+	}
+	report := func(ids []ident.ID) {
+		for _, id := range ids {
+			stream, _ := p.Connected(id)
+			p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1"})
+		}
+	}
+	report(ids)
+	p.now = p.now.Add(2 * interval)
+	if health := p.Health(p.now); health.Silent != 10 || !health.HoldUntil.IsZero() {
+		t.Errorf("all are silent: %+v", health)
+	}
+	report(ids[:6])
+	p.forget()
+	health := p.Health(p.now)
+	if hold := health.HoldUntil.Sub(p.now); health.Silent != 4 || hold < 2*interval-interval/2 {
+		t.Errorf("four are silent: %+v, the guard goes on for %v", health, hold)
+	}
+	p.wantDirty(t, "the share fell", others, workers)
+	p.now = p.now.Add(time.Second)
+	report(ids[6:])
+	p.forget()
+	if again := p.Health(p.now); again.HoldUntil != health.HoldUntil {
+		t.Errorf("none is silent: %+v, before it was %+v", again, health)
+	}
+	p.wantDirty(t, "the share fell further")
 }
 
 func TestReservations(t *testing.T) {

@@ -180,7 +180,7 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 		if until := d.between(10*time.Second, 3*time.Minute); ofShard("for %v", until) {
 			w.operate.disturb(k, until)
 		}
-	case lostVM, agentMute, allMute, agentSick, checkFails, checksDown, notice, powerOff, reboot:
+	case lostVM, agentMute, allMute, allCutOff, agentSick, checkFails, checksDown, notice, powerOff, reboot:
 		w.strikeVM(moment, k, d)
 	default:
 		w.people.act(moment, k, leader, d)
@@ -204,6 +204,9 @@ func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 		return
 	case agentMute, allMute, agentSick:
 		w.muteAgents(m, k, d)
+		return
+	case allCutOff:
+		w.cutOffAgents(d)
 		return
 	case checkFails:
 		a.failing = w.sched.now.Add(24 * time.Hour)
@@ -340,6 +343,7 @@ func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 func (w *World) failChecks(d *dice) {
 	w.checksDown = w.sched.now.Add(d.between(30*time.Second, 15*minute))
 	w.trace("health checks fail on all VMs until %v", w.checksDown.Sub(epoch))
+	w.sched.after(w.checksDown.Sub(w.sched.now), w.endCommonFault)
 	for _, m := range w.fleet.order {
 		w.fleet.speakAfter(m, d.between(0, 5*time.Second))
 	}

@@ -68,6 +68,7 @@ const (
 	lostAll     Kind = "all VMs lost"
 	agentMute   Kind = "agents mute"
 	allMute     Kind = "all agents mute"
+	allCutOff   Kind = "all agents cut off" // they come back one after the other
 	agentSick   Kind = "agents unwell"
 	checkFails  Kind = "health check fails"            // on one VM, until it is replaced
 	checksDown  Kind = "health check fails everywhere" // on new VMs too
@@ -135,7 +136,7 @@ var (
 		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5},
 		{heirKilled, 1}, {heirPaused, 1},
 		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 1.5}, {newImage, 0.6},
-		{protectedOne, 1.5}, {spotScarce, 2},
+		{protectedOne, 1.5}, {spotScarce, 2}, {allCutOff, 0.5},
 	}
 )
 

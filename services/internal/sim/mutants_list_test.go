@@ -20,13 +20,17 @@ const services = "../.."
 var mutants = []mutant{
 	// Planner.
 	{name: "guard off", why: "however many instances fall silent at the same time, all are replaced",
-		edit: mutate.Edit{Package: "internal/plan", In: "group.guardHolds",
+		edit: mutate.Edit{Package: "internal/plan", In: "group.exceedsLimit",
 			Find:    "return a || b",
 			Replace: "return false"}},
 	{name: "group guard off", why: "silence of the whole shard stops replacements, silence of one group does not",
-		edit: mutate.Edit{Package: "internal/plan", In: "group.guardHolds",
+		edit: mutate.Edit{Package: "internal/plan", In: "group.exceedsLimit",
 			Find:    "return a || b",
 			Replace: "return b"}},
+	{name: "no time to recover", why: "the guard ends as soon as enough instances recovered from a common fault",
+		edit: mutate.Edit{Package: "internal/plan", In: "Guard.After",
+			Find:    "g.HoldUntil = now.Add(recovery)",
+			Replace: ""}},
 	{name: "unproven replacement",
 		why: "an instance is removed as soon as its replacement has registered, before that one has reported itself " +
 			"healthy",

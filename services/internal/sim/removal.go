@@ -98,6 +98,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		return
 	}
 	w.checkProtected(t, key, d.ID, next.Reason)
+	w.checkRecovers(t, d.ID, next.Reason, w.sched.now)
 	least, _ := t.size(key)
 	switch why {
 	case scaleDown:

@@ -13,6 +13,7 @@ const (
 	ruleSize        rule = "size"           // at most target plus surge plus calls without a known answer
 	ruleWave        rule = "wave"           // false unhealthy reports remove at most max_unhealthy
 	ruleChecks      rule = "health check"   // an instance whose health check fails is replaced once faults stop
+	ruleRecovery    rule = "recovery"       // an instance that recovers from a common fault is not replaced
 	ruleOutage      rule = "outage"         // an outage of all servers replaces no running, reachable VM
 	ruleReplaced    rule = "replace first"  // a running instance goes after its replacement is healthy
 	ruleScaledDown  rule = "scale-down"     // no more than requested, across crashes

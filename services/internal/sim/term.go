@@ -56,7 +56,9 @@ type term struct {
 	provedAt  time.Time         // when it asked for its latest proof of leadership
 	confirmed map[string]bool   // orphans that a person has confirmed for deletion
 	called    map[ident.ID]bool // instances with a create call that it has sent
-	image     string            // the image that the leader found; "": none yet
+	// recovering are instances that must get time to recover.
+	recovering map[ident.ID]recovery
+	image      string // the image that the leader found; "": none yet
 }
 
 var errLost = errors.New("leadership was lost")
@@ -113,7 +115,7 @@ func (s *server) lead(number uint64) {
 		marked:    map[ident.ID]uint64{},
 		rolloutAt: map[config.GroupKey]time.Time{},
 		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}, learnt: map[ident.ID]lesson{},
-		called: map[ident.ID]bool{}}
+		called: map[ident.ID]bool{}, recovering: map[ident.ID]recovery{}}
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
@@ -281,6 +283,7 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 		if why := whyOf(event.Reason); why == silence || why == unfit {
 			w.checkOutage(e.term, event.Replaces, "replaced")
 		}
+		w.checkRecovers(e.term, event.Replaces, event.Reason, w.sched.current.decided)
 		key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
 		w.checkProtected(e.term, key, event.Replaces, event.Reason)
 		if strings.HasPrefix(event.Reason, oldImage) {

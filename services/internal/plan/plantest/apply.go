@@ -247,6 +247,7 @@ func (f *Fleet) Crash(landed func() bool) {
 	}
 	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
 	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
+	f.guard, f.shardGuard = plan.Guard{}, plan.Guard{}
 	f.rolloutFailures, f.haltRaised, f.pendingSpot, f.spotRefusedAt = 0, false, 0, time.Time{}
 	for _, vm := range f.VMs {
 		if vm.State != record.Reserved {

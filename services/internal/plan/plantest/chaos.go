@@ -97,6 +97,7 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	s.RolloutFailures, s.Image = rng.Intn(4), []string{"", "A", "B"}[rng.Intn(3)]
 	s.PendingCreates, s.CreateBudget = rng.Intn(3)*rng.Intn(2), rng.Intn(4)-1
 	s.GuardRaised, s.BackoffRaised, s.HaltRaised = maybe(2), maybe(2), maybe(2)
+	s.Guard = plan.Guard{Exceeded: maybe(2), HoldUntil: when(2).Add(10 * time.Minute), FellAt: when(2)}
 	if maybe(3) {
 		s.Backoff = plan.Backoff{Failures: rng.Intn(12), Last: when(1), Reason: "refused"}
 	}

@@ -62,6 +62,7 @@ type Fleet struct {
 	leaderSince, silenceFrom time.Time
 	backoff                  plan.Backoff
 	notices                  plan.Notices
+	guard, shardGuard        plan.Guard
 	guardRaised              bool
 	backoffRaised            bool
 	haltRaised               bool
@@ -178,7 +179,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 		Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
 		Image:           f.Image,
-		RolloutFailures: f.rolloutFailures, Shard: f.Shard}
+		RolloutFailures: f.rolloutFailures, Shard: f.Shard, Guard: f.guard}
 	for _, vm := range f.VMs {
 		s.Instances = append(s.Instances, vm.Instance)
 		running, silent := plan.CountSilence(&vm.Instance, f.Settings, f.silenceFrom, f.Now)
@@ -189,6 +190,9 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 			s.Shard.Silent++
 		}
 	}
+	f.shardGuard = f.shardGuard.After(s.Shard.Exceeds(), plan.RecoveryTime(f.Settings, &f.Group),
+		f.Settings.RegistrationTimeout, f.Now)
+	s.Shard.HoldUntil = f.shardGuard.HoldUntil
 	return s
 }
 
@@ -339,6 +343,7 @@ func (f *Fleet) checkFirm(s plan.Snapshot, d plan.Decision) {
 }
 
 func (f *Fleet) apply(d plan.Decision) {
+	f.guard = d.Guard
 	for _, a := range d.Actions {
 		f.write(a)
 		f.start(a)

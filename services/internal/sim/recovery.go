@@ -1,0 +1,119 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// recovery is the time in which an instance must not be replaced, because a fault that it shared with others ended.
+type recovery struct{ from, until time.Time }
+
+// cutOffAgents cuts all agents off from the servers for some minutes. They come back one after the other.
+func (w *World) cutOffAgents(d *dice) {
+	until := w.sched.now.Add(d.between(5*minute, 7*minute))
+	w.trace("all agents are cut off until %v", until.Sub(epoch))
+	for _, m := range w.fleet.order {
+		if back := until.Add(d.between(0, reconnect.MaxPause)); back.After(m.agent.mute) {
+			m.agent.mute = back
+		}
+		m.agent.mutedAt = w.sched.now
+		w.fleet.hangUp(m)
+	}
+	w.sched.after(until.Sub(w.sched.now), w.endCommonFault)
+}
+
+// returnTime is how long instances may take to report again, or to pass their health checks, after a fault.
+func (w *World) returnTime() time.Duration {
+	return reconnect.MaxPause + reconnect.AttemptTimeout + w.reportInterval
+}
+
+// share counts the running instances of a group or of the shard, and those of them that were silent or failing for so
+// long that they must get time to recover.
+type share struct {
+	running int
+	down    []ident.ID
+}
+
+// endCommonFault notes which instances must get time to recover from a fault that ends now. The fault lasted so long
+// that the bound of rule 61 from earlier faults is over.
+func (w *World) endCommonFault() {
+	s := w.acting()
+	if w.quiet || s == nil || s.fooled || w.recentlyFooled() {
+		return
+	}
+	t, long := s.term, w.sched.now.Add(-w.returnTime()-2*registrationTime-w.silenceNoticedAfter()-4*wallSkew)
+	if !t.began.Before(long) || !s.pausedAt.Before(long) {
+		return
+	}
+	var shard share
+	groups := map[config.GroupKey]*share{}
+	for _, m := range w.fleet.order {
+		d := w.bucket.byID[m.id]
+		if d == nil || d.removed || d.State != record.Registered || !m.alive() || m.doomed() || t.unseen(d) {
+			continue
+		}
+		down := t.knowsDown(m, long)
+		shard.add(m.id, down)
+		if !m.onDemand {
+			if groups[m.key] == nil {
+				groups[m.key] = &share{}
+			}
+			groups[m.key].add(m.id, down)
+		}
+	}
+	t.grantRecovery(&shard, max(3, shard.running*2/5))
+	for key, g := range groups {
+		if group, ok := t.groups[key]; ok {
+			t.grantRecovery(g, group.MaxUnhealthy.Of(g.running))
+		}
+	}
+}
+
+func (s *share) add(id ident.ID, down bool) {
+	s.running++
+	if down {
+		s.down = append(s.down, id)
+	}
+}
+
+// knowsDown reports whether a leader has known since the given time that an instance is silent or fails its health
+// check.
+func (t *term) knowsDown(m *machine, since time.Time) bool {
+	a, w := &m.agent, t.server.world
+	if a.leader == t.leader {
+		return !a.failsSince.IsZero() && a.failsSince.Before(since)
+	}
+	view, ok := t.leader.State.Instance(m.id)
+	return ok && !view.Plan.LastReport.IsZero() && w.sched.now.Before(a.mute) && a.mutedAt.Before(since) &&
+		a.rebootAt.Before(since.Add(-rebootTime))
+}
+
+// grantRecovery notes that instances must get time to recover if they are more than the limit. They are also most of
+// those that run: otherwise a scale-down may have hidden that they were fewer before.
+func (t *term) grantRecovery(s *share, limit int) {
+	if len(s.down) <= limit || 5*len(s.down) < 4*s.running {
+		return
+	}
+	w := t.server.world
+	w.trace("%d of %d instances get time to recover", len(s.down), s.running)
+	for _, id := range s.down {
+		t.recovering[id] = recovery{w.sched.now, w.sched.now.Add(w.returnTime() - 2*wallSkew)}
+	}
+}
+
+// checkRecovers checks that an instance is not replaced for silence or a failing health check while it has time to
+// recover.
+func (w *World) checkRecovers(t *term, id ident.ID, reason string, decided time.Time) {
+	switch why := whyOf(reason); {
+	case why != silence && why != unfit && why != failing, t == nil, t.server.fooled, w.recentlyFooled():
+		return
+	}
+	if r := t.recovering[id]; decided.After(r.from) && decided.Before(r.until) && !t.server.pausedAt.After(r.from) {
+		w.fail(ruleRecovery, "%s is replaced (%s) %v after a fault ended that most others shared", id, reason,
+			decided.Sub(r.from))
+	}
+}
