@@ -218,11 +218,11 @@ func (g *Group) StartPeriod() (longest time.Duration) {
 // PassTime returns how long the group's health checks may take to pass once nothing is wrong.
 func (g *Group) PassTime() (longest time.Duration) {
 	for _, check := range g.HealthChecks {
-		runs := time.Duration(1)
+		passes := check.Interval.D()
 		if check.SuccessThreshold != nil {
-			runs = time.Duration(*check.SuccessThreshold)
+			passes *= time.Duration(*check.SuccessThreshold)
 		}
-		longest = max(longest, runs*check.Interval.D()+check.Timeout.D())
+		longest = max(longest, passes+check.Timeout.D())
 	}
 	return longest
 }

@@ -130,8 +130,8 @@
 //	                      balancers have called it healthy. If they do not answer, it waits for registration_timeout
 //	                      and the longest start_period. A new leader takes instances that are older as they are
 //	                      (balancer.go).
-//	61 time to recover    When the share of rule 26 falls to its limit, the guard goes on until every instance had time
-//	                      to recover: to report, to run its health checks, and with load_balancer_health
+//	61 time to recover    When the share of rule 26 falls to its limit, the guard goes on until every instance had
+//	                      time to recover: to report, to run its health checks, and with load_balancer_health
 //	                      registration_timeout and the longest start_period. If the share exceeds the limit and falls
 //	                      again within registration_timeout, that time begins again. Afterwards it does not begin for
 //	                      registration_timeout, so that instances that fail and recover again and again cannot keep

@@ -14,8 +14,8 @@ var shardLimit = config.Limit{Value: 40, Percent: true}
 
 const shardMinimum = 3
 
-// Guard is what a leader remembers of the unhealthy guard of a group, or of the shard. A new leader begins with the zero
-// value: it gives every instance time to come back anyway (rule 33).
+// Guard is what a leader remembers of the unhealthy guard of a group, or of the shard. A new leader begins with the
+// zero value: it gives every instance time to come back anyway (rule 33).
 type Guard struct {
 	// Exceeded: when counted last, more instances than the limit were silent or failed.
 	Exceeded bool
