@@ -159,33 +159,43 @@ func TestRule47UnhealthyAfterTheFirstWaves(t *testing.T) {
 	}
 }
 
-// TestRule26CountsDeletionsOfTheFormerLeader checks that an instance that an earlier leader deleted for its silence
-// still counts for the guard of the next leader, until its VM is gone.
+// TestRule26CountsDeletionsOfTheFormerLeader checks that an instance that an earlier leader deleted for its silence, a
+// health check or the verdict of a load balancer still counts for the guard of the next leader, until its VM is gone.
 func TestRule26CountsDeletionsOfTheFormerLeader(t *testing.T) {
-	f := plantest.New(1)
-	f.Group.Size, f.Group.DrainTimeout = 5, config.Duration(20*time.Minute)
-	for range 5 {
-		f.Add()
-	}
-	f.Run(30 * time.Second)
-	f.Begin()
-	f.CutOff(f.Named("i1"))
-	for f.Marked(plan.CauseUnhealthy) == 0 && f.Err() == nil {
+	for cause, fail := range map[plan.Cause]func(*plantest.Fleet, *plantest.VM){
+		plan.CauseUnhealthy:    (*plantest.Fleet).CutOff,
+		plan.CauseHealthCheck:  func(_ *plantest.Fleet, vm *plantest.VM) { vm.Fails = plantest.Failure },
+		plan.CauseLoadBalancer: func(_ *plantest.Fleet, vm *plantest.VM) { vm.Refused = plantest.Refusal },
+	} {
+		f := plantest.New(1)
+		f.Group.Size, f.Group.DrainTimeout = 5, config.Duration(20*time.Minute)
+		for range 5 {
+			f.Add()
+		}
+		if cause == plan.CauseLoadBalancer {
+			f.AskBalancers()
+		}
+		f.Run(time.Minute)
+		f.Begin()
+		fail(f, f.Named("i1"))
+		for f.Marked(cause) == 0 && f.Err() == nil {
+			f.Run(time.Second)
+		}
 		f.Run(time.Second)
-	}
-	f.Run(time.Second)
-	f.CutOff(f.Named("i2"))
-	f.CutOff(f.Named("i3"))
-	f.Crash(func() bool { return false })
-	f.Begin()
-	f.Run(10 * time.Minute)
-	if n := countCreates(f); f.Err() != nil || n != 0 || f.Marked(plan.CauseUnhealthy) != 0 {
-		t.Errorf("with 3 of 6 silent, one of them leaving, %d replacements were created; %v\n%s", n, f.Err(),
-			f.Transcript())
-	}
-	f.Run(20 * time.Minute)
-	if f.Err() != nil || countCreates(f) == 0 {
-		t.Errorf("with its VM gone, 2 of 5 are silent, and none is replaced; %v\n%s", f.Err(), f.Transcript())
+		fail(f, f.Named("i2"))
+		fail(f, f.Named("i3"))
+		f.Crash(func() bool { return false })
+		f.Begin()
+		f.Run(10 * time.Minute)
+		if n := countCreates(f); f.Err() != nil || n != 0 || f.Marked(cause) != 0 {
+			t.Errorf("%s: with 3 of 6 silent, one of them leaving, %d replacements were created; %v\n%s", cause, n,
+				f.Err(), f.Transcript())
+		}
+		f.Run(20 * time.Minute)
+		if f.Err() != nil || countCreates(f) == 0 {
+			t.Errorf("%s: with its VM gone, 2 of 5 are silent, and none is replaced; %v\n%s", cause, f.Err(),
+				f.Transcript())
+		}
 	}
 }
 

@@ -71,9 +71,15 @@ func (i *Instance) deletedWhileSilent(silentAt time.Time) bool {
 }
 
 // deletedWhileFailing reports whether an instance that is leaving fails a health check that failed when its deletion
-// was decided. A check that fails because of the drain does not count.
+// was decided. A check that fails because of the drain does not count. What an earlier leader knew is in the reason.
 func (i *Instance) deletedWhileFailing() bool {
-	return i.FailedCheck != "" && (i.DeletingAt.IsZero() || !i.DeletingAt.Before(i.CheckFailedAt))
+	switch {
+	case i.FailedCheck != "" && (i.DeletingAt.IsZero() || !i.DeletingAt.Before(i.CheckFailedAt)):
+		return true
+	case decidedBy(i.DeleteReason, 52):
+		return i.FailedCheck != "" || i.LastReport.IsZero()
+	}
+	return decidedBy(i.DeleteReason, 59) // the load balancers do not check it any longer
 }
 
 // lateAt returns from when an instance counts as silent for the unhealthy guard: its stream was lost or one report is

@@ -414,6 +414,17 @@ func failing(change func(*plan.Instance)) plan.Instance {
 	})
 }
 
+// formerly returns an instance that a former leader deleted, and of which this leader learned later that a check fails.
+func formerly(reason string, change func(*plan.Instance)) plan.Instance {
+	return failing(func(i *plan.Instance) {
+		i.State, i.DeletingAt, i.CheckFailedAt, i.DeleteReason = record.Deleting, ago(time.Minute), ago(time.Second),
+			reason
+		if change != nil {
+			change(i)
+		}
+	})
+}
+
 // TestRule26CountSilence checks that the guard counts silence across groups.
 func TestRule26CountSilence(t *testing.T) {
 	s := snapshot(0).Settings
@@ -441,6 +452,15 @@ func TestRule26CountSilence(t *testing.T) {
 		{"its check fails while it drains", failing(func(i *plan.Instance) {
 			i.State, i.DeletingAt, i.CheckFailedAt = record.Deleting, ago(time.Minute), ago(time.Second)
 		}), false, false},
+		{"deleted for its failing check by a former leader", formerly("its health check fails: web (rule 52)", nil), true,
+			true},
+		{"the same, and it passes again", formerly("its health check fails: web (rule 52)", func(i *plan.Instance) {
+			i.FailedCheck, i.CheckFailedAt = "", time.Time{}
+		}), false, false},
+		{"deleted for its load balancer by a former leader", formerly("it is unhealthy in lb (rule 59)",
+			func(i *plan.Instance) { i.FailedCheck, i.CheckFailedAt = "", time.Time{} }), true, true},
+		{"scaled down by a former leader, and its check fails", formerly("the group is larger than its size (rule 22)",
+			nil), false, false},
 	} {
 		running, silent := plan.CountSilence(&c.i, s, ago(time.Hour), now)
 		if running != c.running || silent != c.silent {

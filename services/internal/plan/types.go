@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -236,6 +237,11 @@ func (a Action) Why() string {
 		return a.Reason
 	}
 	return fmt.Sprintf("%s (rule %d)", a.Reason, a.Rule)
+}
+
+// decidedBy reports whether [Action.Why] returned a reason for an action of a rule.
+func decidedBy(reason string, rule int) bool {
+	return reason != "" && strings.HasSuffix(reason, fmt.Sprintf(" (rule %d)", rule))
 }
 
 // Decision is what to do now, in order, and when to plan again.
