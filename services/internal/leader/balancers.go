@@ -95,16 +95,16 @@ func (l *Leader) reportBalancers(failing map[config.GroupKey]bool, members []sha
 		}
 	}
 	for key, err := range now {
-		if err != nil {
+		if _, there := l.State.Group(key); there && err != nil {
 			failing[key] = true
-			l.State.RaiseError(shardstate.GroupError(plan.AlertProvider, key, ident.ID{}),
+			l.State.KeepError(shardstate.GroupError(plan.AlertLoadBalancers, key, ident.ID{}),
 				fmt.Sprintf("%v; verdicts of load_balancer_health stay as they were (rule 59)", err))
 		}
 	}
 	for key := range failing {
 		if now[key] == nil {
 			delete(failing, key)
-			l.State.ResolveError(shardstate.GroupError(plan.AlertProvider, key, ident.ID{}))
+			l.State.ResolveError(shardstate.GroupError(plan.AlertLoadBalancers, key, ident.ID{}))
 		}
 	}
 }

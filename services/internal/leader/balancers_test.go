@@ -25,14 +25,16 @@ type balancers struct {
 	unhealthy map[string][]string // provider IDs, by load balancer
 	silent    map[string]bool     // load balancers that do not answer
 	asked     []string            // load balancers
+	requests  int
 }
 
 func (b *balancers) MemberHealth(_ context.Context, lb string, vms []infra.VM) (map[string]infra.MemberHealth, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asked = append(b.asked, lb)
+	b.requests++
 	if b.silent[lb] {
-		return nil, infra.Errorf(infra.Denied, "ask "+lb, "not permitted")
+		return nil, infra.Errorf(infra.Denied, "ask "+lb, "not permitted (request %d)", b.requests)
 	}
 	answer := map[string]infra.MemberHealth{}
 	for _, vm := range vms {
@@ -110,7 +112,7 @@ func TestFollowBalancers(t *testing.T) {
 		want := func(what string, asked int, want map[ident.ID]string, alert bool) {
 			t.Helper()
 			pass()
-			got, questions, raised := failed(), b.takeAsked(), s.standing(plan.AlertProvider)
+			got, questions, raised := failed(), b.takeAsked(), s.standing(plan.AlertLoadBalancers)
 			if !maps.Equal(got, want) || len(questions) != asked || raised != alert {
 				t.Errorf("%s: %v after the questions %v, alert %v", what, got, questions, raised)
 			}
@@ -134,6 +136,57 @@ func TestFollowBalancers(t *testing.T) {
 		want("the other might be why", 2, one, true)
 		b.setSilent("web", false)
 		want("all are healthy again", 2, none, false)
+		cancel()
+	})
+}
+
+// TestBalancerAlert checks that the alert about a load balancer is raised once, although each answer has another
+// message, and that it neither replaces nor resolves an alert about calls of the provider.
+func TestBalancerAlert(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, s *shard) {
+		id := s.newID()
+		s.write(id, record.Registered, asWritten)
+		if err := s.TakeOver(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: 1,
+			LoadBalancers: []string{"web"}, LoadBalancerHealth: true}
+		s.State.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
+		s.State.Balanced(id, true)
+		s.State.RaiseError(shardstate.GroupError(plan.AlertProvider, workers, ident.ID{}), "create: no capacity")
+		b := &balancers{Provider: s.provider, silent: map[string]bool{"web": true}}
+		s.Executor.Provider = b
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go s.FollowBalancers(ctx)
+		alerts := func(part string) (found []shardstate.ErrorEvent) {
+			for _, e := range s.State.Standing(workers.Tenant) {
+				if e.Group == workers.Group && strings.Contains(e.Message, part) {
+					found = append(found, e)
+				}
+			}
+			return found
+		}
+		round := func() {
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+		}
+		round()
+		first := alerts("rule 59")
+		round()
+		if again := alerts("rule 59"); len(first) != 1 || !slices.Equal(first, again) {
+			t.Errorf("after one question %+v, after two %+v", first, again)
+		}
+		s.State.ResolveError(shardstate.GroupError(plan.AlertProvider, workers, ident.ID{})) // a creation succeeds
+		s.State.RaiseError(shardstate.GroupError(plan.AlertProvider, workers, ident.ID{}), "create: no capacity")
+		if len(alerts("rule 59")) != 1 {
+			t.Error("a successful creation resolves the alert about the load balancer")
+		}
+		b.setSilent("web", false)
+		round()
+		if len(alerts("rule 59")) != 0 || len(alerts("create: no capacity")) != 1 {
+			t.Errorf("after an answer: %+v, want the alert about creations only", s.State.Standing(workers.Tenant))
+		}
 		cancel()
 	})
 }

@@ -39,10 +39,11 @@ const (
 	AlertConfig         AlertKind = "config"
 	AlertImages         AlertKind = "images"
 	AlertLeaderNetwork  AlertKind = "leader_network"
+	AlertLoadBalancers  AlertKind = "load_balancers"
 )
 
 // AlertKinds lists all kinds, in the order of documents.
 func AlertKinds() []AlertKind {
 	return []AlertKind{AlertUnhealthyGuard, AlertBackoff, AlertRolloutHalted, AlertOrphans, AlertProvider,
-		AlertProviderConfig, AlertStorage, AlertConfig, AlertImages, AlertLeaderNetwork}
+		AlertProviderConfig, AlertStorage, AlertConfig, AlertImages, AlertLeaderNetwork, AlertLoadBalancers}
 }
