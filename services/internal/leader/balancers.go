@@ -27,12 +27,12 @@ func (l *Leader) FollowBalancers(ctx context.Context) {
 	}
 	failing := map[config.GroupKey]bool{}
 	for l.Executor.Env.Sleep(ctx, balancerInterval) == nil {
-		members := l.State.Members()
+		asked, members := l.Executor.Env.Now(), l.State.Members()
 		answers, errs := askBalancers(ctx, health, members)
 		if ctx.Err() != nil {
 			return
 		}
-		l.State.SetVerdicts(verdicts(members, answers))
+		l.State.SetVerdicts(verdicts(members, answers), asked)
 		l.reportBalancers(failing, members, errs)
 	}
 }

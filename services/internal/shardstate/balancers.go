@@ -3,6 +3,7 @@ package shardstate
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -34,15 +35,18 @@ func (w *State) Members() (members []Member) {
 	return members
 }
 
-// SetVerdicts records what load balancers said in one round of questions. No plan is made with a part of it.
-func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict) {
+// SetVerdicts records what load balancers said in one round of questions. asked is the time at which the round started.
+// SetVerdicts ignores verdicts on instances that were registered since then, because the load balancers may be other
+// ones. No plan is made with a part of a round.
+func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict, asked time.Time) {
 	now := w.opts.Now()
 	var events []InstanceEvent
 	changed := false
 	w.mu.Lock()
 	for _, id := range slices.SortedFunc(maps.Keys(verdicts), ident.ID.Compare) {
 		inst := w.instances[id]
-		if inst == nil || !inst.group.LoadBalancerHealth || !inst.plan.InLoadBalancers {
+		if inst == nil || !inst.group.LoadBalancerHealth || !inst.plan.InLoadBalancers ||
+			inst.plan.BalancedAt.After(asked) {
 			continue // its group or its load balancers were changed meanwhile
 		}
 		next, failed := plan.ApplyBalancerVerdict(inst.plan, verdicts[id],

@@ -49,10 +49,10 @@ func TestLoadBalancerHealth(t *testing.T) {
 		return map[ident.ID]plan.BalancerVerdict{one: v, two: v, other: v, p.newID(t): v}
 	}
 	healthy, sick := plan.BalancerVerdict{Healthy: true}, plan.BalancerVerdict{Failed: "load balancer web: no"}
-	p.SetVerdicts(all(healthy))
-	p.SetVerdicts(all(sick))
+	p.SetVerdicts(all(healthy), p.now)
+	p.SetVerdicts(all(sick), p.now)
 	p.forget()
-	p.SetVerdicts(all(sick))
+	p.SetVerdicts(all(sick), p.now)
 	if p.planned(t, one).Healthy || p.planned(t, two).Healthy || !p.planned(t, other).Healthy {
 		t.Error("want two unhealthy instances, and none of the group without the option")
 	}
@@ -61,7 +61,7 @@ func TestLoadBalancerHealth(t *testing.T) {
 		t.Errorf("events %+v, %d wakes", p.instances, p.wakes)
 	}
 	p.forget()
-	p.SetVerdicts(all(sick))
+	p.SetVerdicts(all(sick), p.now)
 	if p.wakes != 0 || len(p.instances) != 0 {
 		t.Errorf("the same verdicts again: events %+v, %d wakes", p.instances, p.wakes)
 	}
@@ -71,17 +71,21 @@ func TestLoadBalancerHealth(t *testing.T) {
 	if i := p.planned(t, one); i.Balancer != (plan.BalancerHealth{}) || i.FailedCheck != "" || i.InLoadBalancers {
 		t.Errorf("with another load balancer: %+v, %q", i.Balancer, i.FailedCheck)
 	}
-	p.SetVerdicts(all(sick)) // an answer of the old one
+	p.SetVerdicts(all(sick), p.now) // an answer of the old one
 	p.Balanced(one, true)
 	if i := p.planned(t, one); i.Balancer.Rounds != 0 || !i.BalancedAt.Equal(p.now) {
 		t.Errorf("%+v, registered at %s", i.Balancer, i.BalancedAt)
+	}
+	p.SetVerdicts(all(healthy), p.now.Add(-time.Second)) // the old one answers late
+	if i := p.planned(t, one); i.Balancer.WasHealthy {
+		t.Error("a load balancer that the group has left called the instance healthy, and that counts")
 	}
 	p.Reported(one, streams[0], shardstate.Report{Healthy: true, RuntimeHash: "r1"})
 	if !p.planned(t, one).Healthy {
 		t.Error("it stays unhealthy after its verdict is forgotten")
 	}
 	p.now = p.now.Add(time.Hour) // longer than any grace
-	p.SetVerdicts(all(sick))
+	p.SetVerdicts(all(sick), p.now)
 	with(false, "other")
 	if i := p.planned(t, one); i.Balancer.Rounds != 0 || len(p.Members()) != 0 {
 		t.Errorf("without the option: %+v", i.Balancer)
