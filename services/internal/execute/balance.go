@@ -17,6 +17,7 @@ func (x *Executor) balance(ctx context.Context, _ config.GroupKey, action plan.A
 
 // setBalanced registers an instance with every load balancer of its group, or removes it from them if in is false.
 func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error {
+	began := x.Env.Now()
 	rec, _, ok := x.State.Record(id)
 	if !ok {
 		return nil
@@ -26,7 +27,7 @@ func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error 
 		return nil
 	}
 	if in && group.Deleted {
-		x.State.Balanced(id, true) // the group is being deleted, so there is no need to register the instance
+		x.State.Balanced(id, true, began) // the group is being deleted, so there is no need to register the instance
 		return nil
 	}
 	balancers, ok := infra.Capability[infra.LoadBalancers](x.Provider)
@@ -54,7 +55,7 @@ func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error 
 	}
 	err := errors.Join(errs...)
 	if err == nil {
-		x.State.Balanced(id, in)
+		x.State.Balanced(id, in, began)
 	}
 	return err
 }

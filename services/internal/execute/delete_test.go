@@ -259,6 +259,31 @@ func TestNoLoadBalancersForADeletedGroup(t *testing.T) {
 	})
 }
 
+// TestRegisterWhileLoadBalancersChange checks that an instance counts as registered only with the present load balancers
+// of its group, if these change during the calls to the former ones.
+func TestRegisterWhileLoadBalancersChange(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"old"} })
+		id := b.serving()
+		b.script = func(call mock.Call) mock.Outcome {
+			time.Sleep(time.Second)
+			if call.Name == "old" {
+				b.configure(func(g *config.Group) { g.LoadBalancers = []string{"new"} })
+			}
+			return mock.Outcome{}
+		}
+		register := plan.Action{Kind: plan.Register, Instance: id}
+		b.do(register)
+		if members := b.provider.Members("new"); len(members) != 0 || b.view(id).Plan.InLoadBalancers {
+			t.Errorf("members %v, %+v: want that the instance is registered again", members, b.view(id).Plan)
+		}
+		b.do(register)
+		if members := b.provider.Members("new"); len(members) != 1 || !b.view(id).Plan.InLoadBalancers {
+			t.Errorf("members %v, %+v", members, b.view(id).Plan)
+		}
+	})
+}
+
 func TestOtherActions(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.serving()

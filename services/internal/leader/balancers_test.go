@@ -97,7 +97,7 @@ func TestFollowBalancers(t *testing.T) {
 		for _, id := range ids {
 			stream, _ := s.State.Connected(id)
 			s.State.Reported(id, stream, shardstate.Report{Healthy: true})
-			s.State.Balanced(id, true)
+			s.State.Balanced(id, true, time.Now())
 		}
 		failed := func() map[ident.ID]string {
 			snapshot, _ := s.State.Snapshot(workers, nil)
@@ -152,7 +152,7 @@ func TestBalancerAlert(t *testing.T) {
 		g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: 1,
 			LoadBalancers: []string{"web"}, LoadBalancerHealth: true}
 		s.State.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
-		s.State.Balanced(id, true)
+		s.State.Balanced(id, true, time.Now())
 		s.State.RaiseError(shardstate.GroupError(plan.AlertProvider, workers, ident.ID{}), "create: no capacity")
 		b := &balancers{Provider: s.provider, silent: map[string]bool{"web": true}}
 		s.Executor.Provider = b

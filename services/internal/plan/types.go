@@ -100,7 +100,8 @@ type Instance struct {
 	Announced, Drained bool
 	// TerminateRequested: when the provider accepted a delete.
 	TerminateRequested time.Time
-	// InLoadBalancers: registered with every load balancer of the group. BalancedAt is when that changed last.
+	// InLoadBalancers: registered with every load balancer of the group. BalancedAt is when that changed last, or when
+	// the load balancers did.
 	// FilesSent: runtime hash last sent in full.
 	InLoadBalancers bool
 	BalancedAt      time.Time

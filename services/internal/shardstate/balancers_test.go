@@ -39,12 +39,12 @@ func TestLoadBalancerHealth(t *testing.T) {
 		}
 		return ids
 	}
-	p.Balanced(one, true)
-	p.Balanced(other, true)
+	p.Balanced(one, true, p.now)
+	p.Balanced(other, true, p.now)
 	if got := members(); !slices.Equal(got, []ident.ID{one}) {
 		t.Errorf("asks about %v, want only the registered instance of the group with the option", got)
 	}
-	p.Balanced(two, true)
+	p.Balanced(two, true, p.now)
 	all := func(v plan.BalancerVerdict) map[ident.ID]plan.BalancerVerdict {
 		return map[ident.ID]plan.BalancerVerdict{one: v, two: v, other: v, p.newID(t): v}
 	}
@@ -72,7 +72,7 @@ func TestLoadBalancerHealth(t *testing.T) {
 		t.Errorf("with another load balancer: %+v, %q", i.Balancer, i.FailedCheck)
 	}
 	p.SetVerdicts(all(sick), p.now) // an answer of the old one
-	p.Balanced(one, true)
+	p.Balanced(one, true, p.now)
 	if i := p.planned(t, one); i.Balancer.Rounds != 0 || !i.BalancedAt.Equal(p.now) {
 		t.Errorf("%+v, registered at %s", i.Balancer, i.BalancedAt)
 	}

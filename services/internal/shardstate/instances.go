@@ -2,6 +2,7 @@ package shardstate
 
 import (
 	"slices"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -173,9 +174,14 @@ func (w *State) TerminateRequested(id ident.ID) {
 	w.change(id, func(i *instance) { i.plan.TerminateRequested = w.opts.Now() })
 }
 
-// Balanced records whether the instance is registered with every load balancer of its group.
-func (w *State) Balanced(id ident.ID, in bool) {
-	w.change(id, func(i *instance) { i.plan.InLoadBalancers, i.plan.BalancedAt = in, w.opts.Now() })
+// Balanced records whether the instance is registered with every load balancer of its group. began is the time before
+// the calls. If the load balancers have changed since then, the instance is not registered with the present ones.
+func (w *State) Balanced(id ident.ID, in bool, began time.Time) {
+	w.change(id, func(i *instance) {
+		if !i.plan.BalancedAt.After(began) {
+			i.plan.InLoadBalancers, i.plan.BalancedAt = in, w.opts.Now()
+		}
+	})
 }
 
 // FilesSent records the hash of the runtime configuration that was last sent in full.

@@ -301,7 +301,7 @@ func TestRunningWorkIsVisible(t *testing.T) {
 		"announced":  func() { p.Announced(id) },
 		"drained":    func() { p.Drained(id) },
 		"terminated": func() { p.TerminateRequested(id) },
-		"balanced":   func() { p.Balanced(id, true) },
+		"balanced":   func() { p.Balanced(id, true, p.now) },
 		"files sent": func() { p.FilesSent(id, "r") },
 	} {
 		p.forget()

@@ -141,7 +141,7 @@ func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	changed := func(name string) bool { return !reflect.DeepEqual(previous[name], shard.LoadBalancers[name]) }
 	for _, g := range w.groups {
 		if slices.ContainsFunc(g.LoadBalancers, changed) {
-			g.registerAgain()
+			g.registerAgain(w.opts.Now())
 		}
 	}
 	keys := slices.Collect(maps.Keys(groups))
@@ -198,7 +198,7 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 			}
 		}
 		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) || have.LoadBalancerHealth != g.LoadBalancerHealth {
-			have.registerAgain()
+			have.registerAgain(w.opts.Now())
 		}
 		have.Group = g
 	}
@@ -243,9 +243,9 @@ func (g *group) currentImage() string {
 // registerAgain lets the planner register the group's instances with all load balancers of the group. It registers
 // those that are registered already, too, which changes nothing there. Here it begins the time of rule 59 again. Call
 // with mu held.
-func (g *group) registerAgain() {
+func (g *group) registerAgain(now time.Time) {
 	for _, inst := range g.instances {
-		inst.plan.InLoadBalancers = false
+		inst.plan.InLoadBalancers, inst.plan.BalancedAt = false, now
 		inst.plan = plan.ForgetBalancerHealth(inst.plan)
 	}
 }

@@ -91,7 +91,7 @@ func TestRecordsOfUnknownGroups(t *testing.T) {
 func TestConfigureResetsChangedGroups(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
-	p.Balanced(id, true)
+	p.Balanced(id, true, p.now)
 	p.CreateFailed(workers, "no room")
 	p.Configure(p.shard, p.merged)
 	if s, _ := p.Snapshot(workers, nil); s.Backoff.Failures != 1 || !s.Instances[0].InLoadBalancers {
@@ -165,7 +165,7 @@ func TestConfigureResetsChangedLoadBalancers(t *testing.T) {
 	}
 	configure("old")
 	id := p.serving(t)
-	p.Balanced(id, true)
+	p.Balanced(id, true, p.now)
 	configure("old")
 	if s, _ := p.Snapshot(workers, nil); !s.Instances[0].InLoadBalancers {
 		t.Error("the same load balancer is taken to be another one")
