@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +32,7 @@ type node struct {
 	source  *transport.Source
 	addr    string
 	events  <-chan election.Input
+	pauses  atomic.Int64 // that it has begun
 	stop    func()
 }
 
@@ -59,6 +61,7 @@ func startLogged(t *testing.T, c *transporttest.Cluster, shard, id string, log s
 		return n.source
 	}, Log: slog.New(log),
 		Sleep: func(ctx context.Context, d time.Duration) error {
+			n.pauses.Add(1)
 			timer := time.NewTimer(min(d, 10*time.Millisecond))
 			defer timer.Stop()
 			select {
@@ -204,6 +207,46 @@ func TestMissingLinkIsLogged(t *testing.T) {
 	}
 	if most := 2 + int(time.Since(began)/warnEvery); warnings < 1 || warnings > most {
 		t.Errorf("%d warnings, want 1 to %d", warnings, most)
+	}
+}
+
+// TestLinkAfterALeadership checks that the log does not report the time without a leader to follow as the time without
+// a link.
+func TestLinkAfterALeadership(t *testing.T) {
+	c := transporttest.New(t)
+	log := make(loggedMessages, 1000)
+	a, b := start(t, c, "s", "one"), startLogged(t, c, "s", "two", log)
+	wrong := a.lock()
+	wrong.Incarnation = "one-0" // an earlier process of the same server
+	b.network.Follow(wrong)
+	if message := <-log; message != "WARN no link to the leader" {
+		t.Fatal(message)
+	}
+	b.network.Follow(record.Lock{}) // it leads
+	began := b.pauses.Load()
+	for deadline := time.Now().Add(20 * time.Second); b.pauses.Load() < began+2; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not notice that there is no leader to follow")
+		}
+	}
+	b.network.Follow(a.lock())
+	h := election.Heartbeat{Leader: a.self, Standby: b.self, Term: 3, Beat: 1, Length: time.Second, Lock: a.lock(),
+		Token: "t"}
+	deadline := time.Now().Add(20 * time.Second)
+	for linked := false; !linked; {
+		if a.network.Send(b.self, h); time.Now().After(deadline) {
+			t.Fatal("no link to the right process")
+		}
+		select {
+		case got := <-b.events:
+			_, linked = got.(election.Heartbeat)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	for len(log) > 0 {
+		if message := <-log; message == "INFO linked to the leader" {
+			t.Error("it reports a link that was missing before it led as missing until now")
+		}
 	}
 }
 

@@ -129,7 +129,7 @@ func (n *Network) Run(ctx context.Context) {
 		holder, turned := n.holder, n.turned
 		n.mu.Unlock()
 		if holder.LeaderID == "" || holder.Addresses.Election == "" || n.options.Source() == nil {
-			pause = redialAfter
+			pause, since, warned = redialAfter, time.Time{}, time.Time{}
 			n.wait(ctx, turned, redialMost) // until the holder changes, or the CA may exist
 			continue
 		}
