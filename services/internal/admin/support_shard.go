@@ -195,19 +195,10 @@ func (r *supportRun) readJournal(ctx context.Context, shard, dir string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.bucketFlags.timeout)
 	defer cancel()
-	events, err := r.journal(ctx, shard)
+	entries, err := r.bucket.List(ctx, keys.JournalPrefix(shard))
 	if err != nil {
 		r.bundle.NoteUnread("journal of shard "+shard, err)
 		return
-	}
-	r.putEvents(dir, "the newest events in the bucket", events)
-}
-
-// journal reads parts of the journal from the newest back, until there are enough events.
-func (r *supportRun) journal(ctx context.Context, shard string) ([]fleet.JournalEvent, error) {
-	entries, err := r.bucket.List(ctx, keys.JournalPrefix(shard))
-	if err != nil {
-		return nil, err
 	}
 	var parts []keys.Key
 	for _, entry := range entries {
@@ -218,22 +209,31 @@ func (r *supportRun) journal(ctx context.Context, shard string) ([]fleet.Journal
 	slices.SortFunc(parts, func(a, b keys.Key) int {
 		return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Term, b.Term), cmp.Compare(a.First, b.First))
 	})
+	r.putEvents(dir, "the newest events in the bucket", r.readParts(ctx, shard, parts))
+}
+
+// readParts reads parts of the journal from the newest back, until there are enough events. It notes parts that cannot
+// be read, and leaves them out. If the bucket does not answer, it asks for no more.
+func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.Key) []fleet.JournalEvent {
 	since := r.Now().Add(-r.since)
 	events := []fleet.JournalEvent{}
 	for _, part := range slices.Backward(parts) {
 		if len(events) >= maxSupportEvents || part.Time.Before(since.Truncate(24*time.Hour)) {
 			break
 		}
-		object, err := r.bucket.Get(ctx, keys.Journal(shard, part.Time, part.Term, part.First))
+		key := keys.Journal(shard, part.Time, part.Term, part.First)
+		object, err := r.bucket.Get(ctx, key)
 		if errors.Is(err, objstore.ErrNotFound) {
 			continue // its retention ended since it was listed
 		}
-		var read []record.Event
-		if err == nil {
-			read, err = record.DecodeEvents(object.Body)
-		}
 		if err != nil {
-			return nil, err
+			r.bundle.NoteUnread("journal from "+key+" back", err)
+			break
+		}
+		read, err := record.DecodeEvents(object.Body)
+		if err != nil {
+			r.bundle.NoteUnread(key, err)
+			continue
 		}
 		for _, e := range slices.Backward(read) {
 			if e.At.Before(since) {
@@ -245,7 +245,7 @@ func (r *supportRun) journal(ctx context.Context, shard string) ([]fleet.Journal
 		}
 	}
 	slices.Reverse(events)
-	return events, nil
+	return events
 }
 
 // readMetrics adds the metrics of the shard's leader, from its health port.

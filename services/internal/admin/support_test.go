@@ -371,3 +371,35 @@ func TestSupportCommand(t *testing.T) {
 		t.Error(out)
 	}
 }
+
+// TestSupportKeepsReadableEvents checks that a damaged part of the journal hides no events of other parts.
+func TestSupportKeepsReadableEvents(t *testing.T) {
+	b := newBucket(t, "file")
+	b.populate(t)
+	now := fleettest.Now
+	put := func(term uint64, message string) {
+		events, err := record.EncodeEvents([]record.Event{{Term: term, Sequence: 1, At: now.Add(-time.Minute),
+			Group: "workers", Kind: record.EventAlertRaised, Message: message}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.put(t, keys.Journal("dev-1", now, term, 1), events)
+	}
+	put(1, "the first leader")
+	put(3, "the third leader")
+	damaged := keys.Journal("dev-1", now, 2, 1)
+	b.put(t, damaged, []byte("{\n"))
+	path := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	b.must(t, b.args("support", "--output", path)...)
+	text := ""
+	for _, e := range readTar(t, path) {
+		if strings.HasSuffix(e.name, "/events.json") || strings.HasSuffix(e.name, "/README.txt") {
+			text += string(e.body)
+		}
+	}
+	for _, part := range []string{"the first leader", "the third leader", damaged} {
+		if !strings.Contains(text, part) {
+			t.Errorf("there is no %q in\n%s", part, text)
+		}
+	}
+}
