@@ -52,6 +52,9 @@ restore it.`,
 	return cmd
 }
 
+// namedLeftOut is the number of objects that the command names as left out. A bucket may have many of other programs.
+const namedLeftOut = 10
+
 // snapshot writes the archive. The copies of objects are beside it meanwhile, because they may be large.
 func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error) {
 	dir, remove, err := tempRoot(filepath.Dir(path), ".nstance-snapshot-*")
@@ -69,8 +72,11 @@ func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error)
 	if err != nil {
 		return err
 	}
-	for _, key := range m.LeftOut {
+	for _, key := range m.LeftOut[:min(len(m.LeftOut), namedLeftOut)] {
 		a.note("Left out: %s is no object that a restore needs.", printable(key))
+	}
+	if more := len(m.LeftOut) - namedLeftOut; more > 0 {
+		a.note("Left out: %d more objects, which left_out in manifest.json names.", more)
 	}
 	if !m.Consistent {
 		a.note("Warning: documents changed all the time, so the archive may have them as of different moments; " +

@@ -3,11 +3,13 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -111,6 +113,21 @@ func TestSnapshotAndRestore(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestSnapshotOfASharedBucket checks that the command names only a few of many objects of other programs.
+func TestSnapshotOfASharedBucket(t *testing.T) {
+	b := newBucket(t, "file")
+	b.populate(t)
+	const foreign = 100
+	for i := range foreign {
+		b.put(t, fmt.Sprintf("other/%d", i), nil)
+	}
+	_, stderr, code := b.run(t, b.args("cluster", "snapshot", "--output", filepath.Join(t.TempDir(), "x.tar.gz"))...)
+	if n := strings.Count(stderr, "other/"); code != exitOK || n < 1 || n > 20 ||
+		!strings.Contains(stderr, strconv.Itoa(foreign-n)+" more") {
+		t.Errorf("exit status %d, %d objects are named:\n%s", code, n, stderr)
+	}
 }
 
 // restore unpacks an archive into the bucket, which is a directory.
