@@ -19,6 +19,6 @@ output "ca_not_after" {
 }
 
 output "config_etag" {
-  description = "Version of the shard's configuration. The leader's lock names the version that the leader has applied."
+  description = "Version of the shard's configuration. The leader's lock names the applied version."
   value       = nstance_shard.this.etag
 }

@@ -12,7 +12,7 @@ variable "region" {
 }
 
 variable "cluster" {
-  description = "Name of the cluster, which is also the prefix of the names of all resources."
+  description = "Name of the cluster, and prefix of the names of all resources."
   type        = string
   default     = "example"
   nullable    = false

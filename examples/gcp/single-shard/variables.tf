@@ -24,7 +24,7 @@ variable "zone" {
 }
 
 variable "cluster" {
-  description = "Name of the cluster, which is also the prefix of the names of all resources."
+  description = "Name of the cluster, and prefix of the names of all resources."
   type        = string
   default     = "example"
   nullable    = false

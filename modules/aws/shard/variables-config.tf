@@ -22,7 +22,7 @@ variable "dynamic_subnet_pools" {
 }
 
 variable "settings" {
-  description = "Settings of the servers, as under `server` in the shard configuration. For fields that are not set, servers use their defaults."
+  description = "Settings of the servers, as under `server` in the shard configuration. Unset fields have the servers' defaults."
   type = object({
     request_timeout            = optional(string)
     create_rate_limit          = optional(string)
@@ -286,7 +286,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Where a VM downloads the program nstance-agent from, by architecture, if its image does not contain it. The program is checked by its SHA-256. This works with images of Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The systemd unit is that of the images."
+  description = "Where VMs download nstance-agent from, by architecture, if their image lacks it. Its SHA-256 is checked. For Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The systemd unit is that of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

@@ -16,7 +16,7 @@ output "shard" {
 }
 
 output "config_etag" {
-  description = "Version of the shard's configuration. The leader's lock names the version that the leader has applied."
+  description = "Version of the shard's configuration. The leader's lock names the applied version."
   value       = nstance_shard.this.etag
 }
 

@@ -9,7 +9,7 @@ variable "dynamic_subnet_pools" {
 }
 
 variable "settings" {
-  description = "Settings of the servers, as under `server` in the shard configuration. For fields that are not set, servers use their defaults."
+  description = "Settings of the servers, as under `server` in the shard configuration. Unset fields have the servers' defaults."
   type = object({
     request_timeout            = optional(string)
     create_rate_limit          = optional(string)
@@ -199,7 +199,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Where a VM downloads the program nstance-agent from, by architecture, if its image does not contain it. The program is checked by its SHA-256. The systemd unit is that of the images."
+  description = "Where VMs download nstance-agent from, by architecture, if their image lacks it. Its SHA-256 is checked. The systemd unit is that of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

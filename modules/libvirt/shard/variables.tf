@@ -119,7 +119,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where a server downloads the program nstance-server from, by architecture, if its image does not contain it. The program is checked by its SHA-256. The systemd units are those of the images."
+  description = "Where servers download nstance-server from, by architecture, if their image lacks it. Its SHA-256 is checked. The systemd units are those of the images."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

@@ -1,5 +1,5 @@
 variable "environment" {
-  description = "Name of the environment, which is part of the names of all resources."
+  description = "Name of the environment, part of the names of all resources."
   type        = string
   nullable    = false
 }
