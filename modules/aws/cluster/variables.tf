@@ -69,7 +69,7 @@ variable "encryption_key" {
     * `provider`: the service that holds the key, `aws-secrets-manager` or `aws-parameter-store` (free of charge).
     * `version`: number in the name of the key's secret. A new number makes a new key.
 
-    A change of `provider` or `version` changes the encryption key. See "Changing the encryption key" above.
+    A change of `encryption_key.provider` or `encryption_key.version` changes the key. See "Changing the encryption key" above.
   TEXT
   type = object({
     provider = optional(string, "aws-secrets-manager")
