@@ -163,7 +163,7 @@ variable "subnets" {
 }
 
 variable "nat_mode" {
-  description = "With `provider`, the module makes NAT gateways in the subnets with `nat_gateway`. With `none` it makes none: private subnets then cannot reach the internet over IPv4."
+  description = "Whether the module makes NAT gateways. With `provider`, it makes them in the subnets with `nat_gateway`. With `none`, private subnets cannot reach the internet over IPv4."
   type        = string
   default     = "provider"
   nullable    = false

@@ -253,7 +253,7 @@ variable "health_check" {
       `ELB`, `/health` on port 8990 must also answer 200 to a load balancer.
     * `grace_period`: seconds after a server has become ready in which it is not replaced, and in which a roll of the servers waits.
     * `load_balancer_arn`: for `ELB`, a network load balancer with subnets in this zone. Its port `listener_port` must be unused. Shards that share a load balancer need different ports.
-    * `security_group_ids`: security groups of that load balancer. Default: health checks may come from any address in the VPC.
+    * `security_group_ids`: security groups of the load balancer. Default: health checks may come from any address in the VPC.
   TEXT
   type = object({
     type               = optional(string, "EC2")

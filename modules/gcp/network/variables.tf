@@ -77,7 +77,7 @@ variable "subnets" {
 }
 
 variable "nat_mode" {
-  description = "With `provider`, the module makes a Cloud NAT gateway in each region. With `none` it makes none: VMs without external addresses then reach only Google's APIs."
+  description = "Whether the module makes NAT gateways. With `provider`, it makes a Cloud NAT gateway in each region. With `none`, VMs without external addresses reach only Google's APIs."
   type        = string
   default     = "provider"
   nullable    = false
