@@ -126,6 +126,15 @@ variable "templates" {
       json     = optional(string)
       content  = optional(string)
     })))
+    health_checks = optional(map(object({
+      exec              = optional(list(string))
+      http              = optional(object({ port = number, path = optional(string), status = optional(number) }))
+      interval          = optional(string)
+      timeout           = optional(string)
+      failure_threshold = optional(number)
+      success_threshold = optional(number)
+      start_period      = optional(string)
+    })))
     tenants = optional(list(string))
     dynamic = optional(object({
       args           = optional(list(string))

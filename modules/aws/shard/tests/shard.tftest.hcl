@@ -254,7 +254,7 @@ run "balanced" {
     tenants         = { prod = { max_instances = 20 } }
     images          = { debian = { owners = ["123456789012"], filters = [{ name = "name", values = ["debian-*"] }] } }
     defaults        = { args_json = jsonencode({ KeyName = "k", SecurityGroupIds = ["sg-mine"] }), userdata = { content = "#!/bin/sh\ntrue\n" } }
-    templates       = { web = { kind = "web", arch = "arm64", instance_type = "t4g.small", subnet_pool = "workers", args_json = jsonencode({ ImageId = "{{ .Image.debian }}" }) } }
+    templates       = { web = { kind = "web", arch = "arm64", instance_type = "t4g.small", subnet_pool = "workers", args_json = jsonencode({ ImageId = "{{ .Image.debian }}" }), health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
     groups          = { "prod/web" = { template = "web", size = 3, load_balancers = ["web", "other"] } }
     server_image    = { id = "ami-0000000000000000b" }
     server_arch     = "amd64"
@@ -310,6 +310,10 @@ run "balanced" {
   assert {
     condition     = jsonencode(nstance_shard.this.server.subnet_pools) == jsonencode({ workers = ["subnet-1a"] }) && nstance_shard.this.images.debian.provider == "aws" && nstance_shard.this.groups["prod/web"].size == 3 && contains(keys(nstance_shard.this.tenants), "prod")
     error_message = "the configuration is not as asked for"
+  }
+  assert {
+    condition     = nstance_shard.this.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.templates["web"].health_checks["app"].failure_threshold == 2
+    error_message = "the health checks are ${jsonencode(nstance_shard.this.templates["web"].health_checks)}"
   }
   assert {
     condition     = nstance_shard.this.server.health_check_interval == "5s" && nstance_shard.this.server.expiry.forced_age == "30d" && data.nstance_userdata.server.extra_args == tolist(["--debug"])

@@ -217,3 +217,13 @@ run "address_outside" {
 
   expect_failures = [google_compute_region_instance_template.server]
 }
+
+run "health_checks" {
+  variables {
+    templates = { web = { kind = "web", arch = "amd64", instance_type = "e2-small", health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
+  }
+  assert {
+    condition     = nstance_shard.this.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.templates["web"].health_checks["app"].failure_threshold == 2
+    error_message = "the health checks are ${jsonencode(nstance_shard.this.templates["web"].health_checks)}"
+  }
+}

@@ -66,3 +66,13 @@ run "no_bridge" {
   }
   expect_failures = [var.subnet_pools]
 }
+
+run "health_checks" {
+  variables {
+    templates = { web = { kind = "web", arch = "amd64", instance_type = "2x2048", health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
+  }
+  assert {
+    condition     = nstance_shard.this.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.templates["web"].health_checks["app"].failure_threshold == 2
+    error_message = "the health checks are ${jsonencode(nstance_shard.this.templates["web"].health_checks)}"
+  }
+}
