@@ -218,8 +218,10 @@ func TestTranscripts(t *testing.T) {
 		"group-describe-all": {args: "group describe --all-shards", b: func(s *fleettest.Shard) {
 			s.Groups = s.Groups[1:]
 		}},
-		"group-describe-missing": {args: "group status nobody --shard us-a"},
-		"group-scale":            {args: "group scale workers 5 --shard us-a"},
+		"group-status-create-rate-limit":  {args: "group status workers --shard us-b", b: limited},
+		"explain-group-create-rate-limit": {args: "explain group workers --shard us-b", b: limited},
+		"group-describe-missing":          {args: "group status nobody --shard us-a"},
+		"group-scale":                     {args: "group scale workers 5 --shard us-a"},
 		"group-scale-all": {args: "group scale workers 5 --all-shards --per-shard", b: func(s *fleettest.Shard) {
 			s.Groups = s.Groups[1:]
 		}},
@@ -355,6 +357,14 @@ func TestTranscripts(t *testing.T) {
 				strings.Fields(test.args)...))
 		})
 	}
+}
+
+// limited lets create_rate_limit delay a group.
+func limited(s *fleettest.Shard) {
+	const reason = "create_rate_limit allows 1 create per 1m in the shard, and it is used"
+	until := timestamppb.New(fleettest.Now.Add(20 * time.Second))
+	s.Groups[0].BlockedReason, s.Groups[0].BlockedUntil = reason, until
+	s.Explanations["workers"].BlockedReason, s.Explanations["workers"].BlockedUntil = reason, until
 }
 
 // orphaned gives a shard three orphans.

@@ -83,14 +83,8 @@ func (a *app) writeExplanations(w io.Writer, answers []fleet.ExplanationAnswer) 
 }
 
 func (a *app) writeExplanation(w io.Writer, shard string, e *fleet.Explanation) error {
-	facts := []fact{{"Group", e.Group}, {"Shard", shard}, {"Desired", num(e.Desired)}, {"Blocked", e.BlockedReason}}
-	if e.RolloutWaits != "" {
-		waits := e.RolloutWaits
-		if !e.RolloutUntil.IsZero() {
-			waits += ", until " + stamp(e.RolloutUntil)
-		}
-		facts = append(facts, fact{"Rollout waits", waits})
-	}
+	facts := []fact{{"Group", e.Group}, {"Shard", shard}, {"Desired", num(e.Desired)}, {"Blocked", e.Blocked()},
+		{"Rollout waits", e.RolloutText()}}
 	if e.UnhealthyGuard {
 		facts = append(facts, fact{"Guard", e.GuardText()})
 	}

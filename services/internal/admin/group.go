@@ -99,9 +99,9 @@ func origin(g fleet.Group) string {
 
 func note(g fleet.Group) string {
 	if g.Deleting {
-		return strings.TrimSuffix("being deleted; "+g.BlockedReason, "; ")
+		return strings.TrimSuffix("being deleted; "+g.Blocked(), "; ")
 	}
-	return strings.Trim(g.BlockedReason+"; "+g.RolloutWaits, "; ")
+	return strings.Trim(g.Blocked()+"; "+g.RolloutWaits, "; ")
 }
 
 // outdated counts the instances that a rollout replaces.

@@ -116,7 +116,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	l.buffer = snapshot.Instances
 	free := maxCreates - l.creates.inUse()
 	if snapshot.CreateBudget < 0 || free < snapshot.CreateBudget {
-		snapshot.CreateBudget = free
+		snapshot.CreateBudget, snapshot.CreateEvery = free, 0
 	}
 	decision := l.next(snapshot)
 	delete(l.wake, key)
@@ -157,7 +157,7 @@ func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances 
 	snapshot.Shard = health
 	snapshot.Waiting = l.WaitingCreates(key)
 	if every := l.createEvery(); every > 0 {
-		snapshot.CreateBudget, snapshot.CreateBudgetAt = 1, snapshot.Now.Add(every)
+		snapshot.CreateBudget, snapshot.CreateBudgetAt, snapshot.CreateEvery = 1, snapshot.Now.Add(every), every
 		// From the last create, because every may have changed since.
 		if next := l.lastCreate.Add(every); snapshot.Now.Before(next) {
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, next

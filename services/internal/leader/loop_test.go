@@ -55,10 +55,25 @@ func TestCreateRateLimit(t *testing.T) {
 		if wait := next.Sub(now); wait != every {
 			t.Fatalf("the next look is in %s, want %s", wait, every)
 		}
+		last := now
 		now = now.Add(every / 2)
 		loop.Pass(context.Background())
 		if started != want {
 			t.Fatalf("half a pause later %d creates were started, want %d", started, want)
+		}
+		// The status of both groups, and the explanation, say when the next create may start.
+		const text = "create_rate_limit allows 1 create per 1m in the shard, and it is used"
+		for key := range groups {
+			if want == 3 {
+				break // one of them may have all its instances
+			}
+			view, _ := state.GroupView(key)
+			_, explained, _ := loop.Explain(key, nil)
+			if view.Blocked != text || explained.Blocked != text || !view.BlockedUntil.Equal(last.Add(every)) ||
+				!explained.BlockedUntil.Equal(last.Add(every)) {
+				t.Fatalf("%s is blocked by %q until %s and by %q until %s, want %q until %s", key, view.Blocked,
+					view.BlockedUntil, explained.Blocked, explained.BlockedUntil, text, last.Add(every))
+			}
 		}
 		now = now.Add(every / 2)
 	}

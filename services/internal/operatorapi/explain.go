@@ -20,7 +20,8 @@ func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.Expl
 		return nil, errNoGroup(key)
 	}
 	answer := &nstancev1.ExplainGroupResponse{PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
-		Desired: uint32(e.Desired), BlockedReason: e.Blocked, NextPlanAt: timestamp(e.NextPlan),
+		Desired: uint32(e.Desired), BlockedReason: e.Blocked, BlockedUntil: timestamp(e.BlockedUntil),
+		NextPlanAt:     timestamp(e.NextPlan),
 		UnhealthyGuard: e.Guarded, RolloutWaits: e.Rollout, RolloutUntil: timestamp(e.RolloutUntil)}
 	for _, a := range e.Actions {
 		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError {

@@ -30,9 +30,9 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		DrainTimeout: durationpb.New(v.DrainTimeout.D()),
 		MaxSurge:     uint32(v.MaxSurge), MaxUnhealthy: v.MaxUnhealthy.String(), Etag: shardconfig.GroupETag(v.Group),
 		ProviderIds:   v.ProviderIDs,
-		BlockedReason: v.Blocked, BlockedSince: timestamp(v.BlockedSince), RuntimeHash: v.RuntimeHash,
-		InfraHash: v.InfraHash,
-		Paused:    v.Rollout.Paused, RolloutWaits: v.RolloutWaits, Outdated: uint32(v.Outdated),
+		BlockedReason: v.Blocked, BlockedSince: timestamp(v.BlockedSince),
+		BlockedUntil: timestamp(v.BlockedUntil), RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
+		Paused: v.Rollout.Paused, RolloutWaits: v.RolloutWaits, Outdated: uint32(v.Outdated),
 	}
 	if out.BlockedReason == "" && v.Backoff.Failures > 0 && v.Actual < v.Size {
 		out.BlockedReason = v.Backoff.Reason

@@ -98,14 +98,19 @@ func (g *group) createsAllowed(want int) (n int, out steps) {
 		out.wait(until)
 		n = min(n, max(1, g.desired>>min(backoff.Failures, 30))-g.tally.of[classCreating])
 		if !over || n <= 0 {
-			out.block("backing off: " + backoff.Reason)
+			out.blockUntil("backing off: "+backoff.Reason, until)
 			return 0, out
 		}
 	}
 	if g.CreateBudget >= 0 && n > g.CreateBudget {
 		n = g.CreateBudget
-		out.block("the limit of concurrent creates or create_rate_limit is reached")
 		passed, until := reached(g.CreateBudgetAt, g.Now)
+		if g.CreateEvery > 0 {
+			out.blockUntil("create_rate_limit allows 1 create per "+config.Duration(g.CreateEvery).String()+
+				" in the shard, and it is used", until)
+		} else {
+			out.block("the limit of concurrent creates of the shard is reached")
+		}
 		if passed {
 			until = g.Now.Add(time.Second) // when the budget grows is unknown
 		}

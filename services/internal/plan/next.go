@@ -31,8 +31,8 @@ func Next(s Snapshot) Decision {
 	g.planInstances(&out, removed.chosen)
 	out.merge(g.planAlerts())
 
-	d := Decision{Actions: out.actions, Blocked: out.blocked, Rollout: out.rollout, RolloutUntil: out.rolloutUntil,
-		Guard: g.guard, Schedule: g.schedule.with(out.until)}
+	d := Decision{Actions: out.actions, Blocked: out.blocked, BlockedUntil: out.blockedUntil, Rollout: out.rollout,
+		RolloutUntil: out.rolloutUntil, Guard: g.guard, Schedule: g.schedule.with(out.until)}
 	if g.anyReportMatters || g.guarded {
 		d.NextIfReporting = d.NextPlan
 	}
@@ -45,8 +45,8 @@ type steps struct {
 	until   time.Time // when the phase may return something else by time alone; zero: never
 	blocked string    // the first reason why the group is not at its size
 	rollout string    // the first reason why a rollout waits
-	// rolloutUntil is when that reason ends by time alone; zero: unknown.
-	rolloutUntil time.Time
+	// blockedUntil and rolloutUntil are when these reasons end by time alone; zero: unknown.
+	blockedUntil, rolloutUntil time.Time
 }
 
 func (s *steps) add(a Action) { s.actions = append(s.actions, a) }
@@ -57,9 +57,12 @@ func (s *steps) wait(until time.Time) {
 	}
 }
 
-func (s *steps) block(reason string) {
+func (s *steps) block(reason string) { s.blockUntil(reason, time.Time{}) }
+
+// blockUntil notes why the group is not at its size, and until when by time alone; zero: unknown.
+func (s *steps) blockUntil(reason string, until time.Time) {
 	if s.blocked == "" {
-		s.blocked = reason
+		s.blocked, s.blockedUntil = reason, until
 	}
 }
 
@@ -78,7 +81,7 @@ func (s *steps) merge(other steps) {
 		s.actions = append(s.actions, other.actions...)
 	}
 	s.wait(other.until)
-	s.block(other.blocked)
+	s.blockUntil(other.blocked, other.blockedUntil)
 	s.waitRollout(other.rollout, other.rolloutUntil)
 }
 

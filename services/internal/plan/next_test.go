@@ -150,12 +150,17 @@ func TestRules(t *testing.T) {
 		{name: "creates under way count", snapshot: snapshot(4, well(), creating()),
 			change: func(s *plan.Snapshot) { s.PendingCreates = 2 }},
 		{name: "a create budget", snapshot: snapshot(9), want: []string{"create", "create"},
-			blocked: "the limit of concurrent creates or create_rate_limit is reached",
+			blocked: "the limit of concurrent creates of the shard is reached",
 			wake:    30 * time.Second,
 			change:  func(s *plan.Snapshot) { s.CreateBudget, s.CreateBudgetAt = 2, now.Add(30*time.Second) }},
 		{name: "a create budget with an unknown rate", snapshot: snapshot(1),
-			blocked: "the limit of concurrent creates or create_rate_limit is reached",
+			blocked: "the limit of concurrent creates of the shard is reached",
 			wake:    time.Second, change: func(s *plan.Snapshot) { s.CreateBudget = 0 }},
+		{name: "create_rate_limit", snapshot: snapshot(3), want: []string{"create"}, wake: 90 * time.Second,
+			blocked: "create_rate_limit allows 1 create per 1m30s in the shard, and it is used",
+			change: func(s *plan.Snapshot) {
+				s.CreateBudget, s.CreateBudgetAt, s.CreateEvery = 1, now.Add(90*time.Second), 90*time.Second
+			}},
 		{name: "a negative size is none", snapshot: snapshot(-1)},
 
 		// Scaling down.

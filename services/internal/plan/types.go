@@ -176,7 +176,9 @@ type Snapshot struct {
 	// unknown.
 	CreateBudget   int
 	CreateBudgetAt time.Time
-	Waiting        WaitingCreates
+	// CreateEvery is create_rate_limit if it is what limits CreateBudget, otherwise 0.
+	CreateEvery time.Duration
+	Waiting     WaitingCreates
 	// Image is the ID of the image that the query of the group's image found last; "": none, or unknown.
 	Image string
 	// RolloutFailures counts the instances with the group's present configuration that failed (rule 47).
@@ -250,7 +252,9 @@ type Decision struct {
 	Actions []Action
 	Schedule
 	// Blocked says why the group is not at its size. It is empty when the group is at its size or on the way.
-	Blocked string
+	// BlockedUntil is when that reason ends by time alone; zero: unknown.
+	Blocked      string
+	BlockedUntil time.Time
 	// Rollout says why outdated instances are not replaced now. It is empty if there are none, or while a wave is under
 	// way. RolloutUntil is when that reason ends by time alone; zero: unknown.
 	Rollout      string

@@ -154,13 +154,13 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 }
 
 // Planned records what a plan says about its group: its guard for the next plan, and for display why the group does not
-// reach its size and why its rollout waits.
+// reach its size and why its rollout waits. Another time until which it is blocked is no event.
 func (w *State) Planned(key config.GroupKey, d plan.Decision) {
 	w.mu.Lock()
 	g := w.groups[key]
 	changed := g != nil && (g.blocked != d.Blocked || g.rollout != d.Rollout)
 	if g != nil {
-		g.guard = d.Guard
+		g.guard, g.blockedUntil = d.Guard, d.BlockedUntil
 	}
 	if changed {
 		switch {

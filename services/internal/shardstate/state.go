@@ -79,7 +79,8 @@ type group struct {
 	// image is the ID that the query of the group's image found, for its infra configuration with the hash imageFor.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
-	blockedSince     time.Time
+	// blockedUntil is that of plan.Decision.
+	blockedSince, blockedUntil time.Time
 }
 
 // instance is one instance of a group: the last known record, the last information from the provider and the agent, and

@@ -241,13 +241,14 @@ func TestErrorsEndWithTheirObject(t *testing.T) {
 
 func TestBlockedIsReportedOnce(t *testing.T) {
 	p := newPicture(t)
-	p.Planned(workers, plan.Decision{Blocked: "no room"})
-	p.Planned(workers, plan.Decision{Blocked: "no room"})
+	p.Planned(workers, plan.Decision{Blocked: "no room", BlockedUntil: p.now})
+	until := p.now.Add(time.Minute) // not an event
+	p.Planned(workers, plan.Decision{Blocked: "no room", BlockedUntil: until})
 	p.Planned(config.GroupKey{Tenant: "x"}, plan.Decision{Blocked: "no group"})
 	if len(p.groups) != 1 || p.groups[0] != workers {
 		t.Errorf("events of %v", p.groups)
 	}
-	if view, _ := p.GroupView(workers); view.Blocked != "no room" {
+	if view, _ := p.GroupView(workers); view.Blocked != "no room" || !view.BlockedUntil.Equal(until) {
 		t.Errorf("%+v", view)
 	}
 }

@@ -40,6 +40,7 @@ type GroupView struct {
 	Instances       []ident.ID
 	Blocked         string
 	BlockedSince    time.Time // when the group became blocked; the reason may have changed since then
+	BlockedUntil    time.Time // when the reason ends by time alone; zero: unknown
 	RolloutWaits    string    // why outdated instances are not replaced now
 	Backoff         plan.Backoff
 }
@@ -117,8 +118,8 @@ func (w *State) GroupViews(tenant string) []GroupView {
 }
 
 func (w *State) groupView(g *group) GroupView {
-	v := GroupView{Group: g.Group, Blocked: g.blocked, BlockedSince: g.blockedSince, RolloutWaits: g.rollout,
-		Backoff: g.backoff}
+	v := GroupView{Group: g.Group, Blocked: g.blocked, BlockedSince: g.blockedSince, BlockedUntil: g.blockedUntil,
+		RolloutWaits: g.rollout, Backoff: g.backoff}
 	now := w.opts.Now()
 	v.Size, _ = g.SizeAt(now)
 	for _, inst := range g.instances {

@@ -1249,7 +1249,9 @@ type GroupStatus struct {
 	// Instances that do not have the group's infra configuration.
 	Outdated uint32 `protobuf:"varint,29,opt,name=outdated,proto3" json:"outdated,omitempty"`
 	// Since when blocked_reason is not empty, as far as this leader knows. The reason may have changed since then.
-	BlockedSince  *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=blocked_since,json=blockedSince,proto3" json:"blocked_since,omitempty"`
+	BlockedSince *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=blocked_since,json=blockedSince,proto3" json:"blocked_since,omitempty"`
+	// When blocked_reason ends because of the time alone: when the next create may start. Not set: unknown.
+	BlockedUntil  *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1490,6 +1492,13 @@ func (x *GroupStatus) GetOutdated() uint32 {
 func (x *GroupStatus) GetBlockedSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.BlockedSince
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetBlockedUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BlockedUntil
 	}
 	return nil
 }
@@ -2189,7 +2198,9 @@ type ExplainGroupResponse struct {
 	// Why outdated instances are not replaced now, in words; empty when there are none or a wave is under way.
 	RolloutWaits string `protobuf:"bytes,10,opt,name=rollout_waits,json=rolloutWaits,proto3" json:"rollout_waits,omitempty"`
 	// When that reason ends because of the time alone.
-	RolloutUntil  *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=rollout_until,json=rolloutUntil,proto3" json:"rollout_until,omitempty"`
+	RolloutUntil *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=rollout_until,json=rolloutUntil,proto3" json:"rollout_until,omitempty"`
+	// When blocked_reason ends because of the time alone: when the next create may start. Not set: unknown.
+	BlockedUntil  *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2297,6 +2308,13 @@ func (x *ExplainGroupResponse) GetRolloutWaits() string {
 func (x *ExplainGroupResponse) GetRolloutUntil() *timestamppb.Timestamp {
 	if x != nil {
 		return x.RolloutUntil
+	}
+	return nil
+}
+
+func (x *ExplainGroupResponse) GetBlockedUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BlockedUntil
 	}
 	return nil
 }
@@ -4609,7 +4627,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xac\b\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xed\b\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -4646,7 +4664,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06paused\x18\x1b \x01(\bR\x06paused\x12#\n" +
 	"\rrollout_waits\x18\x1c \x01(\tR\frolloutWaits\x12\x1a\n" +
 	"\boutdated\x18\x1d \x01(\rR\boutdated\x12?\n" +
-	"\rblocked_since\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\fblockedSince\x1a7\n" +
+	"\rblocked_since\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\fblockedSince\x12?\n" +
+	"\rblocked_until\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x06\n" +
@@ -4704,7 +4723,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x13ExplainGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
 	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01B\a\n" +
-	"\x05_size\"\x93\x04\n" +
+	"\x05_size\"\xd4\x04\n" +
 	"\x14ExplainGroupResponse\x129\n" +
 	"\n" +
 	"planned_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tplannedAt\x12\x12\n" +
@@ -4719,7 +4738,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06errors\x18\t \x03(\v2\x16.nstance.v1.ErrorEventR\x06errors\x12#\n" +
 	"\rrollout_waits\x18\n" +
 	" \x01(\tR\frolloutWaits\x12?\n" +
-	"\rrollout_until\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\frolloutUntil\"\xc6\x01\n" +
+	"\rrollout_until\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\frolloutUntil\x12?\n" +
+	"\rblocked_until\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\"\xc6\x01\n" +
 	"\rPlannedAction\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -5059,112 +5079,114 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	66, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
 	70, // 12: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
 	69, // 13: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	67, // 14: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	70, // 15: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
-	19, // 16: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 17: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 18: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 19: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	69, // 20: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	32, // 21: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	69, // 22: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	33, // 23: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	57, // 24: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	69, // 25: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	69, // 26: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	69, // 27: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	69, // 28: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	68, // 29: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	46, // 30: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 31: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19, // 32: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	46, // 33: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 34: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 35: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	69, // 36: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	69, // 37: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	69, // 38: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	69, // 39: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	69, // 40: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	69, // 41: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	71, // 42: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	69, // 43: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	72, // 44: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	51, // 45: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 46: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19, // 47: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	54, // 48: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 49: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	46, // 50: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	69, // 51: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	69, // 52: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	57, // 53: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	69, // 54: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	69, // 55: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	58, // 56: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	69, // 57: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	63, // 58: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	58, // 59: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	63, // 60: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	69, // 61: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	69, // 62: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 63: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,  // 64: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,  // 65: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,  // 66: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12, // 67: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15, // 68: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17, // 69: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	20, // 70: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	22, // 71: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	24, // 72: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	26, // 73: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	28, // 74: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	30, // 75: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	34, // 76: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	36, // 77: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	38, // 78: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	40, // 79: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	42, // 80: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	44, // 81: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	47, // 82: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	49, // 83: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	52, // 84: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	55, // 85: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	59, // 86: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	61, // 87: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	64, // 88: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 89: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,  // 90: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,  // 91: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10, // 92: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13, // 93: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16, // 94: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18, // 95: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	21, // 96: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	23, // 97: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	25, // 98: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	27, // 99: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	29, // 100: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	31, // 101: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	35, // 102: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	37, // 103: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	39, // 104: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	41, // 105: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	43, // 106: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	45, // 107: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	48, // 108: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	50, // 109: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	53, // 110: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	56, // 111: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	60, // 112: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	62, // 113: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	65, // 114: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	89, // [89:115] is the sub-list for method output_type
-	63, // [63:89] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	69, // 14: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	67, // 15: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
+	70, // 16: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
+	19, // 17: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 18: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 19: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 20: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	69, // 21: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	32, // 22: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	69, // 23: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	33, // 24: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	57, // 25: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	69, // 26: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	69, // 27: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	69, // 28: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	69, // 29: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	69, // 30: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	68, // 31: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	46, // 32: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 33: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19, // 34: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	46, // 35: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 36: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 37: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	69, // 38: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	69, // 39: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	69, // 40: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	69, // 41: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	69, // 42: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	69, // 43: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	71, // 44: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	69, // 45: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	72, // 46: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	51, // 47: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 48: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19, // 49: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	54, // 50: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 51: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	46, // 52: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	69, // 53: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	69, // 54: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	57, // 55: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	69, // 56: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 57: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	58, // 58: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	69, // 59: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	63, // 60: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	58, // 61: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	63, // 62: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	69, // 63: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 64: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 65: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,  // 66: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,  // 67: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,  // 68: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12, // 69: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15, // 70: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17, // 71: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	20, // 72: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	22, // 73: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	24, // 74: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	26, // 75: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	28, // 76: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	30, // 77: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	34, // 78: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	36, // 79: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	38, // 80: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	40, // 81: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	42, // 82: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	44, // 83: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	47, // 84: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	49, // 85: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	52, // 86: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	55, // 87: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	59, // 88: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	61, // 89: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	64, // 90: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 91: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,  // 92: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,  // 93: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10, // 94: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13, // 95: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16, // 96: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18, // 97: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	21, // 98: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	23, // 99: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	25, // 100: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	27, // 101: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	29, // 102: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	31, // 103: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	35, // 104: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	37, // 105: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	39, // 106: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	41, // 107: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	43, // 108: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	45, // 109: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	48, // 110: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	50, // 111: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	53, // 112: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	56, // 113: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	60, // 114: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	62, // 115: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	65, // 116: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	91, // [91:117] is the sub-list for method output_type
+	65, // [65:91] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }

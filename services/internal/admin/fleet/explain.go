@@ -26,6 +26,7 @@ type Explanation struct {
 	Term           uint64          `json:"term"`
 	Desired        uint32          `json:"desired"`
 	BlockedReason  string          `json:"blocked_reason,omitempty" jsonschema:"description=Why the group is not at its size"`
+	BlockedUntil   time.Time       `json:"blocked_until,omitzero" jsonschema:"description=When that reason ends because of the time alone"`
 	RolloutWaits   string          `json:"rollout_waits,omitempty" jsonschema:"description=Why outdated instances are not replaced now"`
 	RolloutUntil   time.Time       `json:"rollout_until,omitzero" jsonschema:"description=When that reason ends because of the time alone"`
 	UnhealthyGuard bool            `json:"unhealthy_guard,omitempty" jsonschema:"description=So many instances are silent or fail a health check that none of them is replaced"`
@@ -56,6 +57,12 @@ type Verdict struct {
 	DrainDeadline time.Time `json:"drain_deadline,omitzero"`
 	FailedCheck   string    `json:"failed_check,omitempty" jsonschema:"description=The health check or load balancer that calls it unhealthy and the reason"`
 }
+
+// Blocked says why the group is not at its size and, where it is known, until when.
+func (e *Explanation) Blocked() string { return reasonUntil(e.BlockedReason, e.BlockedUntil) }
+
+// RolloutText says why outdated instances are not replaced now and, where it is known, until when.
+func (e *Explanation) RolloutText() string { return reasonUntil(e.RolloutWaits, e.RolloutUntil) }
 
 // GuardText says why no silent or failing instance is replaced while the guard holds.
 func (e *Explanation) GuardText() string {
@@ -144,7 +151,8 @@ func (f *Fleet) ExplainInstance(ctx context.Context, shards []string, id ident.I
 
 func viewExplanation(shard, group string, r *nstancev1.ExplainGroupResponse) *Explanation {
 	view := &Explanation{Group: group, PlannedAt: at(r.GetPlannedAt()), Term: r.GetTerm(), Desired: r.GetDesired(),
-		BlockedReason: r.GetBlockedReason(), RolloutWaits: r.GetRolloutWaits(), RolloutUntil: at(r.GetRolloutUntil()),
+		BlockedReason: r.GetBlockedReason(), BlockedUntil: at(r.GetBlockedUntil()), RolloutWaits: r.GetRolloutWaits(),
+		RolloutUntil:   at(r.GetRolloutUntil()),
 		UnhealthyGuard: r.GetUnhealthyGuard(), NextPlanAt: at(r.GetNextPlanAt()),
 		Actions: []PlannedAction{}, Instances: []Verdict{}}
 	for _, a := range r.GetActions() {

@@ -23,6 +23,7 @@ type Group struct {
 	Healthy       uint32            `json:"healthy"`
 	BlockedReason string            `json:"blocked_reason,omitempty" jsonschema:"description=Why the group is not at its size"`
 	BlockedSince  time.Time         `json:"blocked_since,omitzero" jsonschema:"description=When it became blocked as far as the leader knows; the reason may have changed"`
+	BlockedUntil  time.Time         `json:"blocked_until,omitzero" jsonschema:"description=When that reason ends because of the time alone"`
 	Paused        bool              `json:"paused,omitempty" jsonschema:"description=The rollout is paused"`
 	RolloutWaits  string            `json:"rollout_waits,omitempty" jsonschema:"description=Why outdated instances are not replaced now"`
 	Outdated      uint32            `json:"outdated,omitempty" jsonschema:"description=Instances without the group's infra configuration"`
@@ -45,13 +46,25 @@ type Group struct {
 	ProviderIDs   []string          `json:"provider_ids,omitempty"`
 }
 
+// Blocked says why the group is not at its size and, where it is known, until when. It is empty if the group is at its
+// size or on the way.
+func (g Group) Blocked() string { return reasonUntil(g.BlockedReason, g.BlockedUntil) }
+
+// reasonUntil adds the time at which a reason ends; zero: unknown.
+func reasonUntil(reason string, until time.Time) string {
+	if reason == "" || until.IsZero() {
+		return reason
+	}
+	return reason + ", until " + until.UTC().Format(time.RFC3339)
+}
+
 func viewGroup(g *nstancev1.GroupStatus) Group {
 	view := Group{
 		Name: g.GetGroup(), Static: g.GetIsStatic(), Overridden: g.GetIsStatic() && g.GetOverridden(),
 		Deleting: g.GetDeleting(), Template: g.GetTemplate(),
 		Size: g.GetSize(), ActualSize: g.GetActualSize(), Healthy: g.GetHealthy(), BlockedReason: g.GetBlockedReason(),
-		BlockedSince: at(g.GetBlockedSince()),
-		Paused:       g.GetPaused(), RolloutWaits: g.GetRolloutWaits(), Outdated: g.GetOutdated(),
+		BlockedSince: at(g.GetBlockedSince()), BlockedUntil: at(g.GetBlockedUntil()),
+		Paused: g.GetPaused(), RolloutWaits: g.GetRolloutWaits(), Outdated: g.GetOutdated(),
 		InstanceType: g.GetInstanceType(), InstanceTypes: g.GetInstanceTypes(), SubnetPool: g.GetSubnetPool(),
 		Kind: g.GetKind(), Arch: g.GetArch(),
 		Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(), MaxSurge: g.GetMaxSurge(),

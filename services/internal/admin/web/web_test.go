@@ -44,7 +44,8 @@ func shard() *fleettest.Shard {
 			HeirId: "server-2", StandbyIds: []string{"server-2"}, LeaseLeft: durationpb.New(8200 * time.Millisecond)},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 7, ActualSize: 6, Healthy: 5,
 			Template: "worker", Kind: "wrk", Etag: "etag-1", BlockedReason: "no capacity for <big>",
-			BlockedSince: timestamppb.New(fleettest.Now.Add(-time.Hour))}},
+			BlockedSince: timestamppb.New(fleettest.Now.Add(-time.Hour)),
+			BlockedUntil: timestamppb.New(fleettest.Now.Add(time.Minute))}},
 		Instances: []*nstancev1.InstanceStatus{
 			{InstanceId: first, Group: "workers", State: "registered", Health: "healthy", CreatedAt: now},
 			{InstanceId: second, Group: "workers", State: "registered", Health: "silent", CreatedAt: now},
@@ -167,7 +168,7 @@ func TestPages(t *testing.T) {
 			`href="/ui/shards/a/groups/workers"`, "no capacity for &lt;big&gt;"}},
 		{"/ui/shards/c", 404, []string{"There are: a, b."}},
 		{"/ui/shards/a/groups/workers", 200, []string{"1 healthy", "1 silent", "it is silent", "1 × rule 9 (silent)",
-			"2026-07-28 09:00:00</time>: no capacity for &lt;big&gt;", `id="i-` + first}},
+			"2026-07-28 09:00:00</time>: no capacity for &lt;big&gt;, until <time", `id="i-` + first}},
 		{"/ui/shards/a/groups/workers?class=silent", 200, []string{`id="i-` + second}},
 		{"/ui/shards/a/groups/nobody", 404, []string{"there is no group"}},
 		{"/ui/shards/a/groups/No", 400, []string{"group:"}},
