@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -62,6 +63,27 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 		slices.Sort(list)
 	}
 	return out
+}
+
+// Restarting returns the changed settings that servers read only when they start, so that the leader restarts. Both
+// configurations must have their defaults filled in.
+func Restarting(before, after *Shard) (settings []string) {
+	a, b := &before.Server, &after.Server
+	for _, setting := range []struct {
+		name          string
+		before, after any
+	}{
+		{"cluster", before.Cluster, after.Cluster}, {"server.shard", a.Shard, b.Shard},
+		{"server.provider", a.Provider, b.Provider}, {"server.bind", a.Bind, b.Bind},
+		{"server.advertise", a.Advertise, b.Advertise},
+		{"server.leader_network", a.LeaderNetwork, b.LeaderNetwork},
+		{"server.leader_election", a.LeaderElection, b.LeaderElection},
+	} {
+		if !reflect.DeepEqual(setting.before, setting.after) {
+			settings = append(settings, setting.name)
+		}
+	}
+	return settings
 }
 
 // losesSubnet reports whether a group no longer has one of its subnets after a change. A subnet that is not known yet

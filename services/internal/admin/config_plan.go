@@ -84,6 +84,8 @@ type configPlan struct {
 
 	RollingGroups []string `json:"rolling_groups"` // as the Terraform provider's attribute
 	Effects       []string `json:"effects"`        // on running instances, in words
+	// RestartingSettings are the changed settings for which the leader restarts.
+	RestartingSettings []string `json:"restarting_settings"`
 	// destructive means that instances are replaced or deleted.
 	destructive bool
 }
@@ -91,11 +93,14 @@ type configPlan struct {
 // planOf returns what the file of a comparison would do. Without two valid configurations it has no effects.
 func planOf(c compared) configPlan {
 	plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
-		ComparedWithApplied: c.applied, RollingGroups: []string{}, Effects: []string{}}
+		ComparedWithApplied: c.applied, RollingGroups: []string{}, Effects: []string{},
+		RestartingSettings: []string{}}
 	if c.before != nil && c.after != nil {
 		change := config.ChangeOf(c.before, c.after, false)
 		plan.RollingGroups = append(plan.RollingGroups, change.Rolling()...)
 		plan.destructive = change.Destructive()
+		plan.RestartingSettings = append(plan.RestartingSettings,
+			config.Restarting(c.before.WithDefaults(), c.after.WithDefaults())...)
 		if _, detail := change.Warning(); detail != "" {
 			plan.Effects = strings.Split(detail, "\n")
 		}
@@ -107,7 +112,8 @@ func (a *app) configPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
 		Long: `Compares a file with the shard's configuration in the bucket, and shows which groups
-would roll, which would get new files, and which would be emptied. The Terraform provider
+would roll, which would get new files, which would be emptied, and whether the leader
+would restart. The Terraform provider
 computes rolling_groups with the same code. If the bucket's newest configuration is not
 valid, it compares with the one that a leader applied last. Changes nothing.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
@@ -145,6 +151,10 @@ func (p configPlan) write(w io.Writer) {
 	}
 	for _, line := range p.Effects {
 		fmt.Fprintf(w, "%s: %s\n", p.Shard, line)
+	}
+	if len(p.RestartingSettings) > 0 {
+		fmt.Fprintf(w, "%s: the leader restarts, because these settings are read only at the start: %s. Instances "+
+			"keep running.\n", p.Shard, list(p.RestartingSettings))
 	}
 }
 

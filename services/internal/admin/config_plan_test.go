@@ -2,6 +2,7 @@ package admin
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,11 +43,35 @@ func TestConfigPlan(t *testing.T) {
 		!strings.Contains(diff, "\n+") || !strings.Contains(diff, `"arch": "arm64"`) {
 		t.Error(diff)
 	}
+	if len(got.RestartingSettings) != 0 {
+		t.Errorf("restarts for %q", got.RestartingSettings)
+	}
 	writeFile(t, path, []byte("{}"))
 	b.fails(t, exitFailure, "not a valid configuration", b.args("config", "plan", path)...)
 	if _, stderr, code := b.run(t, "config", "plan", exampleConfig(t)); code != exitUsage ||
 		!strings.Contains(stderr, "add --storage-bucket BUCKET") {
 		t.Errorf("without a bucket: exit code %d\n%s", code, stderr)
+	}
+}
+
+// TestConfigPushNamesARestart checks that a push, its dry run and a plan name the settings for which the leader
+// restarts.
+func TestConfigPushNamesARestart(t *testing.T) {
+	b := newBucket(t, "file")
+	b.init(t)
+	b.must(t, b.args("config", "push", exampleConfig(t))...)
+	path := exampleConfig(t, `"health_addr": "127.0.0.1:8990"`, `"health_addr": "127.0.0.1:9990"`)
+	const want = "the leader restarts, because these settings are read only at the start: server.advertise"
+	plan := parse[configPlan](t, b.must(t, b.args("config", "plan", path, "-o", "json")...))
+	if !slices.Equal(plan.RestartingSettings, []string{"server.advertise"}) || len(plan.RollingGroups) != 0 {
+		t.Errorf("%+v", plan)
+	}
+	for _, args := range [][]string{{"config", "plan", path}, {"config", "push", path, "--dry-run"},
+		{"config", "push", path}} {
+		stdout, stderr, code := b.run(t, b.args(args...)...)
+		if code != exitOK || !strings.Contains(stdout+stderr, want) {
+			t.Errorf("%q: exit code %d\n%s%s", args, code, stdout, stderr)
+		}
 	}
 }
 

@@ -25,8 +25,8 @@ clusters without Terraform. The file names its shard. Nothing is written if the
 configuration is not valid, if it does not fit the groups that were created at run time,
 or if another program writes at the same time.
 
-It shows what the change does to running instances, like "config plan", and asks on a
-terminal. Without a terminal it needs --yes if the change replaces or deletes instances,
+It shows what the change does to running instances and whether the leader restarts, like
+"config plan", and asks on a terminal. Without a terminal it needs --yes if the change replaces or deletes instances,
 or if the bucket has neither a valid nor an applied configuration to compare with.
 
 With --refresh the shard's leader applies it immediately.`,

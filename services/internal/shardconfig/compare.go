@@ -4,20 +4,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"reflect"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// InPlace reports whether configuration b can replace a without a restart of the server. Cluster, provider, shard,
-// addresses, leader network and election must be equal. Both must have their defaults filled in.
-func InPlace(a, b *config.Shard) bool {
-	return reflect.DeepEqual(a.Cluster, b.Cluster) && reflect.DeepEqual(a.Server.Provider, b.Server.Provider) &&
-		a.Server.Bind == b.Server.Bind && a.Server.Advertise == b.Server.Advertise &&
-		a.Server.Shard == b.Server.Shard &&
-		reflect.DeepEqual(a.Server.LeaderNetwork, b.Server.LeaderNetwork) &&
-		reflect.DeepEqual(a.Server.LeaderElection, b.Server.LeaderElection)
-}
+// InPlace reports whether configuration b can replace a without a restart of the server. Both must have their defaults
+// filled in.
+func InPlace(a, b *config.Shard) bool { return len(config.Restarting(a, b)) == 0 }
 
 // GroupETag returns an identifier of a group's definition, for conditional changes. It covers every field that a call
 // of the operator API can change.
