@@ -195,8 +195,8 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 				MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-		grpc.WithDisableServiceConfig(), // reach does the retries
-		grpc.WithContextDialer(creds.Dial),
+		grpc.WithDisableServiceConfig(),    // reach does the retries
+		grpc.WithContextDialer(creds.Dial), // without a proxy: gRPC uses HTTPS_PROXY only with its own dialer
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
 	if err != nil {
