@@ -113,9 +113,9 @@ func (a *app) configPlanCommand() *cobra.Command {
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
 		Long: `Compares a file with the shard's configuration in the bucket, and shows which groups
 would roll, which would get new files, which would be emptied, and whether the leader
-would restart. The Terraform provider
-computes rolling_groups with the same code. If the bucket's newest configuration is not
-valid, it compares with the one that a leader applied last. Changes nothing.`,
+would restart. The Terraform provider computes rolling_groups with the same code. If the
+bucket's newest configuration is not valid, it compares with the one that a leader applied
+last. Changes nothing.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
 	}

@@ -26,8 +26,9 @@ configuration is not valid, if it does not fit the groups that were created at r
 or if another program writes at the same time.
 
 It shows what the change does to running instances and whether the leader restarts, like
-"config plan", and asks on a terminal. Without a terminal it needs --yes if the change replaces or deletes instances,
-or if the bucket has neither a valid nor an applied configuration to compare with.
+"config plan", and asks on a terminal. Without a terminal it needs --yes if the change
+replaces or deletes instances, or if the bucket has neither a valid nor an applied
+configuration to compare with.
 
 With --refresh the shard's leader applies it immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket
