@@ -1,5 +1,4 @@
-// Package tests holds what is tested across packages and programs: who may import whom, the demo, kill -9 of
-// everything.
+// Package tests checks what concerns the whole repository, such as imports, links in documents and the changelog.
 package tests
 
 import (
@@ -27,8 +26,8 @@ import (
 
 const module = "github.com/nstance-kit/nstance/"
 
-// layers are the packages in the order in which they may import each other: only to the left (above), and within a
-// line. A name stands for its sub-packages too.
+// layers lists the packages by layer. A package may import packages of its own layer and of earlier layers. A name
+// includes its sub-packages.
 var layers = [][]string{
 	{"services/contract/ident", "services/contract/reconnect", "services/contract/suggest",
 		"services/contract/highwater", "services/contract/googlecloud"},
@@ -41,7 +40,7 @@ var layers = [][]string{
 	{"services/contract/secretstore", "services/contract/clusterstate"},
 	{"services/api"},
 	{"services/dev"}, // the development cluster, for nstance-dev and the tests
-	// Beside the planner and the elector, the edges that know nothing of instances.
+	// The pure packages, and packages that do not depend on the state of a shard.
 	{"services/internal/election"},
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
 		"services/internal/watch", "services/internal/mutate",
@@ -58,7 +57,7 @@ var layers = [][]string{
 	{"services/cmd"},
 }
 
-// pkg is what `go list` says of a package, import paths without the module's own.
+// pkg is what `go list` prints about a package. Its import paths lack the path of the module.
 type pkg struct {
 	ImportPath                                        string
 	GoFiles, Imports, TestImports, XTestImports, Deps []string
@@ -77,10 +76,10 @@ func layer(path string) int {
 	return slices.IndexFunc(layers, func(l []string) bool { return within(path, l...) })
 }
 
-// rule looks at one package and says what it may not have.
+// rule returns the violations of one package.
 type rule func(p pkg) (complaints []string)
 
-// direction: imports point one way. Tests may look further.
+// direction forbids imports of later layers and of programs. It ignores imports of tests.
 func direction(p pkg) (complaints []string) {
 	if !within(p.ImportPath, "services") {
 		return nil
@@ -95,13 +94,14 @@ func direction(p pkg) (complaints []string) {
 		case within(path, "services/cmd"), !within(path, "services"):
 			complaints = append(complaints, "imports the program "+path)
 		case theirs > mine:
-			complaints = append(complaints, "imports "+path+", which is further to the right")
+			complaints = append(complaints, "imports "+path+", which is in a later layer")
 		}
 	}
 	return complaints
 }
 
-// only allows a package nothing of ours but what is listed, its own sub-packages included.
+// only forbids a package all imports from this module except the listed ones. The list must include its own
+// sub-packages.
 func only(subject string, allowed ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if p.ImportPath != subject {
@@ -147,7 +147,7 @@ func unlinked(program string, forbidden ...string) rule {
 	}
 }
 
-// providers: which VMs there can be is decided where a program is put together, and nowhere else.
+// providers forbids imports of concrete providers, except in packages that put a program together.
 func providers(p pkg) (complaints []string) {
 	if within(p.ImportPath, "services/internal/server", "services/internal/sim", "services/internal/bench",
 		"services/cmd/nstance-server", "services/cmd/nstance-admin") {
@@ -163,10 +163,10 @@ func providers(p pkg) (complaints []string) {
 	return complaints
 }
 
-// purePackages decide without acting: their time and their events come in as arguments.
+// purePackages only decide. They get the time and all events as arguments.
 var purePackages = []string{"services/internal/plan", "services/internal/election"}
 
-// pure keeps I/O, clocks, chance and concurrency out of the pure packages. Their tests may use everything.
+// pure keeps I/O, clocks, randomness and concurrency out of the pure packages. Their tests may use everything.
 func pure(p pkg) (complaints []string) {
 	if !slices.Contains(purePackages, p.ImportPath) {
 		return nil
@@ -284,7 +284,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// TestRulesDetectViolations holds every rule against a package that breaks it.
+// TestRulesDetectViolations checks every rule with a package that violates it.
 func TestRulesDetectViolations(t *testing.T) {
 	for name, bad := range map[string]pkg{
 		"direction": {ImportPath: "services/contract/record",
@@ -352,7 +352,7 @@ func cloudWords() []string {
 // cloudPlaces returns the folders and files of product code that may name a cloud. A folder ends in a slash.
 func cloudPlaces() []string {
 	places := []string{
-		// Each of these lists the clouds, or the kinds of a cloud's stores, that programs link.
+		// These places list the clouds, or the kinds of stores, that programs support.
 		"services/contract/cloud/all/", "services/contract/keyring/all/", "services/contract/objstore/open/",
 		"services/contract/secretstore/open/", "services/internal/agent/notice/clouds.go",
 		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",

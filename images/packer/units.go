@@ -4,7 +4,7 @@ package packer
 
 import _ "embed" // for the units
 
-// The units, as in the images.
+// The contents of the unit files that the images contain.
 var (
 	//go:embed files/nstance-server.service
 	ServerUnit string

@@ -58,7 +58,8 @@ func run(ctx context.Context, env []string, program string, args ...string) ([]b
 	return out, nil
 }
 
-// kubeVersion returns the version of the tests' API server. The pinned helm does not know a version by default.
+// kubeVersion returns the version of the tests' API server. By default, the pinned helm assumes Kubernetes 1.20, which
+// the chart refuses.
 func kubeVersion(t *testing.T) string {
 	t.Helper()
 	raw, err := os.ReadFile("../tools/kubernetes/go.mod")

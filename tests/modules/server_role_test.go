@@ -303,7 +303,8 @@ func TestStolenCredentialsReachOnlyTheirShardsObjects(t *testing.T) {
 		_, err := thief.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &name, Prefix: &prefix})
 		check("list "+prefix, own, err)
 	}
-	// A list without a prefix cannot be refused: it needs the permission with which S3 says that an object is missing.
+	// S3 reports a missing object only to callers that may list without a prefix. So the policy must permit such a
+	// list.
 	_, err = thief.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &name})
 	check("list all names", true, err)
 	_, err = thief.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: &name})
@@ -312,8 +313,8 @@ func TestStolenCredentialsReachOnlyTheirShardsObjects(t *testing.T) {
 	check("change the bucket's policy", false, err)
 }
 
-// TestServersStartOnDedicatedHosts starts VMs on a dedicated host and in a group of hosts. EC2 checks only the tenancy
-// and the group.
+// TestServersStartOnDedicatedHosts checks on which hosts a server may start VMs. A host in launch_resource_arns permits
+// every dedicated host, because EC2 checks only the tenancy. A group of hosts must be listed itself.
 func TestServersStartOnDedicatedHosts(t *testing.T) {
 	a := newTestAccount(t, nil)
 	host, hosts := a.EC2().AddHost(), "arn:aws:resource-groups:us-west-2:"+account+":group/hosts"

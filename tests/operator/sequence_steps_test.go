@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// stepKind is a kind of random change. run returns what it did, "" if it is not possible now.
+// stepKind is a kind of random change. run makes it and returns its description, or "" if it is not possible now.
 type stepKind struct {
 	weight int
 	run    func(*sequence) string
@@ -102,7 +102,7 @@ func (s *sequence) createPool() string {
 	ctx := s.t.Context()
 	infra := &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(name)}
 	if s.gone(ctx, infra, in(name)) != nil {
-		return "" // The deleted one has not ended.
+		return "" // The deleted NstanceMachinePool still exists.
 	}
 	if s.model.pools[name] == nil && s.gone(ctx, &clusterv1.MachinePool{}, in(name)) != nil {
 		return ""
@@ -128,7 +128,7 @@ func (s *sequence) randomShards() []string {
 	return [][]string{{"east", "west"}, {"west", "east"}, {"east"}, {"west"}}[s.random.IntN(4)]
 }
 
-// editPool changes the shards or the variables of a dynamic pool. Other variables replace the instances.
+// editPool changes the shards or the variables of a dynamic pool. A change of variables replaces the instances.
 func (s *sequence) editPool() string {
 	name := s.pick(s.model.livePools())
 	if name == "" || s.model.pools[name].static || s.model.ended {

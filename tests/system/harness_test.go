@@ -55,7 +55,7 @@ func runShard(t *testing.T, script string, trial local.Trial, fn func(context.Co
 	}
 }
 
-// useShortTimes gives a shard short times and the group its size.
+// useShortTimes sets short intervals and timeouts for a shard, and the size of its group.
 func useShortTimes(c *config.Shard, size int) {
 	c.Server.HealthCheckInterval, c.Server.DefaultDrainTimeout = duration(time.Second), duration(2*time.Second)
 	c.Server.LeaderElection.RenewInterval, c.Server.LeaderElection.LeaseDuration = duration(lease/3), duration(lease)
@@ -67,7 +67,7 @@ func useShortTimes(c *config.Shard, size int) {
 	c.Groups[local.Tenant][group] = spec
 }
 
-// lease is the lease of the lock in shards without an heir. It is renewed after each third of it.
+// lease is the lease duration of shards without an heir. It is three times the interval of renewals.
 const lease = 3 * time.Second
 
 func duration(d time.Duration) *config.Duration {

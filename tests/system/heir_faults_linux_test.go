@@ -217,7 +217,7 @@ var heirFaults = []fault{
 			if err := errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
 				return "", err
 			}
-			// The wait begins when it first sees the lock, which is after the last renewal.
+			// The heir waits from when it first sees the lock, which is after the leader's last renewal.
 			if low, most := s.effectiveLease(), s.effectiveLease()*11/10+maxGap; next != heir || took < low ||
 				took > most {
 				return "", fmt.Errorf("%s led after %v, want %s after %v to %v", next, took, heir, low, most)
@@ -226,8 +226,8 @@ var heirFaults = []fault{
 		}},
 }
 
-// checkAlwaysLed kills a VM and waits. There must be a leader all the time, with gaps of at most maxGap. It returns a
-// description of the terms.
+// checkAlwaysLed kills a VM and waits for the time full, or for maxGap in the short form. It fails if the shard had no
+// leader for longer than maxGap. It returns what describeTerms says.
 func (s *shard) checkAlwaysLed(ctx context.Context, term uint64, full time.Duration) (string, error) {
 	if _, err := s.killVM(ctx); err != nil {
 		return "", err

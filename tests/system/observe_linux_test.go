@@ -139,7 +139,7 @@ func (j *actionLog) collect(ctx context.Context, s *local.Stack) {
 }
 
 // read reads the new lines of one log. It fails if a server acts in a term after another server acted in a later term.
-// A line of the pass before the previous one is certainly older than a line of this pass.
+// The logs are read in turn, so the order of two actions is certain only if they are at least two passes apart.
 func (j *actionLog) read(n int, path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {

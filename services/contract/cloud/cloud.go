@@ -26,8 +26,8 @@ type Block struct {
 	ImagesNeedOwners bool
 	// Attestation is the cloud's value of server.attestation.method: how an agent proves on which VM it runs. Optional.
 	Attestation string
-	// AttestationCertificates reports whether server.attestation.certificates must list who may have signed a proof. If
-	// not, the cloud publishes its keys.
+	// AttestationCertificates reports whether server.attestation.certificates must list the certificates that verify
+	// proofs. If not, the cloud publishes its keys.
 	AttestationCertificates bool
 
 	// LeaderNetwork is the zero value of the struct that package all embeds for the cloud's own fields of
@@ -65,7 +65,7 @@ type Checker interface {
 // HealthSource is implemented by the struct of [Block.LoadBalancer] if the cloud's load balancers tell which of their
 // members are healthy.
 type HealthSource interface {
-	// MissingForHealth returns the name of a field that the answer needs and that is missing, or "".
+	// MissingForHealth returns the name of a missing field that is needed to ask for the health of members, or "".
 	MissingForHealth() string
 }
 
@@ -73,11 +73,11 @@ type HealthSource interface {
 // interface and announces it by ARP or NDP.
 const LeaderARP = "arp"
 
-// Problem is one mistake. Path leads to it: strings are names, ints are positions in lists.
+// Problem is one mistake in a configuration. Path leads to the mistake: strings are names, ints are positions in lists.
 type Problem struct {
 	Path    []any
 	Message string
-	// Hint says what to do. Optional.
+	// Hint says how to mend the mistake. Optional.
 	Hint string
 }
 

@@ -20,26 +20,26 @@ import (
 // them, so that repeated checks read only what changed. It is not safe for concurrent use.
 type Followers struct {
 	state *State
-	trust string
+	trust string // Rotation.Trust of the present step
 	// old is the CA that the next step removes, nil if the next step is another one.
 	old *x509.Certificate
 	// followed holds the version of each record that needs no further attention, by its key in the bucket.
 	followed map[string]objstore.Token
-	// led is when a leader with the trust was first seen in a shard.
+	// led is when a shard's leader was first seen to have the rotation's trust, by shard.
 	led map[string]time.Time
 }
 
-// Following is the result of one check.
+// Following is the result of [Followers.Check].
 type Following struct {
 	Shards []ShardFollowing `json:"shards"`
-	// Operators are those whose certificate is of an earlier step.
+	// Operators are the operators that have not followed.
 	Operators []OperatorName `json:"operators"`
-	// FilesUntil is when certificates of the old CA in files of instances have expired. It is zero if there are none,
-	// or the next step does not remove the old CA.
+	// FilesUntil is when the last certificate of the old CA in files of instances expires. It is zero if there are
+	// none, or the next step does not remove the old CA.
 	FilesUntil time.Time `json:"files_until,omitzero"`
 }
 
-// ShardFollowing is how far one shard has followed.
+// ShardFollowing says which parts of a shard have followed the present step of a rotation.
 type ShardFollowing struct {
 	Shard string `json:"shard"`
 	// Leader reports whether the shard's leader has followed.
@@ -174,8 +174,8 @@ func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollow
 	return out, true, err
 }
 
-// instance reports whether an instance matters to the rotation, and whether it has followed. term is the one of the
-// leader that applied the shard's configuration last.
+// instance reports whether an instance matters to the rotation, and whether it has followed. term is the term of the
+// leader that last applied the shard's configuration.
 func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (matters, followed bool) {
 	switch {
 	case rec.State == record.Deleted, rec.State == record.Deleting && rec.Certificate == nil:
@@ -183,7 +183,7 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	case rec.Certificate != nil:
 		return now.Before(rec.Certificate.NotAfter), f.has(*rec.Certificate, rec.PreviousKey)
 	case rec.State == record.Reserved:
-		// Its VM may exist if the leader that reserved it has ended. The present leader finds out soon.
+		// A reservation of an earlier term may have a VM. The present leader finds out soon.
 		return rec.ReservedTerm < term, false
 	}
 	// The boot script of an instance that has not registered holds the bundle as its leader knew it.
@@ -191,7 +191,7 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
 }
 
-// has reports whether a certificate is of the trust, and its holder got it: it has used the new key.
+// has reports whether a certificate was issued with the rotation's trust, and its holder has used the new key.
 func (f *Followers) has(ref record.CertificateRef, previousKey []byte) bool {
 	return ref.Trust == f.trust && len(previousKey) == 0
 }

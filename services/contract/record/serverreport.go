@@ -12,7 +12,8 @@ const MaxProblem = 1 << 10
 // `nstance-server --report-health` on the server's machine writes it.
 type ServerReport struct {
 	Schema int `json:"schema"`
-	// Generation names the configuration of the server's machine. It is the value of the boot script.
+	// Generation identifies the configuration of the server's machine. The boot script sets it as
+	// NSTANCE_SERVER_GENERATION.
 	Generation string `json:"generation"`
 	// Machine is the provider's ID of the server's machine.
 	Machine string `json:"machine"`

@@ -1,6 +1,6 @@
 // Package libvirtd starts a real libvirtd for development and tests, in its own directory and its own mount and process
-// namespaces, so that it uses no files of the machine's libvirtd. It needs Linux, root, libvirtd and QEMU. VMs run
-// without hardware support, because such a machine often has none.
+// namespaces, so that it uses no files of the machine's libvirtd. It needs Linux, root, libvirtd and QEMU. QEMU
+// emulates the CPU of the VMs, because the machine may lack hardware virtualization.
 package libvirtd
 
 import (
@@ -15,13 +15,14 @@ type Options struct {
 	// Dir is the directory of everything that the daemon writes. Its path must be short: a socket address has 108
 	// bytes.
 	Dir string
-	// OwnNetwork gives the daemon a network namespace too. Otherwise programs outside of the VMs reach the VMs.
+	// OwnNetwork gives the daemon a network namespace too. Without it, programs on this machine can reach the VMs.
 	OwnNetwork bool
 	// Detached lets the daemon outlive this process.
 	Detached bool
 }
 
-// The network "a": its bridge, the address of the host, and the begin of all addresses. Those from 200 are free.
+// The network "a": its bridge, the address of the host, and the prefix of all addresses. Addresses from 200 on are
+// free.
 const (
 	Bridge  = "nst-a"
 	Gateway = Free + "1"
@@ -32,7 +33,7 @@ const (
 type Guest struct {
 	// URI is the address of the daemon.
 	URI string
-	// Version is the version of the guest. A new one has a new name.
+	// Version is the version of the guest. It is part of the names of the guest's files.
 	Version string
 	// Leader is the address that the leader takes by ARP.
 	Leader string
@@ -78,7 +79,8 @@ func AddGuest(dir, guest, version string) error {
 const packages = "libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients qemu-system-x86 qemu-utils dnsmasq-base " +
 	"iproute2"
 
-// setup prepares the namespaces. The daemon's directories are those of dir. The user of QEMU must exist.
+// setup is the script that prepares the daemon's namespaces. It mounts directories in $1 over those of the machine, and
+// adds the users and groups that libvirtd needs.
 const setup = `set -e
 mount --make-rprivate /
 for path in etc/libvirt var/lib/libvirt run/libvirt var/cache/libvirt var/log/libvirt; do

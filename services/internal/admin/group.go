@@ -48,7 +48,7 @@ func (a *app) groupListCommand() *cobra.Command {
 	return cmd
 }
 
-// groupTable returns what writes the groups of shards.
+// groupTable returns a function that writes a table of the groups of shards.
 func (a *app) groupTable() func(io.Writer, []fleet.GroupsAnswer) error {
 	return func(w io.Writer, answers []fleet.GroupsAnswer) error {
 		var rows [][]cell

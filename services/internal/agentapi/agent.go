@@ -43,13 +43,13 @@ type agent struct {
 	sent     map[string]*sentFile
 	sentHash string
 	files    plan.FilesState
-	// claimsMissing: the last batch was made before the agent's first report. That report makes the files again if it
-	// claims anything.
+	// claimsMissing: the last batch was made before the agent's first report. If that report claims a host name or an
+	// address, the files are made again.
 	claimsMissing bool
 }
 
-// sentFile is a file as it was sent. It is unconfirmed until the agent next lists its files. (A map of pointers is
-// smaller: a map has room for eight values.)
+// sentFile is a file as it was sent. It is unconfirmed until the agent next lists its files. Maps hold pointers to it
+// to save memory, because a map allocates room for eight values.
 type sentFile struct {
 	filegen.Have
 	unconfirmed bool
@@ -81,7 +81,7 @@ func (s *stream) signal() {
 	}
 }
 
-// openStream opens a stream of a connection. It ends an older stream of the kind, and all streams of an older
+// openStream opens a stream of a connection. It ends an older stream of the same kind, and all streams of an older
 // connection.
 func (a *agent) openStream(kind int, peer *transport.Peer) (*stream, error) {
 	a.mu.Lock()
@@ -123,7 +123,7 @@ func (a *agent) endStreams(err error) {
 	}
 }
 
-// endStream is stream.end with mu taken.
+// endStream locks mu and calls stream.end.
 func (a *agent) endStream(s *stream, err error) (first bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -137,7 +137,7 @@ type session struct {
 	endpoints string
 }
 
-// endOutdatedReports ends the health stream if the interval or the addresses in its header differ from those of now.
+// endOutdatedReports ends the health stream if the interval or the addresses in its header are not the present ones.
 // The agent then connects again.
 func (a *agent) endOutdatedReports(now session) {
 	a.mu.Lock()

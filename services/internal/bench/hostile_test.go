@@ -414,10 +414,10 @@ func TestHostileClients(t *testing.T) {
 	judge(t, stop(), slices.Collect(maps.Keys(mayEnd)))
 }
 
-// waves are the attacks that are measured separately, each with attacks of one sort. There are 10,000 silent
-// connections, which is half of the file descriptors that a process may often have here. The server closes connections
-// beyond its limit, and the attackers reconnect as fast as possible, which is a flood of connections. All attacks come
-// from one address; in the last wave they come from sixteen.
+// waves are the attacks that are measured one after the other. A wave without kinds has all kinds of attacks. The
+// 10,000 silent connections are half of a common limit of file descriptors. The server closes connections beyond its
+// own limit, and the attackers reconnect as fast as possible, so these are also a flood of new connections. All attacks
+// come from one address, except in the last wave, which has sixteen.
 var waves = []struct {
 	name         string
 	silent, slow int

@@ -39,8 +39,8 @@ func (h Heartbeat) promise() Promise {
 	return Promise{Leader: h.Leader, Standby: h.Standby, Term: h.Term, Beat: h.Beat, Length: h.Length}
 }
 
-// v returns a revision of the lock that a holds in term 1. It is renewed at 5 s and at 10 s, and b is its heir from
-// revision 4 on.
+// v returns a revision of the lock that a holds in term 1. The lock is renewed at 5 s and at 10 s. From revision 4 on,
+// b is the heir.
 func v(revision uint64) (record.Lock, objstore.Token) {
 	heir := peerB
 	if revision < 4 {
@@ -59,8 +59,8 @@ func writeOf(lock record.Lock, token objstore.Token) WriteLock {
 	return WriteLock{Lock: lock, Condition: objstore.IfToken(token)}
 }
 
-// named returns a driver in which a leads from 0 s with b as its follower, and b answers in 10 ms. It stops at 10.25 s,
-// before beat 42 and before b is named as heir.
+// named returns a driver in which a leads from 0 s, and its follower b answers in 10 ms. The driver stops at 10.25 s,
+// before heartbeat 42 and before the lock names b as heir.
 func named(t *testing.T) *driver {
 	t.Helper()
 	d := newHeirDriver(t)
@@ -111,7 +111,7 @@ func TestFollowerBecomesHeir(t *testing.T) {
 	d.actsUntil(19.5, 1) // by the lease alone
 	lock, token := v(4)
 	d.at(10.25, Tick{}, Send{peerB, beatAt(42, 3)}, writeOf(lock, "t3"))
-	d.actsUntil(10.95, 1) // may have landed; the promise for the beat at 10 s counts from its sending
+	d.actsUntil(10.95, 1) // the write may have landed; the promise counts from heartbeat 41, sent at 10 s
 	d.at(10.26, beatAt(42, 3).promise())
 	d.actsUntil(11.2, 1)
 	d.at(10.3, LockWritten{token})
@@ -215,7 +215,7 @@ func TestInvalidPromisesAreIgnored(t *testing.T) {
 func TestHeirsAnswerProvesLeadership(t *testing.T) {
 	d := inherited(t)
 	d.at(10.4, Confirm{1}, Send{peerB, beatAt(44, 4)}) // no read
-	d.at(10.41, beatAt(43, 4).promise())               // for a heartbeat from before the request
+	d.at(10.41, beatAt(43, 4).promise())               // a promise for a heartbeat before the request
 	d.at(10.42, Confirm{2})
 	d.at(10.43, beatAt(44, 4).promise(), Confirmed{1})
 	d.at(10.4625, Tick{}, Send{peerB, beatAt(45, 4)})
@@ -250,7 +250,8 @@ func TestFarewellHandsOverToTheHeir(t *testing.T) {
 	})
 }
 
-// following returns a driver in which a reads b's lock, with a as the heir, and promises for beat 7 at 3 s.
+// following returns the driver of process a at 3 s. Process b leads with a as its heir. Process a has read the lock and
+// has answered heartbeat 7 with its promise.
 func following(t *testing.T) *driver {
 	t.Helper()
 	d := newHeirDriver(t)

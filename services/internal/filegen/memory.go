@@ -53,8 +53,8 @@ type entry struct {
 	at      time.Time // start of the read
 }
 
-// get returns the content of a key, which is a remembered one if its age is allowed. The result is shared, so callers
-// must not change it.
+// get returns the content of a key. It reads the content if none of an allowed age is remembered. The result is shared,
+// so callers must not change it.
 func (m *memory) get(ctx context.Context, key string, allowed age,
 	read func(context.Context) ([]byte, error)) ([]byte, error) {
 	for {

@@ -62,7 +62,8 @@ func (c *call) usage() config.Usage {
 	return used
 }
 
-// refusal returns the error for what an operator may not have. It returns nil if nothing is refused.
+// refusal returns an error that lists the fields of a group that permissions or quotas forbid, or nil if found is
+// empty.
 func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Problems) error {
 	if len(found) == 0 {
 		return nil
@@ -76,12 +77,13 @@ func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Proble
 	return status.Error(code, "group "+key.Group+" is not permitted:\n"+found.Error())
 }
 
-// refuses records which fields of a request for a group the operator may not set, for the log.
+// refuses stores, for the log, which fields of a group are forbidden.
 func (c *call) refuses(key config.GroupKey, fields []string) {
 	c.refused = []any{"group", key.Group, "field", strings.Join(fields, ", ")}
 }
 
-// logRefusal logs that a call was refused because of what the operator asked for or is. It ignores other errors.
+// logRefusal logs the refusal of a call because of its request, or of the operator's identity, role or quotas. It
+// ignores other errors.
 func (c *call) logRefusal(err error) {
 	level := slog.LevelWarn
 	switch status.Code(err) {

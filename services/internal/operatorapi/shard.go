@@ -16,17 +16,17 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Leading describes how a server leads.
+// Leading describes a server's leadership.
 type Leading struct {
 	Version string
-	// LeaseLeft is how long the server may act without another renewal; nil: it leads without a lock.
+	// LeaseLeft is how long the server may act without another renewal. It is nil if the server leads without a lock.
 	LeaseLeft *time.Duration
 	// Heir and Standbys are the IDs of servers. Heir is "" if there is none.
 	Heir     string
 	Standbys []string
 }
 
-// roles holds the role that each call needs, by the name of its method. Others need RoleOperator.
+// roles holds the role that each call needs, by the name of its method. All other calls need RoleOperator.
 var roles = map[string]record.OperatorRole{
 	"ConfirmOrphans": record.RoleAdmin, "ListOrphans": record.RoleAdmin, "StepDown": record.RoleAdmin,
 
@@ -57,7 +57,7 @@ func methodOf(ctx context.Context) string {
 	return method[strings.LastIndexByte(method, '/')+1:]
 }
 
-// GetShardStatus tells how the shard is led and whether it is well.
+// GetShardStatus returns the shard's leadership, the state of its configuration, and its standing errors.
 func (s *Service) GetShardStatus(ctx context.Context, req *nstancev1.GetShardStatusRequest) (
 	*nstancev1.GetShardStatusResponse, error) {
 	return unary(s, ctx, "shard status", req, (*call).shardStatus)

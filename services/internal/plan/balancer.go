@@ -10,9 +10,9 @@ import (
 type BalancerHealth struct {
 	// WasHealthy: a load balancer called it healthy, and no other one called it unhealthy then.
 	WasHealthy bool
-	// Refused: when asked last, one called it unhealthy, whether that counts or not.
+	// Refused: a load balancer called it unhealthy in the last round of questions, even if that does not count yet.
 	Refused bool
-	// Rounds counts the rounds of questions in a row in which one called it unhealthy, and that counts.
+	// Rounds counts the successive rounds in which a load balancer called it unhealthy and that counted.
 	Rounds uint8
 	// Failed names the load balancer whose verdict counts, with its reason; "": none.
 	Failed string
@@ -24,15 +24,16 @@ const balancerRounds = 2
 
 // BalancerVerdict is what the load balancers of an instance's group say about it.
 type BalancerVerdict struct {
-	// Healthy: one calls it healthy, and none unhealthy. Failed names one that calls it unhealthy, with its reason.
-	// Neither: none has decided.
+	// Healthy: a load balancer calls the instance healthy, and none calls it unhealthy. Failed names one that calls it
+	// unhealthy, with its reason. If both are zero, none has decided.
 	Healthy bool
 	Failed  string
 }
 
-// ApplyBalancerVerdict is rule 59. It returns the instance after its load balancers answered. grace is [StartGrace] of
-// its group. failed: the instance became unhealthy. Once it recovers, it is healthy from its next report on. The drain
-// of an instance that is leaving removes it from load balancers, so its verdict stays.
+// ApplyBalancerVerdict is rule 59. It returns the instance after its load balancers answered. grace is the [StartGrace]
+// of its group. failed reports whether the instance became unhealthy. When its load balancers no longer call it
+// unhealthy, it becomes healthy with its next report. The verdict on a leaving instance is ignored, because its drain
+// removes it from load balancers.
 func ApplyBalancerVerdict(i Instance, v BalancerVerdict, grace time.Duration, now time.Time) (next Instance,
 	failed bool) {
 	counts := i.Balancer.WasHealthy || !now.Before(i.BalancedAt.Add(grace))
@@ -61,7 +62,7 @@ func ApplyBalancerVerdict(i Instance, v BalancerVerdict, grace time.Duration, no
 	return i, failed
 }
 
-// ForgetBalancerHealth returns the instance as if its load balancers had told nothing.
+// ForgetBalancerHealth returns the instance as if its load balancers had said nothing about it.
 func ForgetBalancerHealth(i Instance) Instance {
 	if i.Balancer.Failed != "" && i.FailedCheck == i.Balancer.Failed {
 		i.FailedCheck, i.CheckFailedAt = "", time.Time{}
@@ -70,8 +71,9 @@ func ForgetBalancerHealth(i Instance) Instance {
 	return i
 }
 
-// awaitsBalancer is rule 60: a new instance proves nothing until its load balancers call it healthy. If they do not
-// answer, it waits no longer than it takes until a verdict counts (rule 59). A new leader does not doubt older ones.
+// awaitsBalancer is rule 60. It reports whether a new instance must still wait until its load balancers call it
+// healthy. If they do not answer, the wait ends when a verdict would count (rule 59). An instance whose grace ended
+// before this leader's term does not wait.
 func (g *group) awaitsBalancer(i *Instance) (bool, time.Time) {
 	if !g.Group.LoadBalancerHealth || i.Balancer.WasHealthy || i.RegisteredAt.IsZero() {
 		return false, time.Time{}

@@ -31,8 +31,8 @@ const (
 // ErrRestart means that the configuration in the bucket has changes that only a new process can apply.
 var ErrRestart = errors.New("the configuration needs a restart of the server")
 
-// ErrForSuccessor is the error of a [Trial] of a configuration for the servers that replace this one: they are attached
-// to another network interface of the leader, for example.
+// ErrForSuccessor is the error of a [Trial] of a configuration that is for the servers that will replace this one. For
+// example, it moves the leader's address to another network interface.
 var ErrForSuccessor = errors.New("the configuration is for servers that replace this one")
 
 // Status describes the configuration in force and the refused one.
@@ -64,7 +64,7 @@ type Manager struct {
 	name   string // of the shard
 	log    *slog.Logger
 	trial  Trial
-	// signed returns the State that holds the cluster's keys, for the applied configuration, which is signed.
+	// signed returns the State with the keys that sign and verify the applied configuration.
 	signed func() *clusterstate.State
 
 	changing sync.Mutex // held for a read-modify-write of the bucket's documents; readers need only mu
@@ -82,7 +82,7 @@ type inForce struct {
 	generation       uint64
 	restart, refused objstore.Object
 	pending          *config.Shard   // the configuration in restart, with defaults filled in
-	successor        *config.Shard   // the newest configuration, if it is for servers that replace this one
+	successor        *config.Shard   // returned by Successor
 	problems         config.Problems // of refused, errors only
 	applier          Applier         // nil while not leading
 	term             uint64
@@ -104,8 +104,8 @@ func (m *Manager) update(change func(*inForce)) {
 
 // Trial opens, without using it, everything that a configuration names and this server does not use yet: the provider,
 // the cluster's bucket, the secrets store, the encryption keys. Its error says why this server cannot run with the
-// configuration. shard has its defaults filled in. applied means that a leader has run with the configuration. Then
-// only what this server itself lacks is an error.
+// configuration. shard has its defaults filled in. applied means that a leader has run with the configuration. In that
+// case, only what this server itself lacks is an error.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
 // SetSigned sets the source of the State that verifies and signs the applied configuration. It is called after a trial,
@@ -155,15 +155,16 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	return nil
 }
 
-// Successor returns the newest configuration with its defaults, if it is valid and for servers that replace this one.
-// Otherwise it returns nil.
+// Successor returns the newest configuration, with defaults filled in, if it is valid for the servers that will replace
+// this one, but not for this one. Otherwise it returns nil.
 func (m *Manager) Successor() *config.Shard { return m.view().successor }
 
-// Pending returns the newest configuration with its defaults, if it is valid and needs a restart of this server.
+// Pending returns the newest configuration, with defaults filled in, if it is valid and needs a restart of this server.
 // Otherwise it returns nil.
 func (m *Manager) Pending() *config.Shard { return m.view().pending }
 
-// noteSuccessor stores whether a configuration is for servers that replace this one, and returns that.
+// noteSuccessor reports whether a configuration is for the servers that will replace this one. [Manager.Successor] then
+// returns it.
 func (m *Manager) noteSuccessor(c *candidate) bool {
 	is := errors.Is(c.err, ErrForSuccessor)
 	var successor *config.Shard
@@ -247,7 +248,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if err != nil {
 		return objstore.Object{}, err
 	}
-	// The keys that verify it are opened by the trial.
+	// The applied copy is verified after the trial, which opens the keys.
 	applied, err := m.bucket.UnverifiedApplied(ctx)
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		return objstore.Object{}, err
@@ -374,8 +375,8 @@ func (m *Manager) record(ctx context.Context, doc objstore.Object) error {
 	return m.signed().WriteApplied(ctx, doc.Body, doc.Token, term)
 }
 
-// refuse stores which configuration is refused and why; no problems: none is. It logs each problem of a configuration
-// once.
+// refuse stores which configuration is refused and why. Without problems, none is refused. It logs each problem of a
+// configuration once.
 func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 	known := m.view()
 	m.update(func(f *inForce) { f.refused, f.problems = doc, problems })
@@ -387,10 +388,11 @@ func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 	}
 }
 
-// Refresh reads the configuration and the groups again, and applies newer ones in place. Problems come with Invalid. An
-// error means that nothing changed, because the bucket could not be read or the applied copy could not be written.
+// Refresh reads the configuration and the groups again, and applies newer ones in place. It returns problems only with
+// the result Invalid. After an error nothing has changed: the bucket could not be read, or the applied copy could not
+// be written.
 //
-// A configuration for servers that replace this one changes nothing; see Successor.
+// A configuration for the servers that will replace this one changes nothing. See [Manager.Successor].
 //
 // Refresh also refuses a configuration that this server cannot run, and one that breaks a dynamic group that could be
 // made before.

@@ -29,7 +29,7 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 		w.tombstones[rec.ID] = tombstone{record: rec, token: token}
 		w.settled(rec.ID)
 	case rec.Group == "":
-		// This is an unused reservation. A pool or the leftovers hold it.
+		// An unused reservation is not an instance. It is in w.reserved or w.leftovers.
 	case w.tombstoned(rec.ID):
 	default:
 		if inst == nil {

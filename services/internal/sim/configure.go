@@ -48,7 +48,7 @@ func (t *term) configure(ctx context.Context) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Lead(ctx, t.number, t) })
 }
 
-// refresh looks for a newer configuration, at random and after a change by people.
+// refresh checks for a newer configuration. It runs every three minutes and after about half of the changes.
 func (t *term) refresh() {
 	w := t.server.world
 	asked := w.people.version

@@ -15,7 +15,7 @@ const (
 	maxIncoming             = 256 // messages queued for a paused process
 )
 
-// way is the network in the direction from one server to another.
+// way is one direction of the network between two servers.
 type way struct {
 	cut  int // number of faults that cut it at present
 	kept time.Duration
@@ -46,7 +46,7 @@ func (l *link) end(side int) *process {
 	return l.leader
 }
 
-// way returns the network from one side of a link to the other.
+// way returns the direction of the network that leads from one side of the link to the other.
 func (l *link) way(from int) *way { return l.world.way(l.end(from).server, l.end(1-from).server) }
 
 func (w *World) way(from, to *server) *way { return &w.ways[from.index][to.index] }
@@ -76,7 +76,7 @@ func (s *server) connectHolder() {
 	s.dialLater(s.process.net.between(time.Millisecond, 30*time.Millisecond), redialAfter)
 }
 
-// dialLater connects after the time in. If that fails, it tries again with growing pauses, up to redialMost.
+// dialLater connects after the duration in. If that fails, it tries again with growing pauses, up to redialMost.
 func (s *server) dialLater(in, pause time.Duration) {
 	if s.follows == (election.Peer{}) {
 		return
@@ -143,7 +143,7 @@ func (l *link) keepAlive() {
 	})
 }
 
-// hangUp closes one side of a connection. The other side notices after the time notice.
+// hangUp closes one side of a connection. The other side notices after the duration notice.
 func (l *link) hangUp(side int, notice time.Duration) {
 	l.close(side)
 	l.world.sched.after(notice, func() { l.close(1 - side) })
@@ -333,7 +333,7 @@ func (w *World) cutWays(ways []*way, d time.Duration, kept bool) {
 	})
 }
 
-// flap ends the connections of a server repeatedly until the elapsed time until.
+// flap repeatedly ends the connections of a server. It stops when the simulated time reaches until.
 func (w *World) flap(s *server, until time.Duration, d *dice) {
 	if w.quiet || w.sched.elapsed >= until {
 		return

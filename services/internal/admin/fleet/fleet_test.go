@@ -45,8 +45,8 @@ func workers() *fleettest.Shard {
 	}
 }
 
-// The client follows the leader that a standby names, and the next call goes directly to it. It finds a leader that has
-// moved back.
+// The client follows a standby's answer to the leader, and sends the next call directly to the leader. It also follows
+// when the first server leads again.
 func TestFollowsLeader(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	leader, standby := workers(), workers()
@@ -75,7 +75,8 @@ func TestFollowsLeader(t *testing.T) {
 		t.Fatal(failed)
 	}
 
-	// A named leader is followed only once. Two servers that name each other cause an error.
+	// The client follows a "not the leader" answer only once. Two servers that name each other as the leader cause an
+	// error.
 	standby.Do(func() {
 		standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) }
 	})
@@ -228,7 +229,8 @@ func TestScaleIsSafe(t *testing.T) {
 	}
 }
 
-// An instance without an answer to its creation keeps the requested ID. The error names the ID.
+// If CreateInstance gets no answer, its error names the requested instance ID. A second call with this ID creates no
+// second instance.
 func TestCreateInstance(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()

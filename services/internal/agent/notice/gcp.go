@@ -16,7 +16,7 @@ import (
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 )
 
-// gcp is the cloud of Compute Engine. The environment variable is that of the client libraries.
+// gcp is Compute Engine.
 var gcp = Cloud{
 	Name: "gcp",
 	Detect: func(f Firmware) bool {
@@ -31,7 +31,8 @@ var gcp = Cloud{
 	},
 }
 
-// atGoogle returns the options with the URL of the metadata service, if the environment has it.
+// atGoogle returns the options with the URL of the metadata service. GCE_METADATA_HOST overrides its host, as in
+// Google's client libraries.
 func (o Options) atGoogle() Options {
 	if host := os.Getenv("GCE_METADATA_HOST"); host != "" {
 		o.Base = "http://" + host
@@ -91,7 +92,8 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// readPreempted returns the current value. If etag is not empty, it waits for a newer value, for at most hanging.
+// readPreempted returns the current value. If etag is not empty, it first waits for a newer value, until the time
+// hanging has passed.
 func (g *GCP) readPreempted(ctx context.Context, etag string) (preempted bool, next string, err error) {
 	path := preemptedPath
 	if etag != "" {

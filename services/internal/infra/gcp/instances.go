@@ -20,18 +20,18 @@ import (
 
 const (
 	// young is the age of a request up to which its requestId alone keeps it from making a second VM. Google remembers
-	// a requestId for about an hour. The rest is for clocks that differ.
+	// a requestId for about an hour. The rest of the hour allows for clocks that differ.
 	young = 30 * time.Minute
-	// old is the age of a request from which it makes no VM, because the log of operations may have lost an earlier
-	// insert. Google keeps operations for longer, but for a limited time.
+	// old is the age from which a request makes no VM, because the log of operations may have lost an earlier insert.
+	// Google keeps operations for longer, but for a limited time.
 	old = 3 * 24 * time.Hour
 )
 
 // Create implements infra.Provider with instances.insert. It returns when the insert has ended.
 //
-// The instance's ID is the VM's name, and its UUID the requestId. Both are free again some time after the VM's end: the
-// name immediately, and the requestId after an hour. So before the insert of a request that is not young, Create looks
-// for the VM and for an earlier insert in the log of operations.
+// The instance's ID is the VM's name, and its UUID the requestId. After the VM's end, the name is free immediately, and
+// the requestId after an hour. So if a request is older than young, Create first looks for the VM and for an earlier
+// insert in the log of operations.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if req.Tags.Instance.IsZero() {
 		return infra.VM{}, refused("create", "no instance ID")
@@ -72,7 +72,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 // requestID returns the UUID of an instance ID.
 func requestID(id ident.ID) string { return strings.TrimSuffix(id.Storage(), "-"+id.Prefix()) }
 
-// findMade looks for the result of an earlier insert of a request that is not young. made reports that there was one.
+// findMade looks for the VM of an earlier insert for the same request. made reports that an earlier insert has or may
+// have made a VM, so that Create must not insert again.
 func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instance, age time.Duration) (vm infra.VM,
 	made bool, err error) {
 	_, err = p.api.get(ctx, in.Name)
@@ -239,8 +240,8 @@ func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.St
 	return "", err
 }
 
-// deletes reports whether a type of operation deletes an instance. Groups that repair, and preemptions, have types of
-// their own. https://cloud.google.com/compute/docs/instances/viewing-compute-operations
+// deletes reports whether a type of operation deletes an instance. Repairs by managed groups and preemptions have
+// separate types. https://cloud.google.com/compute/docs/instances/viewing-compute-operations
 func deletes(operationType string) bool {
 	return operationType == "delete" || strings.HasSuffix(operationType, ".deleteInstance") ||
 		operationType == "compute.instances.preempted"

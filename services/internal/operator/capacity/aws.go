@@ -6,10 +6,10 @@ import (
 )
 
 // The data of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/, from the columns vCPUs and memory of
-// each type. Names of types contain a dot. The pages are general purpose, compute optimized, memory optimized, storage
-// optimized, and accelerated computing.
+// each type. The pages are general purpose, compute optimized, memory optimized, storage optimized, and accelerated
+// computing. All names of types contain a dot.
 
-// ratios maps each family with the same memory per vCPU in all sizes to that memory in MiB.
+// ratios is the memory per vCPU in MiB, by family. It has only families in which all sizes have the same ratio.
 var ratios = func() map[string]int64 {
 	all := map[string]int64{}
 	for _, r := range []struct {
@@ -41,7 +41,7 @@ var ratios = func() map[string]int64 {
 	return all
 }()
 
-// medium lists the families with a size of one vCPU.
+// medium lists the families with the size medium, which has one vCPU.
 var medium = strings.Fields(
 	"a1 c6g c6gd c6gn c7a c7g c7gd c7gn c8a c8g c8gb c8gd c8gn is4gen m6g m6gd m7a m7g m7gd m8a m8g m8gb m8gd m8gn " +
 		"r6g r6gd r7a r7g r7gd r8a r8g r8gb r8gd r8gn x2gd x8g")
@@ -49,12 +49,12 @@ var medium = strings.Fields(
 // xlarges are the existing multiples of xlarge, which has four vCPUs.
 var xlarges = []int64{2, 3, 4, 6, 8, 9, 10, 12, 16, 18, 24, 32, 48, 96}
 
-// exceptions are the types of families without a ratio, and the types that differ from their family's ratio.
+// exceptions are the types whose vCPUs or memory do not follow from ratios and from the size in the type's name.
 var exceptions = map[string]machine{
 	// Burstable: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances.html
 	"t2.nano": {1, 512}, "t2.micro": {1, 1 << 10}, "t2.small": {1, 2 << 10}, "t2.medium": {2, 4 << 10},
 	"t2.large": {2, 8 << 10}, "t2.xlarge": {4, 16 << 10}, "t2.2xlarge": {8, 32 << 10},
-	// These families have no ratio.
+	// In these families the ratio depends on the size.
 	"c4.large": {2, 3840}, "c4.xlarge": {4, 7680}, "c4.2xlarge": {8, 15 << 10}, "c4.4xlarge": {16, 30 << 10},
 	"c4.8xlarge": {36, 60 << 10},
 	"c5n.large":  {2, 5376}, "c5n.xlarge": {4, 10752}, "c5n.2xlarge": {8, 21 << 10}, "c5n.4xlarge": {16, 42 << 10},
@@ -86,7 +86,7 @@ var exceptions = map[string]machine{
 	"x2iezn.metal": {48, 1536 << 10}, "z1d.metal": {48, 384 << 10},
 }
 
-// burstable maps the sizes of t3, t3a and t4g.
+// burstable holds the sizes of t3, t3a and t4g.
 var burstable = map[string]machine{"nano": {2, 512}, "micro": {2, 1 << 10}, "small": {2, 2 << 10},
 	"medium": {2, 4 << 10}, "large": {2, 8 << 10}, "xlarge": {4, 16 << 10},
 	"2xlarge": {8, 32 << 10}}

@@ -24,8 +24,8 @@ const JournalSocket = "/run/machine/journal"
 // Guest is the path, inside the machine, of the program that serves as init, systemctl and the related programs.
 const Guest = "/usr/lib/machine/guest"
 
-// Programs of the requests with which the runner reports a network interface that it has plugged in or unplugged. The
-// argument is the Link of package networkd in JSON, or the device.
+// Values of Request.Program with which the runner reports that it has plugged in or unplugged a network interface. The
+// argument of LinkAdded is a networkd.Link in JSON, that of LinkRemoved the name of the device.
 const (
 	LinkAdded   = "link-added"
 	LinkRemoved = "link-removed"
@@ -34,10 +34,10 @@ const (
 // largest is the maximum size of a message in bytes. It exceeds any output that the tests request.
 const largest = 64 << 20
 
-// Request names a program that init runs, or a program that init answers for.
+// Request asks init to run a program, or to act as one.
 type Request struct {
-	// Program is "exec", which runs Args, a program that init answers for, such as "systemctl", "journalctl" or
-	// "shutdown", or a message of the runner.
+	// Program is a program that init acts as, such as "systemctl", "journalctl" or "shutdown". Other values are
+	// LinkAdded, LinkRemoved, and "exec", which runs Args.
 	Program string
 	Args    []string
 }
