@@ -206,11 +206,19 @@ func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, bucket
 		return lock, []finding{a.describeLock(lock, err, 0)}
 	}
 	written := lockWritten(ctx, bucket, name)
-	if now.IsZero() || written.IsZero() {
-		return lock, []finding{a.describeLock(lock, nil, a.Now().Sub(lock.RenewedAt))}
+	known := !now.IsZero() && !written.IsZero()
+	age := a.Now().Sub(lock.RenewedAt)
+	if known {
+		age = now.Sub(written)
 	}
-	return lock, []finding{a.describeLock(lock, nil, now.Sub(written)),
-		describeClock("clock of "+lock.LeaderID, lock.RenewedAt.Sub(written))}
+	leader := a.describeLock(lock, nil, age)
+	if !leader.OK {
+		leader = withReason(leader, endOfLeadership(ctx, bucket, name))
+	}
+	if !known {
+		return lock, []finding{leader}
+	}
+	return lock, []finding{leader, describeClock("clock of "+lock.LeaderID, lock.RenewedAt.Sub(written))}
 }
 
 // lockWritten returns the time at which the bucket got the lock, or zero.

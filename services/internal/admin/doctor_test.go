@@ -81,6 +81,16 @@ func (p *patient) putJournal(t *testing.T, term uint64, message string) {
 	p.put(t, keys.Journal("dev-1", time.Now(), term, 1), body, err)
 }
 
+// putEnd writes a second part of the last leader's journal.
+func (p *patient) putEnd(t *testing.T, events ...record.Event) {
+	t.Helper()
+	for n := range events {
+		events[n].Term, events[n].Sequence, events[n].At = p.lock.Term, uint64(n+2), time.Now()
+	}
+	body, err := record.EncodeEvents(events)
+	p.put(t, keys.Journal("dev-1", time.Now(), p.lock.Term, 2), body, err)
+}
+
 func (p *patient) putReport(t *testing.T, problem string) {
 	t.Helper()
 	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: "a", Machine: "i-1", Problem: problem,
@@ -286,6 +296,18 @@ func TestDoctorFindsFaults(t *testing.T) {
 			p.lock.Released = true
 			p.putLock(t)
 		}, []string{"leader"}, "server-1 has released the lock", "consoles"},
+		"damaged object": {"file", func(t *testing.T, p *patient) {
+			p.lock.Released = true
+			p.putLock(t)
+			p.putEnd(t, record.Event{Kind: record.EventLeaderEnded, Actor: "leader",
+				Message: "take over: read the records: shard/dev-1/instance/x: decode instance: no schema version"})
+		}, []string{"leader"}, "decode instance: no schema version", "nstance-admin cluster verify names all damaged"},
+		"leader that stepped down": {"file", func(t *testing.T, p *patient) {
+			p.lock.Released = true
+			p.putLock(t)
+			p.putEnd(t, record.Event{Kind: record.EventLeaderStepsDown, Actor: "ada", Message: "the leader steps down"},
+				record.Event{Kind: record.EventLeaderEnded, Actor: "leader"})
+		}, []string{"leader"}, "has taken it; ada asked the leader to step down at ", "consoles"},
 		"full disk on this machine": {"file", func(_ *testing.T, p *patient) { p.free = 1 << 20 },
 			[]string{"disk of /var/cache/nstance"}, "it is full: 1 MiB", "free space"},
 		"full disk of a server": {"file", func(t *testing.T, p *patient) {

@@ -195,12 +195,20 @@ func (r *supportRun) readJournal(ctx context.Context, shard, dir string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.bucketFlags.timeout)
 	defer cancel()
-	entries, err := r.bucket.List(ctx, keys.JournalPrefix(shard))
+	parts, err := journalParts(ctx, r.bucket, shard)
 	if err != nil {
 		r.bundle.NoteUnread("journal of shard "+shard, err)
 		return
 	}
-	var parts []keys.Key
+	r.putEvents(dir, "the newest events in the bucket", r.readParts(ctx, shard, parts))
+}
+
+// journalParts lists the parts of a shard's journal, from the oldest to the newest.
+func journalParts(ctx context.Context, bucket objstore.Store, shard string) (parts []keys.Key, err error) {
+	entries, err := bucket.List(ctx, keys.JournalPrefix(shard))
+	if err != nil {
+		return nil, err
+	}
 	for _, entry := range entries {
 		if key, err := keys.Parse(entry.Key); err == nil {
 			parts = append(parts, key)
@@ -209,7 +217,7 @@ func (r *supportRun) readJournal(ctx context.Context, shard, dir string) {
 	slices.SortFunc(parts, func(a, b keys.Key) int {
 		return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Term, b.Term), cmp.Compare(a.First, b.First))
 	})
-	r.putEvents(dir, "the newest events in the bucket", r.readParts(ctx, shard, parts))
+	return parts, nil
 }
 
 // readParts reads parts of the journal from the newest back, until there are enough events. It notes parts that cannot

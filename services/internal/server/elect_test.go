@@ -81,6 +81,9 @@ func TestTemporaryFaultAtTakeoverEndsOnlyTheTerm(t *testing.T) {
 			if err := p.end(); err != nil {
 				t.Fatal(err)
 			}
+			if name == "records" {
+				checkEndOfTerm(t, r.bucket, 1, errUnreadable.Error())
+			}
 			lock, err := r.bucket.Get(t.Context(), keys.Leader("a"))
 			if err != nil {
 				t.Fatal(err)

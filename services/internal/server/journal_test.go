@@ -2,12 +2,35 @@ package server
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/journal"
 )
+
+// checkEndOfTerm checks that the journal says why a term ended.
+func checkEndOfTerm(t *testing.T, store objstore.Store, term uint64, want string) {
+	t.Helper()
+	parts, err := journal.ListParts(t.Context(), store, "a", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range parts {
+		events, err := journal.ReadPart(t.Context(), store, part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(events, func(e record.Event) bool {
+			return e.Term == term && e.Kind == record.EventLeaderEnded && strings.Contains(e.Message, want)
+		}) {
+			return
+		}
+	}
+	t.Errorf("the journal of term %d does not say that it ended because of %q", term, want)
+}
 
 // TestJournal checks that a term's story is in the bucket after a clean stop: the leader's begin and end, the
 // configuration, and the life of its instances.

@@ -87,11 +87,11 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 	return nil
 }
 
-func (s *server) term(ctx context.Context, a *lease.Authority) error {
+func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	env, wait := tasks.Real()
 	defer wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer func() { cancel(err) }() // the journal records why the term ended
 
 	nonceKey, err := s.keys(ctx)
 	if err != nil {

@@ -1,0 +1,68 @@
+package admin
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/highwater"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// endOfLeadership returns the event of a shard's journal that says why the newest leadership ended. It returns the zero
+// value if there is none: the server was killed, or could not write to the bucket.
+func endOfLeadership(ctx context.Context, bucket objstore.Store, shard string) (end record.Event) {
+	parts, err := journalParts(ctx, bucket, shard)
+	if err != nil || len(parts) == 0 {
+		return end
+	}
+	term := parts[len(parts)-1].Term
+	for _, part := range parts[max(0, len(parts)-2):] { // a request to step down may be in the part before the last
+		if part.Term != term {
+			continue
+		}
+		object, err := bucket.Get(ctx, keys.Journal(shard, part.Time, part.Term, part.First))
+		if err != nil {
+			continue
+		}
+		events, err := record.DecodeEvents(object.Body)
+		if err != nil {
+			continue // cluster verify reports a damaged journal
+		}
+		for _, e := range events {
+			switch {
+			case e.Kind == record.EventLeaderStepsDown:
+				return e
+			case e.Kind == record.EventLeaderEnded && e.Message != "":
+				end = e
+			}
+		}
+	}
+	return end
+}
+
+// withReason adds to a finding about a missing leader why the last leadership ended.
+func withReason(f finding, end record.Event) finding {
+	switch {
+	case end.Kind == record.EventLeaderStepsDown:
+		f.Result += "; " + end.Actor + " asked the leader to step down at " + stamp(end.At)
+	case end.Kind == record.EventLeaderEnded:
+		f.Result += "; the leadership ended at " + stamp(end.At) + ": " + end.Message
+		if ofObject(end.Message) {
+			f.Next = "nstance-admin cluster verify names all damaged objects; then " + f.Next
+		}
+	}
+	return f
+}
+
+// ofObject reports whether a message is about an object in the bucket that cannot be used.
+func ofObject(message string) bool {
+	return slices.ContainsFunc([]string{"decode ", authority.ErrUnsigned.Error(), authority.ErrSignature.Error(),
+		highwater.ErrRolledBack.Error(), clusterstate.ErrForeign.Error()}, func(text string) bool {
+		return strings.Contains(message, text)
+	})
+}
