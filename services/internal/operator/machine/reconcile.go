@@ -207,6 +207,11 @@ func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (b
 func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error {
 	m := v.machine.DeepCopy()
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
+	if v.owner != nil && !isPoolMachine(m) && metav1.GetControllerOf(m) == nil {
+		// Cluster API adds the same reference. A Machine that is deleted before that is gone immediately, and without
+		// the reference its instance would stay.
+		m.OwnerReferences = append(m.OwnerReferences, scope.MachineReference(v.owner))
+	}
 	if d.step == stepChoose {
 		if m.Labels[clusterv1.ClusterNameLabel] == "" {
 			// The Machine names the cluster. The label keeps the assignment after the Machine is deleted.

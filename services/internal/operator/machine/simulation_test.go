@@ -281,6 +281,35 @@ func (op *simulatedOperator) calls() (calls []string) {
 	return calls
 }
 
+// TestMachineDeletedUnseen checks that a Machine takes its instance with it although it is deleted, and so gone, before
+// Cluster API has seen it.
+func TestMachineDeletedUnseen(t *testing.T) {
+	for _, created := range []bool{true, false} {
+		op := newSimulatedOperator(t, 1)
+		op.addMachine("one", "a")
+		owner := &clusterv1.Machine{}
+		if err := op.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "one"}, owner); err != nil {
+			t.Fatal(err)
+		}
+		owner.Finalizers = nil
+		if err := op.client.Update(t.Context(), owner); err != nil {
+			t.Fatal(err)
+		}
+		if !created {
+			op.crashIn = 1 // after the choice of an ID, before the instance is created
+		}
+		op.reconcileAll()
+		if n := len(op.serverInstances()); created != (n == 1) {
+			t.Fatalf("%d instances before the deletion", n)
+		}
+		op.deleteMachine("one")
+		op.settle()
+		if m, left := op.machine("one"), op.serverInstances(); m != nil || len(left) > 0 {
+			t.Errorf("%v and the instances %v are left", m, left)
+		}
+	}
+}
+
 func TestLifeOfAMachine(t *testing.T) {
 	op := newSimulatedOperator(t, 1)
 	op.addMachine("one", "a")

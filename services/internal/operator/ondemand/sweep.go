@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 const (
@@ -252,10 +253,7 @@ func (r *reconciler) createMachine(ctx context.Context, w *snapshot, c machineCr
 		r.recorder.Eventf(c.pod, nil, corev1.EventTypeNormal, v1beta1.CreatedReason, "CreateMachine",
 			"Machine %s created for this pod", c.name)
 	}
-	controls := true
-	infra.OwnerReferences = append(infra.OwnerReferences,
-		metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.Name, UID: m.UID,
-			Controller: &controls})
+	infra.OwnerReferences = append(infra.OwnerReferences, scope.MachineReference(m))
 	if err := r.Client.Create(ctx, infra); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create NstanceMachine %s: %w", c.name, err)
 	}

@@ -56,6 +56,12 @@ func (s *Scope) Key(name string) client.ObjectKey {
 	return client.ObjectKey{Namespace: s.Namespace, Name: name}
 }
 
+// MachineReference returns the reference to a Machine that Cluster API keeps on the Machine's NstanceMachine.
+func MachineReference(m *clusterv1.Machine) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.Name, UID: m.UID,
+		Controller: ptr.To(true)}
+}
+
 // IsCluster reports whether the object is the managed Cluster.
 func (s *Scope) IsCluster(object client.Object) bool {
 	return client.ObjectKeyFromObject(object) == s.Key(s.ClusterName())
