@@ -6,7 +6,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// GroupReference references a group of the servers.
+// GroupReference names a group that the Nstance servers manage.
 type GroupReference struct {
 	// name is the name of the group.
 	// +required
@@ -17,7 +17,8 @@ type GroupReference struct {
 }
 
 // NstanceMachineSpec is the desired state of an NstanceMachine. With the label cluster.x-k8s.io/pool-name, the machine
-// represents an instance of a group (a MachinePool Machine). Without it, the operator creates and deletes the instance.
+// represents an instance of a group (a MachinePool Machine). Without the label, the operator creates and deletes the
+// instance.
 //
 // +kubebuilder:validation:XValidation:rule="self.groupRef == oldSelf.groupRef",message="groupRef is immutable: an instance does not change its group"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(self.instanceID) && self.instanceID == oldSelf.instanceID)",message="instanceID is immutable once set"
@@ -48,8 +49,7 @@ type NstanceMachineSpec struct {
 	// +kubebuilder:validation:MaxLength=29
 	// +kubebuilder:validation:Pattern=`^[a-z]{3}[0-9a-hjkmnp-tv-z]{26}$`
 	InstanceID string `json:"instanceID,omitempty"`
-	// providerID is the provider's ID of the instance, which the Node has as well. The operator sets it.
-	// +optional
+	// providerID is the provider's ID of the VM. The instance's Node has the same ID. The operator sets it. +optional
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
 }

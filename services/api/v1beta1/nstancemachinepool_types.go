@@ -8,8 +8,8 @@ import (
 // NstanceMachinePoolSpec describes a group of instances on one or more shards. The number of instances is the replicas
 // field of the MachinePool that references the pool.
 //
-// A static group is defined in the shards' configuration. Of such a group, only the size, instanceType and vars can be
-// changed here.
+// A static group is defined in the shards' configuration. Of a static group, a pool can change only the size,
+// instanceType and vars.
 type NstanceMachinePoolSpec struct {
 	// group is the name of the group on the servers.
 	// +required
@@ -71,8 +71,7 @@ type NstanceMachinePoolStatus struct {
 	// replicas is the number of instances on all shards, without those that are being deleted.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
-	// readyReplicas is the number of those instances that are healthy.
-	// +optional
+	// readyReplicas is the number of healthy instances among the replicas. +optional
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
 	// isStatic is true if the group is defined in the configuration of a shard. Its template and subnetPool then cannot
 	// be changed here.

@@ -61,8 +61,7 @@ type NstanceShardGroupStatus struct {
 	// actualSize is the number of instances that count towards size.
 	// +optional
 	ActualSize *int32 `json:"actualSize,omitempty"`
-	// healthy is the number of those instances that are healthy.
-	// +optional
+	// healthy is the number of healthy instances among those of actualSize. +optional
 	Healthy *int32 `json:"healthy,omitempty"`
 	// providerIDs contains the provider IDs of the group's instances, sorted.
 	// +optional

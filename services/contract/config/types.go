@@ -41,7 +41,7 @@ type Shard struct {
 	Templates map[string]Template `json:"templates,omitempty"`
 	// Static groups by tenant, then by name.
 	Groups map[string]map[string]GroupSpec `json:"groups,omitempty"`
-	// Empties the shard (every group to zero, with drain) and keeps it empty.
+	// If true, the leader drains and deletes all instances of the shard, and creates no more.
 	Terminating bool `json:"terminating,omitempty"`
 }
 
@@ -49,9 +49,9 @@ type Shard struct {
 type Cluster struct {
 	// Name of the cluster, at most 30 characters. Shards of one cluster share a CA and secrets.
 	ID string `json:"id" rule:"required"`
-	// Bucket of the cluster's shared objects, if that is not the shard's bucket.
+	// Bucket of the objects that the cluster's shards share, such as the CA. Default: the shard's bucket.
 	Storage *Storage `json:"storage,omitempty"`
-	// Where secrets live.
+	// Where the cluster's secrets are kept, and with which key they are sealed.
 	Secrets Secrets `json:"secrets,omitzero"`
 }
 
@@ -77,11 +77,11 @@ type Secrets struct {
 	Prefix string `json:"prefix,omitempty"`
 	// Project that holds the secrets, for stores that have projects.
 	ProjectID string `json:"project_id,omitempty"`
-	// The key that seals secrets in object storage, where it is required.
+	// The key that seals (encrypts) secrets in object storage. Required with the provider object-storage.
 	EncryptionKey *KeySource `json:"encryption_key,omitempty"`
 	// Earlier keys, used only to open secrets sealed before the key was changed.
 	OldEncryptionKeys []KeySource `json:"old_encryption_keys,omitempty"`
-	// How long a secret is cached after it was read. 0: not cached.
+	// How long a server caches a secret that it has read. 0: not at all.
 	CacheTTL *Duration `json:"cache_ttl,omitempty" default:"5m"`
 }
 
@@ -98,43 +98,44 @@ type KeySource struct {
 
 // Server configures the shard's servers.
 type Server struct {
-	// Name of the shard. It is part of the config's own key in the bucket.
+	// Name of the shard: the name in config/{shard}.jsonc, the key of this configuration in the bucket.
 	Shard string `json:"shard" rule:"required"`
 	// The provider that makes the VMs.
 	Provider Provider `json:"provider" rule:"required"`
 	// Addresses that the server listens on.
 	Bind Addresses `json:"bind,omitzero"`
-	// Addresses that clients use. An empty or wildcard host means the address of the primary interface. The default of
-	// each address is the one in bind.
+	// Addresses that the server names to clients. An empty or wildcard host means the address of the machine's primary
+	// network interface. The default of each address is the one in bind.
 	Advertise Addresses `json:"advertise,omitzero"`
-	// The fixed address that follows the leader.
+	// A fixed address that moves to whichever server leads.
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
-	// Lists of the provider's subnets, by the name that templates and groups use. Tried in order.
+	// Lists of the provider's subnets, by the name that templates and groups use. The server tries the subnets of a
+	// list in order until one has capacity.
 	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
-	// The pools that dynamic groups may use, also as the pool of their template. Default: every pool. An empty list
-	// allows none.
+	// The subnet pools that dynamic groups may use, whether they choose the pool or have that of their template.
+	// Default: every pool. An empty list allows none.
 	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
 	// How long one request to the provider or the bucket may take.
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
-	// Least time between two create requests. 0: only the provider's limit.
+	// Least time between two create calls to the provider. 0: only the provider's own limit applies.
 	CreateRateLimit *Duration `json:"create_rate_limit,omitempty" default:"0s"`
 	// Whether an agent may register only from an address of its VM, where the provider knows the VM's addresses. Set it
 	// to false if agents reach the servers through NAT or a proxy.
 	CheckRegistrationAddress *bool `json:"check_registration_address,omitempty" default:"true"`
-	// What an agent must prove when it registers, in addition to its nonce. Default: nothing.
+	// A proof of its VM that an agent must send when it registers, in addition to its nonce. Default: none.
 	Attestation *Attestation `json:"attestation,omitempty"`
-	// How often agents report.
+	// Time between two health reports of an agent.
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
 	// How long a VM may be drained before it is terminated, for groups without drain_timeout. 0: no drain.
 	DefaultDrainTimeout *Duration `json:"default_drain_timeout,omitempty" default:"5m"`
 	// How long the journal, the shard's history, is kept in the bucket.
 	JournalRetention *Duration `json:"journal_retention,omitempty" default:"720h" rule:"positive"`
-	// Time between two look-ups of images. 0: at start only.
+	// Time between two look-ups of an image. 0: a leader looks each image up only once.
 	ImageRefresh *Duration `json:"image_refresh_interval,omitempty" default:"6h"`
-	// How long a clean stop may take.
+	// How long a server may take to stop cleanly.
 	ShutdownTimeout *Duration `json:"shutdown_timeout,omitempty" default:"10s" rule:"positive"`
-	// How long a VM whose agent announced its shutdown may still be reported running before it is replaced anyway. 0:
-	// immediately, without asking.
+	// How long the leader waits, after an agent announced that its VM powers off, for the provider to report that the
+	// VM ended. Afterwards the VM is replaced in any case. 0: it is replaced immediately, without asking the provider.
 	ShutdownGrace *Duration `json:"shutdown_grace,omitempty" default:"0s"`
 	// Removal of VMs without a record and of old tombstones.
 	GarbageCollection GarbageCollection `json:"garbage_collection,omitzero"`
@@ -148,12 +149,12 @@ type Server struct {
 
 // Attestation is a proof of the VM that an agent runs on.
 type Attestation struct {
-	// The proof. aws-iid is EC2's instance identity document with its RSA-2048 signature. gcp-identity-token is the
-	// identity token of a Compute Engine VM, which needs a service account for it.
+	// Kind of proof. aws-iid is EC2's instance identity document with its RSA-2048 signature. gcp-identity-token is the
+	// identity token of a Compute Engine VM; the VM needs a service account.
 	Method string `json:"method" rule:"required,enum=.attestations"`
 	// For aws-iid only: certificates that may have signed the proof, in PEM. Take the RSA-2048 certificate of the
-	// shard's region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/regions-certs.html.
-	// Google publishes its keys.
+	// shard's region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/regions-certs.html. gcp-identity-token needs
+	// none, because Google publishes its keys.
 	Certificates string `json:"certificates,omitempty"`
 }
 
@@ -171,30 +172,31 @@ type Provider struct {
 
 // Addresses are host:port pairs of the five listeners.
 type Addresses struct {
-	// Health checks and metrics (HTTP).
+	// Address for health checks and metrics (HTTP).
 	Health string `json:"health_addr,omitempty" default:"0.0.0.0:8990"`
-	// Connections between the servers of the shard.
+	// Address for connections between the shard's servers.
 	Election string `json:"election_addr,omitempty" default:"0.0.0.0:8991"`
-	// Registration of agents and operators (gRPC, TLS).
+	// Address for registrations of agents and operators (gRPC, TLS).
 	Registration string `json:"registration_addr,omitempty" default:"0.0.0.0:8992"`
-	// Operators (gRPC, mutual TLS).
+	// Address for calls of operators (gRPC, mutual TLS).
 	Operator string `json:"operator_addr,omitempty" default:"0.0.0.0:8993"`
-	// Agents (gRPC, mutual TLS).
+	// Address for calls of agents (gRPC, mutual TLS).
 	Agent string `json:"agent_addr,omitempty" default:"0.0.0.0:8994"`
 }
 
 // LeaderNetwork configures the fixed address that follows the leader.
 type LeaderNetwork struct {
-	// The IPv4 address.
+	// The IPv4 address that moves to the leader.
 	IPv4 string `json:"ipv4,omitempty"`
-	// The IPv6 address.
+	// The IPv6 address that moves to the leader.
 	IPv6 string `json:"ipv6,omitempty"`
-	// DNS name of the address. Clients are given the name, so that they find the leader after a change of the address.
+	// DNS name of the fixed address. The server names it to clients instead of the address, so that they find the
+	// leader after the address has changed.
 	DNSName string `json:"dns_name,omitempty"`
-	// How the address follows the leader, where there is more than one way.
-	// alias and load_balancer are for Google Cloud: alias moves an alias address to the leader's VM; load_balancer is
-	// the address of an internal passthrough load balancer, and its health check finds the leader.
-	// arp is for your own hardware: the leader has the address on its network interface and announces it by ARP or NDP.
+	// How the address follows the leader, where there is more than one way. alias (Google Cloud): the leader moves an
+	// alias address to its VM. load_balancer (Google Cloud): the address is that of an internal passthrough load
+	// balancer, whose health check finds the leader. arp (your own hardware): the leader has the address on its network
+	// interface and announces it by ARP or NDP.
 	Kind string `json:"kind,omitempty" rule:"enum=.leader_networks"`
 	// The clouds' own fields.
 	all.LeaderNetwork
@@ -202,11 +204,11 @@ type LeaderNetwork struct {
 
 // GarbageCollection sets the times after which orphans and tombstones are removed.
 type GarbageCollection struct {
-	// How often records and VMs are compared.
+	// Time between two comparisons of the instances' records with the provider's VMs.
 	Interval *Duration `json:"interval,omitempty" default:"2m" rule:"positive"`
 	// How long a new VM may take until its agent registers.
 	RegistrationTimeout *Duration `json:"registration_timeout,omitempty" default:"5m" rule:"positive"`
-	// How long the record of a deleted instance is kept.
+	// How long the record of a deleted instance (its tombstone) is kept.
 	DeletedRecordRetention *Duration `json:"deleted_record_retention,omitempty" default:"30m" rule:"positive"`
 }
 
@@ -224,23 +226,23 @@ type Expiry struct {
 type LeaderElection struct {
 	// Whether the servers elect a leader. false: the server leads without a lock, for development with one server.
 	Enabled *bool `json:"enabled,omitempty" default:"true"`
-	// How often the leader renews its lock, as long as it has no heir; with one, every 30 s.
+	// How often a leader without an heir renews its lock. A leader with an heir renews it every 30 s.
 	RenewInterval *Duration `json:"renew_interval,omitempty" default:"5s" rule:"positive"`
-	// How long the lock holds after a renewal, without an heir; at least twice the renew interval. With one, the lock
-	// holds for 90 s.
+	// How long the lock of a leader without an heir is valid after a renewal, at least twice renew_interval. The lock
+	// of a leader with an heir is valid for 90 s.
 	LeaseDuration *Duration `json:"lease_duration,omitempty" default:"10s" rule:"positive"`
-	// How often the leader asks its heir for a promise.
+	// How often the leader asks its heir for a promise not to take over.
 	PeerInterval *Duration `json:"peer_interval,omitempty" default:"250ms" rule:"positive"`
-	// How long such a promise holds; at least twice the peer interval. 0: no heir.
+	// How long the heir's promise holds, at least twice peer_interval. 0: the leader has no heir.
 	PeerLease *Duration `json:"peer_lease,omitempty" default:"1s"`
 }
 
 // ErrorExitJitter bounds the wait before a failed server exits. The random wait prevents a supervisor from restarting
 // several servers in step.
 type ErrorExitJitter struct {
-	// Shortest wait.
+	// Shortest wait before a failed server exits.
 	MinDelay *Duration `json:"min_delay,omitempty" default:"10s"`
-	// Longest wait.
+	// Longest wait before a failed server exits.
 	MaxDelay *Duration `json:"max_delay,omitempty" default:"40s"`
 }
 
@@ -267,7 +269,7 @@ type Image struct {
 	Provider string `json:"provider" rule:"required,enum=.images"`
 	// Accounts or projects that own the images to consider. Google Cloud requires them.
 	Owners []string `json:"owners,omitempty"`
-	// What an image must match: every filter, by any of its values.
+	// Filters that an image must match, each with at least one of its values.
 	Filters []ImageFilter `json:"filters,omitempty"`
 	// Sort key of the matching images; the first image is used.
 	Sort string `json:"sort,omitempty" default:"creation-date" rule:"enum=creation-date|name"`
@@ -281,7 +283,7 @@ type Image struct {
 type ImageFilter struct {
 	// Name of the filter, as the provider calls it.
 	Name string `json:"name" rule:"required"`
-	// The values that match; * stands for any characters where the provider allows it.
+	// The values that match the filter; * stands for any characters where the provider allows it.
 	Values []string `json:"values,omitempty" rule:"required"`
 }
 
@@ -329,24 +331,24 @@ type Userdata struct {
 	Source string `json:"source,omitempty" default:"inline" rule:"enum=inline|storage"`
 	// Encoding in which the provider receives the script.
 	Encoding string `json:"encoding,omitempty" default:"plain" rule:"enum=plain|base64|gzip+base64"`
-	// The script, or the object's key.
+	// The script itself, or the key of the object with the script.
 	Content string `json:"content,omitempty"`
 }
 
 // Template describes how to make one kind of VM.
 type Template struct {
-	// Three lower-case letters that the IDs of its instances start with; not opr.
+	// Three lower-case letters with which the IDs of the template's instances start. opr is reserved for operators.
 	Kind string `json:"kind" rule:"required"`
 	// Processor architecture.
 	Arch string `json:"arch" rule:"required,enum=arm64|amd64"`
-	// Arguments of the provider's create call, over those of defaults. Strings inside are templates.
+	// Arguments of the provider's create call. They override those of defaults. Strings inside are templates.
 	Args map[string]any `json:"args,omitempty"`
-	// Values for templates: `{{ .Vars.name }}`, over those of defaults.
+	// Values for templates: `{{ .Vars.name }}`. They override those of defaults.
 	Vars map[string]string `json:"vars,omitempty"`
 	// Files that the instances receive, by file name.
 	Files map[string]File `json:"files,omitempty"`
-	// Checks of what runs on the instances, by name. Their agents run them. An instance whose check fails is unhealthy
-	// and is replaced.
+	// Commands or HTTP requests with which agents check what runs on the template's instances, by name. An instance
+	// with a failed check is unhealthy and is replaced.
 	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
 	// Whether an instance that a load balancer of its group calls unhealthy is replaced like one whose health check
 	// fails. Every group of the template needs load_balancers.
@@ -357,15 +359,15 @@ type Template struct {
 	Size *int `json:"size,omitempty" default:"1" rule:"nonnegative"`
 	// Type of the VMs, for groups without instance_type.
 	InstanceType string `json:"instance_type,omitempty"`
-	// Types to fall back to, in order, when the provider has no capacity of the first.
+	// Types to try, in order, when the provider has no capacity for instance_type.
 	InstanceTypes []string `json:"instance_types,omitempty"`
 	// Pool that the VMs' subnets are taken from, for groups without subnet_pool.
 	SubnetPool string `json:"subnet_pool,omitempty"`
 	// Tenants whose operators may create groups from the template. Default: the tenants with a static group of the
 	// template. An empty list allows none.
 	Tenants []string `json:"tenants,omitzero"`
-	// What operators may choose for groups of the template, beside the size, the template's own instance types and
-	// subnet pool, and variables.
+	// What operators may choose for groups of the template in addition to the size, the template's own instance types
+	// and subnet pool, and variables.
 	Dynamic Permissions `json:"dynamic,omitzero"`
 }
 
@@ -373,7 +375,7 @@ type Template struct {
 // operators make to static groups: sizes, instance types and variables.
 type Permissions struct {
 	// JSON pointers (RFC 6901) to the arguments that operators may set, such as "/MetadataOptions/HttpTokens". Each
-	// includes what is below it. Default: none.
+	// pointer also permits everything below it. Default: none.
 	Args []string `json:"args,omitempty"`
 	// Instance types that operators may choose beside those of the template and of the static group: names, or patterns
 	// such as "t4g.*". * stands for any characters, ? for one.
@@ -395,17 +397,18 @@ type Permissions struct {
 type File struct {
 	// What the content is made of.
 	Kind string `json:"kind" rule:"required,enum=certificate|secret|storage|env|json|string"`
-	// certificate: name of the certificate template.
+	// For kind certificate: name of the certificate template.
 	Template string `json:"template,omitempty"`
-	// certificate: the public key that it is issued for.
+	// For kind certificate: the public key for which it is issued.
 	Key *FileKey `json:"key,omitempty"`
-	// secret: its name in the secrets store. storage: a template of the object's key, under files/.
+	// For kind secret: its name in the secrets store. For kind storage: a template of the object's key, which begins
+	// with files/.
 	Source string `json:"source,omitempty"`
-	// env: templates of the values, by the variable's name.
+	// For kind env: templates of the values, by the variable's name.
 	Vars map[string]string `json:"vars,omitempty"`
-	// json: the document. Strings inside are templates.
+	// For kind json: the document. Strings inside are templates.
 	JSON any `json:"json,omitempty"`
-	// string: a template of the content.
+	// For kind string: a template of the content.
 	Content string `json:"content,omitempty"`
 }
 

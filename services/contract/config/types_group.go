@@ -14,13 +14,13 @@ type GroupSpec struct {
 	Size *int `json:"size,omitempty" rule:"nonnegative"`
 	// Type of the VMs. Default: that of the template.
 	InstanceType string `json:"instance_type,omitempty"`
-	// Types to fall back to, in order. Default: those of the template.
+	// Types to try, in order, when the provider has no capacity for instance_type. Default: those of the template.
 	InstanceTypes []string `json:"instance_types,omitempty"`
 	// Pool that the VMs' subnets are taken from. Default: that of the template.
 	SubnetPool string `json:"subnet_pool,omitempty"`
-	// Values for templates: `{{ .Vars.name }}`, over those of the template.
+	// Values for templates: `{{ .Vars.name }}`. They override those of the template.
 	Vars map[string]string `json:"vars,omitempty"`
-	// Arguments of the provider's create call, over those of the template. Strings inside are templates.
+	// Arguments of the provider's create call. They override those of the template. Strings inside are templates.
 	Args map[string]any `json:"args,omitempty"`
 	// Names of the load balancers that healthy instances are registered with.
 	LoadBalancers []string `json:"load_balancers,omitempty"`
@@ -28,28 +28,28 @@ type GroupSpec struct {
 	DrainTimeout *Duration `json:"drain_timeout,omitempty"`
 	// How many instances above its size the group may have while some are replaced.
 	MaxSurge *int `json:"max_surge,omitempty" default:"1" rule:"positive"`
-	// How many running instances may be silent together before the server stops replacing them: a count ("3"), or a
-	// percentage ("40%"), which is never less than 2.
+	// How many running instances may be silent or unhealthy at the same time before the leader stops replacing them: a
+	// count ("3"), or a percentage ("40%"). A percentage allows at least 2.
 	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
 	// How instances with an outdated configuration are replaced.
 	Rollout *Rollout `json:"rollout,omitempty"`
-	// When, and how often, instances may be replaced that still serve. Lost and unhealthy instances are always
+	// When, and how often, instances that still serve may be replaced. Lost and unhealthy instances are always
 	// replaced.
 	Disruption *Disruption `json:"disruption,omitempty"`
 	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
 	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
-	// Sizes that begin at certain times. The latest entry that has begun sets the size. Before the first one, it is
-	// size. An operator cannot change the size of a group with schedules.
+	// Sizes that apply from certain times on. The entry that began last sets the group's size; before any has begun,
+	// the field size does. An operator cannot change the size of a group with schedules.
 	Schedules []Schedule `json:"schedules,omitempty"`
-	// Marks a dynamic group that is being deleted; it stays until its last instance is gone. Only in groups/, written
-	// by the server.
+	// Marks a dynamic group that is being deleted. The group stays in groups/{shard}.jsonc until its last instance is
+	// gone. Only the server sets this, in that file.
 	Deleted bool `json:"deleted,omitempty"`
-	// IDs of instances that an operator chose when it lowered the size; the server deletes them. Only in groups/,
-	// written by the server.
+	// IDs of instances that an operator chose for deletion when it lowered the size. Only the server sets this, in
+	// groups/{shard}.jsonc.
 	Removed []string `json:"removed,omitempty"`
-	// IDs of instances that a person protects from voluntary replacement and from a smaller size. Only in groups/,
-	// written by the server.
+	// IDs of instances that a person protects from rollouts, eligible_age and a smaller size. Only the server sets
+	// this, in groups/{shard}.jsonc.
 	Protected []string `json:"protected,omitempty"`
 }
 
@@ -58,31 +58,32 @@ type GroupSpec struct {
 type Rollout struct {
 	// Stops the rollout. Lost and unhealthy instances are still replaced, with the new configuration.
 	Paused bool `json:"paused,omitempty"`
-	// How many instances must have the new configuration before the first wave; 0: the first wave is not held back.
+	// Number of canaries, the instances that get a new configuration first. The others are replaced when all canaries
+	// are healthy and have been registered for bake_time. 0: no canaries.
 	Canary int `json:"canary,omitempty" rule:"nonnegative"`
-	// How long these first instances must be registered before the first wave.
+	// How long the canaries must have been registered before other instances are replaced.
 	BakeTime Duration `json:"bake_time,omitempty"`
 	// Stops the rollout when this many instances with the new configuration failed to register or became unhealthy; 0:
 	// never. A new configuration, or `nstance-admin group resume`, starts it again.
 	HaltOnFailures int `json:"halt_on_failures,omitempty" rule:"nonnegative"`
-	// How many instances a wave deletes before their replacements are healthy. 0: waves of max_surge instances, which
+	// How many instances a wave deletes before their replacements are healthy. 0: a wave has max_surge instances, which
 	// are deleted when their replacements are healthy.
 	MaxUnavailable int `json:"max_unavailable,omitempty" rule:"nonnegative"`
 	// Any text. A change of it replaces all instances. `nstance-admin group roll` sets it.
 	Revision string `json:"revision,omitempty"`
-	// Whether instances are outdated too when the query of their image finds another one. Otherwise only new instances
-	// get it.
+	// Whether running instances are replaced when the query of their image finds another image. If false, only new
+	// instances get that image.
 	OnImageChange bool `json:"on_image_change,omitempty"`
 }
 
 // Disruption limits the replacement of instances that still serve, because of an outdated configuration or their
 // eligible_age. It does not limit the replacement of lost, unhealthy or forced_age instances.
 type Disruption struct {
-	// When waves may begin: weekdays, times of day and a time zone, such as "Mon-Fri 09:00-17:00 Europe/Berlin" or
-	// "Sat,Sun 22:00-04:00 UTC". A range of times may cross midnight. Default: at any time.
+	// When waves of replacements may begin: weekdays, times of day and a time zone, such as "Mon-Fri 09:00-17:00
+	// Europe/Berlin" or "Sat,Sun 22:00-04:00 UTC". A range of times may cross midnight. Default: at any time.
 	Windows []string `json:"windows,omitempty"`
-	// Most instances that may be created within an hour before a wave begins or grows. Instances that replace lost ones
-	// and instances that a larger size adds count too. 0: no limit.
+	// A wave begins or grows only while fewer instances than this were created in the group within the last hour.
+	// Replacements of lost instances, and instances that a larger size added, count too. 0: no limit.
 	MaxPerHour int `json:"max_per_hour,omitempty" rule:"nonnegative"`
 }
 
@@ -94,12 +95,12 @@ type Purchase struct {
 	SpotPercent int `json:"spot_percent" rule:"required"`
 	// How many instances are bought on demand before any spot instance.
 	OnDemandBase int `json:"on_demand_base,omitempty" rule:"nonnegative"`
-	// What is bought while the provider has no spot capacity: on_demand, or none, which waits for capacity. Default:
-	// none.
+	// What is bought while the provider has no spot capacity: on_demand, or none, with which the group waits for
+	// capacity. Default: none.
 	Fallback string `json:"fallback,omitempty" rule:"enum=none|on_demand"`
-	// Replaces an instance that was bought on demand for lack of spot capacity by a spot instance, when this time has
-	// passed since its start and since the provider last had no spot capacity. This is limited like the replacement of
-	// outdated instances by rollout and disruption. 0: never.
+	// Time after which a spot instance replaces one that was bought on demand for lack of spot capacity. It counts from
+	// the instance's start, or from the provider's last lack of spot capacity if that is later. The fields rollout and
+	// disruption limit such replacements, too. 0: never.
 	ReturnToSpot Duration `json:"return_to_spot,omitempty"`
 }
 
@@ -108,39 +109,39 @@ const FallbackOnDemand = "on_demand"
 
 // Schedule is a size that begins at certain times.
 type Schedule struct {
-	// Times at which the size begins: minute, hour, day of month, month and weekday, as in cron. A time that does not
-	// exist on a day, because the clock is set forward, is skipped on that day.
+	// Times from which the size applies: minute, hour, day of month, month and weekday, as in cron. A time that does
+	// not exist on a day, because the clock is set forward, is skipped on that day.
 	Cron string `json:"cron" rule:"required"`
 	// Time zone of the times, such as "Europe/Berlin".
 	Timezone string `json:"timezone,omitempty" default:"UTC"`
-	// Number of instances from then on.
+	// Number of instances from these times on.
 	Size int `json:"size" rule:"nonnegative"`
 }
 
 // HealthCheck is one check of what runs on a VM: a command or an HTTP request, exactly one of them.
 type HealthCheck struct {
-	// Command and its arguments. It passes with exit status 0. No shell is involved. It runs as the user of the agent,
-	// with PATH as its only environment variable.
+	// Command and its arguments, which run without a shell. The check passes if the exit status is 0. The command runs
+	// as the agent's user, with PATH as its only environment variable.
 	Exec []string `json:"exec,omitempty"`
-	// HTTP request to the VM itself.
+	// HTTP GET request to the VM itself.
 	HTTP *HealthRequest `json:"http,omitempty"`
 	// Time between the starts of two runs, at least 1s.
 	Interval *Duration `json:"interval,omitempty" default:"10s" rule:"positive"`
-	// How long a run may take, at most the interval. Afterwards the command and its children are killed.
+	// How long a run may take, at most the interval. Then the agent kills the command and its children.
 	Timeout *Duration `json:"timeout,omitempty" default:"5s" rule:"positive"`
 	// Failed runs in a row after which the check fails.
 	FailureThreshold *int `json:"failure_threshold,omitempty" default:"3" rule:"positive"`
 	// Successful runs in a row after which the check passes.
 	SuccessThreshold *int `json:"success_threshold,omitempty" default:"1" rule:"positive"`
-	// How long failed runs do not count after the agent has got the check. The first successful run ends it.
+	// Time in which failed runs do not count, from when the agent receives the check. The first successful run ends it.
 	StartPeriod Duration `json:"start_period,omitempty"`
 }
 
 // HealthRequest is a GET request to the VM itself. It follows no redirects.
 type HealthRequest struct {
-	// Port on the loopback address, from 1 to 65535.
+	// Port of the request on the loopback address, from 1 to 65535.
 	Port int `json:"port" rule:"required"`
-	// Path and query.
+	// Path and query of the request.
 	Path string `json:"path,omitempty" default:"/"`
 	// Status of a successful answer, from 100 to 599.
 	Status int `json:"status,omitempty" default:"200"`

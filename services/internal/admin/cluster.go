@@ -19,11 +19,13 @@ import (
 
 func (a *app) clusterCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "cluster", Short: "Keys, registrations and secrets of a cluster, in its bucket",
-		Long: `Works on the bucket of a cluster directly; no server needs to run.
+		Long: `The commands of "cluster" work on the bucket of a cluster directly. No server needs to
+run.
 
-Secrets (the CA's key, the key that signs registration nonces, your own) lie in the
-bucket, sealed with the cluster's encryption key: 32 bytes, raw or base64, in
-NSTANCE_ENCRYPTION_KEY unless --key-provider and --key-source say otherwise.`}
+Secrets (the CA's key, the key that signs registration nonces, and your own) are in the
+bucket, sealed with the cluster's encryption key. That key has 32 bytes, raw or base64.
+It is read from NSTANCE_ENCRYPTION_KEY unless --key-provider and --key-source say
+otherwise.`}
 	s := new(secretFlags)
 	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s),
 		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.rotateCACommand(s),
@@ -37,17 +39,17 @@ func (a *app) clusterInitCommand(s *secretFlags) *cobra.Command {
 	var certFile, keyFile string
 	cmd := &cobra.Command{
 		Use: "init", Short: "Make a cluster's CA and keys", Args: cobra.NoArgs,
-		Long: `Makes the CA and the key that signs registration nonces, unless they are there, and
-writes the CA's certificate to cluster/ca.crt. Running it again changes nothing. With
-Terraform it is not needed: the provider does the same.
+		Long: `Makes the CA and the key that signs registration nonces, unless they exist, and writes
+the CA's certificate to cluster/ca.crt in the bucket. Running the command again changes
+nothing. With Terraform it is not needed, because the provider does the same.
 
-A cluster that is in use and has lost its CA does not get a second one.`,
+If a cluster is in use and has lost its CA, "cluster init" fails and makes no second one.`,
 		Example: `  export NSTANCE_ENCRYPTION_KEY=$(openssl rand -base64 32)   # keep it: nothing can be read without
   nstance-admin cluster init --cluster-id example --storage-bucket my-bucket
   nstance-admin cluster init --cluster-id example --storage-bucket my-bucket --ca-cert ca.pem --ca-key ca-key.pem`,
 	}
 	cmd.Flags().StringVar(&certFile, "ca-cert", "", "import this CA certificate (PEM) instead of making one")
-	cmd.Flags().StringVar(&keyFile, "ca-key", "", "its private key (PEM, unencrypted)")
+	cmd.Flags().StringVar(&keyFile, "ca-key", "", "private key of the certificate in --ca-cert (PEM, unencrypted)")
 	cmd.MarkFlagsRequiredTogether("ca-cert", "ca-key")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -127,7 +129,8 @@ func (a *app) clusterNonceCommand(s *secretFlags) *cobra.Command {
 		Use: "nonce", Short: "Make a registration nonce for an operator", Args: cobra.NoArgs,
 		Long: `Makes a registration nonce: a JWT with which an operator registers once, at any shard,
 and gets its certificate. Any holder can register with it, so treat it like a password.
-The operator's ID and the end of the nonce are written to standard error.`,
+The command writes the operator's ID and the time when the nonce expires to standard
+error.`,
 		Example: `  nstance-admin cluster nonce --cluster-id example --storage-bucket my-bucket --tenant default --expiry 3h --output nonce.jwt
 
   kubectl create secret generic nstance-operator-nonce \
@@ -135,7 +138,7 @@ The operator's ID and the end of the nonce are written to standard error.`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator will act for")
 	cmd.Flags().DurationVar(&expiry, "expiry", authority.OperatorNonceTTL, "how long the nonce can be used")
-	cmd.Flags().StringVar(&output, "output", "-", "file to write it to, or - for standard output")
+	cmd.Flags().StringVar(&output, "output", "-", "file to write the nonce to, or - for standard output")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := ident.ValidateTenantName(tenant); err != nil {
 			return usagef("--tenant: %w", err)

@@ -76,14 +76,13 @@ func (a *app) clusterJournalCommand(s *secretFlags) *cobra.Command {
 		Use: "journal", Short: "List the changes that commands made in the bucket", Args: cobra.NoArgs,
 		Long: `Lists what "cluster" commands and "config push" have changed in the bucket: secrets,
 keys, registrations and configurations. Each entry has the time, and the user's name
-according to the user's machine. Entries stay in cluster/journal/ for 30 days. Each
-change deletes older ones.
-Changes that leaders make for operators are in the shards' journals: nstance-admin events
---since 24h.`,
+according to the user's machine. Entries stay in cluster/journal/ for 30 days; the next
+change then deletes them. Changes that leaders make for operators are in the shards'
+journals: nstance-admin events --since 24h.`,
 		Example: `  nstance-admin cluster journal --since 168h --storage-bucket my-bucket`,
 	}
 	var since time.Duration
-	cmd.Flags().DurationVar(&since, "since", 0, "only entries of this time, such as 168h")
+	cmd.Flags().DurationVar(&since, "since", 0, "only entries that are not older than this, such as 168h")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if since < 0 {

@@ -45,12 +45,12 @@ func (a *app) operatorListCommand(s *secretFlags) *cobra.Command {
 	var removed bool
 	cmd := &cobra.Command{
 		Use: "list", Short: "List registered operators", Args: cobra.NoArgs,
-		Long: `Lists the operators, the oldest first, and when the newest certificate of each ends.
-Records that the cluster's CA has not signed are refused.`,
+		Long: `Lists the operators, the oldest first, and when the newest certificate of each ends. The
+command fails if it finds a record that the cluster's CA has not signed.`,
 		Example: `  nstance-admin cluster operator list --storage-bucket my-bucket`,
 	}
-	cmd.Flags().StringVar(&tenant, "tenant", "", "only those of this tenant")
-	cmd.Flags().BoolVar(&removed, "removed", false, "show removed ones, too")
+	cmd.Flags().StringVar(&tenant, "tenant", "", "only operators of this tenant")
+	cmd.Flags().BoolVar(&removed, "removed", false, "also show removed operators")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if tenant != "" {
@@ -97,10 +97,10 @@ func (a *app) operatorRemoveCommand(s *secretFlags) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
 		Use: "remove OPERATOR-ID", Short: "Remove an operator: its certificate is refused", Args: cobra.ExactArgs(1),
-		Long: `Removes an operator for good: within five minutes every server refuses its calls,
-within fifteen its open streams end. Its certificate cannot be renewed, and its ID cannot
-register again. Use it when an identity was stolen or is no longer
-needed. Removing it twice changes nothing.`,
+		Long: `Removes an operator for good: within five minutes every server refuses its calls, and
+within fifteen minutes its open streams end. Its certificate cannot be renewed, and its
+ID cannot register again. Use the command when an identity was stolen or is no longer
+needed. Removing an operator twice changes nothing.`,
 		Example: `  nstance-admin cluster operator remove opr06dqdx2x25trxcdb0e1fw02vn4 --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")

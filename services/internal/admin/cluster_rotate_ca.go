@@ -37,34 +37,37 @@ nonces, without an interruption, in four steps:
   3. wait until they have certificates of the new CA;
   4. remove the old CA from cluster/ca.crt, and refuse nonces of the old key.
 
-Nonces for operators that were made before step 2 and were not used end with step 4.
-Make new ones.
+After step 4, unused operator nonces that were made before step 2 are not valid. Make new
+ones.
 
-Leaders follow within three minutes, agents within five more; a rotation takes about
-twenty minutes. If the command is interrupted or times out, the cluster keeps working:
-run the same command again, and it continues. After the last step it begins a new
-rotation.
+Leaders follow each step within three minutes, and agents within five more, so a rotation
+takes about twenty minutes. If "rotate-ca" is interrupted or times out, the cluster keeps
+working: run it again, and it continues. After the last step, it begins a new rotation.
 
-Operators must follow, too. nstance-operator does so by itself. For an identity
-directory, run "nstance-admin cluster register-operator" again while the command waits;
-remove operators that are gone with "nstance-admin cluster operator remove".
+Operators must get certificates of the new CA, too. nstance-operator renews its own. For
+an identity directory, run "nstance-admin cluster register-operator" again while the
+command waits; remove operators that no longer run with "nstance-admin cluster operator
+remove".
 
-In a cluster that is older than its workload CA, step 4 waits until certificates of the
-old CA in files of instances have expired, up to four months. Run the command again then.
+If the cluster was made before there was a workload CA, step 4 waits until certificates
+of the old CA in files of instances have expired, up to four months. Run the command
+again then.
 
-The command asks on a terminal, and elsewhere needs --yes: it removes the old CA in the
-end, and unused nonces with it. --status asks nothing.
+A rotation ends by removing the old CA, and with it unused nonces. "rotate-ca" therefore
+asks for a confirmation on a terminal, and elsewhere needs --yes, except with --status.
 
-All servers, agents and operators must have a version that knows this command. All shards
-must have their configuration in the bucket that the command is given.`,
+All servers, agents and operators must run a version that knows "rotate-ca". The
+configurations of all shards must be in the bucket that the command is given.`,
 		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
-  nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait --yes   # do what can be done now
+  nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait --yes   # take the steps that are possible now
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --status    # who has old certificates?`,
 	}
-	cmd.Flags().DurationVar(&timeout, "timeout", rotationTime, "how long to wait for all to follow")
-	cmd.Flags().BoolVar(&noWait, "no-wait", false, "do what can be done now, and say what the rotation waits for")
+	cmd.Flags().DurationVar(&timeout, "timeout", rotationTime,
+		"how long to wait until servers, agents and operators have followed")
+	cmd.Flags().BoolVar(&noWait, "no-wait", false,
+		"take the steps that are possible now, and say what the rotation waits for")
 	cmd.Flags().BoolVar(&onlyStatus, "status", false,
-		"change nothing: show how far a rotation is, and how many have not followed its present step")
+		"change nothing: show how far a rotation is, and how many servers, agents and operators have yet to follow")
 	cmd.MarkFlagsMutuallyExclusive("no-wait", "status")
 	f, sure := outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -31,14 +31,15 @@ func (a *app) rotateWorkloadCACommand(s *secretFlags) *cobra.Command {
   2. from its start on, the new CA signs new and renewed certificates;
   3. after the longest life of a certificate, 90 days, remove the old CA.
 
-The command takes the step that is possible now, says when the next one is, and returns.
-Run it again then; at any other time it changes nothing. After the last step it begins a
-new rotation. Each step is one write to the bucket, so the command can be interrupted. It
-asks on a terminal, and elsewhere needs --yes, except with --status.
+Each run of "rotate-workload-ca" takes the step that is possible now, says when the next
+one is, and returns. Run it again at that time; at any other time it changes nothing.
+After the last step, the next run begins a new rotation. Each step is one write to the
+bucket, so a run can be interrupted. It asks for a confirmation on a terminal, and
+elsewhere needs --yes, except with --status.
 
 Before the new CA starts, services on instances must load the changed files, and programs
 outside the instances must trust both CAs: --output-cert writes the certificates. First
-upgrade all servers to a version that knows this command.`,
+upgrade all servers to a version that knows "rotate-workload-ca".`,
 		Example: `  nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --yes
   nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --status
   nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --status --output-cert workload-ca.crt`,

@@ -20,8 +20,8 @@ import (
 
 func (a *app) secretCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets",
-		Long: `Secrets are delivered to instances by files of kind "secret" in a template. Four
-names are the cluster's own: ca.key, ca-next.key, workload-ca.key and
+		Long: `Secrets are delivered to instances by files of kind "secret" in a template. Four names
+are those of the cluster's own keys: ca.key, ca-next.key, workload-ca.key and
 registration-nonce.key.`}
 	cmd.AddCommand(a.secretSetCommand(s), a.secretGetCommand(s), a.secretListCommand(s), a.secretDeleteCommand(s))
 	return cmd
@@ -35,12 +35,12 @@ func (a *app) secretSetCommand(s *secretFlags) *cobra.Command {
 		Long: `Stores a secret, read from standard input or a file, byte for byte. It is never taken
 from the command line, which others on the machine can see.
 
-The cluster's own keys can be restored from a backup where they are missing, and are
-never replaced.`,
+"secret set" can restore a missing key of the cluster itself from a backup. It never
+replaces such a key.`,
 		Example: `  printf %s "$PASSWORD" | nstance-admin cluster secret set db.password --storage-bucket my-bucket
   nstance-admin cluster secret set tls.key --from-file tls.key --storage-bucket my-bucket`,
 	}
-	cmd.Flags().StringVar(&file, "from-file", "-", "file to read it from, or - for standard input")
+	cmd.Flags().StringVar(&file, "from-file", "-", "file to read the secret from, or - for standard input")
 	cmd.Flags().BoolVar(&absent, "if-absent", false, "fail if there is a secret of this name")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
@@ -148,8 +148,8 @@ func (a *app) readSecret(path string) (content []byte, err error) {
 func (a *app) secretGetCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "get NAME", Short: "Print a secret", Args: cobra.ExactArgs(1),
-		Long: `Prints a secret to standard output, byte for byte. As JSON or YAML, a value that is not
-text is given in base64 as "value_base64".`,
+		Long: `Prints a secret to standard output, byte for byte. With --output json or yaml, a value
+that is not text is printed in base64 as "value_base64".`,
 		Example: `  nstance-admin cluster secret get db.password --storage-bucket my-bucket`,
 	}
 	f := outputFlag(cmd)
@@ -187,7 +187,7 @@ type shownSecret struct {
 func (a *app) secretListCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the names of secrets", Args: cobra.NoArgs,
-		Long:    "Lists the names. The encryption key is not needed.",
+		Long:    "Lists the names of the cluster's secrets. The encryption key is not needed.",
 		Example: `  nstance-admin cluster secret list --storage-bucket my-bucket`,
 	}
 	f := outputFlag(cmd)
@@ -273,15 +273,16 @@ starts and no certificate is renewed, so the cluster's own keys need --force.`,
 func (a *app) rotateKeyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rotate-key", Short: "Seal all secrets again with the current encryption key", Args: cobra.NoArgs,
-		Long: `Seals every secret that is under an old encryption key again with the current one. Do
-it in this order, so that servers can read secrets all the time:
+		Long: `Seals every secret that is sealed with an old encryption key again with the current one.
+Follow this order, so that servers can read secrets all the time:
 
   1. make a new key; give it to the servers as encryption_key in the shards'
      configurations, and the one before under old_encryption_keys
   2. run this command with the new key and --old-key
   3. take the old key out of the configurations
 
-It asks on a terminal. Elsewhere it does not need --yes, because nothing is lost.`,
+"rotate-key" asks for a confirmation on a terminal. Elsewhere it does not need --yes,
+because nothing is lost.`,
 		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
 	}
 	f, sure := outputFlag(cmd), sureFlags(cmd)

@@ -19,21 +19,20 @@ func (a *app) snapshotCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "snapshot", Short: "Copy the objects of the bucket into one archive", Args: cobra.NoArgs,
 		Long: `Writes all objects below the prefix that a restore needs into one .tar.gz file. Servers
-may run meanwhile. Documents that change while the command reads are read again, up to five
-times, so that the archive has all of them as they were at one moment. Locks, journals and
-logs change all the time: of them it has the version at their reading. The command says if
-other documents did not come to rest.
+may run meanwhile. The command reads documents that change meanwhile again, up to five
+times, so that the archive has all of them as they were at one moment. It says if some
+kept changing. Locks, journals and logs change all the time, so it reads them only once.
 
-The archive has each object under objects/ and its key, and manifest.json with the SHA-256,
-ETag and time of each copied version. It is written under a temporary name and renamed, and
-replaces no file. Only you can read it: it contains the cluster's keys, sealed with the
-encryption key, the configurations, and with them whatever secrets those hold. The
-encryption key is not in it; keep that elsewhere. Secrets in a service outside the bucket
-are not in it either.
+In the archive of a snapshot, each object has the name objects/ and its key.
+manifest.json has the SHA-256, ETag and time of each copied version. The archive is
+written under a temporary name and renamed, and replaces no file. Only you can read it:
+it contains the cluster's keys, sealed with the encryption key, the configurations, and
+with them whatever secrets those hold. The encryption key is not in it; keep that
+elsewhere. Secrets in a service outside the bucket are not in it either.
 
-The command changes nothing in the bucket, and needs no encryption key. Check the archive
-with "nstance-admin cluster restore-check". docs/how-to/back-up-and-restore.md tells how to
-restore it.`,
+"cluster snapshot" changes nothing in the bucket, and needs no encryption key. Check the
+archive with "nstance-admin cluster restore-check". docs/how-to/back-up-and-restore.md
+tells how to restore it.`,
 		Example: `  nstance-admin cluster snapshot --storage-bucket my-bucket
   nstance-admin cluster snapshot --storage-bucket my-bucket --output /backup/nstance.tar.gz --storage-timeout 10m`,
 	}

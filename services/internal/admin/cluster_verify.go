@@ -25,9 +25,9 @@ func (a *app) verifyCommand(s *secretFlags) *cobra.Command {
 		Use: "verify", Short: "Check every object in the bucket", Args: cobra.NoArgs,
 		Long: `Reads every object below the prefix. Each must have a key that Nstance knows, parse,
 belong to this cluster and to a shard with a configuration, and open with the encryption
-key if it is sealed. Proves with one object, which it deletes again, that the bucket
-honours conditional writes. Changes nothing else. It asks no cloud: "orphans list" shows
-VMs without a record.`,
+key if it is sealed. The command writes one object and deletes it again, to prove that
+the bucket honours conditional writes. It changes nothing else. It does not ask the
+cloud: "orphans list" shows VMs without a record.`,
 		Example: `  nstance-admin cluster verify --storage-bucket my-bucket`,
 	}
 	f := outputFlag(cmd)

@@ -16,9 +16,9 @@ import (
 
 func (a *app) configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Look at, check, write and apply shard configurations",
-		Long: `A shard's configuration, config/{shard}.jsonc in the bucket, is written by the
-Terraform provider, or by "push". Servers read it by themselves from time to time;
-"refresh" makes them read it now.`}
+		Long: `A shard's configuration, config/{shard}.jsonc in the bucket, is written by the Terraform
+provider, or by "push". Servers read it from time to time; "refresh" makes them read it
+now.`}
 	cmd.AddCommand(a.configStatusCommand(), a.configRefreshCommand(), a.configValidateCommand(), a.configPlanCommand(),
 		a.configDiffCommand(), a.configHistoryCommand(), a.configPushCommand())
 	return cmd
@@ -112,7 +112,8 @@ func (a *app) configValidateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "validate FILE", Short: "Check a configuration file", Args: cobra.ExactArgs(1),
 		Long: `Checks a shard configuration as the server and the Terraform provider do, and prints
-everything that is wrong with it, with line and column. Needs no access to anything.`,
+everything that is wrong with it, with line and column. The check needs neither the
+bucket nor a server.`,
 		Example: `  nstance-admin config validate us-west-2a.jsonc
   cat us-west-2a.jsonc | nstance-admin config validate -`,
 	}

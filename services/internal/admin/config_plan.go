@@ -114,8 +114,8 @@ func (a *app) configPlanCommand() *cobra.Command {
 		Long: `Compares a file with the shard's configuration in the bucket, and shows which groups
 would roll, which would get new files, which would be emptied, and whether the leader
 would restart. The Terraform provider computes rolling_groups with the same code. If the
-bucket's newest configuration is not valid, it compares with the one that a leader applied
-last. Changes nothing.`,
+bucket's newest configuration is not valid, the command compares the file with the one
+that a leader applied last. It changes nothing.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
 	}
@@ -186,7 +186,7 @@ func (a *app) configHistoryCommand() *cobra.Command {
 		Example: `  nstance-admin config history --all-shards --since 168h`,
 	}
 	var since time.Duration
-	cmd.Flags().DurationVar(&since, "since", 0, "only of this time, such as 168h")
+	cmd.Flags().DurationVar(&since, "since", 0, "only configurations applied within this time, such as 168h")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return a.history(cmd, s, *f, since, fleet.HistoryFilter{Kinds: []string{"config_applied"}})

@@ -25,19 +25,19 @@ clusters without Terraform. The file names its shard. Nothing is written if the
 configuration is not valid, if it does not fit the groups that were created at run time,
 or if another program writes at the same time.
 
-It shows what the change does to running instances and whether the leader restarts, like
-"config plan", and asks on a terminal. Without a terminal it needs --yes if the change
-replaces or deletes instances, or if the bucket has neither a valid nor an applied
-configuration to compare with.
+"config push" shows what the change does to running instances and whether the leader
+restarts, like "config plan", and asks for a confirmation on a terminal. Without a
+terminal it needs --yes if the change replaces or deletes instances, or if the bucket has
+neither a valid nor an applied configuration to compare with.
 
-With --refresh the shard's leader applies it immediately.`,
+With --refresh the shard's leader applies the configuration immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket --refresh --yes`,
 	}
 	cmd.Flags().StringVar(&wantShard, "shard", "", "fail unless the file is of this shard")
 	cmd.Flags().StringVar(&wantETag, "expected-etag", "",
-		"fail unless the configuration that is there has this ETag (see config status)")
-	cmd.Flags().BoolVar(&refresh, "refresh", false, "have the shard's leader apply it now")
+		"fail unless the configuration in the bucket has this ETag (see config status)")
+	cmd.Flags().BoolVar(&refresh, "refresh", false, "make the shard's leader apply the configuration now")
 	sure := sureFlags(cmd)
 	b.add(cmd)
 	s.reach(cmd)

@@ -96,8 +96,8 @@ func (a *app) contextCommand() *cobra.Command {
       identity_dir: /home/alice/.nstance/dev
       shard: dev-1
 
-Flags and environment variables come before the context. NSTANCE_ADMIN_CONTEXT chooses
-another context for one command.`}
+Flags and environment variables override the settings of the context.
+NSTANCE_ADMIN_CONTEXT chooses another context for one command.`}
 	cmd.AddCommand(a.contextListCommand(), a.contextUseCommand())
 	return cmd
 }

@@ -40,8 +40,9 @@ type finding struct {
 
 func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "doctor", Short: "Find out what is wrong with a shard, also without a leader", Args: cobra.NoArgs,
-		Long: `Checks a shard from this machine, with neither a leader nor a running server:
+		Use: "doctor", Short: "Find out what is wrong with a shard, even without a leader", Args: cobra.NoArgs,
+		Long: `Checks a shard from this machine. Neither a leader nor a running server is needed. It
+checks:
 
   * the bucket with your own credentials: read, list and write one object, which is
     deleted again
@@ -54,7 +55,8 @@ func (a *app) doctorCommand() *cobra.Command {
   * with --cache-dir, on a server's machine, the disk of its cache
   * the machines of servers and their consoles: the boot log and the last error
 
-Each problem comes with the next step. The exit status is 1 if there is one.`,
+For each problem "doctor" names the next step. If there is a problem, the exit status is
+1.`,
 		Example: `  nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket
   nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket --cache-dir /var/cache/nstance`,
 	}

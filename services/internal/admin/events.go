@@ -18,32 +18,34 @@ func (a *app) eventsCommand() *cobra.Command {
 	var filter fleet.HistoryFilter
 	cmd := &cobra.Command{
 		Use: "events", Short: "Follow what happens in shards", Args: cobra.NoArgs,
-		Long: `Follows the shards' events until it is interrupted: instances (creating, registered,
-unhealthy, pending deletion …), groups, and errors. It begins with the present state. When
-a connection is lost, it connects again and begins with the state at that time.
+		Long: `Follows the shards' events until the command is interrupted: instances (creating,
+registered, unhealthy, pending deletion …), groups, and errors. The output begins with
+the present state. When a connection is lost, the command connects again and begins with
+the state at that time.
 
-With --since, --group, --instance, --kind or --cause it prints the journal instead, and
-ends: what happened, when, why, and the cause. A leader keeps the newest 10,000 events.
-The bucket has those of 30 days (server.journal_retention).
+With --since, --group, --instance, --kind or --cause, "events" prints events of the
+shards' journals instead, with their times, reasons and causes, and ends. A leader keeps
+the newest 10,000 events. The bucket has those of 30 days (server.journal_retention).
 
-As JSON each event is one object on one line. "at" is the server's time. "snapshot" is true
-for the state at the beginning, which ends with an event of type snapshot_end per stream.`,
+With --output json, each event is one object on one line. "at" is the server's time.
+"snapshot" is true for the state at the beginning, which ends with one event snapshot_end
+for groups and one for instances.`,
 		Example: `  nstance-admin events --all-shards
   nstance-admin events --since 2h --all-shards
   nstance-admin events --instance wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a
   nstance-admin events --shard us-west-2a --changes --output json | jq -r 'select(.type == "registered").instance_id'`,
 	}
-	cmd.Flags().BoolVar(&changes, "changes", false, "leave out what held before")
-	cmd.Flags().DurationVar(&since, "since", 0, "print the journal of this time, such as 2h")
-	cmd.Flags().StringVar(&filter.Group, "group", "", "print the journal of this group")
-	cmd.Flags().StringVar(&filter.InstanceID, "instance", "", "print the journal of this instance")
+	cmd.Flags().BoolVar(&changes, "changes", false, "print only changes, not the state at the beginning")
+	cmd.Flags().DurationVar(&since, "since", 0, "print events that are not older than this, such as 2h")
+	cmd.Flags().StringVar(&filter.Group, "group", "", "print events of this group")
+	cmd.Flags().StringVar(&filter.InstanceID, "instance", "", "print events of this instance")
 	cmd.Flags().StringSliceVar(&filter.Kinds, "kind", nil,
 		"print events of this kind, such as instance_created; may be repeated")
 	cmd.Flags().StringVar(&filter.Cause, "cause", "", "print events with this cause, such as unhealthy")
 	s := scopeFlags(cmd)
 	f := outputFlag(cmd)
 	cmd.Flags().Lookup(
-		"output").Usage = "how to show it: table, json (an object on each line) or yaml (a document for each)"
+		"output").Usage = "output format: table, json (an object on each line) or yaml (a document for each)"
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, name := range []string{"since", "group", "instance", "kind", "cause"} {
 			if changes && cmd.Flags().Changed(name) {

@@ -13,9 +13,9 @@ import (
 )
 
 func (a *app) explainCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "explain", Short: "Show what happens next and why",
-		Long: `Shows what a leader would do next for a group, why, and what it waits for. The plan
-is made by the leader's own planner on its current knowledge; asking changes nothing.
+	cmd := &cobra.Command{Use: "explain", Short: "Show what the leader will do next, and why",
+		Long: `Shows what a leader would do next for a group, why, and what it waits for. The leader's
+own planner makes the plan from the leader's current state. The command changes nothing.
 
 Every instance is classified by the first planning rule that applies. The rules and
 their numbers are in docs/reference/planning-rules.md.`}
@@ -48,7 +48,7 @@ func (a *app) explainInstanceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "instance INSTANCE", Short: "Show what happens next to an instance", Args: cobra.ExactArgs(1),
 		Long: "Shows the rule that classifies one instance, what is under way for it, and the next\nactions that " +
-			"concern it. With --all-shards it is looked for in every shard.",
+			"concern it. With --all-shards, the command looks for the instance in every\nshard.",
 		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)

@@ -20,12 +20,13 @@ func list(names []string) string { return strings.Join(names, ", ") }
 
 func (a *app) groupCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "group", Short: "List, scale, roll, create and delete groups",
-		Long: `Groups are sets of VMs of one template that are kept at a size. Static groups come
-from the shard's configuration; dynamic ones are made here or by the operator. Only
-size, instance type and vars of a static group can be changed without a new
+		Long: `Groups are sets of VMs of one template that are kept at a size. Static groups come from
+the shard's configuration. Dynamic groups are made with "group create" or by an operator.
+Only size, instance type and vars of a static group can be changed without a new
 configuration.
 
-All commands see the groups of the tenant that the identity was registered for.`}
+The commands of "group" see only groups of the tenant for which the identity in use was
+registered.`}
 	cmd.AddCommand(a.groupListCommand(), a.groupDescribeCommand(), a.groupScaleCommand(), a.groupWaitCommand(),
 		a.groupCreateCommand(),
 		a.groupDeleteCommand(), a.groupRolloutCommand(fleet.PauseRollout), a.groupRolloutCommand(fleet.ResumeRollout),
@@ -36,8 +37,8 @@ All commands see the groups of the tenant that the identity was registered for.`
 func (a *app) groupListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the groups", Args: cobra.NoArgs,
-		Long: "Lists the groups: how many instances there should be, are, and are healthy, and\nwhat keeps a group " +
-			"from its size.",
+		Long: "Lists the groups with their desired, existing and healthy numbers of instances, and the\nreason if a " +
+			"group does not have its size.",
 		Example: `  nstance-admin group list --all-shards
   nstance-admin group list --shard us-west-2a --output json | jq '.shards[].groups[].group'`,
 	}
@@ -118,8 +119,7 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "describe [GROUP]", Aliases: []string{"status"}, Short: "Describe one group, or all",
 		Args: cobra.MaximumNArgs(1),
-		Long: "Describes groups with everything that they are made of: the merged variables, limits,\nhashes, and " +
-			"their instances.",
+		Long: "Describes groups in full: their merged variables, limits and hashes, and their instances.",
 		Example: `  nstance-admin group describe workers --shard us-west-2a
   nstance-admin group describe --all-shards --output yaml`,
 	}
@@ -187,8 +187,8 @@ func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.Gro
 func (a *app) groupCreateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create GROUP --template TEMPLATE", Short: "Create a dynamic group", Args: cobra.ExactArgs(1),
-		Long: `Creates a dynamic group from a template of the shard's configuration. Flags that are not
-given have the template's values.`,
+		Long: `Creates a dynamic group from a template of the shard's configuration. For a flag that is
+not given, the template's value applies.`,
 		Example: `  nstance-admin group create batch --template worker --size 3 --shard us-west-2a
   nstance-admin group create batch --template worker --size 3 --vars queue=high,debug=1 --vars region=west`,
 	}
@@ -199,15 +199,16 @@ given have the template's values.`,
 	flags.StringVar(&spec.Template, "template", "", "template of the shard's configuration (required)")
 	flags.Uint32Var(&size, "size", 1, "how many instances there should be")
 	flags.StringVar(&spec.InstanceType, "instance-type", "", "the provider's instance type")
-	flags.StringSliceVar(&spec.InstanceTypes, "instance-types", nil, "fallbacks for when the provider has no capacity")
-	flags.StringVar(&spec.SubnetPool, "subnet-pool", "", "pool that the subnets come from")
-	flags.StringToStringVar(&spec.Vars, "vars", nil, "variables as k=v, over the template's; may be repeated")
+	flags.StringSliceVar(&spec.InstanceTypes, "instance-types", nil,
+		"types to try when the provider has no capacity for --instance-type")
+	flags.StringVar(&spec.SubnetPool, "subnet-pool", "", "subnet pool of the VMs")
+	flags.StringToStringVar(&spec.Vars, "vars", nil, "variables as k=v, which override the template's; may be repeated")
 	flags.StringSliceVar(&spec.LoadBalancers, "load-balancers", nil, "load balancers of the shard's configuration")
 	flags.DurationVar(&drain, "drain-timeout", 0, "how long an instance may be drained before it is terminated")
 	flags.Uint32Var(&surge, "max-surge", 0,
-		"how many instances more than the size there may be while they are replaced")
+		"how many instances above its size the group may have while some are replaced")
 	flags.StringVar(&spec.MaxUnhealthy, "max-unhealthy", "",
-		"above this count or share (40%) of unhealthy instances none is replaced")
+		"no unhealthy instance is replaced while there are more than this count (3) or share (40%)")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		spec.Group, spec.Size, spec.SetVars = args[0], &size, len(spec.GetVars()) > 0
@@ -235,7 +236,7 @@ given have the template's values.`,
 
 func (a *app) groupDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "delete GROUP", Short: "Delete a dynamic group, or what was changed about a static one",
+		Use: "delete GROUP", Short: "Delete a dynamic group, or the changes to a static one",
 		Args: cobra.ExactArgs(1),
 		Long: `Deletes a dynamic group: its instances are drained and terminated. For a static group it
 deletes only the changes, so that the values of the configuration apply again. To delete
@@ -272,19 +273,19 @@ func (a *app) groupRolloutCommand(do fleet.RolloutAction) *cobra.Command {
 	case fleet.PauseRollout:
 		cmd.Short = "Stop the rollout of a group"
 		cmd.Long = `Stops a rollout: instances with an outdated configuration, and aged ones, are no longer
-replaced. A replacement that is under way is finished. Lost and unhealthy instances
-are still replaced, with the new configuration. The pause outlasts a new leader.`
+replaced. A replacement that is under way is finished. Lost and unhealthy instances are
+still replaced, with the new configuration. The pause also holds under a new leader.`
 		cmd.Example = "  nstance-admin group pause workers --shard us-west-2a"
 	case fleet.ResumeRollout:
 		cmd.Short = "Continue a rollout that is paused or halted"
-		cmd.Long = `Ends a pause. A rollout that halted because instances with the new configuration
-failed starts again, and counts failures from zero.`
+		cmd.Long = `Ends a pause of a group's rollout. A rollout that halted because instances with the new
+configuration failed starts again, and counts failures from zero.`
 		cmd.Example = "  nstance-admin group resume workers --shard us-west-2a"
 	default:
 		cmd.Short = "Replace all instances of a group"
 		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge, as after a change of its
-configuration: with canaries, pauses and halts. Each call replaces them once more. It asks
-on a terminal, and elsewhere needs --yes.`
+configuration: with canaries, pauses and halts. Each call replaces them once more. The
+command asks for a confirmation on a terminal, and elsewhere needs --yes.`
 		cmd.Example = `  nstance-admin group roll workers --shard us-west-2a
   nstance-admin group roll workers --all-shards --yes`
 	}

@@ -18,15 +18,15 @@ import (
 func (a *app) groupScaleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
-		Long: `Changes only the size of a group. Changes that others make to the group at the same time
-are kept. With several shards, say what SIZE is: --per-shard gives the group this size in
-each of them, --total divides it evenly over those that have the group.
+		Long: `Changes only the size of a group. Other changes that are made to the group at the same
+time are kept. With several shards, say what SIZE is: --per-shard gives the group this
+size in each of them, --total divides it evenly over those that have the group.
 
-A smaller size deletes instances. The command then asks on a terminal, and elsewhere
-needs --yes. A larger size needs neither. With --dry-run it asks the leaders which
-instances they would delete, and changes nothing.
+A smaller size deletes instances. "group scale" then asks for a confirmation on a
+terminal, and elsewhere needs --yes. For a larger size it does not ask. With --dry-run it
+asks the leaders which instances they would delete, and changes nothing.
 
-The command returns when the new size is durable; "nstance-admin events" shows the
+"group scale" returns when the new size is durable; "nstance-admin events" shows the
 effects. With --wait it returns when the group has that size and is healthy.`,
 		Example: `  nstance-admin group scale workers 5 --shard us-west-2a --wait
   nstance-admin group scale workers 9 --all-shards --total

@@ -15,7 +15,8 @@ import (
 func (a *app) instanceCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "instance", Short: "List, describe, protect, create and delete instances",
 		Long: `Instances are VMs. Those of a group are created and replaced by the server; "create"
-makes one on demand beside the group's size, which stays until it is deleted.`}
+makes an additional one on demand, which does not count towards the group's size and
+stays until it is deleted.`}
 	cmd.AddCommand(a.instanceListCommand(), a.instanceDescribeCommand(), a.instanceCreateCommand(),
 		a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceDeleteCommand())
 	return cmd
@@ -101,7 +102,7 @@ func (a *app) instanceDescribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "describe INSTANCE", Aliases: []string{"show"}, Short: "Describe one instance",
 		Args:    cobra.ExactArgs(1),
-		Long:    "Describes one instance. With --all-shards it is looked for in every shard.",
+		Long:    "Describes one instance. With --all-shards, the command looks for it in every shard.",
 		Example: `  nstance-admin instance describe wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
@@ -188,10 +189,10 @@ func drift(i fleet.Instance) string {
 func (a *app) instanceCreateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create GROUP", Short: "Create an on-demand instance of a group", Args: cobra.ExactArgs(1),
-		Long: `Creates an instance like those of the group, beside its size. It is not replaced when
-it fails, and stays until it is deleted.
+		Long: `Creates an instance like those of the group, in addition to the group's size. It is not
+replaced when it fails, and stays until it is deleted.
 
-A repeated call with the same --instance-id never makes a second one.`,
+A repeated call with the same --instance-id never makes a second instance.`,
 		Example: `  nstance-admin instance create workers --shard us-west-2a --instance-type c7g.4xlarge
   nstance-admin instance create workers --vars job=42 --output json | jq -r '.shards[].instance.instance_id'`,
 	}
@@ -200,7 +201,7 @@ A repeated call with the same --instance-id never makes a second one.`,
 	cmd.Flags().StringVar(&text, "instance-id", "",
 		"the instance's ID, with the group's kind as prefix; made if not given")
 	cmd.Flags().StringVar(&instanceType, "instance-type", "", "the provider's instance type instead of the group's")
-	cmd.Flags().StringToStringVar(&vars, "vars", nil, "variables as k=v, over the group's; may be repeated")
+	cmd.Flags().StringToStringVar(&vars, "vars", nil, "variables as k=v, which override the group's; may be repeated")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.MarkFlagsMutuallyExclusive("instance-id", "all-shards")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

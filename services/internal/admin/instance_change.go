@@ -18,14 +18,15 @@ func (a *app) instanceDeleteCommand() *cobra.Command {
 towards a group's size, the server makes another in its place. With --decrement the
 group's size is lowered by one in the same step, and no other instance takes its place.
 
-The command returns when the deletion is durable; with --wait, when the VM is gone.`,
+"instance delete" returns when the deletion is durable; with --wait, when the VM is gone.`,
 		Example: `  nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --all-shards --reason "disk is failing" --yes
   nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --decrement --yes`,
 	}
 	var reason string
 	var decrement bool
-	cmd.Flags().StringVar(&reason, "reason", "requested with nstance-admin", "why, for its record and the events")
-	cmd.Flags().BoolVar(&decrement, "decrement", false, "also lower the size of its group by one")
+	cmd.Flags().StringVar(&reason, "reason", "requested with nstance-admin",
+		"reason of the deletion, for the instance's record and its events")
+	cmd.Flags().BoolVar(&decrement, "decrement", false, "also lower the size of the instance's group by one")
 	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := instanceID(cmd, args[0])
@@ -90,7 +91,8 @@ func (a *app) instanceProtectCommand() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		Long: `Protects an instance: it is neither rotated because of drift or age, nor chosen by a
 scale-down. Lost, silent and expired (forced_age) instances are replaced all the same,
-and "instance delete" deletes it. The protection outlasts a new leader, until --off.`,
+and "instance delete" deletes it. The protection also holds under a new leader, until
+--off ends it.`,
 		Example: `  nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --all-shards
   nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --off`,
 	}

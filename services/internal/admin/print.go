@@ -67,7 +67,7 @@ var formats = []string{"table", "json", "yaml"}
 func outputFlag(cmd *cobra.Command) *format {
 	f := new(format)
 	*f = "table"
-	cmd.Flags().VarP((*formatValue)(f), "output", "o", "how to show it: table, json or yaml")
+	cmd.Flags().VarP((*formatValue)(f), "output", "o", "output format: table, json or yaml")
 	// This fails only if it is called twice.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	return f

@@ -39,7 +39,7 @@ func scopeFlags(cmd *cobra.Command) *scope {
 	cmd.Flags().StringVar(&s.shard, "shard", "", "the shard to ask (or "+envShard+
 		"); not needed if there is only one in --servers")
 	cmd.Flags().BoolVar(&s.all, "all-shards", false,
-		"ask every shard in --servers; goes on after a failure and then exits with 1")
+		"ask every shard in --servers; after a failure, ask the others and exit with 1")
 	cmd.MarkFlagsMutuallyExclusive("shard", "all-shards")
 	return s
 }

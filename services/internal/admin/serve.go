@@ -29,9 +29,9 @@ func (a *app) serveCommand() *cobra.Command {
 	var o serveOptions
 	s := new(scope)
 	cmd := &cobra.Command{
-		Use: "serve", Short: "Serve the page and the HTTP API", Args: cobra.NoArgs,
-		Long: `Serves a page that shows the shards in --servers, at /ui/, and their operator API as
-JSON over HTTP, with ?shard=S or ?all_shards=true:
+		Use: "serve", Short: "Serve the web page and the HTTP API", Args: cobra.NoArgs,
+		Long: `Serves at /ui/ a web page that shows the shards in --servers, and their operator API as
+JSON over HTTP. Most calls take ?shard=S or ?all_shards=true:
 
   GET  /status   /orphans   /events   /events/follow   /config/status
   GET  /groups   /group?group=G   /group/explain?group=G
@@ -42,22 +42,22 @@ JSON over HTTP, with ?shard=S or ?all_shards=true:
   POST /server/step-down   /orphans/confirm
   GET  /health   /openapi.json     describes every call, with its parameters
 
-Callers need a token from --token-file: "Authorization: Bearer TOKEN". Each line of the
-file holds a token of at least 16 characters, a name and a token, or a name, a token and
-a role: viewer, operator or admin. Viewers only read. The log names who changed
-something. To see the page, a person logs in with a token. On the page, a token without
-a role is a viewer's.
+Callers of "serve" need a token from --token-file: "Authorization: Bearer TOKEN". Each
+line of the file holds a token of at least 16 characters, a name and a token, or a name,
+a token and a role: viewer, operator or admin. Viewers only read. The log names who
+changed something. To see the page, a person logs in with a token. On the page, a token
+without a role is a viewer's.
 
-Without a token file, only this machine is served, without a login: 127.0.0.1:8080
+Without a token file, "serve" serves only this machine, without a login: 127.0.0.1:8080
 unless --bind names another loopback address.
 
-With --storage-bucket the page also shows what only the bucket has, to every client: the
-lock of a shard without a leader, and what a newer configuration would change. It needs
-credentials that may read the bucket.
+With --storage-bucket, the web page of "serve" also shows every client what only the
+bucket has: the lock of a shard without a leader, and what a newer configuration would
+change. This needs credentials that may read the bucket.
 
-On other addresses than this machine's, tokens and answers need TLS: give --tls-cert-file
-and --tls-key-file. With --insecure they are sent in plain text: for a proxy in front that
-serves TLS.`,
+If "serve" listens on other addresses than this machine's, it needs TLS: give
+--tls-cert-file and --tls-key-file. With --insecure, tokens and answers are sent in plain
+text, for a proxy in front that serves TLS.`,
 		Example: `  nstance-admin serve
   curl -s 'http://127.0.0.1:8080/groups?all_shards=true'
 
@@ -67,12 +67,12 @@ serves TLS.`,
 	cmd.Flags().StringVar(&o.bind, "bind", ":8080", "address to listen on; without --token-file 127.0.0.1:8080")
 	cmd.Flags().StringVar(&o.tokenFile, "token-file", "", "file with the tokens of the clients")
 	cmd.Flags().StringVar(&o.certFile, "tls-cert-file", "", "certificate chain (PEM), to serve HTTPS")
-	cmd.Flags().StringVar(&o.keyFile, "tls-key-file", "", "its private key (PEM)")
+	cmd.Flags().StringVar(&o.keyFile, "tls-key-file", "", "private key of the certificate (PEM)")
 	cmd.Flags().BoolVar(&o.insecure, "insecure", false,
 		"serve plain HTTP on other addresses than this machine's")
 	cmd.MarkFlagsRequiredTogether("tls-cert-file", "tls-key-file")
 	o.bucket.add(cmd)
-	cmd.Flags().Lookup("storage-bucket").Usage = "the bucket, for the page; for file, the directory"
+	cmd.Flags().Lookup("storage-bucket").Usage = "the bucket, for more on the web page; for file, the directory"
 	cmd.Flags().Lookup("storage-timeout").Usage = "how long the bucket may take to show one shard"
 	s.reach(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

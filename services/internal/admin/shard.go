@@ -18,8 +18,8 @@ func (a *app) statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the leaders and the health of shards", Args: cobra.NoArgs,
 		Long: `Shows for each shard its leader, heir, term and configuration, and counts its groups,
-instances and connected agents. Active errors, and why a newer configuration was
-refused, follow the table. Without --shard it asks every shard.`,
+instances and connected agents. Active errors, and why a newer configuration was refused,
+follow the table. Without --shard, the command asks every shard.`,
 		Example: `  nstance-admin status
   nstance-admin status --output json | jq '.shards[] | {shard, leader_id, errors}'`,
 	}
@@ -126,8 +126,8 @@ func (a *app) stepDownCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "step-down", Short: "Make the leader hand over to another server", Args: cobra.NoArgs,
 		Long: `Makes the leader of a shard hand over, and keeps it out of the election for 15 s. If
-there is no other server, the same one leads again after that. Needs an identity with
-the role admin.`,
+there is no other server, the same one leads again after that. The command needs an
+identity with the role admin.`,
 		Example: `  nstance-admin server step-down --shard us-west-2a`,
 	}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
@@ -153,8 +153,8 @@ the role admin.`,
 func (a *app) orphansCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "orphans", Short: "List VMs without a record, and allow their termination",
 		Long: `An orphan is a VM of the shard that has no record. The leader terminates a few of them
-without asking. Many point to a fault, such as a wrong bucket, so the leader waits
-until a person has confirmed them. Needs an identity with the role admin, which
+without asking. Many point to a fault, such as a wrong bucket, so the leader waits until
+a person has confirmed them. These commands need an identity with the role admin, which
 "cluster register-operator --role admin" makes.`}
 	cmd.AddCommand(a.orphansListCommand(), a.orphansConfirmCommand())
 	return cmd
@@ -192,8 +192,8 @@ func (a *app) writeOrphans(w io.Writer, answers []fleet.OrphansAnswer) error {
 func (a *app) orphansConfirmCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "confirm VM...", Short: "Allow the leader to terminate the orphans of a shard",
 		Args: cobra.MinimumNArgs(1),
-		Long: `Allows the leader to terminate the VMs without a record. Give all of them, as "orphans
-list" shows them: the leader refuses if the shard has others by now. The VMs are
+		Long: `Allows the leader to terminate the VMs without a record. Name all of them, as "orphans
+list" shows them: the leader refuses the call if the shard has others by now. The VMs are
 terminated without a drain.`,
 		Example: `  nstance-admin orphans confirm i-0a1b2c3d4e5f60718 i-1b2c3d4e5f6071829 --shard us-west-2a`}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)

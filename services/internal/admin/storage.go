@@ -39,7 +39,7 @@ func (b *bucketFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&b.location.Provider, "storage-provider", open.Names()[0],
 		"kind of object store: "+strings.Join(open.Names(), " or "))
 	flags.StringVar(&b.location.Bucket, "storage-bucket", "", "the bucket; for file, the directory (required)")
-	flags.StringVar(&b.location.Prefix, "storage-prefix", "", "what all keys in the bucket begin with")
+	flags.StringVar(&b.location.Prefix, "storage-prefix", "", "prefix of all keys in the bucket")
 	flags.DurationVar(&b.timeout, "storage-timeout", storageTime, "how long the command may take with the bucket")
 }
 
@@ -90,16 +90,16 @@ func (s *secretFlags) add(cmd *cobra.Command) {
 	s.bucketFlags.add(cmd)
 	flags.StringVar(&s.provider, "secrets-provider", config.ObjectStorage,
 		"where secrets are kept: "+strings.Join(secrets.Names(), ", "))
-	flags.StringVar(&s.prefix, "secrets-prefix", "", "what the names of secrets begin with, where a service keeps them")
+	flags.StringVar(&s.prefix, "secrets-prefix", "", "what the names of secrets begin with, if a service keeps them")
 	flags.StringVar(&s.project, "secrets-project", "", "project of the secrets, for "+
 		strings.Join(config.SecretsStoresWithProject(), ", "))
 	flags.StringVar(&s.keyProvider, "key-provider", config.EnvKeySource,
 		"where the encryption key is: "+strings.Join(keyring.Names(keysources.Sources()), ", "))
 	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+
-		") path of the file, or name or ARN of the secret or parameter")
+		"), path of the file, or name or ARN of the secret or parameter")
 	flags.StringArrayVar(&s.oldKeys, "old-key", nil,
-		"a key that opens what was sealed before, as PROVIDER:SOURCE, such as env:VARIABLE or file:PATH; may be "+
-			"repeated")
+		"an earlier encryption key, for secrets sealed with it, as PROVIDER:SOURCE (env:VARIABLE, file:PATH, …); "+
+			"may be repeated")
 }
 
 // cluster is an opened cluster.

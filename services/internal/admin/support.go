@@ -31,8 +31,9 @@ type supportOptions struct {
 func (a *app) supportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "support", Short: "Write a bundle for a report about a fault, without secrets", Args: cobra.NoArgs,
-		Long: `Writes one .tar.gz file to attach to a report. It needs neither a leader nor a running
-server: what cannot be read is named in the bundle, with the reason. For each shard it has
+		Long: `Writes a bundle, one .tar.gz file, to attach to a report. The command needs neither a
+leader nor a running server: the bundle names what could not be read, with the reason.
+For each shard the bundle has
 
   * what doctor finds
   * the lock, the report of the newest server, and the configuration: the newest, the one
@@ -43,14 +44,14 @@ server: what cannot be read is named in the bundle, with the reason. For each sh
 
 and the names, sizes and times of all objects of the bucket.
 
-The bundle shows only fields that are known to be harmless. It never has keys, tokens,
-nonces, certificates, values of args, vars and environment variables, boot scripts or
-contents of files; objects with secrets are listed by name and not read. Errors and
-alerts keep the words that Nstance itself uses, numbers, times, and names that the bundle
-shows elsewhere. Names of groups, addresses and IDs of VMs are in it. Read it before you
-send it.
+A bundle of "support" shows only fields that are known to be harmless. It never has keys,
+tokens, nonces, certificates, values of args, vars and environment variables, boot
+scripts or contents of files; objects with secrets are listed by name and not read.
+Errors and alerts keep the words that Nstance itself uses, numbers, times, and names that
+the bundle shows elsewhere. It has names of groups, and addresses and IDs of VMs. Read
+the bundle before you send it.
 
-Like doctor, it writes one object to the bucket and deletes it again.`,
+Like "doctor", "support" writes one object to the bucket and deletes it again.`,
 		Example: `  nstance-admin support --storage-bucket my-bucket
   nstance-admin support --storage-bucket my-bucket --shard us-west-2a --since 2h --output bundle.tar.gz`,
 	}
@@ -59,7 +60,8 @@ Like doctor, it writes one object to the bucket and deletes it again.`,
 		"file to write, which must not exist (default nstance-support-CLUSTER-SHARD-TIME.tar.gz)")
 	cmd.Flags().StringVar(&o.shard, "shard", "",
 		"only this shard (default: every shard of the bucket and of --servers)")
-	cmd.Flags().DurationVar(&o.since, "since", 24*time.Hour, "only events of this time, at most the newest 2000")
+	cmd.Flags().DurationVar(&o.since, "since", 24*time.Hour,
+		"only events that are not older than this, at most the newest 2000")
 	o.add(cmd)
 	o.reach(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -14,14 +14,14 @@ import (
 func (a *app) topCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "top", Short: "Show shards and groups again and again", Args: cobra.NoArgs,
-		Long: `Shows the status of all shards and their groups, again every two seconds, until it is
-interrupted. On a terminal each picture replaces the one before.`,
+		Long: `Shows the status of all shards and their groups, and shows it again every two seconds
+until the command is interrupted. On a terminal, the new status replaces the one before.`,
 		Example: `  nstance-admin top
   nstance-admin top --shard us-west-2a --interval 10s`,
 	}
 	s := scopeFlags(cmd)
 	var interval time.Duration
-	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time between two pictures")
+	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time until the status is shown again")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if interval < time.Second {
 			return usagef("--interval %s is less than a second", interval)
@@ -79,9 +79,9 @@ func (a *app) top(ctx context.Context, s *scope, interval time.Duration) error {
 
 func (a *app) uiCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "ui", Short: "Open the page in a browser", Args: cobra.NoArgs,
-		Long: `Serves the page for this machine only, on a free port, and opens it in a browser: that
-of $BROWSER, or the system's. It serves until it is interrupted.`,
+		Use: "ui", Short: "Open the web page in a browser", Args: cobra.NoArgs,
+		Long: `Serves the web page of "serve" for this machine only, on a free port, and opens it in a
+browser: that of $BROWSER, or the system's. The command serves until it is interrupted.`,
 		Example: `  nstance-admin ui
   nstance-admin ui --no-browser     # only print the address`,
 	}

@@ -24,7 +24,7 @@ type patienceFlags struct {
 
 func waitFlags(cmd *cobra.Command) *patienceFlags {
 	p := new(patienceFlags)
-	cmd.Flags().BoolVar(&p.wait, "wait", false, "wait until it has happened, and show the progress")
+	cmd.Flags().BoolVar(&p.wait, "wait", false, "wait for the effect of the change, and show the progress")
 	p.addTimeout(cmd)
 	return p
 }
@@ -36,8 +36,9 @@ func (p *patienceFlags) addTimeout(cmd *cobra.Command) {
 func (a *app) groupWaitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "wait GROUP", Short: "Wait until a group is as it should be", Args: cobra.ExactArgs(1),
-		Long: `Waits until a group has its size, all its instances are healthy and none is outdated,
-and shows the progress on standard error. The exit status is 1 if the time is over.`,
+		Long: `Waits until a group has its size, all its instances are healthy and none is outdated, and
+shows the progress on standard error. The exit status is 1 if --wait-timeout ends before
+that.`,
 		Example: `  nstance-admin group wait workers --shard us-west-2a --wait-timeout 30m`,
 	}
 	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}

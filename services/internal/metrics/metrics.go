@@ -101,14 +101,15 @@ func NewServer(version, shard string) *Server {
 			"before: first (there was none), released (a clean stop), heir or expired (the leader was lost).", "cause"),
 		TermFailures: auto.NewCounter(prometheus.CounterOpts{Name: "nstance_term_failures_total",
 			Help: "Terms of this server that could not begin, or ended with an error."}),
-		Actions: counter("nstance_actions_total", "Actions started, by kind.", "kind"),
-		CreateStart: histogram("nstance_create_start_duration_seconds", "From a planned create to the provider's call.",
+		Actions: counter("nstance_actions_total", "Actions of the plan that the leader started, by kind.", "kind"),
+		CreateStart: histogram("nstance_create_start_duration_seconds", "Time from the plan of a create to the call "+
+			"of the provider.",
 			prometheus.ExponentialBuckets(0.0001, 3, 12)).WithLabelValues().(prometheus.Histogram),
 		CreateFailures: counter("nstance_create_failures_total", "Failed creations of instances, by class: an error "+
 			"class of the provider, or not permitted.", "class"),
 		Replacements: counter("nstance_replacements_total", "Create calls for instances that replace another one, by "+
 			"the cause for which it is replaced.", "cause"),
-		ReplacementTime: histogram("nstance_replacement_duration_seconds", "Duration of the stages of replacements "+
+		ReplacementTime: histogram("nstance_replacement_duration_seconds", "Duration of each stage of replacements "+
 			"that became healthy: decide, create, boot, register, healthy.",
 			prometheus.ExponentialBuckets(0.0005, 3, 14), "stage"),
 		PlanDuration: histogram("nstance_plan_duration_seconds", "Time to plan one group.",
@@ -117,19 +118,20 @@ func NewServer(version, shard string) *Server {
 			"Calls to the provider, by call and error class (ok, no capacity, throttled, ...).", "call", "class"),
 		ProviderLatency: histogram("nstance_provider_call_duration_seconds", "Duration of calls to the provider.",
 			prometheus.ExponentialBuckets(0.001, 3, 10), "call"),
-		Throttled: counter("nstance_provider_throttled_total", "Attempts at calls of the provider's API that were "+
-			"turned away because of too many, by the API's name of the call.", "call"),
+		Throttled: counter("nstance_provider_throttled_total", "Attempts to call the provider's API that the "+
+			"provider throttled, by the API's name of the call.", "call"),
 		StorageTime: histogram("nstance_storage_request_duration_seconds",
 			"Duration of requests to object storage, by request: get, put, delete, list.",
 			prometheus.ExponentialBuckets(0.001, 3, 10), "request"),
 		StorageRequests: counter("nstance_storage_requests_total", "Requests to object storage, by request and "+
 			"result: ok, not_found, conflict, error.", "request", "result"),
 		Reports: auto.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total",
-			Help: "Health reports received."}),
-		Registrations: counter("nstance_registrations_total", "Registrations, by result code.", "result"),
+			Help: "Health reports received from agents."}),
+		Registrations: counter("nstance_registrations_total", "Registrations of agents and operators, by result "+
+			"code.", "result"),
 		ConfigRefused: gauge("nstance_config_refused",
 			"1 while the newest configuration in the bucket is refused and an older one is in force."),
-		Alerts: counter("nstance_alerts_total", "Alerts raised, by kind. An alert that changes its text is raised "+
+		Alerts: counter("nstance_alerts_total", "Alerts raised, by kind. An alert whose text changes counts "+
 			"again.", "kind"),
 	}
 	auto.NewGauge(prometheus.GaugeOpts{Name: "nstance_build_info", Help: "1, with the version as label.",

@@ -51,12 +51,15 @@ func programs() []program {
 	server := metrics.NewServer("", "")
 	server.WatchShard(func() metrics.Shard { return metrics.Shard{} })
 	return []program{
-		{"nstance-server", "`GET :8990/metrics`. All of these metrics, and those of the Go runtime and the process, " +
-			"have the\nlabels `cluster` and `shard` too. Metrics of groups and alerts exist only at the leader.",
+		{"nstance-server", "The server has its metrics at `GET :8990/metrics`. All of them, and those of the Go " +
+			"runtime and the process, also have the\nlabels `cluster` and `shard`. Metrics of groups and alerts " +
+			"exist only at the leader.",
 			describe(server.Describe)},
-		{"nstance-operator", "At `--metrics-bind-address`, beside the metrics of controller-runtime.",
+		{"nstance-operator", "The operator has its metrics at `--metrics-bind-address`, beside those of " +
+			"controller-runtime.",
 			describe(operator.DescribeMetrics)},
-		{"nstance-agent", "`GET /metrics` at `NSTANCE_HEALTH_ADDR`, which is off by default.", agentMetrics()},
+		{"nstance-agent", "The agent has its metrics at `GET /metrics` of `NSTANCE_HEALTH_ADDR`, which is not set by " +
+			"default.", agentMetrics()},
 	}
 }
 
@@ -190,8 +193,8 @@ func reference() string {
 
 # Metrics
 
-Labels name groups of things, never single instances. Names that end in ` + "`_total`" + ` are counters, those in
-` + "`_duration_seconds`" + ` histograms, all others gauges. ` + "`_timestamp_seconds`" + ` means Unix time.
+Labels have few values, and never name a single instance. Names that end in ` + "`_total`" + ` are counters, those in
+` + "`_duration_seconds`" + ` histograms, all others gauges. ` + "`_timestamp_seconds`" + ` stands for Unix time.
 [Alerts](../runbooks/README.md) are made from these metrics.
 `)
 	for _, program := range programs() {

@@ -45,7 +45,7 @@ var (
 	groupDesired = shardDesc("nstance_group_desired", "Instances that the group should have, while leading.",
 		"tenant", "group")
 	groupActual = shardDesc("nstance_group_actual",
-		"Managed instances of the group that are not being deleted, while leading.", "tenant", "group")
+		"Instances of the group that are not being deleted, without on-demand ones, while leading.", "tenant", "group")
 	groupHealthy = shardDesc("nstance_group_healthy",
 		"Instances of nstance_group_actual that report healthy, while leading.", "tenant", "group")
 	groupDrifted = shardDesc("nstance_group_drifted", "Instances of nstance_group_actual that differ from the group's "+
@@ -55,7 +55,7 @@ var (
 	instances  = shardDesc("nstance_instances", "Live instances of the shard; 0 on a standby.")
 	groupCount = shardDesc("nstance_groups", "Groups of the shard; 0 on a standby.")
 	connected  = shardDesc("nstance_agents_connected", "Agents with an open health stream; 0 on a standby.")
-	reserved   = shardDesc("nstance_reservations", "Instance IDs reserved ahead; 0 on a standby.")
+	reserved   = shardDesc("nstance_reservations", "Instance IDs reserved ahead of need; 0 on a standby.")
 	alerts     = shardDesc("nstance_alert_active", "Active alerts, by kind, while leading.", "kind")
 	leaseLeft  = shardDesc("nstance_lease_remaining_seconds",
 		"Time for which this leader may act without another renewal, while leading.")

@@ -10,130 +10,159 @@
 //
 // # Rules
 //
-// Each instance is classified by the first of rules 1 to 17 that applies (classify.go). Rules 52 and 59 stand between
-// 12 and 13, rule 58 before 17. The other rules from 18 on say what follows. The code and the tests name a rule by its
-// number.
+// Each instance is classified by the first of rules 1 to 17 that applies (classify.go). Rules 52 and 59 come between 12
+// and 13, and rule 58 before 17. The other rules from 18 on say what the leader does with the instances. The code and
+// the tests name a rule by its number.
 //
-//	 1 leaving            The deletion is durable or being written. The instance does not count.
-//	 2 creating           The create call has no recorded answer yet. The instance counts, but serves nobody.
-//	 3 notice             The cloud announced that it will take the VM away. Lost.
-//	 4 power off          The agent announced a power-off, and the VM ended or shutdown_grace is over. Lost.
-//	 5 ended unregistered The VM ended before its agent registered. Lost, and a failed creation.
-//	 6 gone               The provider says that the VM ended or is ending. Lost.
-//	 7 unregistered       The agent did not register in time. A failed creation.
-//	 8 on-demand expired  An on-demand instance reached ondemand_age.
-//	 9 on-demand          Any other on-demand instance. It is never counted, rotated or replaced.
-//	10 expired            The instance reached forced_age. Replaced first.
-//	11 held               As rule 12, 52 or 59, but the unhealthy guard holds (rules 26 and 61).
-//	12 silent             Three reports are missed, or the agent was never healthy in its time. Replaced first.
-//	13 unready, drifted   As rule 14, with an outdated infra configuration or in a subnet that left the pool.
-//	14 unready            Booting, not heard of by this leader yet, late, unhealthy or new to its load balancers
-//	                      (rule 60). It counts, but proves nothing.
-//	15 drifted            Healthy, with an outdated infra configuration or in a subnet that left the pool. Rotated.
-//	16 aged               Healthy, older than eligible_age. Rotated.
-//	17 well               Healthy and as configured.
+//	 1 leaving            The instance's deletion is recorded or being recorded. It does not count towards the size.
+//	 2 creating           No answer to the instance's create call is recorded yet. It counts towards the size, but does
+//	                      not serve yet.
+//	 3 notice             The cloud announced that it will take the VM away. The instance is replaced immediately (rule
+//	                      18).
+//	 4 power off          The agent announced a power-off, and the VM ended or shutdown_grace is over. The instance is
+//	                      replaced immediately (rule 18).
+//	 5 ended unregistered The VM ended before its agent registered. The instance is replaced (rule 18), and its creation
+//	                      has failed (rule 25).
+//	 6 gone               The provider says that the VM ended or is ending. The instance is replaced immediately (rule
+//	                      18).
+//	 7 unregistered       The agent did not register within registration_timeout. This is a failed creation (rule 25).
+//	 8 on-demand expired  An on-demand instance reached ondemand_age. It is deleted.
+//	 9 on-demand          Any other on-demand instance. It does not count towards the size, and is never replaced.
+//	10 expired            The instance reached forced_age. It is deleted when a replacement is healthy (rule 19).
+//	11 held               The instance is silent or unhealthy (rules 12, 52, 59), but the unhealthy guard forbids its
+//	                      replacement (rules 26, 61).
+//	12 silent             The agent missed three reports, or registered but did not become healthy in time. The instance
+//	                      is deleted when a replacement is healthy (rule 19).
+//	13 unready, drifted   The instance is unready (rule 14), and has an outdated infra configuration or a subnet that
+//	                      left the pool.
+//	14 unready            The instance is booting, late, unhealthy or new to its load balancers (rule 60), or this
+//	                      leader has not heard of it yet. It counts towards the size, but no other instance is deleted
+//	                      in its favour.
+//	15 drifted            The instance is healthy, but has an outdated infra configuration or a subnet that left the
+//	                      pool. It is replaced in a wave (rule 20).
+//	16 aged               The instance is healthy and older than eligible_age. It is replaced in a wave (rule 20).
+//	17 well               The instance is healthy and as configured.
 //
-//	18 replace lost       A lost instance is deleted and replaced immediately, without using max_surge (replace.go).
-//	19 replace first      Expired and silent instances are deleted only when a replacement is healthy. At most
-//	                      max_surge replacements are under way (replace.go, size.go).
-//	20 rotate             Up to max_surge drifted or aged instances, a wave, get their replacements first while the
-//	                      group is steady (rollout.go).
-//	21 deadline           A deletion gets the group's drain time-out, or the deadline of a notice if that is earlier
-//	                      (replace.go).
-//	22 scale down         A surplus of available instances is deleted: silent ones first, then those of a kind of
-//	                      which the group has too many (rule 56), then those that would be replaced anyway, then the
-//	                      oldest (size.go).
-//	23 surplus unready    A surplus of unready instances is deleted beyond what replacements may add: those of a kind
-//	                      of which the group has too many first. One that has not registered yet stays if the group
-//	                      needs its kind (size.go).
-//	24 wait for agents    A new leader removes no instance that it has not heard of, until the registration time-out
-//	                      is over (size.go).
-//	25 backoff            A group with failed creations waits 1 s to 5 min, then creates fewer at a time (backoff.go).
+//	18 replace lost       A lost instance (rules 3 to 6) is deleted and replaced immediately. max_surge does not limit
+//	                      this (replace.go).
+//	19 replace first      An instance of rule 10, 12, 52 or 59 is deleted only when a replacement is healthy. At most
+//	                      max_surge such replacements are under way (replace.go, size.go).
+//	20 rotate             Drifted and aged instances are replaced in waves of up to max_surge. Each is deleted when a
+//	                      replacement is healthy. A wave starts only while the group has its size, and no instance of it
+//	                      is draining, silent or booting (rollout.go).
+//	21 deadline           A drain may take the group's drain time-out, or until the deadline of the cloud's notice if
+//	                      that is earlier (replace.go).
+//	22 scale down         If more instances are available than the size, the surplus is deleted: silent ones first, then
+//	                      those of a kind (spot or on demand) of which the group has too many (rule 56), then those that
+//	                      would be replaced anyway, then the oldest (size.go).
+//	23 surplus unready    If a group has more instances than its size and its replacements need, unready ones are
+//	                      deleted: first those of a kind (spot or on demand) of which it has too many. An instance that
+//	                      has not registered yet stays if the group needs its kind (size.go).
+//	24 wait for agents    For registration_timeout after a takeover, the leader deletes no instance as surplus before it
+//	                      has heard from its agent (size.go).
+//	25 backoff            After failed creations, a group creates nothing for 1 s to 5 min, then fewer instances at a
+//	                      time (backoff.go).
 //	26 unhealthy guard    While more than max_unhealthy of a group, or 40 % of the shard, is silent, fails a health
-//	                      check or is unhealthy in a load balancer, no such instance is replaced and no registration
-//	                      is overdue (guard.go).
-//	27 drain              A running VM is drained until an operator acknowledges or the deadline comes (drain.go).
-//	28 terminate          Then it is terminated; again after a minute if the provider still has it (drain.go).
-//	29 forget             An instance whose VM is gone becomes a tombstone (drain.go).
-//	30 late deletion      A leader that learns late of a deletion grants part of the drain time (transitions.go).
-//	31 ask                The provider is asked about instances that are late, powering off or terminating
-//	                      (question.go).
-//	32 maintain           An instance that stays is registered with its load balancers and gets its files
-//	                      (maintain.go).
-//	33 time to come back  Silence counts once every agent had time to come back to a new leader (silence.go).
+//	                      check or is unhealthy in a load balancer, no such instance is replaced, and no registration is
+//	                      overdue (rule 7) (guard.go).
+//	27 drain              Before its termination, a running VM is drained until an operator acknowledges the drain or
+//	                      its deadline comes (rule 21) (drain.go).
+//	28 terminate          After the drain, the VM is terminated. If the provider still has it a minute later, it is
+//	                      terminated again (drain.go).
+//	29 forget             When the VM of a deleted instance is gone, the instance's record becomes a tombstone
+//	                      (drain.go).
+//	30 late deletion      If a leader learns of a deletion when most of the drain time is over, it grants half of that
+//	                      time again, at most 30 s (transitions.go).
+//	31 ask                The leader asks the provider about VMs that power off or terminate, and about those with a
+//	                      late agent (question.go).
+//	32 maintain           An instance that is not being deleted is registered with its load balancers, and gets its
+//	                      files (maintain.go).
+//	33 time to come back  After a takeover, an instance counts as silent only when its agent had enough time to connect
+//	                      to the new leader (silence.go).
 //
-//	34 settle             A leftover reservation is settled: adopted if its VM exists, otherwise a tombstone
+//	34 settle             A reservation that an earlier leader left becomes an instance if its VM exists, otherwise a
+//	                      tombstone (collect.go).
+//	35 orphans            A VM without a record is terminated after two direct reads have not found its record
 //	                      (collect.go).
-//	35 orphans            A VM without a record is terminated after two direct reads of the record's key (collect.go).
-//	36 many orphans       More than 2 orphans and more than 5 % of the shard stop collection until a person confirms
-//	                      them (collect.go).
+//	36 many orphans       If there are more than 2 orphans (rule 35), and more than 5 % of the shard's VMs are orphans,
+//	                      none is terminated until a person confirms them (collect.go).
 //	37 strays             A VM whose record is a tombstone is terminated (collect.go).
-//	38 tombstones         A tombstone is removed after its retention, if a later list does not show its VM. That of an
-//	                      unused reservation is kept for at most 2 min (collect.go).
+//	38 tombstones         A tombstone is removed when deleted_record_retention is over and a later list of VMs does not
+//	                      have its VM. The tombstone of an unused reservation is kept for at most 2 min (collect.go).
 //
-//	39 pace notices       Agents report notices, and an agent may lie. Per hour, a group replaces as many instances
-//	                      with a notice as its size immediately: the cloud may reclaim all of them once. From the
-//	                      next one on it backs off as in rule 25 until the hour is over, even if instances are
-//	                      healthy (backoff.go, transitions.go).
-//	40 explicit deletion  A deletion that a person or an operator requests shortens a drain that is under way to the
-//	                      group's present drain time-out from now. Nothing prolongs a drain (transitions.go).
+//	39 pace notices       Agents report the cloud's notices (rule 3), and an agent may lie. Per hour, a group
+//	                      immediately replaces as many instances with a notice as its size, because the cloud may
+//	                      reclaim all of them once. After that many it backs off as in rule 25 until the hour is over,
+//	                      even if instances are healthy (backoff.go, transitions.go).
+//	40 explicit deletion  If a person or an operator requests the deletion of an instance that is draining already, the
+//	                      rest of the drain takes at most the group's present drain time-out. Nothing prolongs a drain
+//	                      (transitions.go).
 //
-//	41 pace creates       After a throttled create call, all create calls of the shard keep a distance: 250 ms, half
-//	                      as much again with each throttled answer, 5 % less with each other answer. It ends a minute
-//	                      after the last throttled answer (pace.go).
-//	42 take turns         Of the calls that wait, those that a group lacks come before replacements of instances that
-//	                      still run; then the groups take turns (pace.go).
-//	43 create late        Meanwhile a group has at most 4 calls waiting of either kind, and starts no replacement of
-//	                      an instance that still runs before what any group lacks (pace.go).
+//	41 pace creates       After the provider has throttled a create call, the leader leaves time between all create
+//	                      calls of the shard: 250 ms at first, half as much again after each throttled answer, 5 % less
+//	                      after each other answer. This ends a minute after the last throttled answer (pace.go).
+//	42 take turns         Of the create calls that wait (rule 41), those for instances that a group lacks come before
+//	                      replacements of instances that still run. Among equals, the groups take turns (pace.go).
+//	43 create late        While create calls wait (rule 41), each group has at most 4 waiting calls of each kind (rule
+//	                      42). No group starts to replace an instance that still runs while any group lacks instances
+//	                      (pace.go).
 //
-//	44 chosen removal     An operator may lower the size and choose the instance in one durable step. The chosen
-//	                      instance is leaving (rule 1), so that rules 22 and 23 remove no other (classify.go).
+//	44 chosen removal     An operator may lower the size and choose the instance to delete in one durable step. The
+//	                      chosen instance is leaving (rule 1), so that rules 22 and 23 delete no other (classify.go).
 //
-//	45 pause              No wave starts while the rollout is paused (rollout.go).
-//	46 canary             Until as many instances as canary have the present configuration and are registered for
-//	                      bake_time, a wave has only the canaries (rollout.go).
-//	47 halt               After halt_on_failures instances with the present configuration that failed to register or
-//	                      became unhealthy, no wave of drifted instances starts. A change of the group's
-//	                      configuration, or a person, starts the rollout again. A new leader counts from zero
+//	45 pause              No wave (rule 20) starts while the group's rollout is paused (rollout.go).
+//	46 canary             Waves (rule 20) first give the present configuration to as many instances as canary. Other
+//	                      instances follow when that many healthy instances with it have been registered for bake_time
 //	                      (rollout.go).
-//	48 delete first       With max_unavailable, a wave has up to that many instances. They are deleted before their
-//	                      replacements are healthy, unready ones first. Instances that the guard holds use up that
-//	                      number. If they use up all of it, rule 20 applies (rollout.go).
-//	49 windows            No wave starts outside the windows of disruption.windows (rollout.go).
-//	50 per hour           A wave has at most max_per_hour instances less those that were created within the hour for
-//	                      any reason. Their records survive a fail-over (rollout.go).
-//	51 schedule           The schedule that began last sets the group's size (classify.go).
+//	47 halt               When halt_on_failures instances with the present configuration have failed to register or
+//	                      become unhealthy, no wave of drifted instances starts. A change of the group's configuration,
+//	                      or a person, starts the rollout again. A new leader counts from zero (rollout.go).
+//	48 delete first       With max_unavailable, a wave (rule 20) deletes up to that many instances before their
+//	                      replacements are healthy, unready ones first. Instances that the unhealthy guard holds (rule
+//	                      11) use up that number. If they use up all of it, instances are replaced as in rule 20
+//	                      (rollout.go).
+//	49 windows            No wave (rule 20) starts outside the times in disruption.windows (rollout.go).
+//	50 per hour           A wave (rule 20) has at most max_per_hour instances, less those that the group created within
+//	                      the last hour for any reason. A new leader knows those from their records (rollout.go).
+//	51 schedule           The entry of schedules that began last sets the group's size (classify.go).
 //
-//	52 failing            A health check fails. Replaced first. An instance that was never healthy has until the end
-//	                      of registration_timeout and of the longest start_period (classify.go).
-//	53 checks first       A new instance is healthy when all its health checks have passed. While a running instance
-//	                      has not run changed checks yet, its health stays as it is (transitions.go).
+//	52 failing            A health check of the instance fails. It is deleted when a replacement is healthy (rule 19).
+//	                      For an instance that was never healthy, this counts after registration_timeout and the longest
+//	                      start_period (classify.go).
+//	53 checks first       A new instance is healthy only when all its health checks have passed. When the checks of a
+//	                      running instance change, its health stays as it is until it has run the new ones
+//	                      (transitions.go).
 //	54 protected          An instance that a person protects is neither drifted nor aged (rules 13, 15, 16), and a
-//	                      scale-down does not choose it while it is well (rules 22, 23). Lost, silent and expired
-//	                      ones are replaced all the same, and a group that is emptied protects nothing (classify.go).
-//	55 image              With on_image_change, an instance is drifted too if the query of its image finds another
-//	                      one. A leader that has found none replaces nothing (classify.go).
-//	56 purchase           With purchase, on_demand_base instances of the size are bought on demand, and spot_percent
-//	                      percent of the others, rounded down, as spot instances. A new instance is bought as the
-//	                      others lack, first on demand up to the base (purchase.go).
-//	57 fallback           With fallback on_demand, a spot instance is bought on demand if the provider lacks spot
-//	                      capacity in all its placements. Otherwise the group backs off (rule 25) (purchase.go).
-//	58 return to spot     With return_to_spot, as many of the oldest instances as were bought on demand beyond rule 56
-//	                      are replaced by spot instances, in waves as those of rule 20. They are that old, and spot
-//	                      capacity was not refused for that long. Such a replacement has no fallback, and without
-//	                      capacity the group does not back off (purchase.go, rollout.go).
-//	59 load balancer      With load_balancer_health, a load balancer called the instance unhealthy twice in a row.
-//	                      Replaced first. The verdict counts once the load balancers have called the instance healthy,
-//	                      or when registration_timeout and the longest start_period have passed since this leader
-//	                      registered it with them. A question without an answer changes nothing (balancer.go).
-//	60 balancer first     With load_balancer_health, a new instance takes the place of no other until its load
-//	                      balancers have called it healthy. If they do not answer, it waits for registration_timeout
-//	                      and the longest start_period. A new leader takes instances that are older as they are
-//	                      (balancer.go).
-//	61 time to recover    When the share of rule 26 falls to its limit, the guard goes on until every instance had
-//	                      time to recover: to report, to run its health checks, and with load_balancer_health
-//	                      registration_timeout and the longest start_period. If the share exceeds the limit and falls
-//	                      again within registration_timeout, that time begins again. Afterwards it does not begin for
-//	                      registration_timeout, so that instances that fail and recover again and again cannot keep
-//	                      the guard up (guard.go).
+//	                      scale-down does not choose it while it is well (rules 22, 23). If it is lost, silent or
+//	                      expired, it is replaced all the same. In a group that is emptied, protection has no effect
+//	                      (classify.go).
+//	55 image              With on_image_change, an instance is drifted (rule 15) also if the query of its image finds
+//	                      another image. A leader whose query has found none yet replaces nothing for this reason
+//	                      (classify.go).
+//	56 purchase           With purchase, on_demand_base instances of the size are bought on demand. Of the others,
+//	                      spot_percent percent, rounded down, are spot instances, and the rest is on demand. A new
+//	                      instance is bought in the way that the group lacks, first on demand up to the base
+//	                      (purchase.go).
+//	57 fallback           With fallback on_demand, a spot instance is bought on demand if the provider has no spot
+//	                      capacity for any of its instance types and subnets. Without this fallback, the group backs off
+//	                      (rule 25) (purchase.go).
+//	58 return to spot     With return_to_spot, spot instances replace instances that were bought on demand beyond rule
+//	                      56, the oldest first, in waves as in rule 20. An instance is due when it is that old and the
+//	                      provider has not refused spot capacity for that long. Such a replacement does not fall back
+//	                      (rule 57), and does not make the group back off (purchase.go, rollout.go).
+//	59 load balancer      With load_balancer_health, a load balancer called the instance unhealthy twice in a row. It is
+//	                      deleted when a replacement is healthy (rule 19). This counts only after the load balancers
+//	                      have called the instance healthy, or when registration_timeout and the longest start_period
+//	                      have passed since this leader registered it with them. A query without an answer changes
+//	                      nothing (balancer.go).
+//	60 balancer first     With load_balancer_health, a new instance takes the place of no other until its load balancers
+//	                      have called it healthy. If they do not answer, it waits for registration_timeout and the
+//	                      longest start_period. A new leader does not apply this to instances whose wait was over before
+//	                      its takeover (balancer.go).
+//	61 time to recover    When no more instances are silent or unhealthy than rule 26 allows, the guard still holds
+//	                      until every instance had time to recover: to report, to run its health checks, and with
+//	                      load_balancer_health, registration_timeout and the longest start_period. If the limit is
+//	                      exceeded again within registration_timeout, that time begins again. Afterwards it does not
+//	                      begin for registration_timeout, so that instances that fail and recover again and again cannot
+//	                      keep the guard up (guard.go).
 package plan

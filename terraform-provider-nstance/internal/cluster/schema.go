@@ -61,10 +61,10 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 	}
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
-		MarkdownDescription: "What all shards of a cluster share: the CA and the key that signs registration " +
-			"nonces, sealed in the bucket, or in the service that the provider's `secrets` names. They are made if " +
-			"there are none; existing ones are used.\n\nDestroying it is refused while there are records of " +
-			"instances in the bucket.",
+		MarkdownDescription: "The keys that all shards of a cluster share: the CA and the key that signs " +
+			"registration nonces. They are sealed in the bucket, or kept in the service that the provider's " +
+			"`secrets` names. The resource uses existing keys, and makes missing ones.\n\nDestroying the resource " +
+			"is refused while there are records of instances in the bucket.",
 		Attributes: map[string]schema.Attribute{
 			"id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster, at most 30 characters. Also the import ID.",
@@ -74,27 +74,27 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			},
 			"ca_certificate_pem": schema.StringAttribute{
 				MarkdownDescription: "The CA's certificate. Set it, together with `ca_private_key_pem_wo`, to bring " +
-					"a CA of your own; otherwise one is made. While the CA is replaced, it holds the new and the " +
-					"old certificate.",
+					"a CA of your own; otherwise one is made. While the CA is being replaced, the attribute holds " +
+					"the new and the old certificate.",
 				Optional: true,
 				Computed: true,
 				PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown(),
 					stringplanmodifier.RequiresReplaceIfConfigured()},
 			},
 			"ca_private_key_pem_wo": schema.StringAttribute{
-				MarkdownDescription: "Private key of a CA of your own, in PEM (PKCS #8, SEC 1 or PKCS #1). Read " +
-					"when the cluster is created, and kept only sealed in the bucket.",
+				MarkdownDescription: "Private key of a CA of your own, in PEM (PKCS #8, SEC 1 or PKCS #1). It is " +
+					"read when the cluster is created, and kept only sealed in the bucket.",
 				Optional:  true,
 				WriteOnly: true,
 				Validators: []validator.String{stringvalidator.AlsoRequires(
 					path.MatchRoot("ca_certificate_pem"))},
 			},
 			"ca_early_renewal": schema.StringAttribute{
-				MarkdownDescription: "How long before its end the CA is replaced, such as `90d`. Give more than " +
-					"the 30 days that certificates of operators last. From then on each apply takes the steps of " +
-					"`nstance-admin cluster rotate-ca` that are possible, and a warning says what the next one " +
-					"waits for. All shards of the cluster must have their configuration in this bucket. Left out, " +
-					"the CA is not replaced.",
+				MarkdownDescription: "How long before the CA expires it is replaced, such as `90d`. Give more than " +
+					"the 30 days that certificates of operators last. From that time on, each apply takes the steps " +
+					"of `nstance-admin cluster rotate-ca` that are possible, and a warning says what the next one " +
+					"waits for. All shards of the cluster must have their configuration in this bucket. If left " +
+					"out, the CA is not replaced.",
 				Optional: true,
 				Validators: []validator.String{
 					name.Valid("ca_early_renewal", checkEarlyRenewal),
@@ -102,14 +102,14 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				},
 			},
 			"encryption_key": schema.SingleNestedAttribute{
-				MarkdownDescription: "Where the key is that seals the cluster's secrets, instead of the provider's " +
-					"`encryption_key`. The servers need the same key. A change of the source is a change of the " +
-					"key: all secrets are sealed again under the key in the new source. The old source must stay " +
-					"readable until then; otherwise `old_encryption_keys` of the provider must name the old key.",
+				MarkdownDescription: "Where the key that seals the cluster's secrets is kept, instead of the " +
+					"provider's `encryption_key`. The servers need the same key. A change of the source is a change " +
+					"of the key: the apply seals all secrets again with the key in the new source. Until then the " +
+					"old source must stay readable, or `old_encryption_keys` of the provider must name the old key.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": schema.StringAttribute{
-						MarkdownDescription: "What holds the key.",
+						MarkdownDescription: "Where the key is kept.",
 						Required:            true,
 						Validators:          []validator.String{stringvalidator.OneOf(config.KeySourceNames()...)},
 					},
@@ -131,9 +131,9 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				WriteOnly: true,
 			},
 			"encryption_key_wo_version": schema.Int64Attribute{
-				MarkdownDescription: "A new version seals all secrets again under the current key: " +
-					"`encryption_key_wo`, or else the provider's `encryption_key`. The plan is refused if the key " +
-					"before it is not available.",
+				MarkdownDescription: "A change of this number seals all secrets again with the current key: " +
+					"`encryption_key_wo`, or else the provider's `encryption_key`. The plan fails if the key before " +
+					"that is not available.",
 				Optional:   true,
 				Validators: []validator.Int64{int64validator.AtLeast(0)},
 			},
@@ -143,21 +143,22 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				Optional: true,
 			},
 			"force_destroy": schema.BoolAttribute{
-				MarkdownDescription: "Destroy the cluster's keys although there are records of instances. Their " +
-					"agents can never connect again.",
+				MarkdownDescription: "Let a destroy remove the cluster's keys although there are records of " +
+					"instances. The agents of these instances can never connect again.",
 				Optional: true,
 			},
 			"ca_fingerprint": computed("SHA-256 of the CA's certificate, in hexadecimal."),
 			"ca_not_after":   computed("When the CA's certificate expires (RFC 3339)."),
 			"ca_key_id":      computed("Subject key identifier of the CA, in hexadecimal."),
 			"ca_rotating": schema.BoolAttribute{
-				MarkdownDescription: "Whether the CA is being replaced: the cluster trusts the new and the old one.",
-				Computed:            true,
-				PlanModifiers:       []planmodifier.Bool{boolplanmodifier.UseStateForUnknown()},
+				MarkdownDescription: "Whether the CA is being replaced. Meanwhile the cluster trusts the new and " +
+					"the old CA.",
+				Computed:      true,
+				PlanModifiers: []planmodifier.Bool{boolplanmodifier.UseStateForUnknown()},
 			},
 			"encryption_key_id": schema.StringAttribute{
-				MarkdownDescription: "Names the encryption key under which the CA is sealed: a truncated hash of it. " +
-					"Null if a service holds the secrets.",
+				MarkdownDescription: "Identifies the encryption key that seals the CA: a truncated hash of the key. " +
+					"Null if a secrets service holds the CA's key.",
 				Computed: true,
 			},
 		},

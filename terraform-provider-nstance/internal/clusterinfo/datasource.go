@@ -58,19 +58,19 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 		return schema.StringAttribute{MarkdownDescription: doc, Computed: true}
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "The CA of a cluster that is there already, from the bucket. If the provider has the " +
-			"cluster's encryption key, the CA bundle must be signed by the cluster's CA. Without the key, a writer " +
-			"of the " +
-			"bucket chooses the result: compare `ca_fingerprint` with the one that you know.",
+		MarkdownDescription: "The CA of an existing cluster, from the bucket. With the cluster's encryption key, " +
+			"the provider checks that the cluster's CA has signed the CA bundle. Without the key, anybody who may " +
+			"write to the bucket can change the result: compare `ca_fingerprint` with the one that you know.",
 		Attributes: map[string]schema.Attribute{
 			"id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster.", Required: true,
 				Validators: []validator.String{name.Valid("cluster name", ident.ValidateClusterName)},
 			},
-			"ca_certificate_pem": computed("The CA certificates, the one that issues first."),
-			"ca_fingerprint":     computed("SHA-256 of the issuing CA's certificate, in hexadecimal."),
-			"ca_not_after":       computed("When the issuing CA's certificate expires (RFC 3339)."),
-			"ca_key_id":          computed("Subject key identifier of the issuing CA, in hexadecimal."),
+			"ca_certificate_pem": computed("The cluster's CA certificates in PEM. The first one is that of the " +
+				"issuing CA."),
+			"ca_fingerprint": computed("SHA-256 of the issuing CA's certificate, in hexadecimal."),
+			"ca_not_after":   computed("When the issuing CA's certificate expires (RFC 3339)."),
+			"ca_key_id":      computed("Subject key identifier of the issuing CA, in hexadecimal."),
 		},
 	}
 }

@@ -29,15 +29,15 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 	resp.Definition = function.Definition{
 		Summary: "Merges shard configurations",
 		MarkdownDescription: "Merges documents in JSON with comments, such as the settings of all shards and those " +
-			"of one shard, as the servers merge `args`: objects name by name, the later over the " +
-			"earlier; anything else replaces what is there, `null` included. Returns plain JSON for `config_jsonc` " +
-			"of an `nstance_shard`, which checks it; single documents may be incomplete.",
+			"of one shard. It merges like the servers merge `args`: objects member by member, where the later " +
+			"document wins; any other value, `null` included, replaces the earlier one. Returns plain JSON for " +
+			"`config_jsonc` of an `nstance_shard`, which checks it. The single documents may be incomplete.",
 		Parameters: []function.Parameter{function.StringParameter{Name: "document",
-			MarkdownDescription: "The document that the others go over, such as `file(\"common.jsonc\")`."}},
+			MarkdownDescription: "The document that the patches override, such as `file(\"common.jsonc\")`."}},
 		VariadicParameter: function.StringParameter{
 			Name: "patches",
-			MarkdownDescription: "What goes over it, in this order: texts, such as `file(\"us-west-2a.jsonc\")` or " +
-				"`jsonencode({ server = { shard = \"us-west-2a\" } })`.",
+			MarkdownDescription: "Documents that override it, in this order, such as `file(\"us-west-2a.jsonc\")` " +
+				"or `jsonencode({ server = { shard = \"us-west-2a\" } })`.",
 		},
 		Return: function.StringReturn{},
 	}

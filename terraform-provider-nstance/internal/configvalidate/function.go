@@ -25,8 +25,7 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 	resp.Definition = function.Definition{
 		Summary: "Checks a shard configuration",
 		MarkdownDescription: "Checks a shard configuration, JSON with comments, by the server's own rules. Returns " +
-			"`true`, or fails with everything that is wrong: line, column, " +
-			"JSON path and what to do.",
+			"`true`, or fails and lists every problem with line, column, JSON path and what to do.",
 		Parameters: []function.Parameter{function.StringParameter{Name: "document",
 			MarkdownDescription: "The configuration, such as `file(\"dev-1.jsonc\")`."}},
 		Return: function.BoolReturn{},

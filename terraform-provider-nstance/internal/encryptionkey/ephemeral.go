@@ -28,8 +28,8 @@ func (*Resource) Metadata(_ context.Context, req ephemeral.MetadataRequest, resp
 // Schema implements ephemeral.EphemeralResource.
 func (*Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "A new encryption key with every plan and apply, for write-only arguments of secrets " +
-			"in a cloud's secrets service. It is never stored in plan or state.",
+		MarkdownDescription: "Makes a new encryption key in every plan and apply, for write-only arguments of " +
+			"secrets in a cloud's secrets service. The key is never stored in plan or state.",
 		Attributes: map[string]schema.Attribute{
 			"key_base64": schema.StringAttribute{
 				MarkdownDescription: "32 random bytes in base64.",

@@ -46,8 +46,8 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Validators: []validator.String{name.Valid("group", ident.ValidateName)},
 	}
 	attributes["tenant"] = schema.StringAttribute{
-		MarkdownDescription: "Tenant of the group: the tenant of the provider's operator identity, which makes all " +
-			"calls. Optional; a value that differs is an error.",
+		MarkdownDescription: "Tenant of the group. Default: the tenant of the provider's operator identity, which " +
+			"makes all calls. Another tenant is an error.",
 		Optional: true, Computed: true,
 		PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown(),
 			stringplanmodifier.RequiresReplace()},
@@ -72,25 +72,27 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()},
 	}
 	attributes["etag"] = schema.StringAttribute{
-		MarkdownDescription: "Version of the group, with what it takes from its template.", Computed: true,
+		MarkdownDescription: "Version of the group, including what it inherits from its template.", Computed: true,
 	}
 	attributes["infra_hash"] = schema.StringAttribute{
-		MarkdownDescription: "Hash of what instances are made from: a change replaces them, in waves of up to " +
-			"max_surge.",
+		MarkdownDescription: "Hash of the settings that instances are made from. A change of it replaces them, in " +
+			"waves of up to max_surge.",
 		Computed: true,
 	}
 	attributes["runtime_hash"] = schema.StringAttribute{
-		MarkdownDescription: "Hash of what instances receive while they run: a change is pushed to them.",
-		Computed:            true,
+		MarkdownDescription: "Hash of the files and settings that running instances receive. A change of it is sent " +
+			"to them.",
+		Computed: true,
 	}
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
-		MarkdownDescription: "A dynamic group of a shard, through the operator API of the shard's servers: the " +
-			"provider needs an `operator` block. Attributes that are not set come from the template, or else from " +
-			"the shard. Changes made elsewhere show as drift; put `size` into `ignore_changes` if something else " +
-			"scales the group. A static group belongs to `nstance_shard`, and cannot be managed here. While no " +
-			"server of the shard can be reached, a plan warns and does not look for drift.\n\nDestroying it " +
-			"drains the group's instances, and waits until they are gone.",
+		MarkdownDescription: "A dynamic group of a shard. It is managed through the operator API of the shard's " +
+			"servers, so the provider needs an `operator` block. Attributes that are not set come from the " +
+			"template, or else from the shard. Changes made elsewhere show as drift. Put `size` into " +
+			"`ignore_changes` if something else scales the group. A static group is part of an `nstance_shard`, and " +
+			"cannot be managed with this resource. While no server of the shard can be reached, a plan warns and " +
+			"does not look for drift.\n\nDestroying the resource drains the group's instances, and waits until they " +
+			"are gone.",
 		Attributes: attributes,
 	}
 }

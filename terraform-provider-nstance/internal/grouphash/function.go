@@ -31,13 +31,12 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 	resp.Definition = function.Definition{
 		Summary: "Computes the hashes of a group",
 		MarkdownDescription: "Computes the hashes of a static group in a shard configuration, as the servers do. " +
-			"Returns an object with `infra`, of which a change replaces the group's instances, in waves " +
-			"of up to max_surge, " +
-			"and `runtime`, of which a change is pushed to them as they run.",
+			"Returns an object with `infra` and `runtime`. A change of `infra` replaces the group's instances, in " +
+			"waves of up to max_surge. A change of `runtime` is sent to the running instances.",
 		Parameters: []function.Parameter{
 			function.StringParameter{Name: "document",
 				MarkdownDescription: "The configuration, JSON with comments, such as `file(\"dev-1.jsonc\")`."},
-			function.StringParameter{Name: "group", MarkdownDescription: "The group, `tenant/name`."},
+			function.StringParameter{Name: "group", MarkdownDescription: "The group, as `tenant/name`."},
 		},
 		Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"infra": types.StringType,
 			"runtime": types.StringType}},

@@ -29,9 +29,9 @@ func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *fu
 func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
 	resp.Definition = function.Definition{
 		Summary: "Takes an instance ID apart",
-		MarkdownDescription: "Takes an instance ID (a puidv7 such as `acc06bgm7733st2576nx5jht4ecjw`) apart. " +
-			"Returns an object with `kind` (the prefix), `uuid`, `storage` (the form in " +
-			"bucket keys) and `created_at` (RFC 3339, to the millisecond). Fails with what is wrong with the ID.",
+		MarkdownDescription: "Splits an instance ID (a puidv7 such as `acc06bgm7733st2576nx5jht4ecjw`) into its " +
+			"parts. Returns an object with `kind` (the prefix), `uuid`, `storage` (the form in bucket keys) and " +
+			"`created_at` (RFC 3339, to the millisecond). For an invalid ID, it fails and says what is wrong.",
 		Parameters: []function.Parameter{function.StringParameter{Name: "id", MarkdownDescription: "The instance ID."}},
 		Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{
 			"kind": types.StringType, "uuid": types.StringType, "storage": types.StringType,

@@ -28,10 +28,10 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 	resp.Definition = function.Definition{
 		Summary: "Decodes JSON with comments",
 		MarkdownDescription: "Decodes JSON with comments and trailing commas (JSONC), as `jsondecode` does for " +
-			"plain JSON. It is as strict as the servers are: a name that is there twice, or a number that " +
-			"cannot be kept exactly, is an error with line, column and JSON path.",
+			"plain JSON. It is as strict as the servers: a repeated name, or a number that cannot be represented " +
+			"exactly, is an error with line, column and JSON path.",
 		Parameters: []function.Parameter{function.StringParameter{Name: "document",
-			MarkdownDescription: "The text, such as `file(\"dev-1.jsonc\")`."}},
+			MarkdownDescription: "The text to decode, such as `file(\"dev-1.jsonc\")`."}},
 		Return: function.DynamicReturn{},
 	}
 }

@@ -56,11 +56,11 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 	}
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
-		MarkdownDescription: "An operator of a tenant (a Kubernetes operator, a pipeline, a person), registered by " +
-			"its public key directly in the bucket: no nonce and no server is needed. Its private key " +
-			"stays where it was made. When the certificate is due, a plan renews it.\n\nDestroying it leaves a " +
-			"tombstone in the bucket, which makes servers refuse the operator: immediately, or within five minutes " +
-			"if they have read its record recently.",
+		MarkdownDescription: "An operator of a tenant (a Kubernetes operator, a pipeline, a person). It is " +
+			"registered by its public key directly in the bucket, without a nonce and without a server. The private " +
+			"key stays where it was made. Before the certificate expires, a plan renews it (see " +
+			"`renew_before`).\n\nDestroying the resource leaves a tombstone in the bucket, which makes servers " +
+			"refuse the operator: immediately, or within five minutes if they have read its record recently.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster.", Required: true, PlanModifiers: fixed,
@@ -74,8 +74,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			},
 			"public_key_pem": schema.StringAttribute{
 				MarkdownDescription: "The operator's public key: Ed25519, in PEM (PKIX), such as `public_key_pem` " +
-					"of a `tls_private_key` with the algorithm `ED25519`, or the output of " +
-					"`openssl pkey -in identity.key -pubout`. Another key is another operator.",
+					"of a `tls_private_key` with the algorithm `ED25519`, or the output of `openssl pkey -in " +
+					"identity.key -pubout`. A change of the key replaces the operator by another one.",
 				Required: true,
 				PlanModifiers: []planmodifier.String{stringplanmodifier.RequiresReplaceIf(otherKey,
 					"another key is another operator", "another key is another operator")},
@@ -85,7 +85,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				})},
 			},
 			"ttl": schema.StringAttribute{
-				MarkdownDescription: "How long a certificate lasts, such as `12h` or `30d`. Default: `" + defaultTTL +
+				MarkdownDescription: "How long the operator's certificate lasts, such as `12h` or `30d`. Default: " +
+					"`" + defaultTTL +
 					"`. A change renews the certificate.", Optional: true, Computed: true,
 				Default: stringdefault.StaticString(defaultTTL),
 				Validators: []validator.String{name.Valid("ttl", func(s string) error {
@@ -94,9 +95,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				})},
 			},
 			"renew_before": schema.StringAttribute{
-				MarkdownDescription: "A plan renews the certificate when less than this time is left. Default: a " +
-					"third of " +
-					"`ttl`.", Optional: true,
+				MarkdownDescription: "A plan renews the certificate when it is valid for less than this time. " +
+					"Default: a third of `ttl`.", Optional: true,
 				Validators: []validator.String{name.Valid("renew_before", func(s string) error {
 					_, err := config.ParseDuration(s)
 					return err

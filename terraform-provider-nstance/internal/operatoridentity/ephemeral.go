@@ -87,22 +87,23 @@ func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, 
 // Schema implements ephemeral.EphemeralResource.
 func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "Key and certificate of an operator for one run, such as a pipeline's: it is " +
-			"registered in the bucket when the run begins and removed when it ends, and neither plan nor state " +
-			"contains it. Give it to another configuration (an alias) of this provider as its `operator`. The " +
-			"cluster has to be there: let it depend on the `nstance_cluster`.\n\nEvery plan registers one too, so " +
-			"the credentials of a plan must be able to write to the bucket and to read the encryption key.",
+		MarkdownDescription: "Key and certificate of an operator for one run of Terraform, such as a pipeline's. " +
+			"The operator is registered in the bucket when the run begins and removed when it ends. Neither plan " +
+			"nor state contains its key. Give the identity to another configuration (an alias) of this provider as " +
+			"its `operator`. The cluster must exist: let this resource depend on the `nstance_cluster`.\n\nEvery " +
+			"plan registers an operator too, so the credentials of a plan must be able to write to the bucket and " +
+			"to read the encryption key.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster.", Required: true,
 				Validators: []validator.String{name.Valid("cluster name", ident.ValidateClusterName)},
 			},
 			"tenant": schema.StringAttribute{
-				MarkdownDescription: "Tenant to act for. Default: `default`.", Optional: true,
+				MarkdownDescription: "Tenant that the operator acts for. Default: `default`.", Optional: true,
 				Validators: []validator.String{name.Valid("tenant", ident.ValidateTenantName)},
 			},
 			"ttl": schema.StringAttribute{
-				MarkdownDescription: "How long the certificate lasts: longer than the run. Default: `1h`.",
+				MarkdownDescription: "How long the certificate lasts. It must outlast the run. Default: `1h`.",
 				Optional:            true,
 				Validators: []validator.String{name.Valid("ttl", func(s string) error {
 					_, err := registration.ParseTTL(s)
@@ -110,12 +111,14 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 				})},
 			},
 			"operator_id": schema.StringAttribute{MarkdownDescription: "ID of the operator.", Computed: true},
-			"private_key_pem": schema.StringAttribute{MarkdownDescription: "The private key, in PEM (PKCS #8).",
+			"private_key_pem": schema.StringAttribute{MarkdownDescription: "The operator's private key, in PEM " +
+				"(PKCS #8).",
 				Computed: true, Sensitive: true},
-			"certificate_pem": schema.StringAttribute{MarkdownDescription: "The certificate.", Computed: true},
+			"certificate_pem": schema.StringAttribute{MarkdownDescription: "The operator's certificate.",
+				Computed: true},
 			"ca_certificate_pem": schema.StringAttribute{
-				MarkdownDescription: "The CA certificates that servers' certificates are from.", Computed: true},
-			"not_after": schema.StringAttribute{MarkdownDescription: "When the certificate ends (RFC 3339).",
+				MarkdownDescription: "The CA certificates with which the operator verifies servers.", Computed: true},
+			"not_after": schema.StringAttribute{MarkdownDescription: "When the certificate expires (RFC 3339).",
 				Computed: true},
 		},
 	}

@@ -56,10 +56,10 @@ func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, 
 // Schema implements ephemeral.EphemeralResource.
 func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "A registration nonce for one operator, such as a Kubernetes cluster's: a JWT that is " +
-			"good for one registration. It is never stored in plan or state. " +
-			"The cluster has to be there: let it depend on the `nstance_cluster`.\n\nEvery plan opens it too, so the " +
-			"credentials of a plan must be able to read the encryption key.",
+		MarkdownDescription: "A registration nonce for one operator, such as that of a Kubernetes cluster: a JWT " +
+			"with which one operator registers once. It is never stored in plan or state. The cluster must exist: " +
+			"let this resource depend on the `nstance_cluster`.\n\nEvery plan makes a nonce too, so the credentials " +
+			"of a plan must be able to read the encryption key.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{MarkdownDescription: "Name of the cluster.", Required: true},
 			"tenant": schema.StringAttribute{MarkdownDescription: "Tenant of the operator. Default: `default`.",
@@ -67,11 +67,12 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 			"expiry": schema.StringAttribute{
 				MarkdownDescription: "How long the nonce can be used, such as `30m`. Default: `3h`.", Optional: true},
 			"nonce": schema.StringAttribute{
-				MarkdownDescription: "The JWT.",
+				MarkdownDescription: "The nonce, a JWT.",
 				Computed:            true,
 				Sensitive:           true,
 			},
-			"operator_id": schema.StringAttribute{MarkdownDescription: "ID that the operator will have.",
+			"operator_id": schema.StringAttribute{MarkdownDescription: "ID that the operator will have after it has " +
+				"registered.",
 				Computed: true},
 			"expires_at": schema.StringAttribute{MarkdownDescription: "When the nonce expires (RFC 3339).",
 				Computed: true},

@@ -22,7 +22,7 @@ import (
 func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *provider.SchemaResponse) {
 	key := map[string]schema.Attribute{
 		"provider": schema.StringAttribute{
-			MarkdownDescription: "What holds the key: " + name.List(config.KeySourceNames()) + ".",
+			MarkdownDescription: "Where the key is kept: " + name.List(config.KeySourceNames()) + ".",
 			Required:            true,
 			Validators:          []validator.String{stringvalidator.OneOf(config.KeySourceNames()...)},
 		},
@@ -32,21 +32,21 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 			Optional: true,
 		},
 		"project_id": schema.StringAttribute{
-			MarkdownDescription: "Project of the secret, where the source does not name it. For " +
+			MarkdownDescription: "Project of the secret with the key, if `source` does not name it. For " +
 				name.List(config.SecretsStoresWithProject()) + ".",
 			Optional: true,
 		},
 	}
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "Nstance keeps fleets of VMs alive. This provider writes what its servers read from a " +
-			"bucket: the CA, secrets, operators, and the configuration of each shard; " +
-			"and it manages dynamic groups through the servers' API. All settings may be unknown at plan: a plan " +
-			"needs neither the bucket nor the key nor a server. Read permission for the bucket is enough for a " +
-			"plan, unless the configuration has ephemeral resources of this provider.",
+			"bucket: the CA, secrets, operators, and the configuration of each shard; and it manages dynamic groups " +
+			"through the servers' API. All settings of the provider may be unknown in a plan, which needs neither " +
+			"the bucket nor the key nor a server. Read permission for the bucket is enough for a plan, unless the " +
+			"configuration has ephemeral resources of this provider.",
 		Attributes: map[string]schema.Attribute{
 			"storage": schema.SingleNestedAttribute{
-				MarkdownDescription: "The bucket. Credentials come from the usual places of its SDK: environment, " +
-					"profiles, roles.",
+				MarkdownDescription: "The bucket with the cluster's objects. Credentials come from the usual places " +
+					"of its SDK: environment, profiles, roles.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": schema.StringAttribute{
@@ -65,39 +65,41 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 					"endpoint": schema.StringAttribute{
 						MarkdownDescription: "URL of an S3-compatible store.", Optional: true},
 					"path_style": schema.BoolAttribute{
-						MarkdownDescription: "Name the bucket in the path of the URL and not in the host, as most " +
-							"S3-compatible stores want it.", Optional: true},
+						MarkdownDescription: "Name the bucket in the path of the URL and not in its host, as most " +
+							"S3-compatible stores require.", Optional: true},
 				},
 			},
 			"secrets": schema.SingleNestedAttribute{
-				MarkdownDescription: "Where the cluster's secrets are, the same as `cluster.secrets` of its " +
-					"`nstance_shard`s. Left out: sealed in the bucket. Credentials and region of a service come from " +
-					"the usual places of its SDK.",
+				MarkdownDescription: "Where the cluster's secrets are kept, the same as in `cluster.secrets` of its " +
+					"`nstance_shard`s. Default: sealed in the bucket. Credentials and region of a secrets service " +
+					"come from the usual places of its SDK.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": schema.StringAttribute{
-						MarkdownDescription: "What holds the secrets: " + name.List(config.SecretsStoreNames()) + ".",
-						Required:            true,
-						Validators:          []validator.String{stringvalidator.OneOf(config.SecretsStoreNames()...)},
+						MarkdownDescription: "Where the secrets are " +
+							"kept: " + name.List(config.SecretsStoreNames()) + ".",
+						Required:   true,
+						Validators: []validator.String{stringvalidator.OneOf(config.SecretsStoreNames()...)},
 					},
 					"prefix": schema.StringAttribute{
 						MarkdownDescription: "Prefix of the names of all secrets, such as `nstance/example/`. " +
 							"Parameter Store needs a slash at its beginning.", Optional: true},
 					"project_id": schema.StringAttribute{
-						MarkdownDescription: "Project of the secrets. For " +
+						MarkdownDescription: "Project that holds the secrets. For " +
 							name.List(config.SecretsStoresWithProject()) + ".", Optional: true},
 				},
 			},
 			"encryption_key": schema.SingleNestedAttribute{
-				MarkdownDescription: "The key that seals secrets in the bucket, the same that the servers use: 32 " +
-					"bytes, raw or base64.",
+				MarkdownDescription: "The key that seals (encrypts) secrets in the bucket: 32 bytes, raw or base64. " +
+					"The servers use the same key.",
 				Optional:   true,
 				Attributes: key,
 			},
 			"old_encryption_keys": schema.ListNestedAttribute{
-				MarkdownDescription: "Earlier keys, used only to open secrets sealed before the key was changed.",
-				Optional:            true,
-				NestedObject:        schema.NestedAttributeObject{Attributes: key},
+				MarkdownDescription: "Earlier encryption keys. They only open secrets that were sealed before the " +
+					"key was changed.",
+				Optional:     true,
+				NestedObject: schema.NestedAttributeObject{Attributes: key},
 			},
 			"operator": schema.SingleNestedAttribute{
 				MarkdownDescription: "How `nstance_group` calls the servers of shards: as an operator, with an " +
@@ -107,9 +109,10 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"servers": schema.MapAttribute{
-						MarkdownDescription: "Operator address of each shard, `host:port`; several, with commas " +
-							"between them, are tried in turn. The address of a shard that is not listed is read from " +
-							"its leader's lock in the bucket. Default: the variable `" + serversVariable + "`.",
+						MarkdownDescription: "Operator addresses by shard: `host:port`, or several with commas " +
+							"between them, which are tried in turn. For a shard that is not listed, the address " +
+							"comes from its leader's lock in the bucket. Default: the variable " +
+							"`" + serversVariable + "`.",
 						Optional: true, ElementType: types.StringType,
 						Validators: []validator.Map{
 							mapvalidator.KeysAre(name.Valid("shard", ident.ValidateName)),

@@ -70,10 +70,10 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
 		MarkdownDescription: "A secret for instances, sealed in the bucket, or in the service that the provider's " +
-			"`secrets` names. Template files of kind `secret` name it as their `source`.",
+			"`secrets` names. Files of kind `secret` in a template name the secret as their `source`.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
-				MarkdownDescription: "Name of the cluster: the secret opens in no other.",
+				MarkdownDescription: "Name of the cluster. No other cluster can open the secret.",
 				Required:            true,
 				PlanModifiers:       replace,
 				Validators:          []validator.String{name.Valid("cluster name", ident.ValidateClusterName)},
@@ -85,18 +85,18 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				Validators:          []validator.String{name.Valid("secret name", config.ValidateSecretSource)},
 			},
 			"value_wo": schema.StringAttribute{
-				MarkdownDescription: "The secret. It is read when the secret is created, and whenever the version " +
-					"changes.",
+				MarkdownDescription: "Value of the secret. It is read when the secret is created, and whenever " +
+					"`value_wo_version` changes.",
 				Required:  true,
 				WriteOnly: true,
 			},
 			"value_wo_version": schema.Int64Attribute{
-				MarkdownDescription: "Change it to store the value again.",
+				MarkdownDescription: "Change this number to store the value again.",
 				Required:            true,
 			},
 			"encryption_key_id": schema.StringAttribute{
-				MarkdownDescription: "Names the encryption key under which the secret is sealed: a truncated hash " +
-					"of it. Null if a service holds the secret.",
+				MarkdownDescription: "Identifies the encryption key that seals the secret: a truncated hash of the " +
+					"key. Null if a secrets service holds the secret.",
 				Computed: true,
 			},
 		},

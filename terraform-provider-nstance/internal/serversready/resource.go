@@ -63,25 +63,25 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
-		MarkdownDescription: "Waits until a server of the given generation has become ready, so that an apply fails " +
-			"if an image or a setting keeps new servers from becoming ready. The error has the server's reason. " +
-			"Destroying it does nothing.",
+		MarkdownDescription: "Waits until a server of the given generation is ready. An apply thus fails if an " +
+			"image or a setting keeps new servers from becoming ready. The error has the server's reason. " +
+			"Destroying the resource does nothing.",
 		Attributes: map[string]schema.Attribute{
 			"shard": schema.StringAttribute{
 				MarkdownDescription: "Name of the shard.", Required: true, PlanModifiers: replace,
 				Validators: []validator.String{name.Valid("shard", ident.ValidateName)},
 			},
 			"generation": schema.StringAttribute{
-				MarkdownDescription: "Name of the servers' configuration, which their boot script has as " +
-					"`NSTANCE_SERVER_GENERATION`. A change waits for a server with the new one.",
+				MarkdownDescription: "Name of the servers' machine configuration: `NSTANCE_SERVER_GENERATION` in " +
+					"their boot script. After a change, an apply waits for a server with the new name.",
 				Required: true, PlanModifiers: replace,
 			},
 			"timeout": schema.StringAttribute{
-				MarkdownDescription: "How long to wait, such as `30m`. Default: `15m`.",
+				MarkdownDescription: "How long to wait for the server, such as `30m`. Default: `15m`.",
 				Optional:            true, Computed: true, Default: stringdefault.StaticString("15m"),
 			},
 			"machine": schema.StringAttribute{
-				MarkdownDescription: "Provider's ID of the machine of the server that became ready.", Computed: true,
+				MarkdownDescription: "The provider's ID of the machine whose server became ready.", Computed: true,
 				PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()},
 			},
 		},

@@ -35,12 +35,12 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	}
 	attributes["wait_for_leader"] = schema.BoolAttribute{
 		MarkdownDescription: "Wait until the shard's leader has applied the configuration. A time-out is an error " +
-			"when the shard is updated, and a warning when it is " +
-			"created: an error would mark the new shard as tainted, and the next apply would empty it.\n\n" +
-			"If the provider has an `operator` block and the leader answers, an apply always makes the leader apply " +
-			"the configuration immediately, waits for that, and reports why the leader refuses it. If no leader " +
-			"answers, an apply without `wait_for_leader` ends when the configuration is in the bucket. The leader " +
-			"polls the bucket every three minutes.",
+			"when the shard is updated. When it is created, a time-out is only a warning, because an error would " +
+			"mark the new shard as tainted, and the next apply would empty it.\n\nIf the provider has an `operator` " +
+			"block and the leader answers, an apply always makes the leader apply the configuration immediately, " +
+			"waits for that, and reports why the leader refuses it. If no leader answers, an apply without " +
+			"`wait_for_leader` ends when the configuration is in the bucket. The leader polls the bucket every " +
+			"three minutes.",
 		Optional: true,
 	}
 	attributes["deletion_protection"] = schema.BoolAttribute{
@@ -49,9 +49,8 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Optional: true,
 	}
 	attributes["force_destroy"] = schema.BoolAttribute{
-		MarkdownDescription: "Destroy the shard's records of instances if the shard has no server that could " +
-			"terminate their VMs. The destroy names these VMs in a warning: they run on, and cost money, until you " +
-			"terminate them.",
+		MarkdownDescription: "Let a destroy remove the shard's records of instances even if no server can terminate " +
+			"their VMs. A warning then names these VMs: they run on, and cost money, until you terminate them.",
 		Optional: true,
 	}
 	patience := timeouts.Attributes(ctx, timeouts.Opts{
@@ -75,10 +74,10 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed:            true,
 	}
 	attributes["rolling_groups"] = schema.ListAttribute{
-		MarkdownDescription: "Static groups whose instances are replaced, in waves of up to max_surge, because their " +
-			"infrastructure configuration changes or their pool loses a subnet, as `tenant/name`: in a plan, the " +
-			"groups that the change will replace; afterwards, those that the last change replaced. Dynamic " +
-			"groups follow their templates; the plan's warning names those.",
+		MarkdownDescription: "Static groups, as `tenant/name`, whose instances are replaced, in waves of up to " +
+			"max_surge, because their infrastructure configuration changes or their pool loses a subnet. In a plan " +
+			"these are the groups that the change will replace, afterwards those that the last change replaced. " +
+			"Dynamic groups are replaced with their templates; the plan's warning names them.",
 		Computed: true, ElementType: types.StringType,
 	}
 	attributes["group_hashes"] = schema.MapNestedAttribute{
@@ -86,23 +85,24 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed:            true,
 		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 			"infra": schema.StringAttribute{
-				MarkdownDescription: "A change replaces the group's instances, in waves of up to max_surge.",
-				Computed:            true,
+				MarkdownDescription: "Infra hash. A change of it replaces the group's instances, in waves of up to " +
+					"max_surge.",
+				Computed: true,
 			},
 			"runtime": schema.StringAttribute{
-				MarkdownDescription: "A change is pushed to the group's instances as they run.",
-				Computed:            true,
+				MarkdownDescription: "Runtime hash. After a change of it, running instances get the new files and " +
+					"settings.",
+				Computed: true,
 			},
 		}},
 	}
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
 		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep " +
-			"alive. Write it in attributes or in `config_jsonc`.\n\n" +
-			"Destroying it first marks the configuration as terminating, waits until the shard's leader has emptied " +
-			"the shard, and then removes the configuration and all other objects of the shard in the bucket. The " +
-			"election lock stays if servers still run. Destroy the servers' machines after this resource " +
-			"(`depends_on`).",
+			"alive. Write it in attributes or in `config_jsonc`.\n\nDestroying the resource first marks the " +
+			"configuration as terminating, waits until the shard's leader has emptied the shard, and then removes " +
+			"the configuration and all other objects of the shard in the bucket. The election lock stays if servers " +
+			"still run. Destroy the servers' machines after this resource (`depends_on`).",
 		Attributes: attributes,
 	}
 }

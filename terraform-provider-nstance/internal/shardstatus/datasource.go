@@ -81,9 +81,9 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 		return schema.BoolAttribute{MarkdownDescription: doc, Computed: true}
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "State of a shard according to the bucket: its leader, the applied configuration, the " +
-			"number of instances of each group. It needs neither the encryption key nor a server. " +
-			"Use `depends_on` to read it after a change, such as an `nstance_shard` with `wait_for_leader`.",
+		MarkdownDescription: "State of a shard according to its objects in the bucket: its leader, the applied " +
+			"configuration, the number of instances of each group. Reading it needs neither the encryption key nor " +
+			"a server. Use `depends_on` to read it after a change, such as an `nstance_shard` with `wait_for_leader`.",
 		Attributes: map[string]schema.Attribute{
 			"shard": schema.StringAttribute{
 				MarkdownDescription: "Name of the shard.", Required: true,
@@ -92,35 +92,38 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 			"cluster_id":  text("Name of the cluster."),
 			"config_etag": text("Version of the configuration in the bucket."),
 			"applied_etag": text(
-				"Version that the leader, or the last one, has applied; null if no leader has applied one."),
-			"applied":     boolean("Whether the leader has applied the version in the bucket."),
-			"generation":  number("How many configurations the shard's leaders have applied so far."),
-			"terminating": boolean("Whether the configuration sets `terminating`: the leader deletes all instances."),
+				"Version of the configuration that the present or last leader has applied. Null if no leader has " +
+					"applied one."),
+			"applied":    boolean("Whether the leader has applied the configuration that is in the bucket."),
+			"generation": number("How many configurations the shard's leaders have applied so far."),
+			"terminating": boolean("Whether the configuration sets `terminating`, so that the leader deletes all " +
+				"instances."),
 			"leader": schema.SingleNestedAttribute{
-				MarkdownDescription: "The leader that the shard's lock names; null if no server has led yet, or the " +
-					"last leader resigned. A dead leader is named until another takes over: compare `renewed_at` " +
-					"with the time.",
+				MarkdownDescription: "The leader that the shard's lock names. Null if no server has led yet, or if " +
+					"the last leader resigned. The lock names a dead leader until another server takes over, so " +
+					"compare `renewed_at` with the time.",
 				Computed: true,
 				Attributes: map[string]schema.Attribute{
-					"id":                text("ID of the server."),
-					"term":              number("Term, which rises with each change of the leader."),
-					"renewed_at":        text("When it last renewed the lock, by its clock (RFC 3339)."),
+					"id": text("ID of the server."),
+					"term": number("Number of the leader's term, which rises with each change of the " +
+						"leader."),
+					"renewed_at":        text("When the leader last renewed the lock, by its own clock (RFC 3339)."),
 					"operator_addr":     text("Address of the operator API, `host:port`."),
 					"registration_addr": text("Address for registrations, `host:port`."),
 					"agent_addr":        text("Address for agents, `host:port`."),
 				},
 			},
 			"groups": schema.MapNestedAttribute{
-				MarkdownDescription: "The groups by `tenant/name`, those in the configuration that is applied and " +
-					"dynamic ones. Instances count by their records in the bucket.",
+				MarkdownDescription: "The groups of the applied configuration and the dynamic groups, by " +
+					"`tenant/name`. Numbers of instances come from their records in the bucket.",
 				Computed: true,
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"static":      boolean("Whether the group is in the shard's configuration."),
-					"template":    text("Name of its template."),
-					"size":        number("How many instances it should have."),
-					"actual_size": number("How many it has: being made, starting, or registered."),
-					"registered":  number("How many of those are registered."),
-					"deleting":    number("How many more are being drained or deleted."),
+					"template":    text("Name of the group's template."),
+					"size":        number("How many instances the group should have."),
+					"actual_size": number("How many instances the group has: being created, starting, or registered."),
+					"registered":  number("How many instances of `actual_size` are registered."),
+					"deleting":    number("How many other instances are being drained or deleted."),
 				}},
 			},
 		},

@@ -82,16 +82,15 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 	}
 	kinds := config.ObjectStoreNames()
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "The script that a machine boots with (userdata): for a server of a shard, or, as a " +
-			"template that the server renders, for the shard's instances. It writes " +
+		MarkdownDescription: "The script that a machine boots with (userdata), for a server of a shard or for the " +
+			"shard's instances. For instances, it is a template that the server renders. The script writes " +
 			"`/etc/nstance/server.env` or `/etc/nstance/agent.env` and starts the unit `nstance-server` or " +
-			"`nstance-agent` of the image. It is a POSIX `sh` script of less than 4 KiB, " +
-			"without the commands that you add, and holds no secret.",
+			"`nstance-agent` of the image. It is a POSIX `sh` script of less than 4 KiB, without the commands that " +
+			"you add, and holds no secret.",
 		Attributes: map[string]schema.Attribute{
 			"role": schema.StringAttribute{
-				MarkdownDescription: "Which program boots: `server`, or `agent` for the instances of a shard. The " +
-					"content for " +
-					"agents is a template for `defaults.userdata.content` of an `nstance_shard`.",
+				MarkdownDescription: "Which program boots: `server`, or `agent` for the instances of a shard. For " +
+					"`agent`, the content is a template for `defaults.userdata.content` of an `nstance_shard`.",
 				Required:   true,
 				Validators: []validator.String{stringvalidator.OneOf(roleServer, roleAgent)},
 			},
@@ -102,11 +101,11 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 			"prefix": optional("Servers: prefix of all keys in the bucket."),
 			"region": optional("Servers: region of the bucket, for the SDK of the object store."),
 			"leader_interface": optional(
-				"Servers: ID of the network interface that the leader takes. It has to be that of the shard's " +
+				"Servers: ID of the network interface that moves to the leader, the same as in the shard's " +
 					"configuration."),
 			"leader_network": schema.SingleNestedAttribute{
-				MarkdownDescription: "Servers: how systemd-networkd configures that interface. Without it, the image " +
-					"has to send replies from the interface's addresses by that interface.",
+				MarkdownDescription: "Servers: how systemd-networkd configures `leader_interface`. If left out, the " +
+					"image itself must send replies from the interface's addresses through that interface.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"mac_address": schema.StringAttribute{MarkdownDescription: "MAC address of the interface.",
@@ -118,9 +117,9 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 			},
 			"extra_args": texts("Servers: more arguments of `nstance-server`, such as `--debug`."),
 			"binaries": schema.MapNestedAttribute{
-				MarkdownDescription: "Download of the program for images without it, by architecture: `amd64`, " +
-					"`arm64`. The file's SHA-256 is checked before it can run. If the image has no systemd unit " +
-					"either, a plain one is written.",
+				MarkdownDescription: "Downloads of the program for images without it, by architecture: `amd64`, " +
+					"`arm64`. The script checks the file's SHA-256 before it can run. If the image has no systemd " +
+					"unit either, the script writes a plain one.",
 				Optional: true,
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"url": schema.StringAttribute{MarkdownDescription: "URL of the program, https or http.",
@@ -130,12 +129,13 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 				}},
 			},
 			"environment": schema.MapAttribute{
-				MarkdownDescription: "Variables for the unit, such as `NSTANCE_RECV_EXTENSIONS` for agents.",
-				Optional:            true, ElementType: types.StringType,
+				MarkdownDescription: "Environment variables for the systemd unit, such as `NSTANCE_RECV_EXTENSIONS` " +
+					"for agents.",
+				Optional: true, ElementType: types.StringType,
 			},
 			"commands_before": texts(
-				"Lines of `sh` that run first. The script ends where one fails. For agents they are part of the " +
-					"template: `{{ quote .Vars.name }}`."),
+				"Lines of `sh` that the script runs first. It ends at the first one that fails. For agents, the " +
+					"lines are part of the template and may use `{{ quote .Vars.name }}`."),
 			"content": schema.StringAttribute{MarkdownDescription: "The script.", Computed: true},
 			"content_base64": schema.StringAttribute{
 				MarkdownDescription: "The script in base64, as launch templates want it.",

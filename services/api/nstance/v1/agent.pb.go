@@ -72,7 +72,7 @@ func (KeyAlgorithm) EnumDescriptor() ([]byte, []int) {
 	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
-// StoppingReason is why the agent is about to go.
+// StoppingReason is why the agent is about to stop.
 type StoppingReason int32
 
 const (
@@ -377,7 +377,7 @@ func (x *SubmitPublicKeysRequest) GetKeys() []*PublicKey {
 type PublicKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// PKIX, DER.
+	// The key in PKIX form, encoded in DER.
 	Pkix          []byte `protobuf:"bytes,2,opt,name=pkix,proto3" json:"pkix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -466,11 +466,13 @@ func (*SubmitPublicKeysResponse) Descriptor() ([]byte, []int) {
 type ReceiveFilesRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// Send key requests on this stream, so that the agent needs no KeyGenRequests stream.
+	// Asks the server to send key requests on this stream, so that the agent needs no KeyGenRequests stream.
 	WithKeyRequests bool `protobuf:"varint,2,opt,name=with_key_requests,json=withKeyRequests,proto3" json:"with_key_requests,omitempty"`
-	// The agent runs health checks. Send those of the instance when the stream opens, and whenever they change.
+	// Says that the agent runs health checks. The server sends those of the instance when the stream opens, and whenever
+	// they change.
 	WithHealthChecks bool `protobuf:"varint,3,opt,name=with_health_checks,json=withHealthChecks,proto3" json:"with_health_checks,omitempty"`
-	// Version of the health checks that the agent has; empty: none. The server sends those of another version.
+	// Version of the health checks that the agent has; empty: none. The server sends checks only if their version
+	// differs.
 	HealthChecksVersion string `protobuf:"bytes,4,opt,name=health_checks_version,json=healthChecksVersion,proto3" json:"health_checks_version,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
@@ -633,12 +635,13 @@ type ReceiveFilesResponse_Commit struct {
 }
 
 type ReceiveFilesResponse_KeyRequests struct {
-	// Comes between batches, and only if the request has with_key_requests.
+	// Key pairs that the agent must make. Sent between batches, and only if the request has with_key_requests.
 	KeyRequests *KeyGenRequestsResponse `protobuf:"bytes,3,opt,name=key_requests,json=keyRequests,proto3,oneof"`
 }
 
 type ReceiveFilesResponse_HealthChecks struct {
-	// Replaces all health checks. Comes between batches, and only if the request has with_health_checks.
+	// All health checks of the instance, which replace those that the agent has. Sent between batches, and only if the
+	// request has with_health_checks.
 	HealthChecks *HealthChecks `protobuf:"bytes,4,opt,name=health_checks,json=healthChecks,proto3,oneof"`
 }
 
@@ -713,13 +716,15 @@ type HealthCheck struct {
 	//	*HealthCheck_Exec
 	//	*HealthCheck_Http
 	Probe isHealthCheck_Probe `protobuf_oneof:"probe"`
-	// Time between the starts of two runs, and how long a run may take.
+	// Time between the starts of two runs.
 	Interval *durationpb.Duration `protobuf:"bytes,4,opt,name=interval,proto3" json:"interval,omitempty"`
-	Timeout  *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// Runs in a row after which the check fails or passes.
+	// How long a run may take.
+	Timeout *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Failed runs in a row after which the check fails.
 	FailureThreshold uint32 `protobuf:"varint,6,opt,name=failure_threshold,json=failureThreshold,proto3" json:"failure_threshold,omitempty"`
+	// Successful runs in a row after which the check passes.
 	SuccessThreshold uint32 `protobuf:"varint,7,opt,name=success_threshold,json=successThreshold,proto3" json:"success_threshold,omitempty"`
-	// How long failed runs do not count, until the first successful one.
+	// Time in which failed runs do not count. The first successful run ends it.
 	StartPeriod   *durationpb.Duration `protobuf:"bytes,8,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -838,7 +843,7 @@ func (*HealthCheck_Exec) isHealthCheck_Probe() {}
 
 func (*HealthCheck_Http) isHealthCheck_Probe() {}
 
-// ExecProbe runs a command as the agent's user. It passes with exit status 0.
+// ExecProbe runs a command as the agent's user. The probe passes if the exit status is 0.
 type ExecProbe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Command       []string               `protobuf:"bytes,1,rep,name=command,proto3" json:"command,omitempty"`
@@ -946,11 +951,11 @@ func (x *HttpProbe) GetStatus() uint32 {
 
 type File struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Base name with an allowed extension.
+	// File name without a directory, with an extension that agents accept.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// At most 1 MiB.
+	// Content of the file, at most 1 MiB.
 	Content []byte `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
-	// certificate, secret, storage, env, json, string: what the content is checked for.
+	// Kind of the content, which the agent checks: certificate, secret, storage, env, json or string.
 	Kind          string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1007,11 +1012,11 @@ func (x *File) GetKind() string {
 	return ""
 }
 
-// FilesCommit ends a batch: the files before it replace the stored ones, then the hash is stored.
+// FilesCommit ends a batch of files. The agent replaces its stored files with those of the batch, then stores the hash.
 type FilesCommit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	RuntimeHash string                 `protobuf:"bytes,1,opt,name=runtime_hash,json=runtimeHash,proto3" json:"runtime_hash,omitempty"`
-	// Names of all files that belong to the instance now; others that the agent received earlier are removed.
+	// Names of all files that belong to the instance now. The agent removes other files that it received earlier.
 	Names         []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1064,26 +1069,27 @@ func (x *FilesCommit) GetNames() []string {
 type ReportHealthRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// Starts at 1 on every stream.
+	// Number of the report within its stream, from 1.
 	Sequence uint64               `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	Uptime   *durationpb.Duration `protobuf:"bytes,3,opt,name=uptime,proto3" json:"uptime,omitempty"`
 	Metrics  *Metrics             `protobuf:"bytes,4,opt,name=metrics,proto3" json:"metrics,omitempty"`
-	// Files and keys: complete in the first report of a stream and whenever they changed; otherwise left out with unchanged set.
+	// States of all files, in the first report of a stream and whenever files, keys or health checks have changed. Other
+	// reports leave out files, keys and health_checks, and set unchanged.
 	Files       []*FileState `protobuf:"bytes,5,rep,name=files,proto3" json:"files,omitempty"`
 	Keys        []*KeyState  `protobuf:"bytes,6,rep,name=keys,proto3" json:"keys,omitempty"`
 	Unchanged   bool         `protobuf:"varint,7,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	RuntimeHash string       `protobuf:"bytes,8,opt,name=runtime_hash,json=runtimeHash,proto3" json:"runtime_hash,omitempty"`
-	// Standing notices; the first report on every stream repeats them.
+	// The cloud's notice that it will take the VM away. The first report of each stream repeats it.
 	Termination *TerminationNotice `protobuf:"bytes,9,opt,name=termination,proto3" json:"termination,omitempty"`
 	Stopping    StoppingReason     `protobuf:"varint,10,opt,name=stopping,proto3,enum=nstance.v1.StoppingReason" json:"stopping,omitempty"`
-	// Set when the agent is well; false comes with a message.
+	// True if the agent is healthy. If false, message says why.
 	Healthy      bool   `protobuf:"varint,11,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	Message      string `protobuf:"bytes,12,opt,name=message,proto3" json:"message,omitempty"`
 	AgentVersion string `protobuf:"bytes,13,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	Ipv4         string `protobuf:"bytes,14,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
 	Ipv6         string `protobuf:"bytes,15,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
 	Hostname     string `protobuf:"bytes,16,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	// Complete whenever files and keys are. Agents that run no health checks leave it out.
+	// States of all health checks, in each report that has files and keys. Agents that run no health checks leave it out.
 	HealthChecks  *HealthCheckReport `protobuf:"bytes,17,opt,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1295,7 +1301,7 @@ type HealthCheckState struct {
 	state  protoimpl.MessageState  `protogen:"open.v1"`
 	Name   string                  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Status HealthCheckState_Status `protobuf:"varint,2,opt,name=status,proto3,enum=nstance.v1.HealthCheckState_Status" json:"status,omitempty"`
-	// Why it fails: one line of at most 256 bytes.
+	// Why the check fails: one line of at most 256 bytes.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1358,8 +1364,9 @@ type Metrics struct {
 	Cpu              float64 `protobuf:"fixed64,1,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	MemoryUsedBytes  uint64  `protobuf:"varint,2,opt,name=memory_used_bytes,json=memoryUsedBytes,proto3" json:"memory_used_bytes,omitempty"`
 	MemoryTotalBytes uint64  `protobuf:"varint,3,opt,name=memory_total_bytes,json=memoryTotalBytes,proto3" json:"memory_total_bytes,omitempty"`
-	// Rates of the configured interface, bytes per second.
-	NetworkReceiveRate  *float64 `protobuf:"fixed64,4,opt,name=network_receive_rate,json=networkReceiveRate,proto3,oneof" json:"network_receive_rate,omitempty"`
+	// Bytes per second that the configured network interface receives.
+	NetworkReceiveRate *float64 `protobuf:"fixed64,4,opt,name=network_receive_rate,json=networkReceiveRate,proto3,oneof" json:"network_receive_rate,omitempty"`
+	// Bytes per second that the configured network interface sends.
 	NetworkTransmitRate *float64 `protobuf:"fixed64,5,opt,name=network_transmit_rate,json=networkTransmitRate,proto3,oneof" json:"network_transmit_rate,omitempty"`
 	ConntrackEntries    *uint64  `protobuf:"varint,6,opt,name=conntrack_entries,json=conntrackEntries,proto3,oneof" json:"conntrack_entries,omitempty"`
 	ConntrackLimit      *uint64  `protobuf:"varint,7,opt,name=conntrack_limit,json=conntrackLimit,proto3,oneof" json:"conntrack_limit,omitempty"`
@@ -1453,7 +1460,7 @@ type FileState struct {
 	Sha256 string `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	// Why the file could not be stored; empty when it is there.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// Of a certificate: its validity, so that a new leader knows when to renew it (at two thirds).
+	// For a certificate: the start of its validity. A new leader renews the certificate after two thirds of its validity.
 	NotBefore     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
 	NotAfter      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1586,7 +1593,7 @@ func (x *KeyState) GetError() string {
 	return ""
 }
 
-// TerminationNotice is the cloud's word that the VM will be taken away (spot, preemption).
+// TerminationNotice is the cloud's announcement that it will take the VM away (spot, preemption).
 type TerminationNotice struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
@@ -1678,9 +1685,9 @@ func (*ReportHealthResponse) Descriptor() ([]byte, []int) {
 type AgentServiceRenewCertificateRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// The next key, a raw Ed25519 public key. It replaces the key of the caller's certificate. Until the agent has used it, the
-	// replaced key can repeat the renewal for the same next key, because the answer may be lost. Empty: the key stays the same. While
-	// the certificate is in the first half of its life, it is returned again and the key stays too.
+	// Raw Ed25519 public key of the new certificate. Empty: the key of the caller's certificate. Until the agent has used
+	// the new key, it may repeat the call with the old key and the same new one, because the answer may have been lost.
+	// In the first half of the certificate's life, the server returns that certificate again, with its key.
 	PublicKey     []byte `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -30,20 +30,26 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AgentService serves agents: mutual TLS with an agent certificate. An agent speaks for the instance in its certificate only;
-// a message that names another instance is PERMISSION_DENIED. A second connection of the same instance replaces the first.
+// AgentService is for agents, which authenticate by mutual TLS with an agent certificate. An agent may name only the
+// instance of its certificate; a message that names another one fails with PERMISSION_DENIED. A second connection of
+// the same instance replaces the first.
 type AgentServiceClient interface {
-	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the response header of
-	// ReportHealth has no "nstance-key-requests": other servers send these requests with the files.
+	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the
+	// response header of ReportHealth has no "nstance-key-requests". A server with this header sends the names on the
+	// stream of ReceiveFiles.
 	KeyGenRequests(ctx context.Context, in *KeyGenRequestsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[KeyGenRequestsResponse], error)
-	// SubmitPublicKeys hands in public keys by name. They are cached, not durable: a server without them asks again.
+	// SubmitPublicKeys sends the agent's public keys by name. The server only caches them. A server that does not have
+	// them asks for them again.
 	SubmitPublicKeys(ctx context.Context, in *SubmitPublicKeysRequest, opts ...grpc.CallOption) (*SubmitPublicKeysResponse, error)
-	// ReceiveFiles streams files; a batch ends with a commit that carries the runtime config hash.
+	// ReceiveFiles streams the instance's files in batches. Each batch ends with a commit, which has the hash of the
+	// instance's runtime configuration.
 	ReceiveFiles(ctx context.Context, in *ReceiveFilesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReceiveFilesResponse], error)
-	// ReportHealth carries reports for as long as the agent lives. Response header "nstance-report-interval" holds a Go duration.
+	// ReportHealth streams the agent's reports for as long as the agent runs. The response header
+	// "nstance-report-interval" has the time between two reports as a Go duration.
 	ReportHealth(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ReportHealthRequest, ReportHealthResponse], error)
-	// RenewCertificate issues a new client certificate for the same identity, and for the key in the request. It accepts
-	// an agent certificate that expired up to 30 days ago if its record is registered with its key and its VM runs.
+	// RenewCertificate issues a new client certificate for the same instance, and for the key in the request. It also
+	// accepts an agent certificate that expired up to 30 days ago, if the instance is registered with that certificate's
+	// key and its VM runs.
 	RenewCertificate(ctx context.Context, in *AgentServiceRenewCertificateRequest, opts ...grpc.CallOption) (*AgentServiceRenewCertificateResponse, error)
 }
 
@@ -130,20 +136,26 @@ func (c *agentServiceClient) RenewCertificate(ctx context.Context, in *AgentServ
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
 //
-// AgentService serves agents: mutual TLS with an agent certificate. An agent speaks for the instance in its certificate only;
-// a message that names another instance is PERMISSION_DENIED. A second connection of the same instance replaces the first.
+// AgentService is for agents, which authenticate by mutual TLS with an agent certificate. An agent may name only the
+// instance of its certificate; a message that names another one fails with PERMISSION_DENIED. A second connection of
+// the same instance replaces the first.
 type AgentServiceServer interface {
-	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the response header of
-	// ReportHealth has no "nstance-key-requests": other servers send these requests with the files.
+	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the
+	// response header of ReportHealth has no "nstance-key-requests". A server with this header sends the names on the
+	// stream of ReceiveFiles.
 	KeyGenRequests(*KeyGenRequestsRequest, grpc.ServerStreamingServer[KeyGenRequestsResponse]) error
-	// SubmitPublicKeys hands in public keys by name. They are cached, not durable: a server without them asks again.
+	// SubmitPublicKeys sends the agent's public keys by name. The server only caches them. A server that does not have
+	// them asks for them again.
 	SubmitPublicKeys(context.Context, *SubmitPublicKeysRequest) (*SubmitPublicKeysResponse, error)
-	// ReceiveFiles streams files; a batch ends with a commit that carries the runtime config hash.
+	// ReceiveFiles streams the instance's files in batches. Each batch ends with a commit, which has the hash of the
+	// instance's runtime configuration.
 	ReceiveFiles(*ReceiveFilesRequest, grpc.ServerStreamingServer[ReceiveFilesResponse]) error
-	// ReportHealth carries reports for as long as the agent lives. Response header "nstance-report-interval" holds a Go duration.
+	// ReportHealth streams the agent's reports for as long as the agent runs. The response header
+	// "nstance-report-interval" has the time between two reports as a Go duration.
 	ReportHealth(grpc.ClientStreamingServer[ReportHealthRequest, ReportHealthResponse]) error
-	// RenewCertificate issues a new client certificate for the same identity, and for the key in the request. It accepts
-	// an agent certificate that expired up to 30 days ago if its record is registered with its key and its VM runs.
+	// RenewCertificate issues a new client certificate for the same instance, and for the key in the request. It also
+	// accepts an agent certificate that expired up to 30 days ago, if the instance is registered with that certificate's
+	// key and its VM runs.
 	RenewCertificate(context.Context, *AgentServiceRenewCertificateRequest) (*AgentServiceRenewCertificateResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()
 }

@@ -131,7 +131,7 @@ type InstanceEvent_Type int32
 
 const (
 	InstanceEvent_TYPE_UNSPECIFIED InstanceEvent_Type = 0
-	// The create call was entered; at is that moment.
+	// The call that creates the VM is about to start. The field at has the time.
 	InstanceEvent_TYPE_CREATING         InstanceEvent_Type = 1
 	InstanceEvent_TYPE_CREATED          InstanceEvent_Type = 2
 	InstanceEvent_TYPE_REGISTERED       InstanceEvent_Type = 3
@@ -245,9 +245,9 @@ type GetConfigStatusResponse struct {
 	Etag         string                 `protobuf:"bytes,1,opt,name=etag,proto3" json:"etag,omitempty"`
 	LastModified *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=last_modified,json=lastModified,proto3" json:"last_modified,omitempty"`
 	Size         uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
-	// Counts configurations applied by the shard's leaders since this leader took over; starts at 1.
+	// Number of configurations that this leader has applied since it took over, from 1.
 	Generation uint64 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Of a newer configuration that was refused.
+	// ETag of a newer configuration that the leader refused. Empty: none.
 	RefusedEtag   string           `protobuf:"bytes,5,opt,name=refused_etag,json=refusedEtag,proto3" json:"refused_etag,omitempty"`
 	Problems      []*ConfigProblem `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
 	Shard         string           `protobuf:"bytes,7,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -398,23 +398,25 @@ type GetShardStatusResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Shard     string                 `protobuf:"bytes,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	ClusterId string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	// The leader's --id, version and term.
+	// The leader's --id.
 	LeaderId    string                 `protobuf:"bytes,3,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
 	Version     string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
 	Term        uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"`
 	LeaderSince *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=leader_since,json=leaderSince,proto3" json:"leader_since,omitempty"`
-	// How long the leader may act without another renewal. Unset: it leads without a lock.
+	// How long the leader may act without another renewal of its lock. Unset: the leader has no lock.
 	LeaseLeft *durationpb.Duration `protobuf:"bytes,7,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
 	// The standby that takes over when the leader fails. Empty: none.
 	HeirId string `protobuf:"bytes,8,opt,name=heir_id,json=heirId,proto3" json:"heir_id,omitempty"`
 	// The standbys that are connected to the leader, the heir included.
 	StandbyIds []string `protobuf:"bytes,9,rep,name=standby_ids,json=standbyIds,proto3" json:"standby_ids,omitempty"`
-	// The configuration in force, and of a newer one that was refused.
-	ConfigEtag  string           `protobuf:"bytes,10,opt,name=config_etag,json=configEtag,proto3" json:"config_etag,omitempty"`
+	// ETag of the configuration in force.
+	ConfigEtag string `protobuf:"bytes,10,opt,name=config_etag,json=configEtag,proto3" json:"config_etag,omitempty"`
+	// ETag of a newer configuration that the leader refused. Empty: none.
 	RefusedEtag string           `protobuf:"bytes,11,opt,name=refused_etag,json=refusedEtag,proto3" json:"refused_etag,omitempty"`
 	Problems    []*ConfigProblem `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
-	// Of the whole shard.
-	Groups          uint32 `protobuf:"varint,13,opt,name=groups,proto3" json:"groups,omitempty"`
+	// Number of groups of the whole shard.
+	Groups uint32 `protobuf:"varint,13,opt,name=groups,proto3" json:"groups,omitempty"`
+	// Number of live instances of the whole shard.
 	Instances       uint32 `protobuf:"varint,14,opt,name=instances,proto3" json:"instances,omitempty"`
 	AgentsConnected uint32 `protobuf:"varint,15,opt,name=agents_connected,json=agentsConnected,proto3" json:"agents_connected,omitempty"`
 	// Active errors: those of the caller's tenant and of the shard.
@@ -701,7 +703,7 @@ func (*ListOrphansRequest) Descriptor() ([]byte, []int) {
 type ListOrphansResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Orphans []*Orphan              `protobuf:"bytes,1,rep,name=orphans,proto3" json:"orphans,omitempty"`
-	// Garbage collection has stopped until the orphans are confirmed.
+	// True if garbage collection has stopped until the orphans are confirmed.
 	NeedsConfirmation bool `protobuf:"varint,2,opt,name=needs_confirmation,json=needsConfirmation,proto3" json:"needs_confirmation,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -928,7 +930,7 @@ func (x *ConfirmOrphansResponse) GetConfirmed() uint32 {
 
 type ConfigProblem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// JSON path.
+	// JSON path of the field.
 	Path          string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Line          uint32 `protobuf:"varint,2,opt,name=line,proto3" json:"line,omitempty"`
 	Column        uint32 `protobuf:"varint,3,opt,name=column,proto3" json:"column,omitempty"`
@@ -1102,7 +1104,7 @@ func (x *RefreshConfigResponse) GetRestarting() bool {
 
 type ListGroupsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0: all groups in one answer.
+	// Most groups in the answer. 0: all groups.
 	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the previous page.
 	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -1211,7 +1213,8 @@ type GroupStatus struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Group    string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	IsStatic bool                   `protobuf:"varint,2,opt,name=is_static,json=isStatic,proto3" json:"is_static,omitempty"`
-	// True while a static group has an override or a dynamic group is there.
+	// True if groups/{shard}.jsonc has an entry for the group: for every dynamic group, and for a static one that
+	// operators changed.
 	Overridden bool   `protobuf:"varint,3,opt,name=overridden,proto3" json:"overridden,omitempty"`
 	Deleting   bool   `protobuf:"varint,4,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	Template   string `protobuf:"bytes,5,opt,name=template,proto3" json:"template,omitempty"`
@@ -1227,7 +1230,7 @@ type GroupStatus struct {
 	DrainTimeout  *durationpb.Duration `protobuf:"bytes,14,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
 	MaxSurge      uint32               `protobuf:"varint,15,opt,name=max_surge,json=maxSurge,proto3" json:"max_surge,omitempty"`
 	MaxUnhealthy  string               `protobuf:"bytes,16,opt,name=max_unhealthy,json=maxUnhealthy,proto3" json:"max_unhealthy,omitempty"`
-	// Changes whenever the group's definition does; for UpsertGroupRequest.expected_etag.
+	// Version of the group's definition, for UpsertGroupRequest.expected_etag.
 	Etag        string   `protobuf:"bytes,17,opt,name=etag,proto3" json:"etag,omitempty"`
 	ProviderIds []string `protobuf:"bytes,18,rep,name=provider_ids,json=providerIds,proto3" json:"provider_ids,omitempty"`
 	// Why the group is not at its size, in words; empty when it is.
@@ -1237,7 +1240,7 @@ type GroupStatus struct {
 	Kind          string   `protobuf:"bytes,22,opt,name=kind,proto3" json:"kind,omitempty"`
 	Arch          string   `protobuf:"bytes,23,opt,name=arch,proto3" json:"arch,omitempty"`
 	InstanceIds   []string `protobuf:"bytes,24,rep,name=instance_ids,json=instanceIds,proto3" json:"instance_ids,omitempty"`
-	// Merged args, JSON.
+	// Merged arguments of the provider's create call, a JSON object.
 	ArgsJson string `protobuf:"bytes,25,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
 	// The group's own settings (JSON), without those of its template, in the form of its entry in groups/{shard}.jsonc.
 	// For a static group, its override. Empty if the group has no own settings.
@@ -1248,7 +1251,7 @@ type GroupStatus struct {
 	RolloutWaits string `protobuf:"bytes,28,opt,name=rollout_waits,json=rolloutWaits,proto3" json:"rollout_waits,omitempty"`
 	// Instances that do not have the group's infra configuration.
 	Outdated uint32 `protobuf:"varint,29,opt,name=outdated,proto3" json:"outdated,omitempty"`
-	// Since when blocked_reason is not empty, as far as this leader knows. The reason may have changed since then.
+	// Since when blocked_reason has not been empty, as far as this leader knows. The reason may have changed meanwhile.
 	BlockedSince *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=blocked_since,json=blockedSince,proto3" json:"blocked_since,omitempty"`
 	// When blocked_reason ends because of the time alone: when the next create may start. Not set: unknown.
 	BlockedUntil  *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
@@ -1511,24 +1514,24 @@ type UpsertGroupRequest struct {
 	InstanceType  string                 `protobuf:"bytes,4,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
 	InstanceTypes []string               `protobuf:"bytes,5,rep,name=instance_types,json=instanceTypes,proto3" json:"instance_types,omitempty"`
 	SubnetPool    string                 `protobuf:"bytes,6,opt,name=subnet_pool,json=subnetPool,proto3" json:"subnet_pool,omitempty"`
-	// When set_vars is true, vars replaces the group's own vars, an empty map included.
+	// Variables that replace all of the group's own variables if set_vars is true, also if vars is empty.
 	Vars    map[string]string `protobuf:"bytes,7,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	SetVars bool              `protobuf:"varint,8,opt,name=set_vars,json=setVars,proto3" json:"set_vars,omitempty"`
-	// JSON object, merged over the template's args. Empty: no change.
+	// Arguments that override the template's, a JSON object. Empty: no change.
 	ArgsJson      string               `protobuf:"bytes,9,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
 	LoadBalancers []string             `protobuf:"bytes,10,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
 	DrainTimeout  *durationpb.Duration `protobuf:"bytes,11,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
 	MaxSurge      *uint32              `protobuf:"varint,12,opt,name=max_surge,json=maxSurge,proto3,oneof" json:"max_surge,omitempty"`
 	MaxUnhealthy  string               `protobuf:"bytes,13,opt,name=max_unhealthy,json=maxUnhealthy,proto3" json:"max_unhealthy,omitempty"`
-	// Empty: no check. Otherwise the call fails with ABORTED when it does not match.
+	// If the group has another etag, the call fails with ABORTED. Empty: no check.
 	ExpectedEtag string `protobuf:"bytes,14,opt,name=expected_etag,json=expectedEtag,proto3" json:"expected_etag,omitempty"`
-	// Refuse to create; only change what exists.
+	// Change an existing group only. If there is none, the call fails.
 	MustExist bool `protobuf:"varint,15,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
-	// Refuse to change what exists (ALREADY_EXISTS); only create.
+	// Create a new group only. If the group exists, the call fails with ALREADY_EXISTS.
 	MustCreate bool `protobuf:"varint,16,opt,name=must_create,json=mustCreate,proto3" json:"must_create,omitempty"`
-	// Names of fields to reset to the values of the template or the shard: size, instance_type, instance_types, subnet_pool,
-	// vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy, rollout_json, disruption_json,
-	// schedules_json, purchase_json. A field cannot be cleared and set.
+	// Names of fields to reset to the values of the template or the shard: size, instance_type, instance_types,
+	// subnet_pool, vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy, rollout_json,
+	// disruption_json, schedules_json, purchase_json. A request cannot both clear and set a field.
 	ClearFields []string `protobuf:"bytes,17,rep,name=clear_fields,json=clearFields,proto3" json:"clear_fields,omitempty"`
 	// The group's rollout as in the shard's configuration, a JSON object. Empty: no change.
 	RolloutJson string `protobuf:"bytes,18,opt,name=rollout_json,json=rolloutJson,proto3" json:"rollout_json,omitempty"`
@@ -1817,7 +1820,7 @@ func (x *DeleteGroupRequest) GetExpectedEtag() string {
 
 type DeleteGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// True when a static group's override was removed: the group itself stays.
+	// True if the group is static: the changes of operators were removed, and the group itself stays.
 	RestoredStatic bool `protobuf:"varint,1,opt,name=restored_static,json=restoredStatic,proto3" json:"restored_static,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2179,10 +2182,10 @@ func (x *ExplainGroupRequest) GetSize() uint32 {
 
 type ExplainGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The time and the term of the plan.
+	// When the leader made the plan.
 	PlannedAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=planned_at,json=plannedAt,proto3" json:"planned_at,omitempty"`
 	Term      uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
-	// The size that the plan aims at, the group's or zero while it is emptied.
+	// The size that the plan aims at: that of the group, or zero while the group is emptied.
 	Desired uint32 `protobuf:"varint,3,opt,name=desired,proto3" json:"desired,omitempty"`
 	// What the leader would do next, in this order.
 	Actions []*PlannedAction `protobuf:"bytes,4,rep,name=actions,proto3" json:"actions,omitempty"`
@@ -2190,14 +2193,14 @@ type ExplainGroupResponse struct {
 	BlockedReason string `protobuf:"bytes,5,opt,name=blocked_reason,json=blockedReason,proto3" json:"blocked_reason,omitempty"`
 	// When the group is planned again even if nothing happens.
 	NextPlanAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=next_plan_at,json=nextPlanAt,proto3" json:"next_plan_at,omitempty"`
-	// True while so many instances are silent or fail a health check that none of them is replaced.
+	// True while so many instances are silent or unhealthy that none of them is replaced (rule 26).
 	UnhealthyGuard bool               `protobuf:"varint,7,opt,name=unhealthy_guard,json=unhealthyGuard,proto3" json:"unhealthy_guard,omitempty"`
 	Instances      []*InstanceVerdict `protobuf:"bytes,8,rep,name=instances,proto3" json:"instances,omitempty"`
 	// The active errors of the group and of its shard.
 	Errors []*ErrorEvent `protobuf:"bytes,9,rep,name=errors,proto3" json:"errors,omitempty"`
 	// Why outdated instances are not replaced now, in words; empty when there are none or a wave is under way.
 	RolloutWaits string `protobuf:"bytes,10,opt,name=rollout_waits,json=rolloutWaits,proto3" json:"rollout_waits,omitempty"`
-	// When that reason ends because of the time alone.
+	// When the reason in rollout_waits ends because time has passed. Unset: time alone does not end it.
 	RolloutUntil *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=rollout_until,json=rolloutUntil,proto3" json:"rollout_until,omitempty"`
 	// When blocked_reason ends because of the time alone: when the next create may start. Not set: unknown.
 	BlockedUntil  *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
@@ -2321,13 +2324,14 @@ func (x *ExplainGroupResponse) GetBlockedUntil() *timestamppb.Timestamp {
 
 type PlannedAction struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// create, mark_deleting, drain, terminate, forget, ask, push_files, register_load_balancers, forget_group, settle.
+	// Kind of action: create, mark_deleting, drain, terminate, forget, ask, push_files, register_load_balancers,
+	// forget_group or settle.
 	Kind       string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	InstanceId string `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// With create: the instance that the new one replaces, if any.
 	Replaces string `protobuf:"bytes,3,opt,name=replaces,proto3" json:"replaces,omitempty"`
 	Reason   string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	// With mark_deleting.
+	// Why the instance is deleted. Only with mark_deleting.
 	Cause         string                 `protobuf:"bytes,5,opt,name=cause,proto3" json:"cause,omitempty"`
 	Deadline      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2409,12 +2413,13 @@ func (x *PlannedAction) GetDeadline() *timestamppb.Timestamp {
 type InstanceVerdict struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// The rule that classifies the instance: its number and name in the list of planning rules.
-	Rule     uint32 `protobuf:"varint,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Number of the planning rule that classifies the instance.
+	Rule uint32 `protobuf:"varint,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Name of that rule.
 	RuleName string `protobuf:"bytes,3,opt,name=rule_name,json=ruleName,proto3" json:"rule_name,omitempty"`
-	// Why the instance is deleted regardless of others; empty: it is not.
+	// Why the instance's own state requires its deletion or replacement; empty: it does not.
 	Cause string `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
-	// When another rule may apply because of the time alone.
+	// When another rule may apply to the instance because time has passed.
 	Until *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
 	// What is under way for the instance: creating, marking deleting, draining, terminating, forgetting, maintaining.
 	Work string `protobuf:"bytes,6,opt,name=work,proto3" json:"work,omitempty"`
@@ -2515,7 +2520,7 @@ func (x *InstanceVerdict) GetFailedCheck() string {
 type CreateInstanceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// puidv7 with the group's kind as prefix; empty: the server makes one.
+	// ID of the new instance: a puidv7 with the group's kind as prefix. Empty: the server makes one.
 	InstanceId    string            `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	InstanceType  string            `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
 	Vars          map[string]string `protobuf:"bytes,4,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -2691,7 +2696,7 @@ func (x *DeleteInstanceRequest) GetDecrement() bool {
 type DeleteInstanceResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Instance *InstanceStatus        `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
-	// With decrement: the group afterwards.
+	// The group after the change, if decrement is set.
 	Group         *GroupStatus `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3025,9 +3030,9 @@ func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
 
 type ListInstancesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: all groups of the tenant.
+	// Name of the group of the instances. Empty: all groups of the tenant.
 	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// 0: all instances in one answer.
+	// Most instances in the answer. 0: all instances.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the previous page.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -3146,12 +3151,12 @@ type InstanceStatus struct {
 	Template   string                 `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
 	Kind       string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
 	OnDemand   bool                   `protobuf:"varint,5,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"`
-	// reserved, created, registered, deleting, deleted.
+	// State of the record: reserved, created, registered, deleting or deleted.
 	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
 	// State of the VM at the provider: pending, running, ...
 	ProviderState string `protobuf:"bytes,7,opt,name=provider_state,json=providerState,proto3" json:"provider_state,omitempty"`
 	ProviderId    string `protobuf:"bytes,8,opt,name=provider_id,json=providerId,proto3" json:"provider_id,omitempty"`
-	// healthy, unhealthy, silent, unregistered, unknown, stopping.
+	// Health of the instance: healthy, unhealthy, silent, unregistered, unknown or stopping.
 	Health              string                 `protobuf:"bytes,9,opt,name=health,proto3" json:"health,omitempty"`
 	HealthMessage       string                 `protobuf:"bytes,10,opt,name=health_message,json=healthMessage,proto3" json:"health_message,omitempty"`
 	Ipv4                string                 `protobuf:"bytes,11,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
@@ -3171,14 +3176,15 @@ type InstanceStatus struct {
 	Image               string                 `protobuf:"bytes,25,opt,name=image,proto3" json:"image,omitempty"`
 	Term                uint64                 `protobuf:"varint,26,opt,name=term,proto3" json:"term,omitempty"`
 	AgentVersion        string                 `protobuf:"bytes,27,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	// Zone and region the shard's provider is configured for.
-	Zone      string                 `protobuf:"bytes,28,opt,name=zone,proto3" json:"zone,omitempty"`
+	// Zone of the shard, from its configuration.
+	Zone string `protobuf:"bytes,28,opt,name=zone,proto3" json:"zone,omitempty"`
+	// Region of the shard, from its configuration.
 	Region    string                 `protobuf:"bytes,29,opt,name=region,proto3" json:"region,omitempty"`
 	Metrics   *Metrics               `protobuf:"bytes,30,opt,name=metrics,proto3" json:"metrics,omitempty"`
 	DeletedAt *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=deleted_at,json=deletedAt,proto3" json:"deleted_at,omitempty"`
 	// Health checks as the agent last reported them, sorted by name.
 	HealthChecks []*HealthCheckState `protobuf:"bytes,32,rep,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
-	// A person excluded it from voluntary replacement and from a smaller size.
+	// True if a person protects the instance from rollouts, eligible_age and scale-downs.
 	Protected     bool `protobuf:"varint,33,opt,name=protected,proto3" json:"protected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3608,9 +3614,9 @@ func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
 type GroupEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Type  GroupEvent_Type        `protobuf:"varint,1,opt,name=type,proto3,enum=nstance.v1.GroupEvent_Type" json:"type,omitempty"`
-	// With UPSERT.
+	// The group. Only with TYPE_UPSERT.
 	Status *GroupStatus `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
-	// With DELETE.
+	// Name of the deleted group. Only with TYPE_DELETE.
 	Group         string `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3752,12 +3758,12 @@ type InstanceEvent struct {
 	Type     InstanceEvent_Type     `protobuf:"varint,1,opt,name=type,proto3,enum=nstance.v1.InstanceEvent_Type" json:"type,omitempty"`
 	Instance *InstanceStatus        `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
 	Reason   string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Drain until then, with PENDING_DELETION.
+	// With TYPE_PENDING_DELETION: when the drain ends at the latest.
 	Deadline *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	At       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
-	// With CREATING: the instance that this one replaces, if any.
+	// With TYPE_CREATING: the instance that this one replaces, if any.
 	Replaces string `protobuf:"bytes,6,opt,name=replaces,proto3" json:"replaces,omitempty"`
-	// With PENDING_DELETION: a drain is expected and AcknowledgeDrained awaited.
+	// With TYPE_PENDING_DELETION: true if the leader waits for a drain and a call of AcknowledgeDrained.
 	Drain         bool `protobuf:"varint,7,opt,name=drain,proto3" json:"drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3924,13 +3930,13 @@ func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
 
 type ErrorEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// provider, config, backoff, unhealthy_guard, orphans, capacity, storage, load_balancer.
+	// Kind of the alert, such as provider, config, backoff, unhealthy_guard or orphans.
 	Kind       string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Group      string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	InstanceId string                 `protobuf:"bytes,3,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	Message    string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	At         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
-	// True when an earlier event with the same kind, group and instance no longer holds.
+	// True if the condition of an earlier event with the same kind, group and instance has ended.
 	Resolved      bool `protobuf:"varint,6,opt,name=resolved,proto3" json:"resolved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4089,7 +4095,7 @@ type ListEventsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Filter *EventFilter           `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	Until  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
-	// At most 1000, which is also the default.
+	// Most events in the answer: at most 1000, which is also the default.
 	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the previous page.
 	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -4211,7 +4217,7 @@ func (x *ListEventsResponse) GetNextPageToken() string {
 type FollowEventsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Filter *EventFilter           `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Only events behind this position.
+	// Send only events after this position of the journal.
 	After         string `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4318,10 +4324,10 @@ type JournalEvent struct {
 	Replaces   string                 `protobuf:"bytes,7,opt,name=replaces,proto3" json:"replaces,omitempty"`
 	// Why an instance is deleted, or the kind of an alert.
 	Cause string `protobuf:"bytes,8,opt,name=cause,proto3" json:"cause,omitempty"`
-	// Who caused it: agent, leader, provider, or an operator's ID.
+	// Who caused the event: agent, leader, provider, or an operator's name or ID.
 	Actor   string `protobuf:"bytes,9,opt,name=actor,proto3" json:"actor,omitempty"`
 	Message string `protobuf:"bytes,10,opt,name=message,proto3" json:"message,omitempty"`
-	// How long the step took that ended with the event; zero: not known.
+	// Duration in seconds of the step that ended with the event. Zero: not known.
 	TookSeconds   float64 `protobuf:"fixed64,11,opt,name=took_seconds,json=tookSeconds,proto3" json:"took_seconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4436,8 +4442,9 @@ func (x *JournalEvent) GetTookSeconds() float64 {
 
 type OperatorServiceRenewCertificateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The next key, a raw Ed25519 public key. It replaces the key of the caller's certificate. Until the operator has used it, the
-	// replaced key can repeat the renewal for the same next key, because the answer may be lost. Empty: the key stays the same.
+	// Raw Ed25519 public key of the new certificate. Empty: the key of the caller's certificate. Until the operator has
+	// used the new key, it may repeat the call with the old key and the same new one, because the answer may have been
+	// lost.
 	PublicKey     []byte `protobuf:"bytes,1,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -51,59 +51,71 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// OperatorService serves operators and nstance-admin: mutual TLS with an operator certificate. Every call is scoped to the
-// certificate's tenant. A standby answers UNAVAILABLE with a NotLeader detail.
+// OperatorService is for operators and nstance-admin, which authenticate by mutual TLS with an operator certificate. A
+// call sees and changes only what belongs to the tenant of that certificate. A standby answers UNAVAILABLE with the
+// error detail NotLeader.
 type OperatorServiceClient interface {
 	GetConfigStatus(ctx context.Context, in *GetConfigStatusRequest, opts ...grpc.CallOption) (*GetConfigStatusResponse, error)
-	// GetShardStatus tells how the shard is led and whether it is well.
+	// GetShardStatus returns the shard's leader, heir and standbys, its configuration, and its active errors.
 	GetShardStatus(ctx context.Context, in *GetShardStatusRequest, opts ...grpc.CallOption) (*GetShardStatusResponse, error)
-	// StepDown makes the leader hand over to another server. It answers before that. Needs the role admin.
+	// StepDown makes the leader hand over to another server. The answer comes before the handover. Needs the role admin.
 	StepDown(ctx context.Context, in *StepDownRequest, opts ...grpc.CallOption) (*StepDownResponse, error)
-	// ListOrphans lists the VMs of the shard that have no record, of all tenants. Needs the role admin.
+	// ListOrphans lists the shard's VMs that have no record in the bucket, of all tenants. Needs the role admin.
 	ListOrphans(ctx context.Context, in *ListOrphansRequest, opts ...grpc.CallOption) (*ListOrphansResponse, error)
-	// ConfirmOrphans allows the leader to terminate the orphans, after their number stopped garbage collection. Needs the
-	// role admin. FAILED_PRECONDITION if nothing waits for a confirmation.
+	// ConfirmOrphans allows the leader to terminate VMs without a record, after so many were found that garbage
+	// collection stopped. Needs the role admin. FAILED_PRECONDITION: no orphan waits for a confirmation.
 	ConfirmOrphans(ctx context.Context, in *ConfirmOrphansRequest, opts ...grpc.CallOption) (*ConfirmOrphansResponse, error)
-	// RefreshConfig fetches and applies the configuration now. INVALID keeps the old one.
+	// RefreshConfig makes the leader read the configuration from the bucket and apply it now. If it is invalid, the old
+	// one stays in force.
 	RefreshConfig(ctx context.Context, in *RefreshConfigRequest, opts ...grpc.CallOption) (*RefreshConfigResponse, error)
 	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
-	// UpsertGroup creates or changes a group. Restricted fields of static groups are refused by name.
+	// UpsertGroup creates or changes a group. A request for a static group may set only size, instance_type and vars; the
+	// error names any other field.
 	UpsertGroup(ctx context.Context, in *UpsertGroupRequest, opts ...grpc.CallOption) (*UpsertGroupResponse, error)
-	// DeleteGroup removes a dynamic group, or the override of a static one.
+	// DeleteGroup deletes a dynamic group. For a static group, it removes the changes that operators made to it.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*DeleteGroupResponse, error)
-	// PauseGroup stops the group's rollout: drifted and aged instances are not replaced. Lost ones still are.
+	// PauseGroup stops the group's rollout: drifted and aged instances are not replaced. Lost and unhealthy ones still
+	// are.
 	PauseGroup(ctx context.Context, in *PauseGroupRequest, opts ...grpc.CallOption) (*PauseGroupResponse, error)
 	// ResumeGroup ends a pause, and starts a halted rollout again.
 	ResumeGroup(ctx context.Context, in *ResumeGroupRequest, opts ...grpc.CallOption) (*ResumeGroupResponse, error)
-	// RollGroup replaces all instances of the group as after a change of its configuration. Each call rolls once more.
+	// RollGroup replaces all instances of the group as after a change of its configuration. Each call replaces them once
+	// more.
 	RollGroup(ctx context.Context, in *RollGroupRequest, opts ...grpc.CallOption) (*RollGroupResponse, error)
-	// ExplainGroup plans a group on the current state, without effect, and says how each instance is classified.
+	// ExplainGroup plans a group from its current state and changes nothing. It returns the next actions, and the
+	// planning rule that classifies each instance.
 	ExplainGroup(ctx context.Context, in *ExplainGroupRequest, opts ...grpc.CallOption) (*ExplainGroupResponse, error)
-	// CreateInstance makes an on-demand instance; idempotent by instance_id.
+	// CreateInstance creates an on-demand instance. A repeated request with the same instance_id creates no second one.
 	CreateInstance(ctx context.Context, in *CreateInstanceRequest, opts ...grpc.CallOption) (*CreateInstanceResponse, error)
-	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
-	// drain, to the group's drain time-out from now.
+	// DeleteInstance drains and terminates an instance. It answers when the deletion is recorded in the bucket. If the
+	// instance is being deleted already, the call can only shorten its drain, to the group's drain time-out from now.
 	DeleteInstance(ctx context.Context, in *DeleteInstanceRequest, opts ...grpc.CallOption) (*DeleteInstanceResponse, error)
-	// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends this protection.
-	// Lost and unhealthy instances are replaced all the same. It answers once the change is durable.
+	// ProtectInstance protects an instance from rollouts, eligible_age and scale-downs, or ends this protection. A
+	// protected instance that is lost or unhealthy is still replaced. The call answers when the change is recorded in the
+	// bucket.
 	ProtectInstance(ctx context.Context, in *ProtectInstanceRequest, opts ...grpc.CallOption) (*ProtectInstanceResponse, error)
-	// GetInstanceType tells the size of a type of instances, as the provider describes it. NOT_FOUND: the provider does not
-	// know the type. UNIMPLEMENTED: the shard's provider does not describe types.
+	// GetInstanceType returns the CPUs and the memory of an instance type, as the provider describes it. NOT_FOUND: the
+	// provider does not know the type. UNIMPLEMENTED: the shard's provider does not describe types.
 	GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error)
 	GetInstanceStatus(ctx context.Context, in *GetInstanceStatusRequest, opts ...grpc.CallOption) (*GetInstanceStatusResponse, error)
 	ListInstances(ctx context.Context, in *ListInstancesRequest, opts ...grpc.CallOption) (*ListInstancesResponse, error)
-	// AcknowledgeDrained reports that the node is drained, so the server may delete the VM.
+	// AcknowledgeDrained tells the leader that the instance's node is drained, so that the VM may be terminated now.
 	AcknowledgeDrained(ctx context.Context, in *AcknowledgeDrainedRequest, opts ...grpc.CallOption) (*AcknowledgeDrainedResponse, error)
-	// WatchGroups sends every group as UPSERT, then SNAPSHOT_END, then changes. A slow reader is closed with RESOURCE_EXHAUSTED.
+	// WatchGroups sends every group as UPSERT, then SNAPSHOT_END, then changes. The stream of a reader that is too slow
+	// ends with RESOURCE_EXHAUSTED.
 	WatchGroups(ctx context.Context, in *WatchGroupsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchGroupsResponse], error)
-	// WatchInstances sends current drains first, then lifecycle events.
+	// WatchInstances sends the deletions that are under way, then SNAPSHOT_END, then an event for each change of an
+	// instance.
 	WatchInstances(ctx context.Context, in *WatchInstancesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchInstancesResponse], error)
-	// WatchErrors sends provider errors, refused configurations, backoffs and the unhealthy guard; standing ones first.
+	// WatchErrors sends active alerts, such as provider errors, refused configurations and backoffs, then new and
+	// resolved ones.
 	WatchErrors(ctx context.Context, in *WatchErrorsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchErrorsResponse], error)
-	// ListEvents returns the newest part of the shard's history, from the oldest to the newest event.
+	// ListEvents returns events of the shard's journal that match the filter, the oldest first. The leader keeps the
+	// newest 10,000.
 	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
-	// FollowEvents sends the events of a filter that are stored, then new ones. A slow reader is closed with
-	// RESOURCE_EXHAUSTED, and continues with the position of the last event that it got.
+	// FollowEvents sends the stored events that match the filter, then new ones. The stream of a reader that is too slow
+	// ends with RESOURCE_EXHAUSTED. The reader continues with a new call, after the position of the last event that it
+	// received.
 	FollowEvents(ctx context.Context, in *FollowEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowEventsResponse], error)
 	RenewCertificate(ctx context.Context, in *OperatorServiceRenewCertificateRequest, opts ...grpc.CallOption) (*OperatorServiceRenewCertificateResponse, error)
 }
@@ -416,59 +428,71 @@ func (c *operatorServiceClient) RenewCertificate(ctx context.Context, in *Operat
 // All implementations must embed UnimplementedOperatorServiceServer
 // for forward compatibility.
 //
-// OperatorService serves operators and nstance-admin: mutual TLS with an operator certificate. Every call is scoped to the
-// certificate's tenant. A standby answers UNAVAILABLE with a NotLeader detail.
+// OperatorService is for operators and nstance-admin, which authenticate by mutual TLS with an operator certificate. A
+// call sees and changes only what belongs to the tenant of that certificate. A standby answers UNAVAILABLE with the
+// error detail NotLeader.
 type OperatorServiceServer interface {
 	GetConfigStatus(context.Context, *GetConfigStatusRequest) (*GetConfigStatusResponse, error)
-	// GetShardStatus tells how the shard is led and whether it is well.
+	// GetShardStatus returns the shard's leader, heir and standbys, its configuration, and its active errors.
 	GetShardStatus(context.Context, *GetShardStatusRequest) (*GetShardStatusResponse, error)
-	// StepDown makes the leader hand over to another server. It answers before that. Needs the role admin.
+	// StepDown makes the leader hand over to another server. The answer comes before the handover. Needs the role admin.
 	StepDown(context.Context, *StepDownRequest) (*StepDownResponse, error)
-	// ListOrphans lists the VMs of the shard that have no record, of all tenants. Needs the role admin.
+	// ListOrphans lists the shard's VMs that have no record in the bucket, of all tenants. Needs the role admin.
 	ListOrphans(context.Context, *ListOrphansRequest) (*ListOrphansResponse, error)
-	// ConfirmOrphans allows the leader to terminate the orphans, after their number stopped garbage collection. Needs the
-	// role admin. FAILED_PRECONDITION if nothing waits for a confirmation.
+	// ConfirmOrphans allows the leader to terminate VMs without a record, after so many were found that garbage
+	// collection stopped. Needs the role admin. FAILED_PRECONDITION: no orphan waits for a confirmation.
 	ConfirmOrphans(context.Context, *ConfirmOrphansRequest) (*ConfirmOrphansResponse, error)
-	// RefreshConfig fetches and applies the configuration now. INVALID keeps the old one.
+	// RefreshConfig makes the leader read the configuration from the bucket and apply it now. If it is invalid, the old
+	// one stays in force.
 	RefreshConfig(context.Context, *RefreshConfigRequest) (*RefreshConfigResponse, error)
 	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
-	// UpsertGroup creates or changes a group. Restricted fields of static groups are refused by name.
+	// UpsertGroup creates or changes a group. A request for a static group may set only size, instance_type and vars; the
+	// error names any other field.
 	UpsertGroup(context.Context, *UpsertGroupRequest) (*UpsertGroupResponse, error)
-	// DeleteGroup removes a dynamic group, or the override of a static one.
+	// DeleteGroup deletes a dynamic group. For a static group, it removes the changes that operators made to it.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error)
-	// PauseGroup stops the group's rollout: drifted and aged instances are not replaced. Lost ones still are.
+	// PauseGroup stops the group's rollout: drifted and aged instances are not replaced. Lost and unhealthy ones still
+	// are.
 	PauseGroup(context.Context, *PauseGroupRequest) (*PauseGroupResponse, error)
 	// ResumeGroup ends a pause, and starts a halted rollout again.
 	ResumeGroup(context.Context, *ResumeGroupRequest) (*ResumeGroupResponse, error)
-	// RollGroup replaces all instances of the group as after a change of its configuration. Each call rolls once more.
+	// RollGroup replaces all instances of the group as after a change of its configuration. Each call replaces them once
+	// more.
 	RollGroup(context.Context, *RollGroupRequest) (*RollGroupResponse, error)
-	// ExplainGroup plans a group on the current state, without effect, and says how each instance is classified.
+	// ExplainGroup plans a group from its current state and changes nothing. It returns the next actions, and the
+	// planning rule that classifies each instance.
 	ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error)
-	// CreateInstance makes an on-demand instance; idempotent by instance_id.
+	// CreateInstance creates an on-demand instance. A repeated request with the same instance_id creates no second one.
 	CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error)
-	// DeleteInstance answers once the intent is durable. For an instance that is being deleted it can only shorten the
-	// drain, to the group's drain time-out from now.
+	// DeleteInstance drains and terminates an instance. It answers when the deletion is recorded in the bucket. If the
+	// instance is being deleted already, the call can only shorten its drain, to the group's drain time-out from now.
 	DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error)
-	// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends this protection.
-	// Lost and unhealthy instances are replaced all the same. It answers once the change is durable.
+	// ProtectInstance protects an instance from rollouts, eligible_age and scale-downs, or ends this protection. A
+	// protected instance that is lost or unhealthy is still replaced. The call answers when the change is recorded in the
+	// bucket.
 	ProtectInstance(context.Context, *ProtectInstanceRequest) (*ProtectInstanceResponse, error)
-	// GetInstanceType tells the size of a type of instances, as the provider describes it. NOT_FOUND: the provider does not
-	// know the type. UNIMPLEMENTED: the shard's provider does not describe types.
+	// GetInstanceType returns the CPUs and the memory of an instance type, as the provider describes it. NOT_FOUND: the
+	// provider does not know the type. UNIMPLEMENTED: the shard's provider does not describe types.
 	GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error)
 	GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*GetInstanceStatusResponse, error)
 	ListInstances(context.Context, *ListInstancesRequest) (*ListInstancesResponse, error)
-	// AcknowledgeDrained reports that the node is drained, so the server may delete the VM.
+	// AcknowledgeDrained tells the leader that the instance's node is drained, so that the VM may be terminated now.
 	AcknowledgeDrained(context.Context, *AcknowledgeDrainedRequest) (*AcknowledgeDrainedResponse, error)
-	// WatchGroups sends every group as UPSERT, then SNAPSHOT_END, then changes. A slow reader is closed with RESOURCE_EXHAUSTED.
+	// WatchGroups sends every group as UPSERT, then SNAPSHOT_END, then changes. The stream of a reader that is too slow
+	// ends with RESOURCE_EXHAUSTED.
 	WatchGroups(*WatchGroupsRequest, grpc.ServerStreamingServer[WatchGroupsResponse]) error
-	// WatchInstances sends current drains first, then lifecycle events.
+	// WatchInstances sends the deletions that are under way, then SNAPSHOT_END, then an event for each change of an
+	// instance.
 	WatchInstances(*WatchInstancesRequest, grpc.ServerStreamingServer[WatchInstancesResponse]) error
-	// WatchErrors sends provider errors, refused configurations, backoffs and the unhealthy guard; standing ones first.
+	// WatchErrors sends active alerts, such as provider errors, refused configurations and backoffs, then new and
+	// resolved ones.
 	WatchErrors(*WatchErrorsRequest, grpc.ServerStreamingServer[WatchErrorsResponse]) error
-	// ListEvents returns the newest part of the shard's history, from the oldest to the newest event.
+	// ListEvents returns events of the shard's journal that match the filter, the oldest first. The leader keeps the
+	// newest 10,000.
 	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
-	// FollowEvents sends the events of a filter that are stored, then new ones. A slow reader is closed with
-	// RESOURCE_EXHAUSTED, and continues with the position of the last event that it got.
+	// FollowEvents sends the stored events that match the filter, then new ones. The stream of a reader that is too slow
+	// ends with RESOURCE_EXHAUSTED. The reader continues with a new call, after the position of the last event that it
+	// received.
 	FollowEvents(*FollowEventsRequest, grpc.ServerStreamingServer[FollowEventsResponse]) error
 	RenewCertificate(context.Context, *OperatorServiceRenewCertificateRequest) (*OperatorServiceRenewCertificateResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()

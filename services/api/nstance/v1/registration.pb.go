@@ -24,7 +24,7 @@ const (
 
 type RegisterAgentRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// JWT, at most 4 KiB.
+	// The registration nonce, a JWT of at most 4 KiB.
 	Nonce string `protobuf:"bytes,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	// Raw Ed25519 public key, 32 bytes.
 	PublicKey []byte `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
@@ -112,7 +112,7 @@ func (x *RegisterAgentRequest) GetAttestation() []byte {
 
 type RegisterAgentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// PEM certificate, leaf only.
+	// The agent's certificate in PEM, without those of the CA.
 	Certificate []byte                 `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	NotAfter    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
 	// PEM bundle of the cluster CA, newest first.
@@ -297,7 +297,7 @@ type NotLeader struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Shard    string                 `protobuf:"bytes,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	LeaderId string                 `protobuf:"bytes,2,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
-	// Addresses of the leader as it advertises them; empty when unknown.
+	// The leader's advertised address for registrations; empty if unknown.
 	RegistrationAddr string `protobuf:"bytes,3,opt,name=registration_addr,json=registrationAddr,proto3" json:"registration_addr,omitempty"`
 	OperatorAddr     string `protobuf:"bytes,4,opt,name=operator_addr,json=operatorAddr,proto3" json:"operator_addr,omitempty"`
 	AgentAddr        string `protobuf:"bytes,5,opt,name=agent_addr,json=agentAddr,proto3" json:"agent_addr,omitempty"`

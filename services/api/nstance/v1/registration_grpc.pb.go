@@ -27,12 +27,14 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// RegistrationService exchanges a registration nonce and a public key for a client certificate. TLS without client certificate.
-// A standby answers UNAVAILABLE with a NotLeader detail.
+// RegistrationService exchanges a registration nonce and a public key for a client certificate. Callers need no client
+// certificate, but verify the server's. A standby answers UNAVAILABLE with the error detail NotLeader.
 type RegistrationServiceClient interface {
-	// RegisterAgent spends an agent's nonce. The same key presenting the same nonce again gets its certificate again.
+	// RegisterAgent consumes an agent's nonce and issues its certificate. A repeated call with the same nonce and key
+	// returns the certificate again.
 	RegisterAgent(ctx context.Context, in *RegisterAgentRequest, opts ...grpc.CallOption) (*RegisterAgentResponse, error)
-	// RegisterOperator spends an operator's nonce; its jti is the operator's ID.
+	// RegisterOperator consumes an operator's nonce and issues its certificate. The nonce's claim jti is the operator's
+	// ID.
 	RegisterOperator(ctx context.Context, in *RegisterOperatorRequest, opts ...grpc.CallOption) (*RegisterOperatorResponse, error)
 }
 
@@ -68,12 +70,14 @@ func (c *registrationServiceClient) RegisterOperator(ctx context.Context, in *Re
 // All implementations must embed UnimplementedRegistrationServiceServer
 // for forward compatibility.
 //
-// RegistrationService exchanges a registration nonce and a public key for a client certificate. TLS without client certificate.
-// A standby answers UNAVAILABLE with a NotLeader detail.
+// RegistrationService exchanges a registration nonce and a public key for a client certificate. Callers need no client
+// certificate, but verify the server's. A standby answers UNAVAILABLE with the error detail NotLeader.
 type RegistrationServiceServer interface {
-	// RegisterAgent spends an agent's nonce. The same key presenting the same nonce again gets its certificate again.
+	// RegisterAgent consumes an agent's nonce and issues its certificate. A repeated call with the same nonce and key
+	// returns the certificate again.
 	RegisterAgent(context.Context, *RegisterAgentRequest) (*RegisterAgentResponse, error)
-	// RegisterOperator spends an operator's nonce; its jti is the operator's ID.
+	// RegisterOperator consumes an operator's nonce and issues its certificate. The nonce's claim jti is the operator's
+	// ID.
 	RegisterOperator(context.Context, *RegisterOperatorRequest) (*RegisterOperatorResponse, error)
 	mustEmbedUnimplementedRegistrationServiceServer()
 }

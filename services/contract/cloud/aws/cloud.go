@@ -41,7 +41,7 @@ var Block = cloud.Block{
 
 // NetworkInterface holds the leader's addresses.
 type NetworkInterface struct {
-	// AWS: the network interface (eni-…) that has the addresses.
+	// AWS: ID of the network interface (eni-…) that has the addresses and moves to the leader.
 	InterfaceID string `json:"interface_id,omitempty" rule:"required"`
 }
 

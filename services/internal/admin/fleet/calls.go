@@ -50,7 +50,7 @@ type (
 		// PreviousSize is the desired size before the change.
 		PreviousSize *uint32 `json:"previous_size,omitempty"`
 		// Restored means that a static group's override was removed and the group stays.
-		Restored bool `json:"restored_static,omitempty" jsonschema:"description=The override of a static group was removed and the group stays"`
+		Restored bool `json:"restored_static,omitempty" jsonschema:"description=The changes of operators to a static group were removed and the group itself stays"`
 	}
 	// InstancesAnswer lists instances.
 	InstancesAnswer struct {
@@ -62,7 +62,7 @@ type (
 		Outcome
 		Instance *Instance `json:"instance,omitempty"`
 		// Group is its group after a deletion that lowered the size.
-		Group *Group `json:"group,omitempty" jsonschema:"description=After a deletion with decrement"`
+		Group *Group `json:"group,omitempty" jsonschema:"description=The group after a deletion with decrement"`
 	}
 	// ConfigAnswer is the state of the configuration.
 	ConfigAnswer struct {

@@ -28,8 +28,8 @@ type Explanation struct {
 	BlockedReason  string          `json:"blocked_reason,omitempty" jsonschema:"description=Why the group is not at its size"`
 	BlockedUntil   time.Time       `json:"blocked_until,omitzero" jsonschema:"description=When that reason ends because of the time alone"`
 	RolloutWaits   string          `json:"rollout_waits,omitempty" jsonschema:"description=Why outdated instances are not replaced now"`
-	RolloutUntil   time.Time       `json:"rollout_until,omitzero" jsonschema:"description=When that reason ends because of the time alone"`
-	UnhealthyGuard bool            `json:"unhealthy_guard,omitempty" jsonschema:"description=So many instances are silent or fail a health check that none of them is replaced"`
+	RolloutUntil   time.Time       `json:"rollout_until,omitzero" jsonschema:"description=When the reason in rollout_waits ends because time has passed"`
+	UnhealthyGuard bool            `json:"unhealthy_guard,omitempty" jsonschema:"description=So many instances are silent or unhealthy that none of them is replaced"`
 	NextPlanAt     time.Time       `json:"next_plan_at,omitzero" jsonschema:"description=When the group is planned again even if nothing happens"`
 	Actions        []PlannedAction `json:"actions"`
 	Instances      []Verdict       `json:"instances"`
@@ -49,13 +49,13 @@ type PlannedAction struct {
 // Verdict is how a leader classifies one instance.
 type Verdict struct {
 	ID            string    `json:"instance_id"`
-	Rule          uint32    `json:"rule" jsonschema:"description=Number in the list of planning rules"`
+	Rule          uint32    `json:"rule" jsonschema:"description=Number of the planning rule that classifies the instance"`
 	RuleName      string    `json:"rule_name"`
-	Cause         string    `json:"cause,omitempty" jsonschema:"description=Why it is deleted regardless of others"`
-	Until         time.Time `json:"until,omitzero" jsonschema:"description=When another rule may apply because of the time alone"`
-	Work          string    `json:"work,omitempty" jsonschema:"description=What is under way for it"`
+	Cause         string    `json:"cause,omitempty" jsonschema:"description=Why the instance's own state requires its deletion or replacement"`
+	Until         time.Time `json:"until,omitzero" jsonschema:"description=When another rule may apply to the instance because time has passed"`
+	Work          string    `json:"work,omitempty" jsonschema:"description=What is under way for the instance"`
 	DrainDeadline time.Time `json:"drain_deadline,omitzero"`
-	FailedCheck   string    `json:"failed_check,omitempty" jsonschema:"description=The health check or load balancer that calls it unhealthy and the reason"`
+	FailedCheck   string    `json:"failed_check,omitempty" jsonschema:"description=The health check or load balancer that calls the instance unhealthy and the reason"`
 }
 
 // Blocked says why the group is not at its size and, where it is known, until when.

@@ -23,9 +23,9 @@ type JournalEvent struct {
 	ID       string    `json:"instance_id,omitempty"`
 	Replaces string    `json:"replaces,omitempty"`
 	Cause    string    `json:"cause,omitempty" jsonschema:"description=Why an instance is deleted or the kind of an alert"`
-	Actor    string    `json:"actor,omitempty" jsonschema:"description=agent or leader or provider or an operator's ID"`
+	Actor    string    `json:"actor,omitempty" jsonschema:"description=Who caused the event: agent or leader or provider or an operator's name or ID"`
 	Message  string    `json:"message,omitempty"`
-	Took     float64   `json:"took_seconds,omitempty" jsonschema:"description=How long the step took that ended with the event"`
+	Took     float64   `json:"took_seconds,omitempty" jsonschema:"description=Duration of the step that ended with the event"`
 	Term     uint64    `json:"term"`
 	Position string    `json:"position"`
 }

@@ -17,19 +17,19 @@ type StatusAnswer struct {
 type Status struct {
 	Cluster     string    `json:"cluster_id,omitempty"`
 	Leader      string    `json:"leader_id,omitempty"`
-	Version     string    `json:"version,omitempty" jsonschema:"description=Of the leader"`
+	Version     string    `json:"version,omitempty" jsonschema:"description=Version of the leader"`
 	Term        uint64    `json:"term,omitempty"`
 	Since       time.Time `json:"leader_since,omitzero"`
-	LeaseLeft   string    `json:"lease_left,omitempty" jsonschema:"description=How long the leader may act without another renewal: a Go duration. Missing: it leads without a lock"`
+	LeaseLeft   string    `json:"lease_left,omitempty" jsonschema:"description=How long the leader may act without another renewal of its lock: a Go duration. Missing: the leader has no lock"`
 	Heir        string    `json:"heir_id,omitempty" jsonschema:"description=The standby that takes over when the leader fails"`
 	Standbys    []string  `json:"standby_ids,omitempty" jsonschema:"description=The standbys that are connected to the leader"`
-	ETag        string    `json:"config_etag,omitempty" jsonschema:"description=Of the configuration in force"`
-	RefusedETag string    `json:"refused_etag,omitempty" jsonschema:"description=Of a newer configuration that was refused"`
-	Problems    []Problem `json:"problems,omitempty" jsonschema:"description=Of the refused one"`
+	ETag        string    `json:"config_etag,omitempty" jsonschema:"description=ETag of the configuration in force"`
+	RefusedETag string    `json:"refused_etag,omitempty" jsonschema:"description=ETag of a newer configuration that was refused"`
+	Problems    []Problem `json:"problems,omitempty" jsonschema:"description=Problems of the refused configuration"`
 	Groups      uint32    `json:"groups,omitempty"`
 	Instances   uint32    `json:"instances,omitempty"`
 	Connected   uint32    `json:"agents_connected,omitempty"`
-	Errors      []Event   `json:"errors,omitempty" jsonschema:"description=The active errors"`
+	Errors      []Event   `json:"errors,omitempty" jsonschema:"description=The active alerts"`
 }
 
 // Status tells how shards are led and whether they are well.

@@ -18,12 +18,12 @@ type Group struct {
 	Overridden    bool              `json:"overridden,omitempty" jsonschema:"description=A static group with an entry in the dynamic groups"`
 	Deleting      bool              `json:"deleting,omitempty"`
 	Template      string            `json:"template"`
-	Size          uint32            `json:"size" jsonschema:"description=Desired"`
+	Size          uint32            `json:"size" jsonschema:"description=Desired number of instances"`
 	ActualSize    uint32            `json:"actual_size" jsonschema:"description=Instances that count towards size"`
 	Healthy       uint32            `json:"healthy"`
 	BlockedReason string            `json:"blocked_reason,omitempty" jsonschema:"description=Why the group is not at its size"`
-	BlockedSince  time.Time         `json:"blocked_since,omitzero" jsonschema:"description=When it became blocked as far as the leader knows; the reason may have changed"`
-	BlockedUntil  time.Time         `json:"blocked_until,omitzero" jsonschema:"description=When that reason ends because of the time alone"`
+	BlockedSince  time.Time         `json:"blocked_since,omitzero" jsonschema:"description=Since when the group has been blocked as far as the leader knows; the reason may have changed meanwhile"`
+	BlockedUntil  time.Time         `json:"blocked_until,omitzero" jsonschema:"description=When the reason in blocked_reason ends because time has passed"`
 	Paused        bool              `json:"paused,omitempty" jsonschema:"description=The rollout is paused"`
 	RolloutWaits  string            `json:"rollout_waits,omitempty" jsonschema:"description=Why outdated instances are not replaced now"`
 	Outdated      uint32            `json:"outdated,omitempty" jsonschema:"description=Instances without the group's infra configuration"`
@@ -34,7 +34,7 @@ type Group struct {
 	Arch          string            `json:"arch,omitempty"`
 	Vars          map[string]string `json:"vars,omitempty"`
 	Args          json.RawMessage   `json:"args,omitempty"`
-	Spec          json.RawMessage   `json:"spec,omitempty" jsonschema:"description=What the group says by itself; all else comes from its template"`
+	Spec          json.RawMessage   `json:"spec,omitempty" jsonschema:"description=The group's own settings; all others come from its template"`
 	LoadBalancers []string          `json:"load_balancers,omitempty"`
 	DrainTimeout  string            `json:"drain_timeout,omitempty" jsonschema:"description=Go duration"`
 	MaxSurge      uint32            `json:"max_surge,omitempty"`
@@ -114,18 +114,18 @@ type Instance struct {
 	CertificateNotAfter time.Time `json:"certificate_not_after,omitzero"`
 	InfraDrift          bool      `json:"infra_drift,omitempty"`
 	RuntimeDrift        bool      `json:"runtime_drift,omitempty"`
-	Protected           bool      `json:"protected,omitempty" jsonschema:"description=From voluntary replacement and from a smaller size"`
+	Protected           bool      `json:"protected,omitempty" jsonschema:"description=A person protects the instance from rollouts and eligible_age and scale-downs"`
 	AgentVersion        string    `json:"agent_version,omitempty"`
 	Term                uint64    `json:"term,omitempty"`
 	Metrics             *Metrics  `json:"metrics,omitempty"`
-	HealthChecks        []Check   `json:"health_checks,omitempty" jsonschema:"description=As the agent last reported them"`
+	HealthChecks        []Check   `json:"health_checks,omitempty" jsonschema:"description=Health checks as the agent last reported them"`
 }
 
 // Check is the state of one health check.
 type Check struct {
 	Name   string `json:"name"`
 	Status string `json:"status" jsonschema:"enum=starting,enum=passing,enum=failing"`
-	Reason string `json:"reason,omitempty" jsonschema:"description=Why it fails"`
+	Reason string `json:"reason,omitempty" jsonschema:"description=Why the check fails"`
 }
 
 func viewChecks(states []*nstancev1.HealthCheckState) []Check {
@@ -138,7 +138,7 @@ func viewChecks(states []*nstancev1.HealthCheckState) []Check {
 
 // Metrics are the metrics that an agent reported last.
 type Metrics struct {
-	CPU                 float64  `json:"cpu" jsonschema:"description=Share in use from 0 to 1"`
+	CPU                 float64  `json:"cpu" jsonschema:"description=Share of CPU in use from 0 to 1"`
 	MemoryUsedBytes     uint64   `json:"memory_used_bytes"`
 	MemoryTotalBytes    uint64   `json:"memory_total_bytes"`
 	NetworkReceiveRate  *float64 `json:"network_receive_rate,omitempty" jsonschema:"description=Bytes per second"`
@@ -178,14 +178,14 @@ type Config struct {
 	ETag         string    `json:"etag,omitempty"`
 	LastModified time.Time `json:"last_modified,omitzero"`
 	Size         uint64    `json:"size,omitempty" jsonschema:"description=Bytes"`
-	Generation   uint64    `json:"generation,omitempty" jsonschema:"description=Configurations that were applied since this leader took over"`
-	RefusedETag  string    `json:"refused_etag,omitempty" jsonschema:"description=Of a newer configuration that was refused"`
-	Problems     []Problem `json:"problems,omitempty" jsonschema:"description=Of the refused one"`
+	Generation   uint64    `json:"generation,omitempty" jsonschema:"description=Number of configurations that this leader has applied since it took over"`
+	RefusedETag  string    `json:"refused_etag,omitempty" jsonschema:"description=ETag of a newer configuration that was refused"`
+	Problems     []Problem `json:"problems,omitempty" jsonschema:"description=Problems of the refused configuration"`
 }
 
 // Problem is one problem of a configuration.
 type Problem struct {
-	Path    string `json:"path,omitempty" jsonschema:"description=JSON path"`
+	Path    string `json:"path,omitempty" jsonschema:"description=JSON path of the field"`
 	Line    uint32 `json:"line,omitempty"`
 	Column  uint32 `json:"column,omitempty"`
 	Message string `json:"message"`
@@ -211,7 +211,7 @@ func viewProblems(problems []*nstancev1.ConfigProblem) []Problem {
 type Refresh struct {
 	Result     string    `json:"result,omitempty" jsonschema:"enum=updated,enum=unchanged,enum=invalid"`
 	ETag       string    `json:"etag,omitempty"`
-	Restarting bool      `json:"restarting,omitempty" jsonschema:"description=The server restarts by itself to apply it"`
+	Restarting bool      `json:"restarting,omitempty" jsonschema:"description=The server restarts by itself to apply the configuration"`
 	Problems   []Problem `json:"problems,omitempty"`
 }
 

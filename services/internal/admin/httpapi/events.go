@@ -22,14 +22,14 @@ const (
 // Followed is one line of GET /events/follow: an event, or why a shard cannot be followed at the moment.
 type Followed struct {
 	fleet.Event
-	Err *fleet.Error `json:"error,omitempty" jsonschema:"description=The shard cannot be followed. It is tried again unless the response ends"`
+	Err *fleet.Error `json:"error,omitempty" jsonschema:"description=The events of the shard cannot be followed. The server tries again unless the response ends"`
 }
 
 func (a *api) eventRoutes() []route {
 	return []route{
 		{
 			method: http.MethodGet, path: "/events", name: "events",
-			summary: "The shards' journals, from the oldest to the newest event.", shards: true,
+			summary: "Events of the shards' journals, the oldest first.", shards: true,
 			query: []parameter{{"since", "string", "Only events from this time on (RFC 3339)."},
 				{"group", "string", "Only events of this group."},
 				{"instance_id", "string", "Only events of this instance."},

@@ -71,7 +71,7 @@ func (a *api) groupRoutes() []route {
 			},
 		}, {
 			method: http.MethodGet, path: "/group/explain", name: "groupExplain",
-			summary: "What the leaders would do next for a group and why. Changes nothing.", shards: true,
+			summary: "What the leaders would do next for a group and why. The call changes nothing.", shards: true,
 			query: explainParameters, answer: fleet.Answers[fleet.ExplanationAnswer]{},
 			do: func(c *call) (int, any, error) {
 				group, err := c.group(c.URL.Query().Get("group"), "query")
@@ -101,7 +101,7 @@ func (a *api) groupRoutes() []route {
 			do:     a.createGroup,
 		}, {
 			method: http.MethodPost, path: "/group/delete", name: "groupDelete",
-			summary: "Delete a dynamic group, or what was changed about a static one.", shards: true,
+			summary: "Delete a dynamic group, or the changes of operators to a static one.", shards: true,
 			body: GroupRequest{}, answer: fleet.Answers[fleet.GroupAnswer]{},
 			do: a.deleteGroup,
 		},

@@ -12,7 +12,7 @@ import (
 // CreateInstanceRequest is the body of POST /instance/create.
 type CreateInstanceRequest struct {
 	Group        string            `json:"group"`
-	ID           string            `json:"instance_id,omitempty" jsonschema:"description=With the group's kind as prefix. Made if not given"`
+	ID           string            `json:"instance_id,omitempty" jsonschema:"description=ID of the new instance with the group's kind as prefix. The server makes one if it is missing"`
 	InstanceType string            `json:"instance_type,omitempty"`
 	Vars         map[string]string `json:"vars,omitempty"`
 }
@@ -21,13 +21,13 @@ type CreateInstanceRequest struct {
 type DeleteInstanceRequest struct {
 	ID        string `json:"instance_id"`
 	Reason    string `json:"reason,omitempty"`
-	Decrement bool   `json:"decrement,omitempty" jsonschema:"description=Also lower the size of its group by one"`
+	Decrement bool   `json:"decrement,omitempty" jsonschema:"description=Also lower the size of the instance's group by one"`
 }
 
 // ProtectInstanceRequest is the body of POST /instance/protect.
 type ProtectInstanceRequest struct {
 	ID        string `json:"instance_id"`
-	Protected *bool  `json:"protected,omitempty" jsonschema:"description=True if not given. False ends the protection"`
+	Protected *bool  `json:"protected,omitempty" jsonschema:"description=False ends the protection. True if it is missing"`
 }
 
 var instanceParameter = []parameter{{"instance_id", "string", "The instance. Required."}}
@@ -50,7 +50,7 @@ func (a *api) instanceRoutes() []route {
 			},
 		}, {
 			method: http.MethodGet, path: "/instance", name: "instance", shards: true,
-			summary: "One instance. With all_shards, it is looked for in every shard.",
+			summary: "One instance. With all_shards, every shard is asked for it.",
 			query:   instanceParameter, answer: fleet.Answers[fleet.InstanceAnswer]{},
 			do: func(c *call) (int, any, error) {
 				id, err := c.instance(c.URL.Query().Get("instance_id"), "query")
@@ -61,7 +61,7 @@ func (a *api) instanceRoutes() []route {
 			},
 		}, {
 			method: http.MethodGet, path: "/instance/explain", name: "instanceExplain", shards: true,
-			summary: "What the leader would do next for an instance and why. Changes nothing.",
+			summary: "What the leader would do next for an instance and why. The call changes nothing.",
 			query:   instanceParameter, answer: fleet.Answers[fleet.ExplanationAnswer]{},
 			do: func(c *call) (int, any, error) {
 				id, err := c.instance(c.URL.Query().Get("instance_id"), "query")
@@ -82,7 +82,7 @@ func (a *api) instanceRoutes() []route {
 			do: a.deleteInstance,
 		}, {
 			method: http.MethodPost, path: "/instance/protect", name: "instanceProtect", shards: true,
-			summary: "Protect an instance from voluntary replacement and from a smaller size, or end that.",
+			summary: "Protect an instance from rollouts, eligible_age and scale-downs, or end the protection.",
 			body:    ProtectInstanceRequest{}, answer: fleet.Answers[fleet.InstanceAnswer]{},
 			do: a.protectInstance,
 		},

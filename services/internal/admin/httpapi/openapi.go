@@ -46,11 +46,11 @@ func (a *api) operation(r route) map[string]any {
 	} else if r.shards {
 		for status, about := range map[int]string{
 			400: "Refused by the shard, or the request is malformed.",
-			403: "The shard's configuration does not permit it, or the operator was removed.",
-			404: "There is no such thing in the shard, or no such shard.",
-			409: "It conflicts with what is there.",
+			403: "The shard's configuration does not permit the request, or the operator was removed.",
+			404: "The shard does not have the group or instance, or there is no such shard.",
+			409: "The request conflicts with the present state.",
 			429: "The tenant's quota is used up, or the shard has too much to do.",
-			502: "Of several shards, one or more failed; or the shard refuses our certificate.",
+			502: "One or more of several shards failed, or the shard refuses the certificate of this server.",
 			503: "The shard cannot be reached.", 504: "The shard did not answer in time.",
 		} {
 			either := answer(about, nil)
@@ -61,7 +61,7 @@ func (a *api) operation(r route) map[string]any {
 	}
 	out := map[string]any{"operationId": r.name, "summary": r.summary, "responses": responses}
 	if !r.open {
-		responses["401"] = answer("There is no token, or a wrong one.", Problem{})
+		responses["401"] = answer("The request has no token, or a wrong one.", Problem{})
 		if len(a.Tokens) > 0 {
 			out["security"] = []any{map[string]any{"bearer": []any{}}}
 		}

@@ -57,7 +57,7 @@ func (a *api) shardRoutes() []route {
 	return []route{
 		{
 			method: http.MethodGet, path: "/health", name: "health",
-			summary: "Whether this process serves. Says nothing about shards.", open: true, answer: Health{},
+			summary: "Whether this process serves requests. Shards do not matter.", open: true, answer: Health{},
 			do: func(*call) (int, any, error) { return http.StatusOK, Health{"ok", a.Version}, nil },
 		}, {
 			method: http.MethodGet, path: "/openapi.json", name: "openapi", summary: "This document.", open: true,
@@ -65,7 +65,7 @@ func (a *api) shardRoutes() []route {
 			do:     func(*call) (int, any, error) { return http.StatusOK, a.document(), nil },
 		}, {
 			method: http.MethodGet, path: "/status", name: "status",
-			summary: "How shards are led and whether they are well.", shards: true,
+			summary: "Leaders, configurations, sizes and active alerts of shards.", shards: true,
 			answer: fleet.Answers[fleet.StatusAnswer]{},
 			do:     func(c *call) (int, any, error) { return answer(a.Fleet.Status(c.Context(), c.shards)) },
 		}, {
@@ -81,7 +81,7 @@ func (a *api) shardRoutes() []route {
 			},
 		}, {
 			method: http.MethodGet, path: "/orphans", name: "orphans", admin: true,
-			summary: "The VMs of shards that have no record.", shards: true,
+			summary: "The VMs of shards that have no record in the bucket.", shards: true,
 			answer: fleet.Answers[fleet.OrphansAnswer]{},
 			do:     func(c *call) (int, any, error) { return answer(a.Fleet.Orphans(c.Context(), c.shards)) },
 		}, {
@@ -98,8 +98,8 @@ func (a *api) shardRoutes() []route {
 			},
 		}, {
 			method: http.MethodPost, path: "/config/refresh", name: "configRefresh",
-			summary: "Have shards read and apply their configuration now. An invalid one is an error of its shard; " +
-				"the one before stays.",
+			summary: "Make leaders read and apply their shards' configurations now. An invalid configuration is an " +
+				"error of its shard, which keeps the one before.",
 			shards: true, answer: fleet.Answers[fleet.RefreshAnswer]{},
 			do: func(c *call) (int, any, error) {
 				if err := c.empty(); err != nil {
