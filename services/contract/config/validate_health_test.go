@@ -96,8 +96,8 @@ func TestValidateLoadBalancerHealth(t *testing.T) {
 				`load_balancers.a.backend_service_names[2]: "x" is there twice`}},
 		{"no load balancer", strings.Replace(in(aws, on, "", targetGroups), `"g": {`, `"g": @{`, 1), []string{
 			`groups.default.g.load_balancers: is required: template t has load_balancer_health`}},
-		{"a cloud without load balancers", in("", strings.Replace(on, "true", "@true", 1), "", ""), []string{
-			`templates.t.load_balancer_health: provider mock has no load balancers that tell the health of instances`}},
+		{"no load balancers", in(`{"kind": "tmux"}`, strings.Replace(on, "true", "@true", 1), "", ""), []string{
+			`templates.t.load_balancer_health: provider tmux has no load balancers that tell the health of instances`}},
 	} {
 		src, want := marked(tt.src, tt.want)
 		_, problems := Parse("f", []byte(src))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -94,17 +95,19 @@ func (l *Leader) reportBalancers(failing map[config.GroupKey]bool, members []sha
 			}
 		}
 	}
-	for key, err := range now {
-		if _, there := l.State.Group(key); there && err != nil {
+	for _, key := range slices.SortedFunc(maps.Keys(now), compareGroups) {
+		if _, there := l.State.Group(key); there && now[key] != nil {
 			failing[key] = true
 			l.State.KeepError(shardstate.GroupError(plan.AlertLoadBalancers, key, ident.ID{}),
-				fmt.Sprintf("%v; verdicts of load_balancer_health stay as they were (rule 59)", err))
+				fmt.Sprintf("%v; verdicts of load_balancer_health stay as they were (rule 59)", now[key]))
 		}
 	}
-	for key := range failing {
+	for _, key := range slices.SortedFunc(maps.Keys(failing), compareGroups) {
 		if now[key] == nil {
 			delete(failing, key)
 			l.State.ResolveError(shardstate.GroupError(plan.AlertLoadBalancers, key, ident.ID{}))
 		}
 	}
 }
+
+func compareGroups(a, b config.GroupKey) int { return strings.Compare(a.String(), b.String()) }

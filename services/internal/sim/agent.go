@@ -65,6 +65,7 @@ func (f *fleet) boot(m *machine) {
 		m.agent.hash = group.RuntimeHash
 	}
 	m.agent.broken = f.befalls(m, agentBroken)
+	f.startVerdict(m)
 	m.agent.ready = w.sched.now.Add(m.dice.between(0, 20*time.Second))
 	switch d := f.versionDice(m); {
 	case d == nil:

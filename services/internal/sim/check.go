@@ -230,6 +230,7 @@ func (w *World) checkRest() {
 	}
 	w.checkGroups(s.term, have)
 	w.checkNoneFails()
+	w.checkNoneRefused(s.term)
 	for _, d := range w.bucket.order {
 		w.checkRecordAtRest(s.term, d)
 	}

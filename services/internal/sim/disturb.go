@@ -180,7 +180,11 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 		if until := d.between(10*time.Second, 3*time.Minute); ofShard("for %v", until) {
 			w.operate.disturb(k, until)
 		}
-	case lostVM, agentMute, allMute, allCutOff, agentSick, checkFails, checksDown, notice, powerOff, reboot:
+	case refusedAll:
+		if ofShard("") {
+			w.refuseAll(d)
+		}
+	case lostVM, agentMute, allMute, allCutOff, refused, agentSick, checkFails, checksDown, notice, powerOff, reboot:
 		w.strikeVM(moment, k, d)
 	default:
 		w.people.act(moment, k, leader, d)
@@ -207,6 +211,9 @@ func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 		return
 	case allCutOff:
 		w.cutOffAgents(d)
+		return
+	case refused:
+		m.verdict.refused = w.sched.now.Add(24 * time.Hour)
 		return
 	case checkFails:
 		a.failing = w.sched.now.Add(24 * time.Hour)
@@ -388,8 +395,9 @@ func (w *World) calm() {
 		}
 		m.agent.mute, m.agent.sick = time.Time{}, time.Time{}
 	}
-	w.checksDown = time.Time{}
+	w.checksDown, w.refusing = time.Time{}, time.Time{}
 	w.fleet.keepOneFailing()
+	w.fleet.keepOneRefused()
 	w.people.settle()
 	w.every(time.Minute, w.people.confirm)
 }

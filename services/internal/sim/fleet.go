@@ -29,6 +29,7 @@ type machine struct {
 	since      time.Time // when the VM appeared
 	lostAt     time.Time // when the VM was lost without a delete call
 	agent      agent
+	verdict    verdict
 	dice       *dice
 	onDemand   bool
 	spot       bool

@@ -72,6 +72,9 @@ const (
 	agentSick   Kind = "agents unwell"
 	checkFails  Kind = "health check fails"            // on one VM, until it is replaced
 	checksDown  Kind = "health check fails everywhere" // on new VMs too
+	refused     Kind = "load balancer refuses"         // one VM, until it is replaced
+	refusedAll  Kind = "load balancer refuses all"     // for some minutes, new VMs too
+	neverServes Kind = "load balancer refuses new"     // a VM from its start on
 	notice      Kind = "spot notice"
 	powerOff    Kind = "power off"
 	reboot      Kind = "reboot"
@@ -121,7 +124,7 @@ var (
 		{lockLate, 0.2},
 	}
 	ofMessages = []odds{{messageLost, 0.01}, {messageLate, 0.01}, {messageTwice, 0.005}}
-	ofAgents   = []odds{{agentBroken, 0.05}, {answerGone, 0.1}, {thief, 0.02}, {versionBad, 0.5}}
+	ofAgents   = []odds{{agentBroken, 0.05}, {answerGone, 0.1}, {thief, 0.02}, {versionBad, 0.5}, {neverServes, 0.1}}
 	ofTimes    = []odds{
 		{killed9, 2}, {killedMach, 1}, {killedAll, 1}, {stopped, 1}, {paused, 2}, {frozen, 1}, {cutBoth, 1},
 		{cutBucket, 0.5}, {cutCloud, 0.5},
@@ -137,6 +140,7 @@ var (
 		{heirKilled, 1}, {heirPaused, 1},
 		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 1.5}, {newImage, 0.6},
 		{protectedOne, 1.5}, {spotScarce, 2}, {allCutOff, 0.5},
+		{refused, 0.7}, {refusedAll, 0.5},
 	}
 )
 

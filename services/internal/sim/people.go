@@ -17,6 +17,7 @@ import (
 const (
 	kind      = "knd"
 	template  = "t"
+	asking    = "b" // as template, with load_balancer_health
 	minute    = time.Minute
 	retention = 10 * time.Minute // of tombstones
 	// unusedRetention is the retention of tombstones of reservations that were never used.
@@ -57,6 +58,7 @@ type spec struct {
 	drain          int // seconds
 	infra, runtime int
 	balancers      []string
+	asks           bool // load_balancer_health, while it has load balancers
 	rollout        config.Rollout
 	disruption     config.Disruption
 	schedules      []config.Schedule
@@ -91,6 +93,9 @@ func newPeople(w *World) people {
 		if rng.IntN(3) == 0 {
 			g.balancers = []string{"lb1"}
 		}
+		if d := w.dice("load balancer health", uint64(i)); d.IntN(3) == 0 {
+			g.asks, g.balancers = true, []string{"lb1"}
+		}
 		g.drawRollout(w.dice("rollout", uint64(i)), w.opts.Limited)
 		g.drawPurchase(w.dice("purchase", uint64(i)))
 		p.groups = append(p.groups, g)
@@ -113,12 +118,15 @@ func (p *people) document() []byte {
 				DeletedRecordRetention: duration(retention)}},
 		Tenants:       map[string]config.Tenant{"other": {}},
 		LoadBalancers: map[string]config.LoadBalancer{"lb1": {Provider: "mock"}, "lb2": {Provider: "mock"}},
-		Templates: map[string]config.Template{template: {Kind: kind, Arch: "amd64", InstanceType: "small",
-			HealthChecks:  map[string]config.HealthCheck{"web": {Exec: []string{"true"}}},
-			Tenants:       []string{"default", "other"},
-			InstanceTypes: []string{"large"}, SubnetPool: "p"}},
-		Groups:      map[string]map[string]config.GroupSpec{},
-		Terminating: p.terminating,
+		Templates:     map[string]config.Template{template: {}, asking: {LoadBalancerHealth: true}},
+		Groups:        map[string]map[string]config.GroupSpec{},
+		Terminating:   p.terminating,
+	}
+	for name, t := range s.Templates {
+		t.Kind, t.Arch, t.InstanceType, t.InstanceTypes, t.SubnetPool = kind, "amd64", "small", []string{"large"}, "p"
+		t.HealthChecks = map[string]config.HealthCheck{"web": {Exec: []string{"true"}}}
+		t.Tenants = []string{"default", "other"}
+		s.Templates[name] = t
 	}
 	if p.expiry {
 		s.Server.Expiry = config.Expiry{EligibleAge: duration(6 * time.Minute), ForcedAge: duration(15 * time.Minute),
@@ -134,7 +142,11 @@ func (p *people) document() []byte {
 		if s.Groups[g.key.Tenant] == nil {
 			s.Groups[g.key.Tenant] = map[string]config.GroupSpec{}
 		}
-		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: template, Size: &g.size, MaxSurge: &g.surge,
+		from := template
+		if g.asksBalancers() {
+			from = asking
+		}
+		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: from, Size: &g.size, MaxSurge: &g.surge,
 			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,
 			Rollout: &g.rollout, Disruption: &g.disruption, Schedules: g.schedules, Purchase: g.purchase,
 			Vars: map[string]string{"v": fmt.Sprint(g.runtime), "version": ""}, Args: map[string]any{"image": g.infra}}

@@ -100,6 +100,7 @@ func (w *World) isWell(t *term, m *machine) bool {
 	return m.state == infra.Running && w.bucket.byID[m.id].State == record.Registered && a.leader == t.leader &&
 		!m.doomed() && a.wasHealthy && !a.refused && t.began.Before(long) && a.mute.Before(long) &&
 		a.sick.Before(long) && a.failing.Before(long) && w.checksDown.Before(long) &&
+		m.verdict.refused.Before(long) && w.refusing.Before(long) &&
 		w.sched.now.Sub(a.rebootAt) > rebootTime && a.ready.Before(long) && s.deaf.Before(long) &&
 		s.pausedAt.Before(long)
 }

@@ -14,7 +14,7 @@ type recovery struct{ from, until time.Time }
 
 // cutOffAgents cuts all agents off from the servers for some minutes. They come back one after the other.
 func (w *World) cutOffAgents(d *dice) {
-	until := w.sched.now.Add(d.between(5*minute, 7*minute))
+	until := w.sched.now.Add(d.between(6*minute, 8*minute))
 	w.trace("all agents are cut off until %v", until.Sub(epoch))
 	for _, m := range w.fleet.order {
 		if back := until.Add(d.between(0, reconnect.MaxPause)); back.After(m.agent.mute) {
@@ -45,7 +45,8 @@ func (w *World) endCommonFault() {
 	if w.quiet || s == nil || s.fooled || w.recentlyFooled() {
 		return
 	}
-	t, long := s.term, w.sched.now.Add(-w.returnTime()-2*registrationTime-w.silenceNoticedAfter()-4*wallSkew)
+	bound := 2*registrationTime + max(w.returnTime(), registrationTime) + w.reportInterval // with load balancers
+	t, long := s.term, w.sched.now.Add(-bound-w.silenceNoticedAfter()-4*wallSkew)
 	if !t.began.Before(long) || !s.pausedAt.Before(long) {
 		return
 	}

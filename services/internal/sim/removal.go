@@ -20,8 +20,10 @@ const (
 	gone          // its VM does not run
 	scaleDown
 	silence
-	unfit    // it was never healthy
-	failing  // its health check fails
+	unfit   // it was never healthy
+	failing // its health check fails
+	// refusedByBalancer: its load balancers call it unhealthy.
+	refusedByBalancer
 	rotation // age or drift
 	first    // age or drift, before its replacement is healthy
 )
@@ -36,6 +38,7 @@ var reasons = []struct {
 	{"it runs but is silent", silence},
 	{"it was never healthy", unfit},
 	{"its health check fails", failing},
+	{"it is unhealthy in load balancer", refusedByBalancer},
 	{"it has reached its age, and max_unavailable", first},
 	{"its infra configuration is out of date, and max_unavailable", first},
 	{oldImage + ", and max_unavailable", first},
@@ -113,6 +116,9 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	case failing:
 		w.checkFailing(t, key, d)
 		w.checkReplaced(t, key, d, next, least)
+	case refusedByBalancer:
+		w.checkRefused(t, key, d)
+		w.checkReplaced(t, key, d, next, least)
 	case rotation:
 		w.checkReplaced(t, key, d, next, least)
 	case first:
@@ -178,6 +184,7 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 		m := w.fleet.byInstance[other.ID]
 		return other.State == record.Registered && m != nil && m.agent.wasHealthy
 	})
+	w.checkBalancerFirst(t, key, d, next.Reason, least)
 	m := w.fleet.byInstance[d.ID]
 	served := m != nil && m.agent.wasHealthy
 	if registered < least || served && healthy < min(1, least) {

@@ -155,6 +155,7 @@ func (t *term) takeOver() {
 	t.wakeLoop()
 	t.env.Go("collect", func() { t.leader.Collect(t.scope) })
 	t.env.Go("look up images", t.lookUpImages)
+	t.env.Go("follow load balancers", func() { t.leader.FollowBalancers(t.scope) })
 	t.env.Go("recheck", func() { t.leader.Recheck(t.scope) })
 	t.env.Go("hold the address", func() {
 		t.leader.HoldAddress(t.scope, cloud{w.provider, w}, s.machine(), leader.AddressCheck)

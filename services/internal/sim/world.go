@@ -92,6 +92,7 @@ type World struct {
 	// reportInterval is the interval at which agents report.
 	reportInterval time.Duration
 	checksDown     time.Time // the health checks of all VMs fail until then
+	refusing       time.Time // load balancers call all VMs unhealthy until then
 	lock           storedLock
 	reigns         []reign
 	ways           [3][3]way // the network between servers
@@ -123,8 +124,8 @@ func New(opts Options) *World {
 	now := func() time.Time { return w.sched.now }
 	w.store = mem.New(mem.Options{Inject: w.injectStore, Sleep: w.latency, Now: now, Changed: w.changed})
 	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Yield: w.yield,
-		Changed: w.fleet.changed,
-		Boot:    2 * time.Second, Shutdown: 3 * time.Second, Remember: 10 * time.Minute})
+		Changed: w.fleet.changed, Health: w.memberHealth,
+		Boot: 2 * time.Second, Shutdown: 3 * time.Second, Remember: 10 * time.Minute})
 	rng := &w.drawn
 	w.lease = []time.Duration{10 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}[rng.IntN(4)]
 	w.people = newPeople(w)

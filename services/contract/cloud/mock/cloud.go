@@ -7,5 +7,11 @@ import "github.com/nstance-kit/nstance/services/contract/cloud"
 const Name = "mock"
 
 // Block describes the cloud.
-var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LoadBalancer: struct{}{},
+var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LoadBalancer: LoadBalancer{},
 	SpotArgs: [][]any{{"market"}}, LeaderNetworkKinds: []string{cloud.LeaderARP}}
+
+// LoadBalancer is a load balancer without fields.
+type LoadBalancer struct{}
+
+// MissingForHealth implements [cloud.HealthSource].
+func (LoadBalancer) MissingForHealth() string { return "" }

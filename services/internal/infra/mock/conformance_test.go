@@ -43,6 +43,13 @@ func TestConformance(t *testing.T) {
 			infratest.Run(t, func(*testing.T) infratest.Harness {
 				clock, cfg := newClock(), cfg
 				cfg.Now, cfg.Sleep = clock.Now, clock.Sleep
+				said := map[string]infra.MemberHealth{}
+				cfg.Health = func(lb string) (map[string]infra.MemberHealth, error) {
+					if lb != "web" {
+						return nil, infra.Invalid
+					}
+					return said, nil
+				}
 				p := mock.New(cfg)
 				return infratest.Harness{
 					Provider: p,
@@ -51,7 +58,15 @@ func TestConformance(t *testing.T) {
 							t.Fatal(err)
 						}
 					},
-					Settle:  func(t *testing.T) { clock.Sleep(t.Context(), time.Second) },
+					Settle: func(t *testing.T) { clock.Sleep(t.Context(), time.Second) },
+					Balance: func(*testing.T) (string, func(*testing.T, infra.VM, bool)) {
+						return "web", func(_ *testing.T, vm infra.VM, healthy bool) {
+							said[vm.ProviderID] = infra.MemberHealth{Healthy: healthy}
+							if !healthy {
+								said[vm.ProviderID] = infra.MemberHealth{Reason: "timeout"}
+							}
+						}
+					},
 					Unknown: "mock-99999999",
 				}
 			})

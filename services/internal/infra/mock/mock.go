@@ -38,6 +38,7 @@ const (
 	Deregister     Kind = "deregister"
 	Resolve        Kind = "resolve"
 	DescribeType   Kind = "describe_type"
+	MemberHealth   Kind = "member_health"
 )
 
 // Call describes one call for the hooks. Fields that do not apply to the kind are zero.
@@ -89,6 +90,10 @@ type Config struct {
 	Types map[string]infra.InstanceType
 	// Images answers Resolve. If it is nil, there are no images.
 	Images func(infra.ImageQuery) (string, error)
+	// Health answers MemberHealth: it returns what a load balancer says about VMs, by their provider ID. The answer
+	// leaves out those that are no members. The lock is held, so Health must not call the provider. If it is nil, there
+	// are no load balancers to ask.
+	Health func(lb string) (map[string]infra.MemberHealth, error)
 }
 
 // Provider is the in-memory cloud. Make it with New.

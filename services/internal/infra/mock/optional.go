@@ -78,6 +78,29 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 	})
 }
 
+// MemberHealth implements infra.LoadBalancerHealth with Config.Health.
+func (p *Provider) MemberHealth(ctx context.Context, lb string, vms []infra.VM) (
+	answer map[string]infra.MemberHealth, err error) {
+	call := Call{Kind: MemberHealth, Name: lb}
+	err = p.read(ctx, call, func(_, _ time.Time) error {
+		if p.cfg.Health == nil {
+			return infra.Errorf(infra.Invalid, op(call), "no such load balancer")
+		}
+		all, err := p.cfg.Health(lb)
+		if err != nil {
+			return infra.Wrap(infra.ClassOf(err), op(call), err)
+		}
+		answer = map[string]infra.MemberHealth{}
+		for _, vm := range vms {
+			if said, decided := all[vm.ProviderID]; decided && p.balancers[lb][vm.ProviderID] {
+				answer[vm.ProviderID] = said
+			}
+		}
+		return nil
+	})
+	return answer, err
+}
+
 // Resolve implements infra.Images with Config.Images.
 func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (image string, err error) {
 	call := Call{Kind: Resolve}
