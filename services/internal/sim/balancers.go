@@ -149,8 +149,8 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 func (t *term) isNewToBalancer(m *machine, d *document) bool {
 	v, now := &m.verdict, t.server.world.sched.now
 	age := now.Sub(d.RegisteredAt)
-	return !now.Before(m.agent.mute) && !(v.term == t && v.wasHealthy) && d.RegisteredAt.After(t.began.Add(2*wallSkew)) &&
-		age < registrationTime-4*wallSkew
+	return !now.Before(m.agent.mute) && !(v.term == t && v.wasHealthy) &&
+		d.RegisteredAt.After(t.began.Add(2*wallSkew)) && age < registrationTime-4*wallSkew
 }
 
 // checkBalancerFirst checks that a running instance is not removed before its replacement is healthy in its load
