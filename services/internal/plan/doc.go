@@ -15,14 +15,14 @@
 // the tests name a rule by its number.
 //
 //	 1 leaving            The instance's deletion is recorded or being recorded. It does not count towards the size.
-//	 2 creating           No answer to the instance's create call is recorded yet. It counts towards the size, but does
-//	                      not serve yet.
-//	 3 notice             The cloud announced that it will take the VM away. The instance is replaced immediately (rule
-//	                      18).
+//	 2 creating           No answer to the instance's create call is recorded yet. It counts towards the size, but
+//	                      does not serve yet.
+//	 3 notice             The cloud announced that it will take the VM away. The instance is replaced immediately
+//	                      (rule 18).
 //	 4 power off          The agent announced a power-off, and the VM ended or shutdown_grace is over. The instance is
 //	                      replaced immediately (rule 18).
-//	 5 ended unregistered The VM ended before its agent registered. The instance is replaced (rule 18), and its creation
-//	                      has failed (rule 25).
+//	 5 ended unregistered The VM ended before its agent registered. The instance is replaced (rule 18), and its
+//	                      creation has failed (rule 25).
 //	 6 gone               The provider says that the VM ended or is ending. The instance is replaced immediately (rule
 //	                      18).
 //	 7 unregistered       The agent did not register within registration_timeout. This is a failed creation (rule 25).
@@ -31,8 +31,8 @@
 //	10 expired            The instance reached forced_age. It is deleted when a replacement is healthy (rule 19).
 //	11 held               The instance is silent or unhealthy (rules 12, 52, 59), but the unhealthy guard forbids its
 //	                      replacement (rules 26, 61).
-//	12 silent             The agent missed three reports, or registered but did not become healthy in time. The instance
-//	                      is deleted when a replacement is healthy (rule 19).
+//	12 silent             The agent missed three reports, or registered but did not become healthy in time. The
+//	                      instance is deleted when a replacement is healthy (rule 19).
 //	13 unready, drifted   The instance is unready (rule 14), and has an outdated infra configuration or a subnet that
 //	                      left the pool.
 //	14 unready            The instance is booting, late, unhealthy or new to its load balancers (rule 60), or this
@@ -48,23 +48,23 @@
 //	19 replace first      An instance of rule 10, 12, 52 or 59 is deleted only when a replacement is healthy. At most
 //	                      max_surge such replacements are under way (replace.go, size.go).
 //	20 rotate             Drifted and aged instances are replaced in waves of up to max_surge. Each is deleted when a
-//	                      replacement is healthy. A wave starts only while the group has its size, and no instance of it
-//	                      is draining, silent or booting (rollout.go).
+//	                      replacement is healthy. A wave starts only while the group has its size, and no instance of
+//	                      it is draining, silent or booting (rollout.go).
 //	21 deadline           A drain may take the group's drain time-out, or until the deadline of the cloud's notice if
 //	                      that is earlier (replace.go).
-//	22 scale down         If more instances are available than the size, the surplus is deleted: silent ones first, then
-//	                      those of a kind (spot or on demand) of which the group has too many (rule 56), then those that
-//	                      would be replaced anyway, then the oldest (size.go).
+//	22 scale down         If more instances are available than the size, the surplus is deleted: silent ones first,
+//	                      then those of a kind (spot or on demand) of which the group has too many (rule 56), then
+//	                      those that would be replaced anyway, then the oldest (size.go).
 //	23 surplus unready    If a group has more instances than its size and its replacements need, unready ones are
-//	                      deleted: first those of a kind (spot or on demand) of which it has too many. An instance that
-//	                      has not registered yet stays if the group needs its kind (size.go).
-//	24 wait for agents    For registration_timeout after a takeover, the leader deletes no instance as surplus before it
-//	                      has heard from its agent (size.go).
+//	                      deleted: first those of a kind (spot or on demand) of which it has too many. An instance
+//	                      that has not registered yet stays if the group needs its kind (size.go).
+//	24 wait for agents    For registration_timeout after a takeover, the leader deletes no instance as surplus before
+//	                      it has heard from its agent (size.go).
 //	25 backoff            After failed creations, a group creates nothing for 1 s to 5 min, then fewer instances at a
 //	                      time (backoff.go).
 //	26 unhealthy guard    While more than max_unhealthy of a group, or 40 % of the shard, is silent, fails a health
-//	                      check or is unhealthy in a load balancer, no such instance is replaced, and no registration is
-//	                      overdue (rule 7) (guard.go).
+//	                      check or is unhealthy in a load balancer, no such instance is replaced, and no registration
+//	                      is overdue (rule 7) (guard.go).
 //	27 drain              Before its termination, a running VM is drained until an operator acknowledges the drain or
 //	                      its deadline comes (rule 21) (drain.go).
 //	28 terminate          After the drain, the VM is terminated. If the provider still has it a minute later, it is
@@ -77,30 +77,31 @@
 //	                      late agent (question.go).
 //	32 maintain           An instance that is not being deleted is registered with its load balancers, and gets its
 //	                      files (maintain.go).
-//	33 time to come back  After a takeover, an instance counts as silent only when its agent had enough time to connect
-//	                      to the new leader (silence.go).
+//	33 time to come back  After a takeover, an instance counts as silent only when its agent had enough time to
+//	                      connect to the new leader (silence.go).
 //
 //	34 settle             A reservation that an earlier leader left becomes an instance if its VM exists, otherwise a
 //	                      tombstone (collect.go).
 //	35 orphans            A VM without a record is terminated after two direct reads have not found its record
 //	                      (collect.go).
-//	36 many orphans       If there are more than 2 orphans (rule 35), and more than 5 % of the shard's VMs are orphans,
-//	                      none is terminated until a person confirms them (collect.go).
+//	36 many orphans       If there are more than 2 orphans (rule 35), and more than 5 % of the shard's VMs are
+//	                      orphans, none is terminated until a person confirms them (collect.go).
 //	37 strays             A VM whose record is a tombstone is terminated (collect.go).
-//	38 tombstones         A tombstone is removed when deleted_record_retention is over and a later list of VMs does not
-//	                      have its VM. The tombstone of an unused reservation is kept for at most 2 min (collect.go).
+//	38 tombstones         A tombstone is removed when deleted_record_retention is over and a later list of VMs does
+//	                      not have its VM. The tombstone of an unused reservation is kept for at most 2 min
+//	                      (collect.go).
 //
 //	39 pace notices       Agents report the cloud's notices (rule 3), and an agent may lie. Per hour, a group
 //	                      immediately replaces as many instances with a notice as its size, because the cloud may
 //	                      reclaim all of them once. After that many it backs off as in rule 25 until the hour is over,
 //	                      even if instances are healthy (backoff.go, transitions.go).
-//	40 explicit deletion  If a person or an operator requests the deletion of an instance that is draining already, the
-//	                      rest of the drain takes at most the group's present drain time-out. Nothing prolongs a drain
-//	                      (transitions.go).
+//	40 explicit deletion  If a person or an operator requests the deletion of an instance that is draining already,
+//	                      the rest of the drain takes at most the group's present drain time-out. Nothing prolongs a
+//	                      drain (transitions.go).
 //
 //	41 pace creates       After the provider has throttled a create call, the leader leaves time between all create
-//	                      calls of the shard: 250 ms at first, half as much again after each throttled answer, 5 % less
-//	                      after each other answer. This ends a minute after the last throttled answer (pace.go).
+//	                      calls of the shard: 250 ms at first, half as much again after each throttled answer, 5 %
+//	                      less after each other answer. This ends a minute after the last throttled answer (pace.go).
 //	42 take turns         Of the create calls that wait (rule 41), those for instances that a group lacks come before
 //	                      replacements of instances that still run. Among equals, the groups take turns (pace.go).
 //	43 create late        While create calls wait (rule 41), each group has at most 4 waiting calls of each kind (rule
@@ -115,20 +116,22 @@
 //	                      instances follow when that many healthy instances with it have been registered for bake_time
 //	                      (rollout.go).
 //	47 halt               When halt_on_failures instances with the present configuration have failed to register or
-//	                      become unhealthy, no wave of drifted instances starts. A change of the group's configuration,
-//	                      or a person, starts the rollout again. A new leader counts from zero (rollout.go).
+//	                      become unhealthy, no wave of drifted instances starts. A change of the group's
+//	                      configuration, or a person, starts the rollout again. A new leader counts from zero
+//	                      (rollout.go).
 //	48 delete first       With max_unavailable, a wave (rule 20) deletes up to that many instances before their
 //	                      replacements are healthy, unready ones first. Instances that the unhealthy guard holds (rule
 //	                      11) use up that number. If they use up all of it, instances are replaced as in rule 20
 //	                      (rollout.go).
 //	49 windows            No wave (rule 20) starts outside the times in disruption.windows (rollout.go).
-//	50 per hour           A wave (rule 20) has at most max_per_hour instances, less those that the group created within
-//	                      the last hour for any reason. A new leader knows those from their records (rollout.go).
+//	50 per hour           A wave (rule 20) has at most max_per_hour instances, less those that the group created
+//	                      within the last hour for any reason. A new leader knows those from their records
+//	                      (rollout.go).
 //	51 schedule           The entry of schedules that began last sets the group's size (classify.go).
 //
 //	52 failing            A health check of the instance fails. It is deleted when a replacement is healthy (rule 19).
-//	                      For an instance that was never healthy, this counts after registration_timeout and the longest
-//	                      start_period (classify.go).
+//	                      For an instance that was never healthy, this counts after registration_timeout and the
+//	                      longest start_period (classify.go).
 //	53 checks first       A new instance is healthy only when all its health checks have passed. When the checks of a
 //	                      running instance change, its health stays as it is until it has run the new ones
 //	                      (transitions.go).
@@ -144,25 +147,25 @@
 //	                      instance is bought in the way that the group lacks, first on demand up to the base
 //	                      (purchase.go).
 //	57 fallback           With fallback on_demand, a spot instance is bought on demand if the provider has no spot
-//	                      capacity for any of its instance types and subnets. Without this fallback, the group backs off
-//	                      (rule 25) (purchase.go).
+//	                      capacity for any of its instance types and subnets. Without this fallback, the group backs
+//	                      off (rule 25) (purchase.go).
 //	58 return to spot     With return_to_spot, spot instances replace instances that were bought on demand beyond rule
 //	                      56, the oldest first, in waves as in rule 20. An instance is due when it is that old and the
 //	                      provider has not refused spot capacity for that long. Such a replacement does not fall back
 //	                      (rule 57), and does not make the group back off (purchase.go, rollout.go).
-//	59 load balancer      With load_balancer_health, a load balancer called the instance unhealthy twice in a row. It is
-//	                      deleted when a replacement is healthy (rule 19). This counts only after the load balancers
-//	                      have called the instance healthy, or when registration_timeout and the longest start_period
-//	                      have passed since this leader registered it with them. A query without an answer changes
-//	                      nothing (balancer.go).
-//	60 balancer first     With load_balancer_health, a new instance takes the place of no other until its load balancers
-//	                      have called it healthy. If they do not answer, it waits for registration_timeout and the
-//	                      longest start_period. A new leader does not apply this to instances whose wait was over before
-//	                      its takeover (balancer.go).
+//	59 load balancer      With load_balancer_health, a load balancer called the instance unhealthy twice in a row. It
+//	                      is deleted when a replacement is healthy (rule 19). This counts only after the load
+//	                      balancers have called the instance healthy, or when registration_timeout and the longest
+//	                      start_period have passed since this leader registered it with them. A query without an
+//	                      answer changes nothing (balancer.go).
+//	60 balancer first     With load_balancer_health, a new instance takes the place of no other until its load
+//	                      balancers have called it healthy. If they do not answer, it waits for registration_timeout
+//	                      and the longest start_period. A new leader does not apply this to instances whose wait was
+//	                      over before its takeover (balancer.go).
 //	61 time to recover    When no more instances are silent or unhealthy than rule 26 allows, the guard still holds
 //	                      until every instance had time to recover: to report, to run its health checks, and with
 //	                      load_balancer_health, registration_timeout and the longest start_period. If the limit is
 //	                      exceeded again within registration_timeout, that time begins again. Afterwards it does not
-//	                      begin for registration_timeout, so that instances that fail and recover again and again cannot
-//	                      keep the guard up (guard.go).
+//	                      begin for registration_timeout, so that instances that fail and recover again and again
+//	                      cannot keep the guard up (guard.go).
 package plan

@@ -452,7 +452,7 @@ func TestRule26CountSilence(t *testing.T) {
 		{"its check fails while it drains", failing(func(i *plan.Instance) {
 			i.State, i.DeletingAt, i.CheckFailedAt = record.Deleting, ago(time.Minute), ago(time.Second)
 		}), false, false},
-		{"deleted for its failing check by a former leader", formerly("its health check fails: web (rule 52)", nil), true,
+		{"deleted for a failing check by a former leader", formerly("its health check fails: web (rule 52)", nil), true,
 			true},
 		{"the same, and it passes again", formerly("its health check fails: web (rule 52)", func(i *plan.Instance) {
 			i.FailedCheck, i.CheckFailedAt = "", time.Time{}
