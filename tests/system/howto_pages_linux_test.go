@@ -7,6 +7,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/dev/local"
@@ -50,8 +51,10 @@ func (h *howTo) pagesOfEveryDay() []guide {
 			{until: group},
 			{},
 			{texts: []string{"term 1 ends"}, after: func(ctx context.Context, _ string) error {
-				_, err := h.stack.AwaitLine(ctx, "serving as leader", 1)
-				return err
+				if _, err := h.stack.AwaitLine(ctx, "serving as leader", 1); err != nil {
+					return err
+				}
+				return h.awaitHistory(ctx)
 			}},
 			{texts: []string{"INSTANCE", "instance registered", "Planned again:"}},
 		}},
@@ -70,6 +73,21 @@ func (h *howTo) pagesOfEveryDay() []guide {
 			{texts: []string{"applied"}},
 			{texts: []string{"config"}},
 		}},
+	}
+}
+
+// awaitHistory waits until the new leader has read the journal of the former one: it has the registration of INSTANCE.
+func (h *howTo) awaitHistory(ctx context.Context) error {
+	for {
+		output, err := h.shell(ctx, "nstance-admin events --instance INSTANCE --shard SHARD", "")
+		if err != nil || strings.Contains(output, "instance registered") {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the leader has not read the journal: %w", context.Cause(ctx))
+		case <-time.After(100 * time.Millisecond):
+		}
 	}
 }
 
