@@ -144,13 +144,14 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 }
 
 // isNewToBalancer reports whether a new instance must not take the place of another one yet, because its load balancers
-// have not called it healthy. Later it may be as unhealthy as the other one. If it is silent, it need not be kept
-// anyway.
+// have not called it healthy. Later it may be as unhealthy as the other one. If it is silent or fails its health check,
+// it serves no more than the other one, and either may be removed.
 func (t *term) isNewToBalancer(m *machine, d *document) bool {
 	v, now := &m.verdict, t.server.world.sched.now
 	age := now.Sub(d.RegisteredAt)
-	return !now.Before(m.agent.mute) && !(v.term == t && v.wasHealthy) &&
-		d.RegisteredAt.After(t.began.Add(2*wallSkew)) && age < registrationTime-4*wallSkew
+	down := now.Before(m.agent.mute) || !m.agent.failsSince.IsZero()
+	return !down && !(v.term == t && v.wasHealthy) && d.RegisteredAt.After(t.began.Add(2*wallSkew)) &&
+		age < registrationTime-4*wallSkew
 }
 
 // checkBalancerFirst checks that a running instance is not removed before its replacement is healthy in its load
