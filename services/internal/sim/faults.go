@@ -212,7 +212,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		if d.IntN(2) == 0 {
 			out.Latency = slow
 		} else {
-			s.slowAt = w.sched.now
+			s.slowAt = w.sched.now.Add(5 * slow) // what comes after the call waits for its answer
 			w.slowAnswers[call.Seq] = 5 * slow
 		}
 	case crashBefore:
