@@ -14,18 +14,19 @@ var shardLimit = config.Limit{Value: 40, Percent: true}
 
 const shardMinimum = 3
 
-// Guard is what a leader remembers of the unhealthy guard of a group, or of the shard. A new leader begins with the
-// zero value: it gives every instance time to come back anyway (rule 33).
+// Guard is what a leader remembers of the unhealthy guard, for a group or for the shard. A new leader begins with the
+// zero value, because it gives every instance time to come back anyway (rule 33).
 type Guard struct {
-	// Exceeded: when counted last, more instances than the limit were silent or failed.
+	// Exceeded is true if more instances than the limit were silent or failing at the last count.
 	Exceeded bool
-	// HoldUntil is when the time to recover ends that began last (rule 61); zero: there was none. FellAt is when the
-	// first one of a row began.
+	// HoldUntil is when the last time to recover ends (rule 61). FellAt is when the first of the times to recover began
+	// that rule 61 takes together. Both are zero if there was none.
 	HoldUntil, FellAt time.Time
 }
 
-// After is rule 61. It returns the guard after the instances were counted. recovery is that of [RecoveryTime]. For as
-// long as bound after the first time to recover, others may begin. Then none begins for at least as long.
+// After returns the guard after the instances were counted again (rule 61). When their number falls to the limit, a time
+// to recover begins. It lasts as long as recovery, which [RecoveryTime] returns. Within bound after the first one, a
+// further fall begins another one. After that, no fall does for at least as long as bound.
 func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
 	if g.Exceeded && !exceeded {
 		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {
@@ -63,7 +64,7 @@ func (g *group) exceedsLimit() bool {
 	return g.guard.Exceeded || g.Shard.Exceeds()
 }
 
-// guardHolds is rules 26 and 61.
+// guardHolds reports whether rule 26 or 61 applies, and until when if it ends by time alone; zero: unknown.
 func (g *group) guardHolds() (holds bool, until time.Time) {
 	if g.exceedsLimit() {
 		return true, time.Time{}
@@ -99,7 +100,7 @@ func (g *group) planAlerts() (out steps) {
 	return out
 }
 
-// guardRule is the rule because of which the guard holds.
+// guardRule returns the number of the rule that applies, 26 or 61.
 func (g *group) guardRule() int {
 	if g.exceedsLimit() {
 		return 26
