@@ -24,9 +24,9 @@ type Guard struct {
 	HoldUntil, FellAt time.Time
 }
 
-// After returns the guard after the instances were counted again (rule 61). When their number falls to the limit, a time
-// to recover begins. It lasts as long as recovery, which [RecoveryTime] returns. Within bound after the first one, a
-// further fall begins another one. After that, no fall does for at least as long as bound.
+// After returns the guard after the instances were counted again (rule 61). When their number falls to the limit, a
+// time to recover begins. It lasts as long as recovery, which [RecoveryTime] returns. Within bound after the first one,
+// a further fall begins another one. After that, no fall does for at least as long as bound.
 func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
 	if g.Exceeded && !exceeded {
 		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {
