@@ -220,6 +220,7 @@ resource "nstance_shard" "this" {
     image_refresh_interval     = var.settings.image_refresh_interval
     shutdown_timeout           = var.settings.shutdown_timeout
     shutdown_grace             = var.settings.shutdown_grace
+    journal_retention          = var.settings.journal_retention
     garbage_collection         = var.settings.garbage_collection
     expiry                     = var.settings.expiry
     leader_election            = var.settings.leader_election

@@ -33,6 +33,7 @@ variable "settings" {
     image_refresh_interval     = optional(string)
     shutdown_timeout           = optional(string)
     shutdown_grace             = optional(string)
+    journal_retention          = optional(string)
     provider_options           = optional(map(string))
     garbage_collection = optional(object({
       interval                 = optional(string)
@@ -211,6 +212,30 @@ variable "groups" {
     drain_timeout  = optional(string)
     max_surge      = optional(number)
     max_unhealthy  = optional(string)
+    rollout = optional(object({
+      paused           = optional(bool)
+      canary           = optional(number)
+      bake_time        = optional(string)
+      halt_on_failures = optional(number)
+      max_unavailable  = optional(number)
+      revision         = optional(string)
+      on_image_change  = optional(bool)
+    }))
+    disruption = optional(object({
+      windows      = optional(list(string))
+      max_per_hour = optional(number)
+    }))
+    purchase = optional(object({
+      spot_percent   = number
+      on_demand_base = optional(number)
+      fallback       = optional(string)
+      return_to_spot = optional(string)
+    }))
+    schedules = optional(list(object({
+      cron     = string
+      timezone = optional(string)
+      size     = optional(number)
+    })))
   }))
   default  = {}
   nullable = false

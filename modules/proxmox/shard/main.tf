@@ -89,6 +89,7 @@ resource "nstance_shard" "this" {
     default_drain_timeout      = var.settings.default_drain_timeout
     shutdown_timeout           = var.settings.shutdown_timeout
     shutdown_grace             = var.settings.shutdown_grace
+    journal_retention          = var.settings.journal_retention
     garbage_collection         = var.settings.garbage_collection
     expiry                     = var.settings.expiry
     leader_election            = var.settings.leader_election

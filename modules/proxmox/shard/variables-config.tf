@@ -18,6 +18,7 @@ variable "settings" {
     default_drain_timeout      = optional(string)
     shutdown_timeout           = optional(string)
     shutdown_grace             = optional(string)
+    journal_retention          = optional(string)
     garbage_collection = optional(object({
       interval                 = optional(string)
       registration_timeout     = optional(string)
@@ -173,6 +174,24 @@ variable "groups" {
     drain_timeout  = optional(string)
     max_surge      = optional(number)
     max_unhealthy  = optional(string)
+    rollout = optional(object({
+      paused           = optional(bool)
+      canary           = optional(number)
+      bake_time        = optional(string)
+      halt_on_failures = optional(number)
+      max_unavailable  = optional(number)
+      revision         = optional(string)
+      on_image_change  = optional(bool)
+    }))
+    disruption = optional(object({
+      windows      = optional(list(string))
+      max_per_hour = optional(number)
+    }))
+    schedules = optional(list(object({
+      cron     = string
+      timezone = optional(string)
+      size     = optional(number)
+    })))
   }))
   default  = {}
   nullable = false

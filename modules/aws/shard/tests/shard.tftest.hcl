@@ -255,12 +255,22 @@ run "balanced" {
     images          = { debian = { owners = ["123456789012"], filters = [{ name = "name", values = ["debian-*"] }] } }
     defaults        = { args_json = jsonencode({ KeyName = "k", SecurityGroupIds = ["sg-mine"] }), userdata = { content = "#!/bin/sh\ntrue\n" } }
     templates       = { web = { kind = "web", arch = "arm64", instance_type = "t4g.small", subnet_pool = "workers", args_json = jsonencode({ ImageId = "{{ .Image.debian }}" }), health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
-    groups          = { "prod/web" = { template = "web", size = 3, load_balancers = ["web", "other"] } }
-    server_image    = { id = "ami-0000000000000000b" }
-    server_arch     = "amd64"
-    server_args     = ["--debug"]
-    agent_commands  = ["true"]
-    settings        = { health_check_interval = "5s", expiry = { forced_age = "30d" } }
+    groups = {
+      "prod/web" = {
+        template       = "web"
+        size           = 3
+        load_balancers = ["web", "other"]
+        rollout        = { canary = 1, bake_time = "10m", on_image_change = true }
+        disruption     = { windows = ["Mon-Fri 09:00-17:00 Europe/Berlin"], max_per_hour = 20 }
+        purchase       = { spot_percent = 80, on_demand_base = 1, fallback = "on_demand", return_to_spot = "1h" }
+        schedules      = [{ cron = "0 7 * * Mon-Fri", timezone = "Europe/Berlin", size = 20 }]
+      }
+    }
+    server_image   = { id = "ami-0000000000000000b" }
+    server_arch    = "amd64"
+    server_args    = ["--debug"]
+    agent_commands = ["true"]
+    settings       = { health_check_interval = "5s", journal_retention = "240h", expiry = { forced_age = "30d" } }
   }
 
   assert {
@@ -298,6 +308,10 @@ run "balanced" {
       "ssh-ipv4-0"         = ["tcp", 22]
     })
     error_message = "open: ${jsonencode({ for key, rule in aws_vpc_security_group_ingress_rule.agent : key => [rule.ip_protocol, rule.from_port] })}"
+  }
+  assert {
+    condition     = one(values(nstance_shard.this.groups)).rollout.canary == 1 && one(values(nstance_shard.this.groups)).purchase.spot_percent == 80 && one(values(nstance_shard.this.groups)).schedules[0].size == 20 && nstance_shard.this.server.journal_retention == "240h"
+    error_message = "groups: ${jsonencode(nstance_shard.this.groups)}"
   }
   assert {
     condition     = { for name, lb in nstance_shard.this.load_balancers : name => length(lb.target_group_arns) } == { web = 2, other = 1 } && nstance_shard.this.load_balancers.web.provider == "aws"
