@@ -102,7 +102,7 @@ func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 	g, ok := t.groups[key]
 	w := t.server.world
 	return g, ok && g.LoadBalancerHealth && !w.people.rebalanced && w.sched.now.Sub(t.beforeAt) > minute &&
-		w.sched.now.Sub(t.server.pausedAt) > minute
+		w.sched.now.Sub(t.server.pausedUntil) > minute
 }
 
 // checkRefused checks a removal because of a load balancer: the leader was told twice, and of at most max_unhealthy of
@@ -153,6 +153,10 @@ func (t *term) isNewToBalancer(m *machine, d *document) bool {
 	return !down && !(v.term == t && v.wasHealthy) && d.RegisteredAt.After(t.began.Add(2*wallSkew)) &&
 		age < registrationTime-4*wallSkew
 }
+
+// neverHealthy reports whether a leader knows that the load balancers call the VM unhealthy, and has never heard
+// anything else of them. Such a VM has not served, although its agent reported healthy.
+func (v *verdict) neverHealthy(t *term) bool { return v.term == t && v.rounds > 1 && !v.wasHealthy }
 
 // checkBalancerFirst checks that a running instance is not removed before its replacement is healthy in its load
 // balancers.

@@ -51,7 +51,7 @@ func (w *World) checkImage(t *term, event shardstate.InstanceEvent) {
 	key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
 	g, ok := t.groups[key]
 	if changed := t.rolloutAt[key]; !ok || changed.IsZero() || w.sched.now.Sub(changed) < rolloutLag ||
-		t.server.slowness() > 0 || w.sched.now.Sub(t.server.pausedAt) < rolloutLag {
+		t.server.slowness() > 0 || w.sched.now.Sub(t.server.pausedUntil) < rolloutLag {
 		return
 	}
 	d := w.bucket.byID[event.Replaces]

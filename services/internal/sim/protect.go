@@ -78,7 +78,7 @@ func (w *World) checkProtected(t *term, key config.GroupKey, id ident.ID, reason
 	s, m := t.server, w.fleet.byInstance[id]
 	shard := s.manager.Shard()
 	if !protected || !ok || m == nil || g.Deleted || shard.Terminating || w.sched.now.Sub(t.beforeAt) < minute ||
-		w.sched.now.Sub(since) < rolloutLag || s.slowness() > 0 || w.sched.now.Sub(s.pausedAt) < rolloutLag ||
+		w.sched.now.Sub(since) < rolloutLag || s.slowness() > 0 || w.sched.now.Sub(s.pausedUntil) < rolloutLag ||
 		s.fooled || w.recentlyFooled() {
 		return
 	}
@@ -102,5 +102,5 @@ func (w *World) isWell(t *term, m *machine) bool {
 		a.sick.Before(long) && a.failing.Before(long) && w.checksDown.Before(long) &&
 		m.verdict.refused.Before(long) && w.refusing.Before(long) &&
 		w.sched.now.Sub(a.rebootAt) > rebootTime && a.ready.Before(long) && s.deaf.Before(long) &&
-		s.pausedAt.Before(long)
+		s.pausedUntil.Before(long)
 }

@@ -47,7 +47,7 @@ func (w *World) endCommonFault() {
 	}
 	bound := 2*registrationTime + max(w.returnTime(), registrationTime) + w.reportInterval // with load balancers
 	t, long := s.term, w.sched.now.Add(-bound-w.silenceNoticedAfter()-4*wallSkew)
-	if !t.began.Before(long) || !s.pausedAt.Before(long) {
+	if !t.began.Before(long) || !s.pausedUntil.Before(long) {
 		return
 	}
 	var shard share
@@ -113,7 +113,7 @@ func (w *World) checkRecovers(t *term, id ident.ID, reason string, decided time.
 	case why != silence && why != unfit && why != failing, t == nil, t.server.fooled, w.recentlyFooled():
 		return
 	}
-	if r := t.recovering[id]; decided.After(r.from) && decided.Before(r.until) && !t.server.pausedAt.After(r.from) {
+	if r := t.recovering[id]; decided.After(r.from) && decided.Before(r.until) && !t.server.pausedUntil.After(r.from) {
 		w.fail(ruleRecovery, "%s is replaced (%s) %v after a fault ended that most others shared", id, reason,
 			decided.Sub(r.from))
 	}

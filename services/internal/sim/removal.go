@@ -81,6 +81,9 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	if s == nil || s.term == nil {
 		return // a former leader decided this, so the write may or may not take effect
 	}
+	if s.pausedUntil.Equal(w.sched.now) {
+		return // it decided this before its pause, and another server may have led meanwhile
+	}
 	t, key := s.term, config.GroupKey{Tenant: d.Tenant, Group: d.Group}
 	why := whyOf(next.Reason)
 	if next.Reason != requested { // the leader's plan learns of requested deletions when they are durable
@@ -135,7 +138,7 @@ func (w *World) checkOutage(t *term, id ident.ID, what string) {
 	}
 	a, s := &m.agent, t.server
 	undisturbed := a.registered && !a.refused && !a.broken && a.mute.Before(t.began) && a.mutedAt.Before(t.began) &&
-		a.sick.Before(t.began) && a.rebootAt.Before(t.began) && s.deaf.Before(t.began) && s.pausedAt.Before(t.began)
+		a.sick.Before(t.began) && a.rebootAt.Before(t.began) && s.deaf.Before(t.began) && s.pausedUntil.Before(t.began)
 	if view, ok := t.leader.State.Instance(id); ok && undisturbed && view.Plan.LastReport.IsZero() {
 		w.fail(ruleOutage, "%s is %s for its silence %v after term %d began, but its agent can reach the leader", id,
 			what,
@@ -163,12 +166,15 @@ func (w *World) checkOrphan(s *server, d *document) {
 func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
 	n := 0
 	for _, d := range w.bucket.order {
+		// A leader counts the VM of a reservation that an earlier leader left (rule 34).
+		m := w.fleet.byInstance[d.ID]
+		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && m.alive()
 		// An instance counts as staying if another writer took the revision that was to mark it for deletion, until the
 		// leader plans again. The leader cannot know of deletions by an earlier leader that took effect after it read
 		// the bucket. Its plan does not know of a requested deletion before the bucket has answered.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
-		if (unseen || d.stays() && counts(d)) && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group &&
-			t.marked[d.ID] <= d.Revision {
+		stays := unseen || d.stays() && counts(d)
+		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {
 			n++
 		}
 	}
@@ -186,7 +192,7 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 	})
 	w.checkBalancerFirst(t, key, d, next.Reason, least)
 	m := w.fleet.byInstance[d.ID]
-	served := m != nil && m.agent.wasHealthy
+	served := m != nil && m.agent.wasHealthy && !m.verdict.neverHealthy(t)
 	if registered < least || served && healthy < min(1, least) {
 		w.fail(ruleReplaced, "%s is removed (%s), of %d wanted %d others have registered and %d ever been healthy: %s",
 			d.ID, next.Reason, least, registered, healthy,

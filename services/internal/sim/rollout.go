@@ -44,7 +44,7 @@ func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int
 	g, ok := t.groups[key]
 	changed := t.rolloutAt[key]
 	if !ok || changed.IsZero() || !decided.After(changed) || !decided.After(t.beforeAt) ||
-		decided.Before(t.server.pausedAt.Add(time.Second)) || t.server.fooled || w.recentlyFooled() {
+		decided.Before(t.server.pausedUntil.Add(time.Second)) || t.server.fooled || w.recentlyFooled() {
 		return
 	}
 	if g.Rollout.Paused {

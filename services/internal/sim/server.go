@@ -42,13 +42,13 @@ type server struct {
 	// still is how long its clock has stood still in this life, and stillFrom the start of the present stop. fooled
 	// means that the clock has stopped and the lock was not written since. The server's view of its lease may then be
 	// wrong.
-	still     time.Duration
-	stillFrom time.Duration // elapsed; 0: its clock runs
-	fooled    bool
-	thawedAt  time.Time
-	slowAt    time.Time      // when it was last paused, or waited long for an answer
-	pausedAt  time.Time      // when it was last paused or resumed
-	asked     map[uint64]int // number of requests by object
+	still       time.Duration
+	stillFrom   time.Duration // elapsed; 0: its clock runs
+	fooled      bool
+	thawedAt    time.Time
+	slowAt      time.Time      // when it was last paused, or waited long for an answer
+	pausedUntil time.Time      // when its last pause ends or ended
+	asked       map[uint64]int // number of requests by object
 	// index is its position among the servers. options configure its election.
 	index   int
 	options election.Options
@@ -199,7 +199,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		return
 	}
 	process := s.process
-	s.slowAt, s.pausedAt = s.world.sched.now, s.world.sched.now
+	s.slowAt, s.pausedUntil = s.world.sched.now, s.world.sched.now.Add(d)
 	if freeze {
 		s.stillFrom, s.fooled = s.world.sched.elapsed, true
 	}
@@ -207,7 +207,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		if s.process != process {
 			return
 		}
-		s.slowAt, s.pausedAt = s.world.sched.now, s.world.sched.now
+		s.slowAt, s.pausedUntil = s.world.sched.now, s.world.sched.now
 		if freeze {
 			s.still += s.world.sched.elapsed - s.stillFrom
 			s.stillFrom, s.thawedAt = 0, s.world.sched.now
