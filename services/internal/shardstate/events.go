@@ -2,6 +2,7 @@ package shardstate
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
 	"time"
 
@@ -86,12 +87,21 @@ func (noEvents) Instance(InstanceEvent) {}
 func (noEvents) Group(config.GroupKey)  {}
 func (noEvents) Error(ErrorEvent)       {}
 
-// RaiseError publishes a standing error. Raising the same message again publishes nothing. An error about an instance
-// or a group ends when that instance or group ends. The caller makes sure that the instance or group still exists.
+// attemptIDs matches the parts of a message that differ in each attempt: instance IDs, and a cloud's request IDs.
+var attemptIDs = regexp.MustCompile(`\b[a-z]{3}[0-9a-hjkmnp-tv-z]{26}\b|\(request [^)]*\)`)
+
+// sameFault reports whether two messages differ only in what differs in each attempt.
+func sameFault(a, b string) bool {
+	return a == b || attemptIDs.ReplaceAllLiteralString(a, "") == attemptIDs.ReplaceAllLiteralString(b, "")
+}
+
+// RaiseError publishes a standing error. It publishes nothing if the same fault stands already: the first message
+// stays, with its instance and request IDs. An error about an instance or a group ends when that instance or group
+// ends. The caller makes sure that the instance or group still exists.
 func (w *State) RaiseError(key ErrorKey, message string) {
 	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
 	w.mu.Lock()
-	if have, ok := w.standing[key]; ok && have.Message == message {
+	if have, ok := w.standing[key]; ok && sameFault(have.Message, message) {
 		w.mu.Unlock()
 		return
 	}

@@ -2,6 +2,7 @@ package shardstate_test
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"testing"
 	"time"
@@ -187,6 +188,25 @@ func TestDirtyMarks(t *testing.T) {
 	}
 	if got := p.TakeDirty(); len(got) != 1 || got[0] != workers || len(p.TakeDirty()) != 0 {
 		t.Errorf("%v", got)
+	}
+}
+
+// TestSameFaultIsRaisedOnce checks that attempts that fail in the same way raise one error, although their messages name
+// different instances and requests.
+func TestSameFaultIsRaisedOnce(t *testing.T) {
+	p := newPicture(t)
+	key := shardstate.GroupError("provider", workers, ident.ID{})
+	for request := range 3 {
+		p.RaiseError(key, fmt.Sprintf("create: create %s: denied: RunInstances: UnauthorizedOperation (request %d)",
+			p.newID(t), request))
+	}
+	if len(p.errors) != 1 {
+		t.Errorf("the same fault is raised %d times: %v", len(p.errors), p.errors)
+	}
+	p.RaiseError(key, fmt.Sprintf("create: create %s: no capacity: RunInstances: InsufficientInstanceCapacity",
+		p.newID(t)))
+	if len(p.errors) != 2 {
+		t.Errorf("another fault is not raised: %v", p.errors)
 	}
 }
 
