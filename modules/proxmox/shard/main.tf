@@ -18,7 +18,7 @@ locals {
     "install -d -m 755 /etc/nstance",
     "if [ -e /dev/disk/by-label/nstance ]; then",
     "  mount -o ro /dev/disk/by-label/nstance /mnt",
-    "  install -m 600 -o nstance-server -g nstance-server /mnt/* /etc/nstance/",
+    "  find /mnt -maxdepth 1 -type f -exec install -m 600 -o nstance-server -g nstance-server -t /etc/nstance {} +",
     "  umount /mnt",
     "fi",
   ]

@@ -67,6 +67,9 @@ func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
 	}
 	age := b.app.Now().Sub(view.RenewedAt)
 	found := b.app.describeLock(lock, err, age)
+	if !found.OK {
+		found = withReason(found, endOfLeadership(ctx, b.store, shard))
+	}
 	view.Waits, view.Next = found.Result, found.Next
 	if found.OK {
 		view.Waits, view.Next = describeHeld(lock, age)

@@ -46,6 +46,11 @@ func TestPageLock(t *testing.T) {
 			t.Errorf("%+v\nwant %+v", got, test)
 		}
 	}
+	p.putEnd(t, record.Event{Kind: record.EventLeaderEnded, Actor: "leader", Message: "the bucket refused the lock"})
+	if got := p.page(t, 0).Lock(t.Context(), "dev-1"); !strings.Contains(got.Waits, "; the leadership ended at ") ||
+		!strings.Contains(got.Waits, ": the bucket refused the lock") {
+		t.Errorf("%+v", got)
+	}
 	body, err := record.ServerReport{Schema: record.ServerReportSchema, Generation: "g", Machine: "i-1",
 		ReportedAt: time.Now(), Problem: "the key cannot be opened"}.Encode()
 	p.put(t, keys.ServerReport("dev-1"), body, err)

@@ -422,7 +422,7 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 				continue
 			}
 			if failed = true; ctx.Err() == nil {
-				x.State.KeepError(key, fmt.Sprintf("refill reservations: %v", err))
+				x.State.RaiseError(key, fmt.Sprintf("refill reservations: %v", err))
 			}
 			if x.Env.Sleep(ctx, delay) != nil {
 				break

@@ -98,7 +98,7 @@ func (l *Leader) reportBalancers(failing map[config.GroupKey]bool, members []sha
 	for _, key := range slices.SortedFunc(maps.Keys(now), compareGroups) {
 		if _, there := l.State.Group(key); there && now[key] != nil {
 			failing[key] = true
-			l.State.KeepError(shardstate.GroupError(plan.AlertLoadBalancers, key, ident.ID{}),
+			l.State.RaiseError(shardstate.GroupError(plan.AlertLoadBalancers, key, ident.ID{}),
 				fmt.Sprintf("%v; verdicts of load_balancer_health stay as they were (rule 59)", now[key]))
 		}
 	}

@@ -87,8 +87,10 @@ func (noEvents) Instance(InstanceEvent) {}
 func (noEvents) Group(config.GroupKey)  {}
 func (noEvents) Error(ErrorEvent)       {}
 
-// attemptIDs matches the parts of a message that differ in each attempt: instance IDs, and a cloud's request IDs.
-var attemptIDs = regexp.MustCompile(`\b[a-z]{3}[0-9a-hjkmnp-tv-z]{26}\b|\(request [^)]*\)`)
+// attemptIDs matches the parts of a message that differ in each attempt: instance IDs in both forms, and request IDs of
+// clouds and object stores.
+var attemptIDs = regexp.MustCompile(`\b[a-z]{3}[0-9a-hjkmnp-tv-z]{26}\b|` +
+	`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\(request [^)]*\)|(RequestID|HostID): [^,]*`)
 
 // sameFault reports whether two messages differ only in what differs in each attempt.
 func sameFault(a, b string) bool {
@@ -108,17 +110,6 @@ func (w *State) RaiseError(key ErrorKey, message string) {
 	w.standing[key] = event
 	w.mu.Unlock()
 	w.opts.Events.Error(event)
-}
-
-// KeepError raises an error unless one of the same key stands, with any message. It is for faults of which each attempt
-// has another message.
-func (w *State) KeepError(key ErrorKey, message string) {
-	w.mu.Lock()
-	_, standing := w.standing[key]
-	w.mu.Unlock()
-	if !standing {
-		w.RaiseError(key, message)
-	}
 }
 
 // ResolveError ends a standing error. It does nothing if there is none.

@@ -196,16 +196,21 @@ func TestDirtyMarks(t *testing.T) {
 func TestSameFaultIsRaisedOnce(t *testing.T) {
 	p := newPicture(t)
 	key := shardstate.GroupError("provider", workers, ident.ID{})
+	storage := shardstate.ErrorKey{Kind: "storage"}
 	for request := range 3 {
-		p.RaiseError(key, fmt.Sprintf("create: create %s: denied: RunInstances: UnauthorizedOperation (request %d)",
-			p.newID(t), request))
+		id := p.newID(t)
+		p.RaiseError(key, fmt.Sprintf("create: create %s: denied: RunInstances: UnauthorizedOperation (request %d)", id,
+			request))
+		p.RaiseError(storage, fmt.Sprintf("refill reservations: put %s: operation error S3: PutObject, https response "+
+			"error StatusCode: 403, RequestID: R%d, HostID: H/%d=, api error AccessDenied: no", id.Storage(), request,
+			request))
 	}
-	if len(p.errors) != 1 {
-		t.Errorf("the same fault is raised %d times: %v", len(p.errors), p.errors)
+	if len(p.errors) != 2 {
+		t.Errorf("two faults are raised %d times: %v", len(p.errors), p.errors)
 	}
 	p.RaiseError(key, fmt.Sprintf("create: create %s: no capacity: RunInstances: InsufficientInstanceCapacity",
 		p.newID(t)))
-	if len(p.errors) != 2 {
+	if len(p.errors) != 3 {
 		t.Errorf("another fault is not raised: %v", p.errors)
 	}
 }

@@ -76,11 +76,11 @@ func (e *Explanation) GuardText() string {
 			check = v.FailedCheck
 		}
 	}
-	what := "are silent, fail a health check or are unhealthy in a load balancer"
+	what := "are, or just were, silent, failing a health check or unhealthy in a load balancer"
 	if held > 0 && failing == held {
-		what = "fail a check (" + check + ")"
+		what = "fail, or just failed, a check (" + check + ")"
 	}
-	return "too many instances " + what + ": none of them is replaced (rule 26)"
+	return "too many instances " + what + ": none of them is replaced (rules 26 and 61)"
 }
 
 // Idle says that the plan has no actions, and names the active alerts.
