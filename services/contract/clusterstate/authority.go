@@ -2,6 +2,7 @@ package clusterstate
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 
@@ -36,41 +37,48 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 // these but without `ca.key` is an error, [ErrCALost]. EnsureCA writes `ca.crt` again if it is missing, and signs the
 // documents of a former version. An object that cannot be read is an error.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
-	ca, created, err = s.ensureCA(ctx, func() (authority.CA, error) {
+	ca, _, created, err = s.EnsureTrust(ctx)
+	return ca, created, err
+}
+
+// EnsureTrust is [State.EnsureCA] and also returns the certificates in `ca.crt`, newest first.
+func (s *State) EnsureTrust(ctx context.Context) (ca authority.CA, bundle []*x509.Certificate, created bool,
+	err error) {
+	t, created, err := s.ensureCA(ctx, func() (authority.CA, error) {
 		return authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now())
 	})
 	if err != nil {
-		return authority.CA{}, false, fmt.Errorf("ensure CA: %w", err)
+		return authority.CA{}, nil, false, fmt.Errorf("ensure CA: %w", err)
 	}
-	return ca, created, nil
+	return t.ca, t.bundle, created, nil
 }
 
 // StoreCA makes an imported CA the cluster's CA, under the conditions of [State.EnsureCA]. It is no error if the
 // cluster has this CA already. If it has another CA, the error matches objstore.ErrConflict.
 func (s *State) StoreCA(ctx context.Context, ca authority.CA) (created bool, err error) {
-	have, created, err := s.ensureCA(ctx, func() (authority.CA, error) {
+	t, created, err := s.ensureCA(ctx, func() (authority.CA, error) {
 		return ca, ca.CheckCluster(s.options.ClusterID)
 	})
 	switch {
 	case err != nil:
 		return false, fmt.Errorf("store CA: %w", err)
-	case !have.Certificate().Equal(ca.Certificate()):
+	case !t.ca.Certificate().Equal(ca.Certificate()):
 		return false, fmt.Errorf("store CA: the cluster has another CA, %s: %w",
-			authority.Fingerprint(have.Certificate()), objstore.ErrConflict)
+			authority.Fingerprint(t.ca.Certificate()), objstore.ErrConflict)
 	}
 	return created, nil
 }
 
-func (s *State) ensureCA(ctx context.Context, build func() (authority.CA, error)) (ca authority.CA, created bool,
-	err error) {
-	ca, err = s.LoadCA(ctx)
+func (s *State) ensureCA(ctx context.Context, build func() (authority.CA, error)) (t trust, created bool, err error) {
+	ca, err := s.LoadCA(ctx)
 	if errors.Is(err, secretstore.ErrNotFound) {
 		ca, created, err = s.createCA(ctx, build)
 	}
 	if err != nil {
-		return authority.CA{}, false, err
+		return trust{}, false, err
 	}
-	return ca, created, s.ensureBundle(ctx, ca)
+	t, err = s.ensureBundle(ctx, ca)
+	return t, created, err
 }
 
 func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)) (authority.CA, bool, error) {

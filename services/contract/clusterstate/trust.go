@@ -201,6 +201,15 @@ func (s *State) CABundle(ctx context.Context) ([]*x509.Certificate, error) {
 	return bundle, err
 }
 
+// CABundleToken returns the version of `ca.crt` in the bucket.
+func (s *State) CABundleToken(ctx context.Context) (objstore.Token, error) {
+	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
+	if err != nil {
+		return "", fmt.Errorf("read CA bundle: %w", err)
+	}
+	return object.Token, nil
+}
+
 // UnverifiedCABundle reads `ca.crt` without the CA's key. The bucket's writer chooses what it returns.
 func (s *State) UnverifiedCABundle(ctx context.Context) ([]*x509.Certificate, error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
@@ -277,20 +286,20 @@ func (s *State) writeBundle(ctx context.Context, have trust, signers []authority
 // ensureBundle writes `ca.crt` if it is missing or in the former, unsigned format. In the latter case it signs the
 // operator records first, because an unsigned record is refused as soon as `ca.crt` is signed. A bundle without the CA
 // is an error: its readers would not trust certificates of this CA.
-func (s *State) ensureBundle(ctx context.Context, ca authority.CA) error {
+func (s *State) ensureBundle(ctx context.Context, ca authority.CA) (trust, error) {
 	for {
 		t, err := s.readBundle(ctx, ca)
 		if err != nil || t.version > 0 {
-			return err
+			return t, err
 		}
 		if t.token != "" {
 			if err := s.SignDocuments(ctx); err != nil {
-				return err
+				return trust{}, err
 			}
 		}
 		err = s.writeBundle(ctx, t, []authority.CA{ca}, t.bundle)
-		if !errors.Is(err, objstore.ErrConflict) || ctx.Err() != nil {
-			return err
+		if err != nil && (!errors.Is(err, objstore.ErrConflict) || ctx.Err() != nil) {
+			return trust{}, err
 		}
 	}
 }

@@ -127,7 +127,7 @@ func (s *stack) metric(b *testing.B, name string) (value float64) {
 	defer response.Body.Close()
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
-		if rest, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+		if series, rest, ok := strings.Cut(lines.Text(), "} "); ok && strings.HasPrefix(series, name+"{") {
 			if _, err := fmt.Sscan(rest, &value); err != nil {
 				b.Fatal(err)
 			}

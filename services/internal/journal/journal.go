@@ -143,7 +143,9 @@ func (j *Journal) Run(ctx context.Context) error {
 		if wait, due := w.due(); due {
 			timer.Reset(wait)
 			if wait <= 0 && ctx.Err() == nil {
-				w.write(ctx)
+				if w.write(ctx) {
+					w.clean(ctx)
+				}
 				if wait, due = w.due(); due {
 					timer.Reset(wait)
 				}
@@ -263,13 +265,15 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	}
 	w.part, w.repeated = nil, false
 	w.setLag()
-	w.clean(ctx, first.At)
 	return true
 }
 
 // clean deletes the parts of days whose retention is over, once a day. It looks a week further back, for days on which
 // no leader cleaned.
-func (w *writer) clean(ctx context.Context, now time.Time) {
+func (w *writer) clean(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, putTimeout)
+	defer cancel()
+	now := w.options.Now()
 	today := now.UTC().Truncate(24 * time.Hour)
 	if !today.After(w.cleaned) {
 		return

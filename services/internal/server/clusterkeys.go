@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 
@@ -10,36 +11,43 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// keys reads the cluster's nonce key and ensures that the cluster has a CA. It creates missing keys, but only if the
-// shard has a configuration. Without one, the cluster was destroyed, and a standby that takes over from its stopped
-// leader must not create keys in the bucket.
-func (s *server) keys(ctx context.Context) (authority.NonceKey, error) {
-	fail := func(err error) (authority.NonceKey, error) { return authority.NonceKey{}, err }
-	key, err := s.state.LoadNonceKey(ctx)
+// clusterKeys are the keys of the cluster that a leader needs.
+type clusterKeys struct {
+	nonce  authority.NonceKey
+	ca     authority.CA
+	bundle []*x509.Certificate // the certificates in `ca.crt`, newest first
+}
+
+// keys reads the cluster's nonce key and its CA. It creates missing keys, but only if the shard has a configuration.
+// Without one, the cluster was destroyed, and a standby that takes over from its stopped leader must not create keys in
+// the bucket.
+func (s *server) keys(ctx context.Context) (k clusterKeys, err error) {
+	k.nonce, err = s.state.LoadNonceKey(ctx)
 	missing := errors.Is(err, secretstore.ErrNotFound)
 	if missing {
 		if _, _, err := s.state.ReadConfig(ctx, s.opts.Shard); err != nil {
-			return fail(fmt.Errorf("read the shard's configuration before the cluster's keys are made: %w", err))
+			return k, fmt.Errorf("read the shard's configuration before the cluster's keys are made: %w", err)
 		}
 	} else if err != nil {
-		return fail(err)
+		return k, err
 	}
-	ca, created, err := s.state.EnsureCA(ctx)
-	if err != nil {
-		return fail(err)
+	var created bool
+	if k.ca, k.bundle, created, err = s.state.EnsureTrust(ctx); err != nil {
+		return k, err
 	}
 	if created {
-		s.log.Info("made the cluster's CA", "fingerprint", authority.Fingerprint(ca.Certificate()))
+		s.log.Info("made the cluster's CA", "fingerprint", authority.Fingerprint(k.ca.Certificate()))
 	}
-	if missing {
-		if key, created, err = s.state.EnsureNonceKey(ctx); err != nil {
-			return fail(err)
-		}
-		if created {
+	switch {
+	case missing:
+		if k.nonce, created, err = s.state.EnsureNonceKey(ctx); created {
 			s.log.Info("made the cluster's nonce key")
 		}
+	case len(k.bundle) > 1:
+		// A rotation changes the nonce key before the CA, and a term that knows the CA must know the nonce key of it.
+		k.nonce, err = s.state.LoadNonceKey(ctx)
 	}
-	return key, nil
+	return k, err
 }
 
 func isNotFound(err error) bool {

@@ -93,19 +93,11 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer func() { cancel(err) }() // the journal records why the term ended
 
-	nonceKey, err := s.keys(ctx)
+	keys, err := s.keys(ctx)
 	if err != nil {
 		return err
 	}
-	ca, bundle, err := s.state.ReadCA(ctx)
-	if err == nil && len(bundle) > 1 {
-		// A rotation changes the nonce key before the CA, and a term that knows the CA must know the nonce key of it.
-		nonceKey, err = s.state.LoadNonceKey(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	workloadCAs, created, err := s.state.EnsureWorkloadCA(ctx, ca)
+	workloadCAs, created, err := s.state.EnsureWorkloadCA(ctx, keys.ca)
 	if err != nil {
 		return err
 	}
@@ -120,11 +112,11 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	// The configuration as loaded at the start. The parts used here cannot change in place. If they changed, Lead
 	// returns ErrRestart.
 	shard := s.manager.Shard()
-	generator := filegen.New(filegen.Options{CA: ca, WorkloadCAs: workloadCAs, NonceKey: nonceKey,
+	generator := filegen.New(filegen.Options{CA: keys.ca, WorkloadCAs: workloadCAs, NonceKey: keys.nonce,
 		Secrets: s.secrets, ReadFile: s.state.ReadFile,
 		CacheTTL: shard.Cluster.Secrets.CacheTTL.D(), Rand: rand.Reader, Now: time.Now})
-	caPEM := authority.EncodeBundle(bundle...)
-	if err := s.endpoints.use(ca, bundle); err != nil {
+	caPEM := authority.EncodeBundle(keys.bundle...)
+	if err := s.endpoints.use(keys.ca, keys.bundle); err != nil {
 		return err
 	}
 
@@ -147,14 +139,14 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	leader.Loop.Started = func(kind plan.Kind) { s.metrics.Actions.WithLabelValues(string(kind)).Inc() }
 	leader.Loop.Planned = func(_ int, took time.Duration) { s.metrics.PlanDuration.Observe(took.Seconds()) }
-	issuer := transport.Issuer{CA: ca, Bundle: caPEM, Trust: authority.Trust(ca.Certificate(), bundle),
+	issuer := transport.Issuer{CA: keys.ca, Bundle: caPEM, Trust: authority.Trust(keys.ca.Certificate(), keys.bundle),
 		Rand: rand.Reader, Now: time.Now}
 	l := &leadership{
 		leader: leader,
 		registration: &registerapi.Registrar{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard,
 			Term:        a.Term(),
 			Incarnation: s.incarnation,
-			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKeys: nonceKey.Accepted(),
+			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKeys: keys.nonce.Accepted(),
 			Issuer: issuer, CheckAddress: func() bool { return *s.manager.Shard().Server.CheckRegistrationAddress },
 			Attest: s.attest, Record: journal.Record},
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
@@ -166,7 +158,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 			Endpoints:    s.agentAddrs},
 		operator:  s.operatorLeader(ctx, a, leader, events, journal, issuer, stepDown),
 		stepDown:  stepDown,
-		authority: a, journal: journal, generator: generator, caPEM: caPEM, workloadCAs: workloadCAs, ca: ca,
+		authority: a, journal: journal, generator: generator, caPEM: caPEM, workloadCAs: workloadCAs, ca: keys.ca,
 		workloadCAPEM: workloadCAs.EncodeCertificates(),
 		images:        &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},
 	}

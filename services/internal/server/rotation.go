@@ -7,37 +7,54 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// pollCA lets a standby look for a change of the CA at every configInterval. The leader looks when it polls its
-// configuration.
+// pollCA lets a standby look for a change of the CA at the first configInterval of each term: a leader that follows a
+// change restarts, which begins a term. The leader looks when it polls its configuration.
 func (s *server) pollCA(ctx context.Context) {
+	followed := uint64(0) // the term in which the standby looked last
 	for s.env.Sleep(ctx, configInterval) == nil {
-		if s.isLeader() {
+		status := s.status.Load()
+		if status == nil || status.Role == election.Leader || status.Holder.Term == followed {
 			continue
 		}
-		if err := s.followCA(ctx); err != nil && ctx.Err() == nil {
+		if err := s.followCA(ctx); err == nil {
+			followed = status.Holder.Term
+		} else if ctx.Err() == nil {
 			s.log.Warn("CA not looked up", "error", err)
 		}
 	}
 }
 
 // followCA reads the CA and its bundle. If they have changed, because the CA is being rotated, a standby uses them for
-// later connections. A leader restarts: its heir, or the new process, begins a term with them.
+// later connections. A leader restarts: its heir, or the new process, begins a term with them. If `ca.crt` is unchanged
+// and no rotation was under way, followCA does not read the CA's key: the first step of a rotation changes `ca.crt`.
 func (s *server) followCA(ctx context.Context) error {
 	source := s.endpoints.certificates()
 	if source == nil {
 		return nil // the cluster has no CA yet
 	}
-	ca, bundle, err := s.state.ReadCA(ctx)
-	if err != nil || source.Uses(ca, bundle) {
+	token, err := s.state.CABundleToken(ctx)
+	if err != nil || s.followedCA.Load() == token {
 		return err
 	}
-	if s.isLeader() {
+	ca, bundle, err := s.state.ReadCA(ctx)
+	switch {
+	case err != nil:
+		return err
+	case source.Uses(ca, bundle):
+	case s.isLeader():
 		s.log.Info("the cluster's CA is being rotated: restarting to follow", "ca", ca, "bundle_size", len(bundle))
 		s.restartSoon(ctx)
 		return nil
+	default:
+		s.log.Info("the cluster's CA is being rotated: following", "ca", ca, "bundle_size", len(bundle))
+		if err := s.endpoints.use(ca, bundle); err != nil {
+			return err
+		}
 	}
-	s.log.Info("the cluster's CA is being rotated: following", "ca", ca, "bundle_size", len(bundle))
-	return s.endpoints.use(ca, bundle)
+	if len(bundle) == 1 {
+		s.followedCA.Store(token)
+	}
+	return nil
 }
 
 // followWorkloadCA lets the leader restart if the CAs that sign certificates in files have changed. The next term sends

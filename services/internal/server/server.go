@@ -99,9 +99,11 @@ type server struct {
 	peers     *peer.Network
 	leading   atomic.Pointer[leadership]
 	// served is true if a term served requests since the last failed term.
-	served  atomic.Bool
-	status  atomic.Pointer[lease.Status]
-	restart context.CancelCauseFunc
+	served atomic.Bool
+	status atomic.Pointer[lease.Status]
+	// followedCA is the objstore.Token of a `ca.crt` with only the CA in use, which means that no rotation is under way.
+	followedCA atomic.Value
+	restart    context.CancelCauseFunc
 }
 
 // Run serves until ctx ends. It returns the error that stopped it earlier. All errors but ErrRestart are already

@@ -147,7 +147,7 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	if before != nil && !InPlace(before, m.Shard()) {
 		return ErrRestart
 	}
-	if err := m.record(ctx, doc); err != nil {
+	if err := m.signed().WriteApplied(ctx, doc.Body, doc.Token, term); err != nil {
 		return err
 	}
 	m.update(func(f *inForce) { f.applier = applier })
