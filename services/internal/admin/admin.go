@@ -75,13 +75,13 @@ type app struct {
 	Environment
 	version string
 	style   style
-	// started means that a command is running. Earlier errors concern the command line.
+	// started is set when a command begins to run. An error before that is one of the command line (exit code 2).
 	started bool
 	// running is the command that runs; nil: none was started.
 	running *cobra.Command
 	// freeSpace returns the free space in bytes on the disk of a directory.
 	freeSpace func(dir string) (uint64, error)
-	// sleep waits between two looks at something.
+	// sleep waits for d, or until ctx ends.
 	sleep func(ctx context.Context, d time.Duration) error
 }
 
@@ -90,7 +90,7 @@ func newApp(version string, env Environment) *app {
 		sleep: tasks.Sleep}
 }
 
-// about is the help text of the program. Its verb receives the environment of the object stores.
+// about is the help text of the program. Its %s is replaced by the environment variables for object stores.
 const about = `nstance-admin looks after Nstance clusters: their keys and registrations, their
 configuration, groups and instances.
 

@@ -359,7 +359,7 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-// limited lets create_rate_limit delay a group.
+// limited makes the shard answer that create_rate_limit delays its first group.
 func limited(s *fleettest.Shard) {
 	const reason = "create_rate_limit allows 1 create per 1m in the shard, and it is used"
 	until := timestamppb.New(fleettest.Now.Add(20 * time.Second))
@@ -436,7 +436,7 @@ func TestColours(t *testing.T) {
 			t.Errorf("%v: %q", err, out.String())
 		}
 	}
-	// A buffer is not a terminal. NO_COLOR applies to a terminal.
+	// NO_COLOR switches off the colors of standard output. A buffer, as standard error is here, never gets colors.
 	if s := newStyle(Environment{Stdout: os.Stdout, Stderr: &bytes.Buffer{}, Getenv: func(string) string {
 		return "1"
 	}}); s.out || s.err {

@@ -41,7 +41,7 @@ func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record
 	}
 }
 
-// pruneClusterJournal deletes the entries before a time.
+// pruneClusterJournal deletes the journal entries that are older than before.
 func pruneClusterJournal(ctx context.Context, bucket objstore.Store, before time.Time) error {
 	entries, err := bucket.List(ctx, keys.ClusterJournalPrefix())
 	if err != nil {
@@ -62,7 +62,7 @@ func pruneClusterJournal(ctx context.Context, bucket objstore.Store, before time
 	return nil
 }
 
-// actor returns the names of the user and the machine, according to this machine.
+// actor returns the names of the user and the machine, as this machine reports them.
 func (a *app) actor() string {
 	machine, err := os.Hostname()
 	if err != nil {

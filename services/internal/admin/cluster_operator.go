@@ -124,8 +124,8 @@ func (r registered) what() string {
 	return "still good"
 }
 
-// register writes the record first, then the certificate's file. A recorded certificate without a file does no harm,
-// and the next run of the command finds the record by its key.
+// register writes the record first, then the certificate's file. If it fails in between, the next run of the command
+// finds the record by its key and issues another certificate.
 func (a *app) register(ctx context.Context, c *cluster, r registration) (registered, error) {
 	ca, bundle, err := c.state.ReadCA(ctx)
 	if err != nil {
@@ -266,7 +266,7 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 }
 
 // stillGood reports whether the directory holds the certificate that the record names, with more than a third of its
-// life left, and of the present step if the CA is being rotated.
+// life left. If trust is set, the certificate must also be from the present step of a CA rotation.
 func (a *app) stillGood(r registration, rec record.Operator, trust string) (time.Time, bool) {
 	text, err := os.ReadFile(filepath.Join(r.dir, operatorclient.CertificateFile))
 	if err != nil || rec.Revision == 0 || trust != "" && rec.Certificate.Trust != trust {

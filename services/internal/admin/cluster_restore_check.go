@@ -166,7 +166,7 @@ func has(m snapshot.Manifest, key string) bool {
 	return false
 }
 
-// describeManifest judges the archive as a whole.
+// describeManifest returns the findings about the archive as a whole.
 func describeManifest(m snapshot.Manifest, differences []snapshot.Difference) []finding {
 	if len(differences) > 0 {
 		var found []finding
@@ -191,7 +191,7 @@ func describeManifest(m snapshot.Manifest, differences []snapshot.Difference) []
 	return found
 }
 
-// configurations returns the valid configurations in the archive. verify reports the others.
+// configurations returns the valid configurations in the archive. cluster verify reports the invalid ones.
 func (r *restored) configurations(ctx context.Context, m snapshot.Manifest) (shards []*config.Shard, err error) {
 	for _, object := range m.Objects {
 		key, err := keys.Parse(object.Key)

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// rotationTime is the default of --timeout. Leaders look for a change every three minutes, and agents spread their
-	// renewals over five.
+	// rotationTime is the default of --timeout. Leaders look for a new CA every three minutes, and agents spread their
+	// renewals over five minutes.
 	rotationTime = time.Hour
-	// rotationPause is the time between two checks of who has followed.
+	// rotationPause is the time between two checks of who uses the new CA already.
 	rotationPause = 10 * time.Second
 )
 
@@ -117,14 +117,16 @@ type caRotation struct {
 	// Step is prepared (the new CA is not trusted yet), announced (the old CA issues), issued (the new CA issues, the
 	// old one is trusted) or none.
 	Step string `json:"step"`
-	// Fingerprint and NotAfter are those of the CA that issues.
+	// Fingerprint and NotAfter describe the CA that issues certificates at present.
 	Fingerprint string    `json:"ca_fingerprint"`
 	NotAfter    time.Time `json:"ca_not_after"`
-	// Waiting says what the next step waits for. At the step issued, these have certificates of the old CA.
+	// Waiting lists who has not followed the rotation yet. The next step waits for them. In the step "issued", they are
+	// those that still have certificates of the old CA.
 	Waiting *clusterstate.Following `json:"waiting,omitempty"`
 }
 
-// rotationStatus reads how far a rotation is and who has not followed. It changes nothing.
+// rotationStatus reads the step of a CA rotation, and which leaders, instances and operators have not followed it. It
+// changes nothing.
 func rotationStatus(ctx context.Context, c *cluster) (caRotation, error) {
 	r, err := c.state.CARotation(ctx)
 	if err != nil {
@@ -140,7 +142,7 @@ func rotationStatus(ctx context.Context, c *cluster) (caRotation, error) {
 	return result, err
 }
 
-// describeBehind counts those that have not followed.
+// describeBehind counts the leaders, instances and operators that have not followed a CA rotation.
 func describeBehind(f clusterstate.Following) string {
 	leaders, instances := 0, 0
 	for _, shard := range f.Shards {
@@ -205,7 +207,7 @@ func describeStep(r clusterstate.Rotation) string {
 		" issues certificates. Waiting until none of the old CA is left."
 }
 
-// reportFollowing notes what has changed since the last report.
+// reportFollowing prints who has followed a CA rotation, if that has changed since the last report.
 func (a *app) reportFollowing(f clusterstate.Following, reported map[string]string) {
 	note := func(about, text string) {
 		if reported[about] != text {

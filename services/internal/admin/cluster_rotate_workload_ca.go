@@ -103,7 +103,7 @@ type workloadRotation struct {
 	// Step is none, announced (the old CA issues) or issued (the new CA issues, the old one is trusted).
 	Step        string `json:"step"`
 	Fingerprint string `json:"ca_fingerprint"`
-	// The rest is set during a rotation.
+	// The fields below are set only during a rotation.
 	NewFingerprint string    `json:"new_ca_fingerprint,omitempty"`
 	Issues         time.Time `json:"issues,omitzero"`
 	Ends           time.Time `json:"old_ca_removable,omitzero"`

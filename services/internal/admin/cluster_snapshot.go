@@ -51,10 +51,12 @@ tells how to restore it.`,
 	return cmd
 }
 
-// namedLeftOut is the number of objects that the command names as left out. A bucket may have many of other programs.
+// namedLeftOut is the largest number of objects that the command lists as left out. A bucket may hold many objects of
+// other programs.
 const namedLeftOut = 10
 
-// snapshot writes the archive. The copies of objects are beside it meanwhile, because they may be large.
+// snapshot writes the archive to path. Until then it keeps copies of the objects in a directory beside path, because
+// they may need much space.
 func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error) {
 	dir, remove, err := tempRoot(filepath.Dir(path), ".nstance-snapshot-*")
 	if err != nil {

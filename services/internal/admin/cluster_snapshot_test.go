@@ -70,7 +70,8 @@ func (b *bucket) take(t *testing.T) string {
 	return path
 }
 
-// TestSnapshotAndRestore takes a snapshot, checks it, and unpacks it into an empty bucket, which is the same cluster.
+// TestSnapshotAndRestore takes a snapshot, checks it, and unpacks it into an empty bucket. That bucket then holds the
+// same cluster.
 func TestSnapshotAndRestore(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.fails(t, exitFailure, "there is no cluster in this bucket", b.args("cluster", "snapshot")...)
@@ -328,7 +329,7 @@ func TestRestoreCheckKeys(t *testing.T) {
 	}
 }
 
-// rewrite copies an archive with another content of one object and the old manifest.
+// rewrite copies an archive. In the copy, the object key has the content body, but the manifest is the old one.
 func (b *bucket) rewrite(t *testing.T, from, to, key, body string) {
 	t.Helper()
 	var entries []tarEntry
@@ -341,7 +342,8 @@ func (b *bucket) rewrite(t *testing.T, from, to, key, body string) {
 	writeTar(t, to, entries)
 }
 
-// TestNotConsistent checks that a snapshot of a bucket that keeps changing says so, and that restore-check does too.
+// TestNotConsistent checks that a snapshot of a bucket that keeps changing is marked as not consistent, and that
+// restore-check reports this.
 func TestNotConsistent(t *testing.T) {
 	b := newBucket(t, "file")
 	b.populate(t)
@@ -362,7 +364,7 @@ func TestNotConsistent(t *testing.T) {
 	}
 }
 
-// afterwards calls the function of a meddling store after the read.
+// afterwards is a meddling store that calls its function after the read instead of before it.
 type afterwards struct{ *meddling }
 
 func (a *afterwards) Get(ctx context.Context, key string) (objstore.Object, error) {

@@ -234,8 +234,7 @@ func writeFile(t *testing.T, path string, content []byte) {
 	}
 }
 
-// Servers accept a nonce. The command line is that of the seeds, with a given or a detected cluster, and writes to
-// standard output or a file.
+// A nonce is written to standard output or to a file. Servers accept it, whether the cluster ID was given or detected.
 func TestNonce(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.fails(t, exitFailure, "there is no cluster in this bucket", b.args("cluster", "nonce")...)
@@ -361,7 +360,7 @@ func TestRegisterOperator(t *testing.T) {
 			t.Fatalf("%+v, %v", rec, err)
 		}
 
-		// A public key without a private key, and a given ID.
+		// The caller gives only a public key and an operator ID.
 		public, private, err := ed25519.GenerateKey(fleettest.Rand(40))
 		if err != nil {
 			t.Fatal(err)
@@ -502,7 +501,7 @@ func TestSecrets(t *testing.T) {
 		b.stdin = ""
 		b.fails(t, exitFailure, "is empty", b.args("cluster", "secret", "set", "x")...)
 
-		// The cluster's own keys are never replaced. A lost key can be restored from a valid one.
+		// The cluster's own keys are never replaced. A lost key can be restored from a valid copy.
 		b.stdin = b.must(t, b.args("cluster", "secret", "get", "ca.key")...)
 		b.fails(t, exitFailure, "secret exists", b.args("cluster", "secret", "set", "ca.key")...)
 		b.fails(t, exitFailure, "own keys", b.args("cluster", "secret", "delete", "ca.key", "--yes")...)
@@ -600,8 +599,8 @@ func TestRotateKey(t *testing.T) {
 	})
 }
 
-// TestClusterRotateCA checks that rotate-ca stops where an operator has not followed, that --status counts it and
-// changes nothing, and that the same command continues. In the end CA and nonce key are new.
+// TestClusterRotateCA checks that rotate-ca stops while an operator still uses the old CA, that --status counts this
+// operator and changes nothing, and that a second rotate-ca continues. In the end, the CA and the nonce key are new.
 func TestClusterRotateCA(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.fails(t, exitFailure, "cluster init", b.args("cluster", "rotate-ca", "--yes", "--cluster-id", "example")...)
@@ -786,10 +785,10 @@ func TestVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An object of another shard that does not exist.
+	// An instance record of a shard that does not exist.
 	put(keys.Instance("lost", "default", id.Storage()), object.Body)
 	put(keys.Instance("dev-1", "default", id.Storage()), append(object.Body, "more"...)) // a damaged object
-	// The copy cannot be decrypted under another name.
+	// An encrypted secret cannot be decrypted under another key of the bucket.
 	put("cluster/secret/copy", mustGet(t, b.store, keys.ClusterSecret("ca.key")))
 	put("config/other.jsonc", mustGet(t, b.store, keys.Config("dev-1"))) // names dev-1 as its shard
 	put("shard/dev-1/leader.json", []byte("{}"))
@@ -877,7 +876,7 @@ func TestConfigPush(t *testing.T) {
 		b.fails(t, exitUsage, "no shard's address", b.args("config", "push", changed, "--refresh")...)
 		untouched()
 
-		// A configuration must keep what a dynamic group needs.
+		// A new configuration must keep the template that a dynamic group uses.
 		size := 1
 		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{
 			"default": {"batch": {Template: "worker", Size: &size}}}}
@@ -908,7 +907,7 @@ func TestConfigPush(t *testing.T) {
 	})
 }
 
-// A concurrent write between the read and the write is kept.
+// config push keeps a configuration that another client writes between push's read and its write.
 func TestConfigPushIsConditional(t *testing.T) {
 	b := newBucket(t, "file")
 	b.must(t, b.args("config", "push", exampleConfig(t))...)
@@ -919,7 +918,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The groups are read after the configuration. The concurrent write happens at that time.
+	// config push reads the groups after the configuration. The concurrent write of the configuration happens then.
 	meddler := &meddling{Store: b.store, on: keys.Groups("dev-1"), do: func() {
 		if _, err := b.store.Put(t.Context(), keys.Config("dev-1"), []byte("theirs"), objstore.Always()); err != nil {
 			t.Error(err)
@@ -940,7 +939,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 	}
 }
 
-// meddling calls a function when an object is read.
+// meddling is a bucket that calls do when the object on is read.
 type meddling struct {
 	objstore.Store
 	on string

@@ -229,8 +229,8 @@ func (c *cluster) verifySecret(ctx context.Context, key keys.Key) error {
 	return checkOurs(c, name, secret.Value.Reveal())
 }
 
-// same compares what a document says about itself with its location, in pairs. It returns nil if the document could not
-// be read.
+// same returns an error if the two texts of a pair differ: what a record says about itself, and what its key says. If
+// read is an error, the record could not be read, and same returns nil.
 func same(read error, pairs ...string) error {
 	for i := 0; read == nil && i < len(pairs); i += 2 {
 		if pairs[i] != pairs[i+1] {

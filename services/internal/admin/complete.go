@@ -16,14 +16,15 @@ import (
 // completionTime limits the calls that a completion makes.
 const completionTime = 3 * time.Second
 
-// complete makes the names of shards, groups, instances and contexts complete in all commands that take them.
+// complete adds shell completion for the names of shards, groups, instances and contexts to all commands that take
+// them.
 func (a *app) complete(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		a.complete(sub)
 	}
 	const no = cobra.ShellCompDirectiveNoFileComp
 	if cmd.Flag("shard") != nil {
-		// This fails only if it is called twice.
+		// This call fails only if the flag already has a completion function.
 		_ = cmd.RegisterFlagCompletionFunc("shard", func(cmd *cobra.Command, _ []string, _ string) ([]string,
 			cobra.ShellCompDirective) {
 			return a.shardNames(flagText(cmd, "servers")), no

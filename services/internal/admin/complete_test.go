@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// completeInBash presses Tab in a bash with the program's completion script. Without the package bash-completion, the
-// script needs one function of it, which is here as that package describes it.
+// completeInBash presses Tab in a bash with the program's completion script. The script needs one function of the
+// package bash-completion, which may not be installed, so it is defined here.
 const completeInBash = `
 _get_comp_words_by_ref() {
 	words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD
@@ -95,7 +95,7 @@ func completionWorld(t *testing.T) []string {
 		envServers + "=" + cli.env[envServers], envIdentity + "=" + cli.env[envIdentity]}
 }
 
-// offered returns the words at the beginning of lines, sorted. A description may follow a word.
+// offered returns the first word of each line, sorted. zsh writes a description after some words.
 func offered(text string) []string {
 	words := []string{}
 	for line := range strings.Lines(text) {
@@ -124,7 +124,8 @@ func TestCompletionInBash(t *testing.T) {
 	}
 }
 
-// TestCompletionInZsh completes the same in a real zsh. CI installs zsh; other machines may lack it.
+// TestCompletionInZsh completes the names of shards, groups, instances and contexts in a real zsh. CI installs zsh;
+// other machines may lack it.
 func TestCompletionInZsh(t *testing.T) {
 	if _, err := exec.LookPath("zsh"); err != nil && os.Getenv("CI") == "" {
 		t.Skip("zsh is not installed: apt-get install zsh")

@@ -71,26 +71,26 @@ func (a *app) compare(ctx context.Context, b *bucketFlags, path string) (compare
 	return out, nil
 }
 
-// configPlan is what a configuration would do.
+// configPlan describes the effects of a new configuration.
 type configPlan struct {
 	Shard string `json:"shard"`
-	// Unchanged means that the bucket has this very configuration.
+	// Unchanged means that the bucket already has exactly this configuration.
 	Unchanged bool `json:"unchanged"`
 	// New means that the bucket has no valid configuration of the shard.
 	New bool `json:"new"`
-	// ComparedWithApplied means that the newest configuration is not valid, and that the effects are those of a change
-	// of the applied one.
+	// ComparedWithApplied means that the newest configuration is not valid, so that the effects are those of a change
+	// from the applied configuration.
 	ComparedWithApplied bool `json:"compared_with_applied,omitempty"`
 
 	RollingGroups []string `json:"rolling_groups"` // as the Terraform provider's attribute
 	Effects       []string `json:"effects"`        // on running instances, in words
-	// RestartingSettings are the changed settings for which the leader restarts.
+	// RestartingSettings are the changed settings that make the leader restart.
 	RestartingSettings []string `json:"restarting_settings"`
 	// destructive means that instances are replaced or deleted.
 	destructive bool
 }
 
-// planOf returns what the file of a comparison would do. Without two valid configurations it has no effects.
+// planOf returns the effects of the file in c. It lists none unless both configurations are valid.
 func planOf(c compared) configPlan {
 	plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
 		ComparedWithApplied: c.applied, RollingGroups: []string{}, Effects: []string{},

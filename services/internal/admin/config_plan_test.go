@@ -75,8 +75,8 @@ func TestConfigPushNamesARestart(t *testing.T) {
 	}
 }
 
-// TestConfigPlanWithApplied compares with the applied configuration when the newest one is not valid. Taking the
-// invalid one back needs no confirmation.
+// TestConfigPlanWithApplied compares with the applied configuration when the newest one is not valid. A push that takes
+// the invalid one back needs no confirmation.
 func TestConfigPlanWithApplied(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)
@@ -108,7 +108,8 @@ func TestConfigPlanWithApplied(t *testing.T) {
 	b.must(t, b.args("config", "push", path)...)
 }
 
-// TestClusterJournalRetention checks that a change deletes entries older than 30 days, and no others.
+// TestClusterJournalRetention checks that a command that changes the bucket deletes journal entries older than 30 days,
+// and no others.
 func TestClusterJournalRetention(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)
@@ -122,7 +123,8 @@ func TestClusterJournalRetention(t *testing.T) {
 	}
 }
 
-// TestClusterJournal makes every change in the bucket and finds it in the journal, without any secret.
+// TestClusterJournal runs every command that changes the bucket, and finds each change in the journal, without any
+// secret.
 func TestClusterJournal(t *testing.T) {
 	b := newBucket(t, "file")
 	b.env = map[string]string{"USER": "alice"}
@@ -164,7 +166,7 @@ func TestClusterJournal(t *testing.T) {
 	}
 	b.must(t, b.args("cluster", "verify")...)
 
-	// Verify finds what is no entry of the journal.
+	// cluster verify reports an object among the journal's entries that is not an entry.
 	if _, err := b.store.Put(t.Context(), keys.ClusterJournalPrefix()+"x", []byte("x"), objstore.Always()); err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,8 @@ With --refresh the shard's leader applies the configuration immediately.`,
 	return cmd
 }
 
-// push writes a configuration to the bucket after a confirmation. done is true after a dry run.
+// push writes a configuration to the bucket after a confirmation. After a dry run, done is true and nothing was
+// written.
 func (a *app) push(cmd *cobra.Command, b *bucketFlags, sure *sure, c compared, wantETag string) (done bool, err error) {
 	bucket, ctx, cancel, err := b.open(cmd.Context(), true)
 	if err != nil {
@@ -109,7 +110,8 @@ func (a *app) push(cmd *cobra.Command, b *bucketFlags, sure *sure, c compared, w
 	})
 }
 
-// checkPush reads the stored configuration into c and returns its token. It rejects a push that cannot be right.
+// checkPush reads the stored configuration into c and returns its token. It rejects a push if the ETag is not wantETag,
+// if the file is for another cluster, or if the file removes what a dynamic group needs.
 func (a *app) checkPush(ctx context.Context, bucket objstore.Store, c *compared, wantETag string) (objstore.Token,
 	error) {
 	state := a.shardState(bucket, c.after)
@@ -130,7 +132,7 @@ func (a *app) checkPush(ctx context.Context, bucket objstore.Store, c *compared,
 	return had, checkDynamic(ctx, state, c.after)
 }
 
-// writePush writes the file of c unless the stored configuration has changed since it had the token.
+// writePush writes the file of c if the stored configuration still has the token had.
 func (a *app) writePush(ctx context.Context, bucket objstore.Store, c compared, had objstore.Token) error {
 	token, err := a.shardState(bucket, c.after).WriteConfig(ctx, c.name, c.file, had)
 	if errors.Is(err, objstore.ErrConflict) {
@@ -149,7 +151,7 @@ func (a *app) shardState(bucket objstore.Store, shard *config.Shard) *clustersta
 		ShardID: shard.Server.Shard, Now: a.Now, Rand: a.Rand})
 }
 
-// checkDynamic rejects a configuration that removes something which a dynamic group needs.
+// checkDynamic rejects a configuration that removes something that a dynamic group of the shard needs.
 func checkDynamic(ctx context.Context, state *clusterstate.State, shard *config.Shard) error {
 	groups, _, _, err := state.ReadGroups(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {

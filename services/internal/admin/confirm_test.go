@@ -41,7 +41,7 @@ func terminal(t *testing.T, typed string) *os.File {
 	return slave
 }
 
-// onTerminal runs a command line of a person who types.
+// onTerminal runs a command line on a terminal on which a person has typed text.
 func (c terminalless) onTerminal(t *testing.T, typed string, args ...string) (stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -135,8 +135,8 @@ func (b *bucket) contents(t *testing.T) string {
 	return text.String()
 }
 
-// TestBucketCommandsAsk checks that rotations, and a configuration that rolls a group, ask on a terminal. A resealing
-// and a configuration that replaces nothing do not need --yes without a terminal.
+// TestBucketCommandsAsk checks that rotations, and a configuration that rolls a group, ask on a terminal. Without a
+// terminal, resealing secrets, or a configuration that replaces nothing, needs no --yes.
 func TestBucketCommandsAsk(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)

@@ -34,7 +34,7 @@ func TestDocumentsNameCommands(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// Only code: lines of blocks, and spans.
+		// Look for commands only in code: in lines of code blocks, and in code spans.
 		text := strings.ReplaceAll(string(raw), "\\\n", " ")
 		block := false
 		for line := range strings.SplitSeq(text, "\n") {
@@ -69,7 +69,8 @@ func TestDocumentsNameCommands(t *testing.T) {
 	}
 }
 
-// checkCommand checks that the words name a command and flags of it. Words that are no names are arguments.
+// checkCommand checks that the words begin with a command's name and have only flags of that command. Other words are
+// its arguments.
 func checkCommand(t *testing.T, path string, cmd *command, words []string) {
 	t.Helper()
 	text := strings.Join(words, " ")

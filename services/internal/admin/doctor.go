@@ -181,7 +181,7 @@ func (a *app) checkMachines(ctx context.Context, shard *config.Shard, d *diagnos
 	return found
 }
 
-// checkConfiguration also returns the configuration, if it is valid.
+// checkConfiguration checks the shard's configuration in the bucket. It also returns the configuration if it is valid.
 func (a *app) checkConfiguration(ctx context.Context, state *clusterstate.State, name string) (*config.Shard, finding) {
 	found := finding{Check: "configuration"}
 	body, _, err := state.ReadConfig(ctx, name)
@@ -223,7 +223,7 @@ func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, bucket
 	return lock, []finding{leader, describeClock("clock of "+lock.LeaderID, lock.RenewedAt.Sub(written))}
 }
 
-// lockWritten returns the time at which the bucket got the lock, or zero.
+// lockWritten returns the time at which the lock was last written, by the bucket's clock, or zero if that is unknown.
 func lockWritten(ctx context.Context, bucket objstore.Store, shard string) time.Time {
 	key := keys.Leader(shard)
 	entries, err := bucket.List(ctx, key)
@@ -233,7 +233,8 @@ func lockWritten(ctx context.Context, bucket objstore.Store, shard string) time.
 	return entries[0].Modified
 }
 
-// describeLock judges a lock of some age. The limit is generous: a lock is renewed several times in a lease.
+// describeLock reports a lock that is missing, released or stale. A lock is stale only after more than twice its lease,
+// because leaders renew it several times in one lease.
 func (a *app) describeLock(lock record.Lock, err error, age time.Duration) finding {
 	const (
 		logs = "read the servers' logs (journalctl -u nstance-server -n 30) and the consoles of their machines"

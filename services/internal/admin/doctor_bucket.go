@@ -20,7 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// nextFor returns the next step for an error of the bucket, or otherwise if the error itself does not say.
+// nextFor returns what to do about an error of the bucket. If the error does not tell, nextFor returns the text
+// otherwise.
 func (a *app) nextFor(err error, otherwise string) string {
 	if errors.Is(err, record.ErrNewer) {
 		return "use a nstance-admin of the servers' version"
@@ -70,7 +71,7 @@ func writeProbe(ctx context.Context, bucket objstore.Store) (modified time.Time,
 	return modified, bucket.Delete(ctx, key)
 }
 
-// maxClock is the largest difference between clocks that is no problem. Certificates bear [authority.Skew].
+// maxClock is the largest difference between clocks that is no problem. Certificates tolerate [authority.Skew].
 const maxClock = time.Minute
 
 func describeClock(check string, ahead time.Duration) finding {
@@ -120,7 +121,7 @@ func (a *app) checkKey(ctx context.Context, s *secretFlags, bucket objstore.Stor
 	return finding{check, true, "opens the CA's key", ""}
 }
 
-// soon is the time before its end from which a CA's certificate is a problem.
+// soon is the least time that a CA's certificate must still be valid. With less, doctor reports a problem.
 const soon = 90 * 24 * time.Hour
 
 func (a *app) checkCA(ctx context.Context, state *clusterstate.State) finding {

@@ -133,7 +133,8 @@ func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding
 	return found
 }
 
-// checkVersions compares versions of servers that led the shard, from its journal, and of this program.
+// checkVersions compares the version of this program with those of the servers that led the shard, as its journal has
+// them.
 func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard string, lock record.Lock) finding {
 	const check = "versions"
 	entries, err := bucket.List(ctx, keys.JournalPrefix(shard))
@@ -183,7 +184,7 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 // maxTerms is how many terms checkVersions reads.
 const maxTerms = 10
 
-// firstParts returns the first parts of the journals of the newest terms, the newest first.
+// firstParts returns the first part of each of the newest terms' journals, the newest term first.
 func firstParts(entries []objstore.Entry) (parts []string) {
 	terms := map[string]uint64{}
 	for _, e := range entries {

@@ -31,7 +31,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// patient is a shard without a running leader that doctor examines. Its clocks are real, because the bucket's is.
+// patient is a shard without a running leader that doctor examines. It uses the real time, because the bucket's clock
+// does.
 type patient struct {
 	*bucket
 	lock     record.Lock
@@ -41,7 +42,7 @@ type patient struct {
 	extra    []string
 }
 
-// newPatient makes a shard in which doctor finds nothing.
+// newPatient makes a shard in which doctor finds no problem.
 func newPatient(t *testing.T, provider string) *patient {
 	t.Helper()
 	b := newBucket(t, provider)
@@ -121,7 +122,7 @@ func (p *patient) examine(t *testing.T) ([]finding, error) {
 	return parse[diagnosis](t, out.String()).Findings, err
 }
 
-// servePort serves TLS with a certificate that ends at a time, and refuses every client.
+// servePort serves TLS with a certificate that expires at end, and refuses every client.
 func servePort(t *testing.T, end time.Time) (addr string) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(nil)
@@ -163,8 +164,8 @@ func closedPort(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// denyMethod puts a proxy before the S3 server that refuses requests of one method, like a policy without that
-// permission.
+// denyMethod puts a proxy before the S3 server. It refuses the requests for which deny returns true, like a policy
+// without that permission.
 func denyMethod(t *testing.T, deny func(*http.Request) bool) {
 	t.Helper()
 	target, err := url.Parse(os.Getenv("AWS_ENDPOINT_URL"))

@@ -95,7 +95,7 @@ func (a *app) complain(message, hint string) {
 	}
 }
 
-// named lists those of some flags that the running command has.
+// named returns the given flags that the running command has.
 func (a *app) named(flags ...string) string {
 	flags = slices.DeleteFunc(flags, func(name string) bool {
 		return a.running == nil || a.running.Flag(strings.TrimPrefix(name, "--")) == nil
@@ -106,7 +106,8 @@ func (a *app) named(flags ...string) string {
 	return strings.Join(flags, "")
 }
 
-// hintOf returns a hint for errors of the contract's packages. It names only flags that the running command has.
+// hintOf returns what to do about an error, or "" if that is not known. It names only flags that the running command
+// has.
 func (a *app) hintOf(err error) string {
 	var hinted *hintedError
 	switch {

@@ -38,8 +38,8 @@ func (u *until) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// story fills a shard's instance stream with a snapshot and the events up to the deletion of the last instance. Only
-// this stream has a defined order.
+// story fills a shard's instance stream with a snapshot and the events up to the deletion of the last instance. Events
+// of different streams would have no defined order.
 func story(s *fleettest.Shard) {
 	first, second := s.Instances[1], s.Instances[0]
 	at := func(ms int) *timestamppb.Timestamp {

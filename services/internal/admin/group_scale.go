@@ -68,7 +68,8 @@ effects. With --wait it returns when the group has that size and is healthy.`,
 	return cmd
 }
 
-// confirmScale asks if the change makes a group smaller. done is true after a dry run.
+// confirmScale asks for a confirmation if the change makes a group smaller. After a dry run, done is true and nothing
+// was changed.
 func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, output format, group string, size uint32,
 	total bool) (done bool, err error) {
 	if sure.yes && !sure.dryRun {

@@ -63,12 +63,12 @@ func TestHintsNameFlags(t *testing.T) {
 	}
 }
 
-// otherFlags are flags of other programs that texts of this one name.
+// otherFlags maps flags that the program's texts mention to the program that they belong to.
 var otherFlags = map[string]string{"--cachedir": "nstance-server", "--from-literal": "kubectl",
 	"--namespace": "kubectl", "--bucket": "nstance-server", "--id": "nstance-server", "--help": "every command"}
 
-// TestTextsNameFlags reads every text in the sources of the program. A command line in it has only flags of that
-// command, and any other flag is one of some command.
+// TestTextsNameFlags reads every string in the sources of the program. A command line in a string must have only flags
+// of its command. Any other flag in a string must be a flag of some command.
 func TestTextsNameFlags(t *testing.T) {
 	root := newApp("1", System()).command()
 	known := map[string]bool{}
@@ -101,7 +101,7 @@ func TestTextsNameFlags(t *testing.T) {
 	}
 }
 
-// texts returns the string literals in the Go files of directories, without tests. Literals that are added are joined.
+// texts returns the string literals in the Go files of directories, without tests. Literals joined with + are one text.
 func texts(t *testing.T, dirs ...string) (out []string) {
 	t.Helper()
 	for _, dir := range dirs {
@@ -133,7 +133,8 @@ func texts(t *testing.T, dirs ...string) (out []string) {
 	return out
 }
 
-// joined returns the text of a literal, or of a sum with literals; other operands count as one space.
+// joined returns the text of a string literal, or of literals joined with +. Any other operand of + counts as one
+// space.
 func joined(n ast.Node) (string, bool) {
 	switch n := n.(type) {
 	case *ast.BasicLit:

@@ -90,7 +90,7 @@ func instanceNote(i fleet.Instance) string {
 	return list(notes)
 }
 
-// outdatedNote says what becomes of an instance with an outdated configuration.
+// outdatedNote says what will happen to an instance with an outdated configuration.
 func outdatedNote(i fleet.Instance) string {
 	if i.Protected {
 		return "outdated"

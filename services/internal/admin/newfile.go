@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// refuseExisting returns an error if there is a file already, so that a command fails before it works for long.
+// refuseExisting returns an error if there is a file already. A command calls it before work that takes long.
 func refuseExisting(path string) error {
 	if path == "" {
 		return nil
@@ -41,7 +41,8 @@ func writeNewFile(path string, write func(io.Writer) error) (size int64, err err
 	if err = errors.Join(err, file.Close()); err == nil {
 		err = os.Link(file.Name(), path) // unlike a rename, it replaces nothing
 		if err != nil && !errors.Is(err, fs.ErrExist) {
-			// The file system may lack links.
+			// The file system may lack hard links, so rename the file. This could replace a file that another program
+			// makes now.
 			if err = refuseExisting(path); err == nil {
 				err = os.Rename(file.Name(), path)
 			}

@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
 )
 
-// parity has one call for each command that calls shards: its arguments, and the HTTP requests that do the same, the
-// first of them with a body.
+// parity has one entry for each command that calls shards: the command's arguments, and one or two HTTP requests that
+// do the same. body belongs to the first request.
 var parity = map[string]struct{ args, request, body string }{
 	"status":           {"", "GET /status", ""},
 	"server list":      {"", "GET /status", ""},

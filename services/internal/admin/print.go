@@ -68,7 +68,7 @@ func outputFlag(cmd *cobra.Command) *format {
 	f := new(format)
 	*f = "table"
 	cmd.Flags().VarP((*formatValue)(f), "output", "o", "output format: table, json or yaml")
-	// This fails only if it is called twice.
+	// This call fails only if the flag already has a completion function.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	return f
 }

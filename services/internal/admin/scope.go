@@ -139,7 +139,7 @@ func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output
 	return err
 }
 
-// scopeText names the selected shards before they are known.
+// scopeText describes the selected shards in words, before their names are known.
 func (a *app) scopeText(s *scope) string {
 	if s.all {
 		return "every shard"

@@ -23,7 +23,8 @@ type pageBucket struct {
 	timeout time.Duration
 
 	mu sync.Mutex
-	// compared holds the last comparison of each shard, because a difference of large documents takes long.
+	// compared holds the last comparison of each shard, because the difference of large documents takes long to
+	// compute.
 	compared map[string]comparison
 }
 
@@ -34,7 +35,7 @@ type comparison struct {
 	result  web.Comparison
 }
 
-// openPageBucket returns nil if the flags name no bucket.
+// openPageBucket opens the bucket for the web page. It returns nil if the flags name no bucket.
 func (a *app) openPageBucket(ctx context.Context, b *bucketFlags) (web.Bucket, error) {
 	if b.location.Bucket == "" {
 		return nil, nil //nolint:nilnil // web.Options.Bucket may be nil
@@ -81,7 +82,7 @@ func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
 	return view
 }
 
-// describeHeld says what a shard that does not answer waits for while its lock is not stale.
+// describeHeld says what an unreachable shard waits for while its lock is not stale.
 func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 	if age < lock.Lease() {
 		return fmt.Sprintf("the lease of %s has not ended: if it still leads, it cannot be reached from here; if not, "+
@@ -95,7 +96,7 @@ func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 const maxDiff = 500
 
 // Compare compares the configuration that a leader of a shard applied last with the newest one. It does not check
-// signatures: it decides nothing.
+// signatures, because the result is only shown.
 func (b *pageBucket) Compare(ctx context.Context, shard string) (web.Comparison, error) {
 	state, ctx, cancel := b.state(ctx, shard)
 	defer cancel()
@@ -134,7 +135,7 @@ func diffLines(before, after []byte) (lines []web.DiffLine, more int) {
 
 // unifiedDiff returns the difference between two texts as diff -u does.
 func unifiedDiff(before, after []byte, beforeName, afterName string) string {
-	// It fails only if the writer fails.
+	// An error is impossible, because the text is written to memory.
 	text, _ := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: difflib.SplitLines(string(before)),
 		B: difflib.SplitLines(string(after)), FromFile: beforeName, ToFile: afterName, Context: 3})
 	return text

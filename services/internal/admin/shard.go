@@ -230,14 +230,14 @@ func sureFlags(cmd *cobra.Command) *sure {
 	return s
 }
 
-// confirm asks on a terminal whether to continue. done is true after a dry run. Without a terminal it continues only
-// with --yes.
+// confirm asks on a terminal whether to continue. After a dry run, done is true: the command must change nothing.
+// Without a terminal it continues only with --yes.
 func (a *app) confirm(cmd *cobra.Command, s *sure, what string) (done bool, err error) {
 	return a.confirmChange(cmd, s, true, what)
 }
 
-// confirmChange is confirm for a command that destroys something only sometimes: without a terminal it needs --yes only
-// if destructive is set.
+// confirmChange is like confirm, but for a command that destroys something only sometimes. Without a terminal it needs
+// --yes only if destructive is set.
 func (a *app) confirmChange(cmd *cobra.Command, s *sure, destructive bool, what string) (done bool, err error) {
 	switch {
 	case s.dryRun:

@@ -107,7 +107,7 @@ type cluster struct {
 	id     string
 	bucket objstore.Store
 	state  *clusterstate.State
-	// secrets is nil if nothing sealed or signed is checked.
+	// secrets is nil if the command opens and verifies no sealed or signed object.
 	secrets secretstore.Store
 	// sealed reports whether the secrets are objects of the bucket.
 	sealed bool
@@ -176,7 +176,7 @@ func (a *app) openCluster(ctx context.Context, s *secretFlags, bucket objstore.S
 	return c, nil
 }
 
-// inCluster is withCluster for a function with a result.
+// inCluster is like withCluster, but for a function with a result.
 func inCluster[T any](ctx context.Context, a *app, s *secretFlags, needs need,
 	do func(ctx context.Context, c *cluster) (T, error)) (result T, err error) {
 	err = a.withCluster(ctx, s, needs, func(ctx context.Context, c *cluster) (err error) {
@@ -210,8 +210,8 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 	return ring, nil
 }
 
-// clusterOf reads the cluster's ID from its CA certificate, without a check of the signature. Nothing of a cluster with
-// another ID opens.
+// clusterOf reads the cluster's ID from its CA certificate, without a check of the signature. A wrong ID does no harm,
+// because no sealed object opens with it.
 func clusterOf(ctx context.Context, state *clusterstate.State) (string, error) {
 	bundle, err := state.UnverifiedCABundle(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {

@@ -73,7 +73,8 @@ Like "doctor", "support" writes one object to the bucket and deletes it again.`,
 	return cmd
 }
 
-// checkSupport refuses wrong command lines, and completes servers and identity.
+// checkSupport refuses wrong command lines. It fills in the servers and the identity from the environment or the saved
+// context.
 func (a *app) checkSupport(o *supportOptions) error {
 	saved, err := a.currentContext()
 	if err != nil {

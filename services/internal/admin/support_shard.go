@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// maxSupportEvents is the number of events in a bundle for each shard.
+	// maxSupportEvents is the largest number of events in a bundle for each shard.
 	maxSupportEvents = 2000
 	// maxMetrics is the largest answer that is read from a server's metrics, in bytes.
 	maxMetrics = 8 << 20
@@ -145,7 +145,7 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 	return current
 }
 
-// readLeader adds what the shard's leader says. It reports whether the leader told its events.
+// readLeader adds what the shard's leader says. It reports whether the leader returned its events.
 func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 	if r.fleet == nil {
 		return false
@@ -221,7 +221,7 @@ func journalParts(ctx context.Context, bucket objstore.Store, shard string) (par
 }
 
 // readParts reads parts of the journal from the newest back, until there are enough events. It notes parts that cannot
-// be read, and leaves them out. If the bucket does not answer, it asks for no more.
+// be decoded, and leaves them out. It stops when the bucket fails.
 func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.Key) []fleet.JournalEvent {
 	since := r.Now().Add(-r.since)
 	events := []fleet.JournalEvent{}

@@ -29,7 +29,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// secretsOf holds planted secrets by where they are.
+// secretsOf holds planted secrets by the place where they are planted.
 type secretsOf map[string]string
 
 // add makes a secret of letters and digits.
@@ -46,8 +46,8 @@ func (s secretsOf) addLetters(where string) string {
 	return s[where]
 }
 
-// find returns where the secrets are from that are in a text, also in base64 at any offset, in hexadecimal, or escaped.
-// Of texts with several lines, each long line is a secret.
+// find returns the places of all secrets that a text contains: verbatim, escaped, in hexadecimal, or in base64 at any
+// offset. Each long line of a secret counts by itself.
 func (s secretsOf) find(text string) (found []string) {
 	lower := strings.ToLower(text)
 	for where, secret := range s {
@@ -59,7 +59,7 @@ func (s secretsOf) find(text string) (found []string) {
 			for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 				for offset := range 3 {
 					encoded := encoding.EncodeToString([]byte(strings.Repeat("x", offset) + line))
-					// The first and the last characters also depend on the neighbours.
+					// The first and last characters of the encoded line also depend on the bytes around the line.
 					forms = append(forms, encoded[2*offset:len(encoded)-2])
 				}
 			}
@@ -139,8 +139,8 @@ func plantConfig(t *testing.T, s secretsOf, document, health string) []byte {
 	return []byte("// " + add("comment") + "\n" + body)
 }
 
-// TestSupportLeaksNothing plants secrets wherever a cluster, its leader and this machine have one, in texts that quote
-// them, too. No bundle has any of them: with a leader, without one, and without the bucket.
+// TestSupportLeaksNothing plants a secret in every place where a cluster, its leader and this machine can have one, and
+// in texts that quote such a place. No bundle contains any of them: with a leader, without one, and without the bucket.
 func TestSupportLeaksNothing(t *testing.T) {
 	b := newBucket(t, "s3")
 	rec := b.populate(t)
@@ -283,7 +283,7 @@ func (s secretsOf) serveMetrics(t *testing.T) string {
 	return server.Listener.Addr().String()
 }
 
-// plantLeader makes a leader tell secrets of its own and those planted so far in all its texts.
+// plantLeader makes a leader return new secrets, and those planted so far, in all its texts.
 func (s secretsOf) plantLeader(leader *fleettest.Shard) {
 	quoted := ""
 	for _, where := range slices.Sorted(maps.Keys(s)) {

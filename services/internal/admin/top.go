@@ -34,7 +34,8 @@ until the command is interrupted. On a terminal, the new status replaces the one
 	return cmd
 }
 
-// top ends with ctx. A shard that does not answer is shown as such, and asked again.
+// top prints the state of the shards every interval until ctx ends. For a shard that does not answer it prints the
+// error, and asks again.
 func (a *app) top(ctx context.Context, s *scope, interval time.Duration) error {
 	f, err := a.fleet(s)
 	if err != nil {

@@ -17,12 +17,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// mainContext returns the context of the program in a process of its own.
+// mainContext returns the context of the program when it runs as a separate process.
 func mainContext() (context.Context, context.CancelFunc) {
 	return context.WithCancel(context.Background())
 }
 
-// TestTop draws three pictures: as it is, with a shard that does not answer, and after a change.
+// TestTop prints the table three times: of two shards that answer, of one that does not answer, and after a change.
 func TestTop(t *testing.T) {
 	cli, a, b, _ := shards(t)
 	var out bytes.Buffer

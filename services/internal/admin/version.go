@@ -13,11 +13,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// versions are those of the programs of one shard.
+// versions holds the versions of the leader and the agents of one shard.
 type versions struct {
 	fleet.Outcome
 	Leader string `json:"leader,omitempty"`
-	// Agents counts the instances by the version of their agents. Those that have not reported are not counted.
+	// Agents counts the instances by the version of their agents. It leaves out instances whose agents have not
+	// reported a version.
 	Agents map[string]int `json:"agents,omitempty"`
 }
 

@@ -13,10 +13,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// lookPause is the time between two looks at what a command waits for.
+// lookPause is the time between two checks of what a command waits for.
 const lookPause = 2 * time.Second
 
-// patienceFlags hold whether and how long a command waits for the effect of what it asked for.
+// patienceFlags hold whether a command waits for the effect of its request, and for how long.
 type patienceFlags struct {
 	wait    bool
 	timeout time.Duration
@@ -90,9 +90,9 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 		})
 }
 
-// await looks at all selected shards until done holds in each, and notes every change. Errors that may end by
-// themselves, such as a leader that is lost, are noted and do not end the wait. hint is the command that explains what
-// blocks.
+// await calls done for every selected shard, again and again, until it has returned true for each. It prints every
+// change. Errors that may end by themselves, such as a lost leader, are printed and do not end the wait. hint is the
+// command that explains what blocks the change.
 func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
 	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
 	if patient.timeout <= 0 {

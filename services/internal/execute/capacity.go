@@ -34,8 +34,8 @@ func (x *Executor) placements(group config.Group, first string, spot bool) (plac
 }
 
 // QuerySubnetCapacity asks the provider which subnets are full, so that later creates do not wait for the answer. If
-// the provider has no such call or does not answer, no subnet counts as full. Nor does a subnet that has become the
-// only one of its pool: there is no choice, and its next VM shows whether it has room.
+// the provider has no such call or does not answer, no subnet counts as full. Neither does the only subnet of a pool,
+// because there is no other choice.
 func (x *Executor) QuerySubnetCapacity(ctx context.Context) {
 	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
 	subnets := x.State.Subnets()

@@ -141,7 +141,7 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	return nil
 }
 
-// settleUsed resolves an instance with a create call of this term that ended without a result that could be recorded.
+// settleUsed resolves an instance of this term whose create call ended without a recorded result.
 func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	asked := x.Env.Now()
 	vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)

@@ -47,7 +47,7 @@ func TestConfirmOrphan(t *testing.T) {
 			t.Errorf("an answer that did not come counts: %+v", s.Strays)
 		}
 
-		// The VM has a record that no list has shown.
+		// The bucket has a record of the VM that no list has returned yet.
 		id := vm.Tags.Instance
 		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 2, Term: 3,
 			ReservedTerm: 3, Writer: "w",
@@ -198,7 +198,7 @@ func TestSettle(t *testing.T) {
 			t.Error("what is settled is no trouble")
 		}
 
-		// Another leader, of a lower or a higher term, has already settled it.
+		// Another leader, of a lower or a higher term, has already replaced the reservation by a tombstone.
 		for _, by := range []uint64{4, term + 1} {
 			vm := leave(func() infra.VM { return infra.VM{Tags: infra.Tags{Instance: b.newID()}} })
 			left, _ := b.State.Leftover(vm.Tags.Instance)

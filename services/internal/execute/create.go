@@ -249,8 +249,8 @@ func address(s string) string {
 // answer and after throttling. Throttled calls wait for their turn, which is the same for all calls of the shard.
 //
 // A conflict means that an earlier call used this ID. A refusal after an indeterminate answer says nothing about the
-// calls before it. In both cases ask looks the VM up by its tag. If the VM is not found but its agent has registered,
-// an earlier call has succeeded late, so ask continues until the VM is found or known to be gone.
+// calls before it. In both cases requestVM looks the VM up by its tag. If the VM is not found but its agent has
+// registered, an earlier call has succeeded late, so requestVM continues until the VM is found or known to be gone.
 func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, turn plan.Turn) (infra.VM, error) {
 	ambiguous := false
 	for delay := 250 * time.Millisecond; ; {
@@ -304,7 +304,8 @@ func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, t
 	}
 }
 
-// throttledMessage is the alert of a throttled create call. It is the same for all calls that lack the same quota.
+// throttledMessage returns the text of the alert about a throttled create call. It is the same for all calls that lack
+// the same quota.
 func throttledMessage(err error) string {
 	message := "the provider throttles creates"
 	if quota := infra.QuotaOf(err); quota != "" {
@@ -317,8 +318,8 @@ func throttledMessage(err error) string {
 // looks up the result of the calls.
 var errWithdrawn = errors.New("deleted while it was being created")
 
-// recordTombstoneRefused makes the ID of a definitely refused create unusable with a tombstone. If its agent registers
-// before the tombstone is durable, a call succeeded late and there is a VM. The instance then stays.
+// recordTombstoneRefused makes the ID of a definitely refused create unusable with a tombstone. If the instance's agent
+// registers before the tombstone is durable, a call has succeeded late and there is a VM. The instance then stays.
 func (x *Executor) recordTombstoneRefused(ctx context.Context, id ident.ID, why error) {
 	x.Env.Go("record a tombstone for a refused reservation", func() {
 		now := x.Env.Now()

@@ -37,7 +37,7 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
 	})
 }
 
-// countFailures returns a function that returns the classes of the creations that failed so far.
+// countFailures returns a function that returns the error classes of the creations that failed so far.
 func (b *bench) countFailures() func() string {
 	var classes []string
 	b.CreateFailed = func(class string) {
@@ -307,8 +307,7 @@ func TestCreateRefusedAndRegistered(t *testing.T) {
 	})
 }
 
-// TestCreateRefusedAfterThrottling checks that a refusal proves nothing about the tries that a client made before it
-// was throttled.
+// TestCreateRefusedAfterThrottling checks that a refusal proves nothing about the attempts before a throttled one.
 func TestCreateRefusedAfterThrottling(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made := b.reserve()
@@ -450,7 +449,8 @@ func TestCreateElsewhere(t *testing.T) {
 	})
 }
 
-// TestCreateSkipsFullSubnets checks that the provider is asked for full subnets in the background, not during a create.
+// TestCreateSkipsFullSubnets checks that the provider is asked in the background which subnets are full, not during a
+// create.
 func TestCreateSkipsFullSubnets(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
@@ -481,7 +481,7 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 			t.Error("there is no choice, but the provider is asked")
 		}
 
-		// A full subnet becomes the only one of its pool.
+		// A full subnet becomes the only one of its pool, so it is used again.
 		b.configure(func(g *config.Group) { g.Subnets = []string{"a", "b"} })
 		b.provider.SetCapacity(mock.Place{Subnet: "a"}, 0)
 		b.QuerySubnetCapacity(t.Context())
@@ -789,8 +789,8 @@ func TestRefill(t *testing.T) {
 	})
 }
 
-// TestRefillKeepsItsAlert checks that the alert is raised once while the fault stands, although each attempt has another
-// message and another pool of the tenant is filled, and is resolved when the writes succeed.
+// TestRefillKeepsItsAlert checks that a failing refill raises its alert once and resolves it when the writes succeed.
+// Attempts with other messages, and a refill of another pool of the tenant, change nothing about the alert.
 func TestRefillKeepsItsAlert(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		mends := time.Now().Add(5 * time.Minute)

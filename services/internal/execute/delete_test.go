@@ -31,7 +31,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("%+v", rec)
 		}
 		b.wantEvents(shardstate.EventPendingDeletion)
-		// The state does not change back, and the deadline stays.
+		// A second mark changes neither the state nor the deadline.
 		mark.Deadline = deadline.Add(time.Hour)
 		b.do(mark)
 		if again := b.read(id); again.Revision != rec.Revision || !again.DeleteDeadline.Equal(deadline) {
@@ -140,7 +140,7 @@ func TestTerminate(t *testing.T) {
 		if vm, _ := b.provider.Instance(id); vm.State != infra.Deleting {
 			t.Errorf("its VM is %s", vm.State)
 		}
-		// The second call is for a VM that the provider has forgotten.
+		// The provider does not know the VM any more, which counts as success.
 		b.script = func(call mock.Call) mock.Outcome {
 			return mock.Outcome{Err: infra.Errorf(infra.NotFound, "delete", "what VM")}
 		}
@@ -218,7 +218,7 @@ func TestForget(t *testing.T) {
 		}
 		b.wantEvents(shardstate.EventDeleted)
 
-		// A load balancer that is gone, or definitely refuses, does not prevent it.
+		// The tombstone is written although a load balancer is gone or definitely refuses.
 		for _, class := range []infra.Class{infra.NotFound, infra.Denied} {
 			id := b.serving()
 			b.leave(id)
@@ -259,8 +259,8 @@ func TestNoLoadBalancersForADeletedGroup(t *testing.T) {
 	})
 }
 
-// TestRegisterWhileLoadBalancersChange checks that an instance counts as registered only with the present load balancers
-// of its group, if these change during the calls to the former ones.
+// TestRegisterWhileLoadBalancersChange checks that an instance does not count as registered if the load balancers of
+// its group change during the calls to the former ones.
 func TestRegisterWhileLoadBalancersChange(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"old"} })
@@ -339,7 +339,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("no change: %+v, %v", rec, err)
 		}
 
-		// Another write of this term came first, such as an earlier attempt with a lost answer.
+		// Update keeps a change that another write of this term made, such as an earlier attempt with a lost answer.
 		rec, token, _ := b.State.Record(id)
 		rec.Image, rec.Revision = "other", rec.Revision+1
 		b.write(rec, token)
@@ -369,7 +369,7 @@ func TestUpdate(t *testing.T) {
 		}
 		b.storeFault = nil
 
-		// The callback changes a copy of the record.
+		// Update gives its callback a copy of the record.
 		_, _ = b.Update(t.Context(), id, func(r *record.Instance) { r.Vars = map[string]string{"a": "b"} })
 		b.storeFault = func(mem.Request) mem.Fault { return mem.Fault{Err: errTest} }
 		if _, err := b.Update(t.Context(), id, func(r *record.Instance) {

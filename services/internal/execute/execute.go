@@ -39,8 +39,9 @@ type Authority interface {
 
 // Store is the durable store of instances.
 type Store interface {
-	// PutInstance writes a record if token is still its version, and resolves an unknown result. token "" means that
-	// the record must not exist. It fails with *clusterstate.SupersededError if the version differs.
+	// PutInstance writes a record if token is still its version, and finds out the result of a write that got no clear
+	// answer. token "" means that the record must not exist. It fails with *clusterstate.SupersededError if the version
+	// differs.
 	PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error)
 	// GetInstance reads one record. It fails with objstore.ErrNotFound if there is none.
 	GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error)
@@ -70,7 +71,7 @@ type Files interface {
 
 // Groups is the durable store of dynamic groups.
 type Groups interface {
-	// Forget removes a deleted group from the bucket. It succeeds if there is none.
+	// Forget removes a deleted group from the bucket. It also succeeds if the bucket does not have the group.
 	Forget(ctx context.Context, key config.GroupKey) error
 }
 
@@ -135,7 +136,8 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 	x.State.End(action.Instance, err)
 }
 
-// groupActions are the actions of a group's plan except Create, with the work that they keep an instance busy with.
+// groupActions are the actions of a group's plan except Create. work is the work that an instance is busy with during
+// the action.
 var groupActions = map[plan.Kind]struct {
 	work  plan.Work
 	apply func(*Executor, context.Context, config.GroupKey, plan.Action) error
@@ -193,8 +195,8 @@ func (x *Executor) await(ctx context.Context) error {
 }
 
 // mark makes the intent to delete durable. If the record has changed since the plan saw it, mark changes nothing, and
-// the group is planned again. With an heir, a leader can act for more than a minute without the bucket. Other instances
-// of the group may be gone by then.
+// the group is planned again. The plan may be old: a leader with an heir can act for more than a minute without the
+// bucket, and other instances of the group may be gone by then.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	deletion := plan.Deletion{Reason: action.Why(), Cause: action.Cause, Deadline: action.Deadline}

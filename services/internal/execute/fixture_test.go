@@ -232,7 +232,7 @@ func (b *bench) wantState(id ident.ID, want record.State) {
 	}
 }
 
-// made returns the recorded calls of a kind.
+// made returns the provider calls of a kind that were recorded.
 func (b *bench) made(kind mock.Kind) (calls []mock.Call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -296,7 +296,7 @@ func (b *bench) wantEvents(want ...shardstate.InstanceEventType) {
 	}
 }
 
-// standing returns the kinds of the standing errors.
+// standing returns the kinds of the errors that are not resolved.
 func (b *bench) standing() (kinds []string) {
 	for _, e := range b.State.Standing(workers.Tenant) {
 		kinds = append(kinds, string(e.Kind))

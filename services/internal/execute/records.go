@@ -16,8 +16,8 @@ import (
 // ErrGone means that the State no longer holds the instance: it was deleted.
 var ErrGone = errors.New("instance is gone")
 
-// errNotYet means that an action must wait for a condition that will come true without it. The action is tried again
-// like a failed one, but is not reported as a failure.
+// errNotYet means that an action must wait for something outside of it. The action is tried again like a failed one,
+// but is not reported as a failure.
 var errNotYet = errors.New("not yet")
 
 // Update changes an instance's record by compare and swap. It applies change to the newest known version, and applies
@@ -55,8 +55,8 @@ func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.
 			return record.Instance{}, err
 		}
 		if superseded.Token == "" || superseded.Token == token || superseded.Record.Revision < have.Revision {
-			// The record is absent, the store refused a matching version, or the version is older than the known one.
-			// Another program changed the bucket.
+			// The record is absent or older than the known one, or the store refused a matching version. In each case,
+			// another program has changed the bucket.
 			return record.Instance{}, err
 		}
 		x.State.PutRecord(superseded.Record, superseded.Token)

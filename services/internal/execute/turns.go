@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// turnCheck is the pause between two checks of a call that may start but has to let another go first.
+// turnCheck is how long a throttled create call waits before it checks again whether its turn has come.
 const turnCheck = 10 * time.Millisecond
 
 // turns makes create calls wait for their turn while the provider throttles them. The zero value is ready for use. It
@@ -86,7 +86,7 @@ func (t *turns) start(ticket uint64, now time.Time) (wait time.Duration) {
 	return 0
 }
 
-// answered adapts the pace to the answer of a create call.
+// answered adapts the pace of create calls to the answer of one of them.
 func (t *turns) answered(err error, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

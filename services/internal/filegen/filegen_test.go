@@ -180,7 +180,7 @@ func names(files []File) []string {
 	return out
 }
 
-// took returns the input of an instance after it has stored the result's files.
+// took returns the instance's next input, after the instance has stored the files of result.
 func took(in Input, result Result) Input {
 	have := map[string]Have{}
 	for name, h := range in.Have {
@@ -377,8 +377,8 @@ func TestFilesToSendAgain(t *testing.T) {
 	}
 }
 
-// TestCertificateOfALongerTTL checks that certificates last at most 90 days, and that one that a former version issued
-// for longer stays until it is due.
+// TestCertificateOfALongerTTL checks that new certificates last at most 90 days. A longer one that a former version
+// issued stays until it is due for renewal.
 func TestCertificateOfALongerTTL(t *testing.T) {
 	w := newTestGenerator(t)
 	shard := *w.shard.Load()
@@ -422,7 +422,7 @@ func TestAgentsTrustTheClustersCAOnly(t *testing.T) {
 }
 
 // TestWorkloadCAStarts checks a cluster that was in use when its workload CA was made: the CA is announced before it
-// issues, and certificates of the cluster's CA stay until they are due.
+// signs certificates, and certificates of the cluster's CA stay until they are due.
 func TestWorkloadCAStarts(t *testing.T) {
 	w := newTestGenerator(t)
 	notice := 240 * time.Hour
@@ -474,8 +474,8 @@ func TestWorkloadCAStarts(t *testing.T) {
 	signedBy(w.generate(t, in), next)
 }
 
-// TestWorkloadCARotation replaces the workload CA. An external client that trusts what the instance's file holds
-// verifies the instance's certificate at any time, also with the file of the step before.
+// TestWorkloadCARotation replaces the workload CA. At any time, an external client verifies the instance's certificate
+// with the CA file of the instance, even with the file of the previous step.
 func TestWorkloadCARotation(t *testing.T) {
 	w := newTestGenerator(t)
 	const day = 24 * time.Hour

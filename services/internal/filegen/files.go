@@ -106,7 +106,7 @@ type certificate struct {
 	kind string
 	ttl  time.Duration
 	cn   *render.Template
-	// lists holds the templates of the name lists, in the order of compileCertificate.
+	// lists holds the templates of the name lists, in the order in which compileCertificate compiles them.
 	lists [9][]*render.Template
 }
 
@@ -215,8 +215,8 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
 		result: Result{Names: set.names}}
 	run.data.Claimed = in.Claimed
-	// Instances verify each other's certificates with files that have the cluster's CA only, because it signed them
-	// before there was a workload CA.
+	// A template may put only the cluster's CA into a trust file, because that CA signed all certificates before there
+	// was a workload CA. In the content of files, CACert therefore holds both.
 	run.data.Cluster.CACert += run.data.Cluster.WorkloadCACert
 	var errs []error
 	for i := range set.files {
@@ -311,8 +311,8 @@ func (r *generation) certificate(file *compiledFile) error {
 		return err
 	}
 	from := basis(&spec, pkix)
-	// A longer ttl, which a former version accepted, does not change the basis: no certificate is replaced because of
-	// the limit.
+	// The limit comes after the basis, so that a longer certificate that a former version issued is not replaced
+	// because of it.
 	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
 	ca := r.g.options.WorkloadCAs.At(now, r.g.options.CA)
 	cert, err := ca.IssueInstance(spec, r.g.options.Rand, now)

@@ -3,8 +3,8 @@
 //
 // Invariant: everything except certificates and nonces depends only on the configuration and the instance. A
 // certificate is issued only for a public key that the instance's agent submitted, and only under a certificate
-// template that the instance's group uses. What an agent says of its machine reaches the content of files only, and no
-// certificate or key of an object.
+// template that the instance's group uses. What an agent says of its machine reaches only the content of files, never a
+// certificate or the key of an object in the bucket.
 package filegen
 
 import (
@@ -43,8 +43,8 @@ type Shard struct {
 
 // Options configure a [Generator]. All fields except CacheTTL are required.
 type Options struct {
-	// WorkloadCAs sign certificates, each from the time it starts. Until the first one starts CA, the cluster's, signs
-	// them.
+	// WorkloadCAs sign certificates, each from its start time. Before the first of them starts, the cluster's CA signs
+	// certificates.
 	CA          authority.CA
 	WorkloadCAs authority.WorkloadCAs
 	NonceKey    authority.NonceKey
@@ -105,8 +105,8 @@ func (g *Generator) warm(ctx context.Context, groups map[config.GroupKey]config.
 		errs = append(errs, err)
 		m, err := g.machine(&group)
 		if err == nil && m.source != nil {
-			// The key is rendered with the values that all instances of the group share. A key that names the instance
-			// is read only when it is needed.
+			// The script's key in the bucket is rendered with the values that all instances of the group share. If the
+			// key contains an instance's ID, the script is read when that instance is created.
 			_, err = g.script(ctx, m, data(shard, &group, &record.Instance{Tenant: key.Tenant, Group: key.Group},
 				Address{}), allowed)
 		}
@@ -143,7 +143,7 @@ func data(shard *Shard, group *config.Group, rec *record.Instance, at Address) r
 	}
 }
 
-// remembered returns the value of a key. The first call for the key makes the value.
+// remembered returns the value that in holds for a key. The first call for the key makes the value.
 func remembered[V any](mu *sync.Mutex, in map[string]V, key string, make func() (V, error)) (V, error) {
 	mu.Lock()
 	have, ok := in[key]

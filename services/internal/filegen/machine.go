@@ -50,7 +50,7 @@ func (g *Generator) Machine(ctx context.Context, group config.Group, rec record.
 	return g.render(ctx, shard, &group, &rec, render.Nonce(nonce.Reveal()))
 }
 
-// render is Machine with a given nonce. It is deterministic.
+// render is like Machine, but with a given nonce. It is deterministic.
 func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Group, rec *record.Instance,
 	nonce render.Nonce) (Machine, error) {
 	m, err := g.machine(group)
@@ -80,8 +80,8 @@ func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Grou
 	return out, nil
 }
 
-// Image returns the ID of the image that the arguments of a group's VMs use, if it is one of images, by name; "" if
-// they use none of them.
+// Image returns the ID of the image that the arguments of a group's VMs use. images has the IDs by image name. Image
+// returns "" if the arguments use none of them.
 func (g *Generator) Image(group config.Group, images map[string]string) (string, error) {
 	shard := g.shard.Load()
 	if shard == nil {
@@ -91,7 +91,7 @@ func (g *Generator) Image(group config.Group, images map[string]string) (string,
 	if err != nil {
 		return "", err
 	}
-	// The image of a group is that of an instance that nothing is known of.
+	// The arguments are rendered for an instance of which nothing but the group is known.
 	d := data(shard, &group, &record.Instance{Tenant: group.Tenant, Group: group.GroupKey.Group,
 		InstanceType: group.InstanceType}, Address{})
 	writer := treeWriter{data: &d, images: images, left: render.MaxOutput}
@@ -164,7 +164,7 @@ func encode(encoding, text string) ([]byte, error) {
 	return base64.StdEncoding.AppendEncode(nil, content), nil
 }
 
-// tree is a JSON value with compiled templates in place of its texts.
+// tree is a JSON value in which compiled templates replace the strings.
 type tree struct {
 	fixed  any // nil, a bool, or a number
 	text   *render.Template

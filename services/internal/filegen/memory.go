@@ -16,7 +16,7 @@ const (
 
 // age limits the age of a remembered answer.
 type age struct {
-	// after, unless zero, excludes answers that were not read after this time.
+	// If after is set, only answers that were read after it are allowed.
 	after time.Time
 	// stale accepts answers up to the age of maxStale, even if the time to live is shorter.
 	stale bool
@@ -82,7 +82,7 @@ func (m *memory) get(ctx context.Context, key string, allowed age,
 			return nil, ctx.Err()
 		case <-under.done:
 		}
-		// The reader's context may have ended, which does not concern this caller.
+		// The context of the caller that read has ended. Read again with the context of this caller.
 		if errors.Is(under.err, context.Canceled) || errors.Is(under.err, context.DeadlineExceeded) {
 			continue
 		}

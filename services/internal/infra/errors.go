@@ -26,8 +26,8 @@ const (
 	Denied Class = "denied"
 	// Invalid means that the request is wrong and will stay wrong.
 	Invalid Class = "invalid"
-	// Indeterminate means that it is unknown whether the call took effect, and that it may still take effect. For a
-	// read, nothing is known.
+	// Indeterminate means that it is unknown whether the call took effect, and that it may still take effect. After an
+	// indeterminate read, nothing is known.
 	Indeterminate Class = "indeterminate"
 )
 

@@ -43,8 +43,8 @@ type Tags struct {
 	Group, Template, Kind string
 	OnDemand              bool
 	CreatedAt             time.Time
-	// Spot asks for a spot instance in a create request, and says that a VM is one. Of the second block, the leader
-	// decides by this too.
+	// Spot asks for a spot instance in a create request, and says that a VM is one. The leader decides by this field
+	// too, although it is in the second block.
 	Spot bool `json:",omitempty"`
 }
 
@@ -145,9 +145,9 @@ type LoadBalancers interface {
 
 // LoadBalancerHealth is an optional capability: load balancers tell which of their members are healthy.
 type LoadBalancerHealth interface {
-	// MemberHealth returns what a load balancer says about VMs, by their ProviderID. VMs about which it has decided
-	// nothing, and those that leave it or never joined it, are missing. The number of calls does not depend on that of
-	// the VMs. After an error, nothing is known of any VM.
+	// MemberHealth returns what a load balancer says about VMs, by their ProviderID. It leaves out VMs that are no
+	// members or are leaving, and those without a verdict yet. The number of calls does not depend on the number of
+	// VMs. After an error, nothing is known of any VM.
 	MemberHealth(ctx context.Context, lb string, vms []VM) (map[string]MemberHealth, error)
 }
 

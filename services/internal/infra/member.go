@@ -13,8 +13,8 @@ type Member interface {
 	// Ready tells the group that the server is ready. The group waits for this before it replaces another server.
 	// [ErrNotAwaited] means that the group does not wait for this machine.
 	Ready(ctx context.Context) error
-	// Abandon tells a group that waits for this machine to terminate it and to start another one. [ErrNotAwaited] means
-	// that the group does not wait.
+	// Abandon tells the group, which waits for this machine, to terminate the machine and to start another one.
+	// [ErrNotAwaited] means that the group does not wait.
 	Abandon(ctx context.Context) error
 	// Replace tells the group that the server is unhealthy, so that it replaces the machine. The group ignores this in
 	// the grace period of a new machine.

@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// storeDelay is the time for which events are collected, so that a burst of them does not compete with what caused
-	// it for the processors.
+	// storeDelay is the time for which events are collected, so that storing a burst of events does not take processor
+	// time from the work that caused it.
 	storeDelay = 100 * time.Millisecond
 	// partInterval is the time between a part's first event and its write, and the least time between two parts.
 	partInterval = 30 * time.Second
@@ -253,9 +253,10 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	switch {
 	case err == nil:
 	case errors.Is(err, objstore.ErrConflict) && w.repeated:
-		// An earlier write of this part had succeeded: no other server writes parts of this term.
+		// The conflict is with an earlier write of this part, which had succeeded. No other server writes parts of this
+		// term.
 	case errors.Is(err, objstore.ErrConflict):
-		// The bucket was restored, or its lock deleted, so that the term is a second one with this number.
+		// The bucket was restored, or its lock deleted, so an earlier term had this number, too.
 		w.options.Log.Warn("part of the journal not written: the bucket has another one of the same term",
 			"events", len(w.part), "error", err)
 	default:

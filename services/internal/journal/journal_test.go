@@ -210,7 +210,7 @@ func TestNewLeaderReadsTheLastDay(t *testing.T) {
 	})
 }
 
-// TestRetention checks that parts are deleted after their retention, and those of the last days stay.
+// TestRetention checks that parts are deleted after their retention, and that younger parts stay.
 func TestRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := mem.New()
@@ -245,7 +245,7 @@ func TestTooManyEvents(t *testing.T) {
 	})
 }
 
-// TestBrokenBucket checks that events of an outage of the bucket are written when it is back.
+// TestBrokenBucket checks that events that are recorded while the bucket fails are written when it works again.
 func TestBrokenBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := true

@@ -52,7 +52,8 @@ func (r *Replacement) Steps() (steps []Step) {
 }
 
 const (
-	// replacementTime is how long an instance may take to become healthy. Later, it is no longer measured.
+	// replacementTime is how long an instance may take to become healthy. After that, its replacement is no longer
+	// measured.
 	replacementTime = time.Hour
 	// maxReplacements is the largest number of replacements that are measured at a time, and of instances that failed.
 	maxReplacements = 10_000
@@ -121,8 +122,8 @@ func (r *Replacements) fail(e *record.Event) {
 	r.failed[e.Instance] = f
 }
 
-// before returns when the instance was known to be lost before its replacement was requested, or when it announced its
-// end or became unhealthy.
+// before returns when an instance failed, if that was before its replacement was requested. That is when it was known
+// to be lost or, if it was not, when it announced its end or became unhealthy.
 func (f failure) before(creating time.Time) time.Time {
 	for _, at := range []time.Time{f.lost, f.other} {
 		if !at.IsZero() && !at.After(creating) {
@@ -132,7 +133,7 @@ func (f failure) before(creating time.Time) time.Time {
 	return time.Time{}
 }
 
-// prune drops what is too old, once in a while.
+// prune drops entries that are older than replacementTime, at most once in a tenth of that time.
 func (r *Replacements) prune(now time.Time) {
 	if now.Sub(r.pruned) < replacementTime/10 {
 		return

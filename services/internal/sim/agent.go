@@ -34,7 +34,7 @@ type agent struct {
 	sick          time.Time // it reports unhealthy until then
 	ready         time.Time // its health check has neither passed nor failed before
 	failing       time.Time // its health check fails until then
-	// failsSince is since when the leader at the other end of the stream knows that the health check fails.
+	// failsSince is when the leader at the other end of the stream learned that the health check fails.
 	failsSince time.Time
 	powerOff   bool
 	notice     bool
@@ -236,8 +236,8 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 	return true
 }
 
-// versionDice returns dice that are the same for all instances with the infra configuration of m, nil if this
-// configuration is good: fault versionBad.
+// versionDice returns the dice of the fault versionBad, or nil if the fault does not occur. All instances with the
+// infra configuration of m have the same dice.
 func (f *fleet) versionDice(m *machine) *dice {
 	rec := f.world.bucket.byID[m.id]
 	if rec == nil {

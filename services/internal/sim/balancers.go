@@ -13,15 +13,15 @@ import (
 type verdict struct {
 	decidedAt time.Time // the load balancers have no verdict before
 	refused   time.Time // they call it unhealthy until then
-	// The rest is what the leader of term has been told. refusedSince is when the first of the last answers in a row
-	// came that called the VM unhealthy, and rounds counts these answers.
+	// The fields below are what the leader of term has been told. refusedSince is the time of the first of its latest
+	// answers in a row that called the VM unhealthy, and rounds is the number of these answers.
 	term         *term
 	wasHealthy   bool
 	refusedSince time.Time
 	rounds       int
 }
 
-// unhealthyInBalancer is the verdict of every load balancer in this simulation.
+// unhealthyInBalancer is the reason that load balancers give for every unhealthy VM.
 const unhealthyInBalancer = "timeout"
 
 // memberHealth implements mock.Config.Health.
@@ -67,7 +67,7 @@ func (v *verdict) hear(t *term, said infra.MemberHealth, decided bool, now time.
 	}
 }
 
-// startVerdict decides what load balancers say about a new VM: healthy after some seconds, or nothing but unhealthy.
+// startVerdict decides what load balancers say about a new VM: healthy after some seconds, or always unhealthy.
 func (f *fleet) startVerdict(m *machine) {
 	now := f.world.sched.now
 	d := f.world.dice("verdict", hashText(m.id.String()))
@@ -96,8 +96,9 @@ func (p *people) spec(key config.GroupKey) *spec {
 // asksBalancers reports whether people want load_balancer_health for the group.
 func (g *spec) asksBalancers() bool { return g.asks && len(g.balancers) > 0 }
 
-// asked returns a group whose load balancers the leader asks. It returns false while its configuration may be new to
-// the leader, and if the load balancers of a group were ever changed: the leader forgets their verdicts then.
+// asked returns a group if the leader asks its load balancers for their verdicts. It returns false for a minute after a
+// change of the configuration or a pause of the server. It also returns false once the load balancers of any group were
+// changed, because the leader then forgets their verdicts.
 func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 	g, ok := t.groups[key]
 	w := t.server.world
@@ -105,9 +106,9 @@ func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 		w.sched.now.Sub(t.server.pausedUntil) > minute
 }
 
-// checkRefused checks a removal because of a load balancer: the leader was told twice, and of at most max_unhealthy of
-// the group. It counts verdicts that the leader has known for a minute, and that count at once because the instance was
-// healthy before.
+// checkRefused checks that an instance may be removed because of its load balancer. The leader must have been told
+// twice in a row that it is unhealthy, and at most max_unhealthy of the group may be unhealthy. An instance counts as
+// unhealthy if it was healthy before and the leader has known the verdict for a minute.
 func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	group, ok := t.asked(key)
 	if !ok {
@@ -144,8 +145,8 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 }
 
 // isNewToBalancer reports whether a new instance must not take the place of another one yet, because its load balancers
-// have not called it healthy. Later it may be as unhealthy as the other one. If it is silent or fails its health check,
-// it serves no more than the other one, and either may be removed.
+// have not called it healthy. It returns false after registrationTime. It also returns false if the instance is silent
+// or fails its health check, because then either of the two may be removed.
 func (t *term) isNewToBalancer(m *machine, d *document) bool {
 	v, now := &m.verdict, t.server.world.sched.now
 	age := now.Sub(d.RegisteredAt)
@@ -174,7 +175,7 @@ func (w *World) checkBalancerFirst(t *term, key config.GroupKey, d *document, re
 	}
 }
 
-// keepOneRefused ends the verdicts of load balancers on all VMs but one, which the leader must replace.
+// keepOneRefused makes the load balancers call all VMs healthy except one, which the leader must replace.
 func (f *fleet) keepOneRefused() {
 	kept := false
 	for _, m := range f.order {

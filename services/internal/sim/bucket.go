@@ -48,7 +48,7 @@ type document struct {
 	CreatedAt    time.Time    `json:"created_at"`
 
 	removed bool
-	// doubtful: a write of the intent to delete it had no clear answer.
+	// doubtful means that a write of the intent to delete the instance got no clear answer.
 	doubtful bool
 	decided  decision  // to delete it
 	since    time.Time // when this version took effect

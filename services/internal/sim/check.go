@@ -50,7 +50,7 @@ func (w *World) checkRecordedTerm(s *server, number uint64) {
 	w.highest = max(w.highest, number)
 }
 
-// checkMutation checks that only the leader changes anything.
+// checkMutation checks that only the leader changes anything at the provider.
 func (w *World) checkMutation(s *server, call mock.Call) {
 	if call.Kind == mock.Release {
 		return // a server may always release its own address
@@ -111,9 +111,9 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 	}
 }
 
-// knows reports whether the leader believes an instance to be in the given state. A create call that is repeated after
-// a lost answer is equivalent to the first call taking effect late. If the answer to the mark for deletion was lost as
-// well, the repetition is still safe: the deletion looks up the VM.
+// knows reports whether the leader believes an instance to be in the given state. A leader that does not know of a
+// deletion yet may still repeat a create call. That is safe: it equals a first call that takes effect late, and the
+// deletion looks up the VM.
 func (t *term) knows(id ident.ID, state record.State) bool {
 	rec, _, ok := t.leader.State.Record(id)
 	return ok && rec.State == state
@@ -278,7 +278,8 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 }
 
 // checkBalancer checks that the members of a load balancer are the instances of the groups that name it. If a group's
-// list of load balancers was changed, the former ones may keep members: no component records them.
+// list of load balancers was changed, those that it no longer names may keep members, because no component records
+// them.
 func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
@@ -309,8 +310,8 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}
-		// The same holds for the reservation of an on-demand instance with an unacknowledged creation. A retry with
-		// the same ID settles it.
+		// A reservation with a group belongs to an on-demand instance whose creation was not acknowledged. A retry with
+		// the same ID must have settled it.
 		if d.Group != "" && (d.ReservedTerm == t.number || d.since.Before(t.began)) {
 			w.fail(ruleAtRest, "reservation %s of group %s is left", d.ID, d.Group)
 		}
@@ -319,8 +320,8 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		if m == nil || m.state != infra.Running {
 			w.fail(ruleAtRest, "the record of %s is registered, its VM is gone", d.ID)
 		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.reported {
-			// The planner does not act on the silence of an on-demand instance. A leader counts silence only after an
-			// agent has connected to it, so it keeps a lone instance with a stolen nonce.
+			// An instance with a stolen nonce may stay in two cases. The planner ignores the silence of an on-demand
+			// instance. And a leader counts silence only after some agent has connected to it.
 			w.fail(ruleOneKey, "the record of %s holds a key that is not its agent's", d.ID)
 		}
 	default:

@@ -40,7 +40,7 @@ func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// keepOneFailing ends the failures of health checks on all VMs but one.
+// keepOneFailing ends the failures of health checks on all VMs except one, which the leader must replace.
 func (f *fleet) keepOneFailing() {
 	kept := false
 	for _, m := range f.order {

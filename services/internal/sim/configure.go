@@ -48,7 +48,8 @@ func (t *term) configure(ctx context.Context) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Lead(ctx, t.number, t) })
 }
 
-// refresh checks for a newer configuration. It runs every three minutes and after about half of the changes.
+// refresh checks for a newer configuration. It runs every three minutes, and after about half of the changes that
+// people make.
 func (t *term) refresh() {
 	w := t.server.world
 	asked := w.people.version

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// dice is a stream of random numbers that depends on its name alone (SplitMix64,
+// dice is a stream of random numbers that depends only on the seed and the stream's name (SplitMix64,
 // https://prng.di.unimi.it/splitmix64.c). Each drawing has its own stream. So a fault that is left out of a schedule
 // does not change the other drawings.
 type dice struct{ state uint64 }

@@ -137,9 +137,9 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.loseVMs(1000, d)
 		}
 	case lockRemoved:
-		// At most once per four leases: a missing lock has no version that a write could depend on. Not before the
-		// first leader has recorded its term: until then, nothing tells a server that there was a lock, so the shard
-		// counts as new (docs/concepts/election.md).
+		// Remove the lock at most once per four leases, because no write can depend on the version of a missing lock.
+		// Keep it until the first leader has recorded its term: before that, nothing tells a server that there was a
+		// lock, so the shard would count as new (docs/concepts/election.md).
 		if w.highest > 0 && w.sched.now.Sub(w.lockRemovedAt) > 4*w.longest() && ofShard("") {
 			w.lockRemovedAt = w.sched.now
 			if err := w.store.Delete(w.outside, lockKey); err != nil {

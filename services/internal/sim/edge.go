@@ -71,7 +71,8 @@ func (c cloud) Delete(ctx context.Context, providerID string) error {
 	return err
 }
 
-// List implements infra.Provider. A list that began during the takeover is known to every plan of its term.
+// List implements infra.Provider. It notes the time of a list that began during the takeover, because every plan of the
+// term knows this list.
 func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	began, s := c.world.sched.now, c.world.caller()
 	vms, err := c.Provider.List(ctx, owner)

@@ -21,8 +21,8 @@ func (w *World) latency(ctx context.Context, d time.Duration) error { return w.s
 
 var errCut = errors.New("network unreachable")
 
-// befalls draws the fault of one request, at most one, from the kinds that can accepts. Every kind consumes one random
-// number, even a kind that this World does not have.
+// befalls draws the fault of one request, at most one, from the kinds for which can returns true. Every kind consumes
+// one random number, even a kind that this World does not have.
 func (w *World) befalls(d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
 	for _, o := range ofRequests {
 		if u := d.Float64(); u >= w.rates.of[o.kind] || !can(o.kind) {
@@ -114,7 +114,7 @@ func ambiguous(r mem.Request, err error) error {
 	return err
 }
 
-// crash kills a server shortly afterwards, and starts it again later.
+// crash kills a server after the duration in, and starts it again later.
 func (w *World) crash(s *server, in time.Duration, d *dice) {
 	life := s.lives
 	back := d.between(100*time.Millisecond, time.Minute)
@@ -168,8 +168,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	what, befallen := w.befalls(&d, occasion, func(k Kind) bool {
 		switch k {
 		case cloudFails, cloudThrottles, cloudLag:
-			// If the bucket's list omits records, only the provider's list can reveal their VMs. It must be correct
-			// then.
+			// If the bucket's list omits records, only the provider's list can reveal their VMs. Then the provider's
+			// list must be correct.
 			return (call.Kind != mock.List || w.rates.of[bucketStale] == 0) &&
 				(k != cloudLag || !mutates && call.Kind != mock.MachineState)
 		case cloudLost:

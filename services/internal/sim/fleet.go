@@ -157,7 +157,7 @@ func (f *fleet) orphans(t *term) (orphans, all int) {
 	return orphans, all
 }
 
-// recorded updates the VM of each new version of a record.
+// recorded updates the simulated VM after each new version of its record.
 func (f *fleet) recorded(d *document) {
 	if d.State != record.Reserved {
 		delete(f.asked, d.ID)

@@ -159,7 +159,7 @@ func Kinds() []Kind {
 	return kinds
 }
 
-// rates are the odds of one State: a random subset of the kinds, each with its own rate. Some faults are reached only
+// rates are the odds of one World: a random subset of the kinds, each with its own rate. Some faults are reached only
 // when other kinds are absent ("Swarm Testing", Groce et al., ISSTA 2012).
 type rates struct {
 	of    map[Kind]float64

@@ -34,7 +34,8 @@ func tokenOf(body []byte) objstore.Token {
 	return objstore.Token(hex.EncodeToString(sum[:16]))
 }
 
-// reign is a period in which the lock named a process as the leader of a term. until is negative while it still does.
+// reign is a period in which the lock named a process as the leader of a term. until is negative while the lock still
+// names the process.
 type reign struct {
 	process     string
 	term        uint64
@@ -51,8 +52,8 @@ type vow struct {
 // beats is the number of heartbeats with a remembered sending time. It is larger than in the code under test.
 const beats = 64
 
-// Fractions of a lease or a promise. acts is the part in which the bound server may act, waits the time after which
-// others take over, and keeps the time for which a server keeps its promise. fastest is the largest speed of a clock.
+// Fractions of a lease or a promise. A leader may act for acts, other servers take over after waits, and a server keeps
+// its promise for keeps. fastest is the largest speed of a clock.
 const (
 	acts, waits, keeps = 0.95, 1.06, 1.1
 	fastest            = 1.04
@@ -158,7 +159,8 @@ func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
-	// A missing lock has no version that a write could depend on (docs/concepts/election.md).
+	// A write that creates the lock is not remembered, because a missing lock has no version that it could depend on
+	// (docs/concepts/election.md).
 	if a.Condition != objstore.IfAbsent() {
 		s.flying = append(s.flying, a.Condition)
 	}
@@ -217,7 +219,7 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {
-		// An heir that is stopping does not take over, and the leader may have been killed meanwhile.
+		// If the leader was killed meanwhile, its heir takes over first, unless the heir is stopping.
 		if s := w.heir(); s != nil && !s.stopping && s.vow.to == v.Incarnation && s.vow.term == v.Term {
 			return soon + 2*w.promise
 		}

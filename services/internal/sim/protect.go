@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// protect protects a random instance or all of its group, or ends that.
+// protect protects a random instance or all of its group, or ends their protection.
 func (p *people) protect(t *term, d *dice) {
 	w := p.world
 	m := w.fleet.any(d)

@@ -27,7 +27,8 @@ func spotOf(p config.Purchase, size int) int {
 	return max(0, size-p.OnDemandBase) * p.SpotPercent / 100
 }
 
-// shareOf is how many instances of a group of the given size are spot instances, or others.
+// shareOf is how many instances of a group of the given size are spot instances if spot is true, or on-demand instances
+// if it is false.
 func shareOf(p config.Purchase, size int, spot bool) int {
 	if spot {
 		return spotOf(p, size)
@@ -36,8 +37,8 @@ func shareOf(p config.Purchase, size int, spot bool) int {
 }
 
 // checkPurchase checks how a new VM is bought. A group without purchase options buys no spot instance. Other groups buy
-// no more spot instances than their options say, and without fallback no more others, except while instances are
-// replaced.
+// no more spot instances than their options say, and without fallback no more on-demand instances, except while
+// instances are replaced.
 func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	g, ok := t.groups[key]
 	least, most := t.size(key)
@@ -64,8 +65,8 @@ func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	}
 }
 
-// checkScaleDown checks that a scale-down of a group without faults keeps as many spot instances and as many others as
-// the group's options say.
+// checkScaleDown checks that a scale-down of a group without faults keeps as many spot and on-demand instances as the
+// group's options say.
 func (w *World) checkScaleDown(t *term, d *document) {
 	key := d.key()
 	g, ok := t.groups[key]

@@ -38,8 +38,8 @@ type share struct {
 	down    []ident.ID
 }
 
-// endCommonFault notes which instances must get time to recover from a fault that ends now. The fault lasted so long
-// that the bound of rule 61 from earlier faults is over.
+// endCommonFault notes which instances must get time to recover from a fault that ends now. It ignores a fault so short
+// that instances may still have time to recover from an earlier one (planning rule 61).
 func (w *World) endCommonFault() {
 	s := w.acting()
 	if w.quiet || s == nil || s.fooled || w.recentlyFooled() {
@@ -93,8 +93,8 @@ func (t *term) knowsDown(m *machine, since time.Time) bool {
 		a.rebootAt.Before(since.Add(-rebootTime))
 }
 
-// grantRecovery notes that instances must get time to recover if they are more than the limit. They are also most of
-// those that run: otherwise a scale-down may have hidden that they were fewer before.
+// grantRecovery gives the silent or failing instances time to recover if they are more than the limit. They must also
+// be four fifths of the running instances: otherwise they may exceed the limit only because of a scale-down.
 func (t *term) grantRecovery(s *share, limit int) {
 	if len(s.down) <= limit || 5*len(s.down) < 4*s.running {
 		return

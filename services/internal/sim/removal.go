@@ -22,7 +22,7 @@ const (
 	silence
 	unfit   // it was never healthy
 	failing // its health check fails
-	// refusedByBalancer: its load balancers call it unhealthy.
+	// refusedByBalancer means that the instance's load balancers call it unhealthy.
 	refusedByBalancer
 	rotation // age or drift
 	first    // age or drift, before its replacement is healthy
@@ -166,12 +166,12 @@ func (w *World) checkOrphan(s *server, d *document) {
 func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
 	n := 0
 	for _, d := range w.bucket.order {
-		// A leader counts the VM of a reservation that an earlier leader left (rule 34).
+		// A leader counts the VM of a reservation that an earlier leader left (planning rule 34).
 		m := w.fleet.byInstance[d.ID]
 		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && m.alive()
-		// An instance counts as staying if another writer took the revision that was to mark it for deletion, until the
-		// leader plans again. The leader cannot know of deletions by an earlier leader that took effect after it read
-		// the bucket. Its plan does not know of a requested deletion before the bucket has answered.
+		// This leader's plan cannot know of some deletions, and their instances count as staying. An earlier leader
+		// deleted them after this leader read the bucket, or the bucket has not acknowledged a requested deletion. An
+		// instance that this leader marked also stays if another writer took the revision of the mark.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
 		stays := unseen || d.stays() && counts(d)
 		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {

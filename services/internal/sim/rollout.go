@@ -16,8 +16,8 @@ const rolloutLag = 4 * minute
 // countedBy is how long a leader may take to count a failed instance, after the record of its deletion is durable.
 const countedBy = 10 * time.Second
 
-// drawRollout draws how a group replaces its instances, and sizes that begin at certain times. limited means that it
-// has windows and max_per_hour.
+// drawRollout draws how a group replaces its instances, and its scheduled sizes. limited means that it has windows and
+// max_per_hour.
 func (g *spec) drawRollout(d *dice, limited bool) {
 	g.rollout, g.disruption, g.schedules = config.Rollout{}, config.Disruption{}, nil
 	if d.IntN(2) == 0 {
@@ -38,8 +38,9 @@ func (g *spec) drawRollout(d *dice, limited bool) {
 	}
 }
 
-// checkRollout checks that an outdated instance may be replaced. wave is the size of its wave as far as it is known,
-// decided when the leader decided on it. The configuration must not have changed since then.
+// checkRollout checks that an outdated instance may be replaced. wave is the number of instances known to be replaced
+// with it, and decided is when the leader decided on them. It checks nothing if the configuration has changed since
+// then.
 func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int, decided time.Time) {
 	g, ok := t.groups[key]
 	changed := t.rolloutAt[key]
@@ -58,7 +59,7 @@ func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int
 	w.checkPerHour(t, key, g, id, wave, decided)
 }
 
-// windowOpen reports whether a window of the group was open at a time that a server takes for the given one.
+// windowOpen reports whether a window of the group was open at a time, for any permitted error of a server's clock.
 func windowOpen(g config.Group, at time.Time) bool {
 	for skew := -wallSkew; skew <= wallSkew; skew += wallSkew / 4 {
 		for _, window := range g.Windows {
@@ -71,7 +72,7 @@ func windowOpen(g config.Group, at time.Time) bool {
 }
 
 // checkCanary checks that no outdated instance is replaced while enough canaries run, but not for long enough. A wave
-// begins only while all instances are healthy, so that its leader knows of every registration.
+// begins only while all instances are healthy, so the leader knows of every registration by then.
 func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {
@@ -95,7 +96,7 @@ func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ide
 }
 
 // checkHalt checks that no outdated instance is replaced after too many instances with the new configuration failed. A
-// leader counts only failures whose record it could write without a doubt.
+// leader counts only failures for which its write of the record got a clear answer.
 func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	if g.Rollout.HaltOnFailures == 0 {
 		return
@@ -117,7 +118,7 @@ func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident
 }
 
 // checkPerHour checks how many instances were created in the hour before a wave, and how many the wave replaces. It
-// counts those that the leader must know.
+// counts only those instances of which the leader must know.
 func (w *World) checkPerHour(t *term, key config.GroupKey, g config.Group, id ident.ID, wave int, decided time.Time) {
 	n := 0
 	for _, d := range w.bucket.order {
@@ -133,7 +134,8 @@ func (w *World) checkPerHour(t *term, key config.GroupKey, g config.Group, id id
 	}
 }
 
-// waveOf notes a replacement of an outdated instance, and returns how many were decided on at the same time.
+// waveOf notes a replacement of an outdated instance. It returns how many such replacements the leader decided on at
+// the same time.
 func (p *people) waveOf(key config.GroupKey, decided time.Time) (n int) {
 	p.rolled[key] = append(p.rolled[key], decided)
 	for _, other := range p.rolled[key] {
@@ -144,7 +146,8 @@ func (p *people) waveOf(key config.GroupKey, decided time.Time) (n int) {
 	return n
 }
 
-// checkFirst checks an instance that is deleted before its replacement is healthy.
+// checkFirst checks a deletion of an instance before its replacement is healthy: at most max_unavailable of the group
+// may be unavailable, and a rollout must permit the replacement.
 func (w *World) checkFirst(t *term, key config.GroupKey, d, next *document, least int) {
 	unavailable := t.groups[key].Rollout.MaxUnavailable
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == "registered" })

@@ -19,7 +19,7 @@ const (
 	ruleScaledDown  rule = "scale-down"     // no more than requested, across crashes
 	ruleGone        rule = "gone"           // no running VM is treated as gone
 	ruleIntent      rule = "durable intent" // no running VM is terminated or announced as ending without it
-	// A server does not take over during its promise, and a leader with an heir does not act without one.
+	// A server does not take over during its promise. A leader with an heir does not act without the heir's promise.
 	rulePromise   rule = "promise"
 	ruleHeir      rule = "heir"          // without faults there is one, and it takes over soon
 	ruleProof     rule = "fresh proof"   // no termination without a proof of leadership newer than its intent

@@ -52,8 +52,8 @@ type server struct {
 	// index is its position among the servers. options configure its election.
 	index   int
 	options election.Options
-	// Connections between servers: the peer that it follows or tries to follow, its link to that peer, and the links of
-	// its own followers.
+	// Connections between servers: the peer that this server follows or tries to follow, its link to that peer, and the
+	// links of its own followers.
 	follows  election.Peer
 	turn     int // counts changes of follows
 	link     *link
@@ -355,7 +355,8 @@ func (s *server) writeLock(a election.WriteLock) election.Input {
 		if token != tokenOf(body) {
 			s.world.fail(ruleSimulator, "the bucket makes tokens in another way than the checks believe")
 		}
-		// After a stopped clock runs again, the server may still rely on an older promise of its heir, for one promise.
+		// For the length of one promise after a stopped clock runs again, the server may still rely on an older promise
+		// of its heir.
 		if s.stillFrom == 0 && !began.Before(s.thawedAt.Add(s.options.PeerLease)) {
 			s.fooled = false
 		}

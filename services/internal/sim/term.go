@@ -46,7 +46,7 @@ type term struct {
 	groups   map[config.GroupKey]config.Group // in force
 	before   map[config.GroupKey]config.Group // in force until beforeAt
 	beforeAt time.Time
-	// rolloutAt is when a group's rollout last began anew in this term.
+	// rolloutAt is when a group's rollout last started from the beginning in this term.
 	rolloutAt map[config.GroupKey]time.Time
 	marked    map[ident.ID]uint64 // revision of each deletion that it has decided
 	deleting  map[ident.ID]int    // number of unanswered delete requests for each instance

@@ -391,7 +391,7 @@ resource "nstance_secret" "test" {
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
 			{Config: with(newKey, 1), PlanOnly: true},
 			{Config: with(acctest.NewKey(), 2), PlanOnly: true, ExpectError: refused},
-			// The key that is read while planning may be overwritten by the apply that raises the version.
+			// The plan refuses, because the apply that raises the version may overwrite the key that the plan reads.
 			{Config: with(newKey, 2), PlanOnly: true, ExpectError: refused},
 			{Config: with("too short", 2), ExpectError: regexp.MustCompile(`Invalid encryption key`)},
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
@@ -400,7 +400,8 @@ resource "nstance_secret" "test" {
 }
 
 // TestAccEncryptionKeySource checks that another source of the key is a rotation: the resource opens the secrets with
-// the key in the source before, and seals them under the new key. If the source before cannot be read, plan refuses.
+// the key from the previous source, and seals them under the new key. If the previous source cannot be read, plan
+// refuses.
 func TestAccEncryptionKeySource(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)

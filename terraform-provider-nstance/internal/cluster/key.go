@@ -60,7 +60,7 @@ func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error)
 	return keyring.Ring{Current: key, Old: slices.DeleteFunc(slices.Clone(ring.Keys()), key.Equal)}, err
 }
 
-// reseal seals all secrets of the cluster under the key of config. It opens them with the key before, which it reads
+// reseal seals all secrets of the cluster under the key of config. It opens them with the previous key, which it reads
 // from the source in the state, or with a key of the provider's settings.
 func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	ring, err := r.ring(ctx, config)
@@ -109,7 +109,7 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 		return
 	}
 	if errors.Is(err, keyring.ErrDenied) {
-		// The credentials of a plan may lack the permission that those of the apply have.
+		// The plan may lack a permission that the apply has, so this is only a warning.
 		diags.Append(diagnostic.Failure{
 			What:  "The change of the encryption key of cluster " + before.ID.ValueString() + " is not checked",
 			Where: r.bucket.SecretPlace(secretstore.CAKey), Why: err,

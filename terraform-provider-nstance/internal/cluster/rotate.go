@@ -72,7 +72,8 @@ func (r *Resource) rotateCA(ctx context.Context, state *clusterstate.State, clus
 	return diags, nil
 }
 
-// describeFollowing lists who has not followed a step of a rotation.
+// describeFollowing lists the leaders, instances and operators that have not followed the present step of a CA
+// rotation.
 func describeFollowing(f clusterstate.Following) string {
 	var waiting []string
 	for _, shard := range f.Shards {

@@ -64,7 +64,7 @@ func secretsServices(t *testing.T) (cfg aws.Config, denied *atomic.Bool) {
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}, denied
 }
 
-// everything returns a cluster with a secret and an operator.
+// everything returns a function that makes a configuration with a cluster, a secret and an operator.
 func everything(t *testing.T, clusterAttributes string) func(secretVersion int) string {
 	t.Helper()
 	public, _, err := ed25519.GenerateKey(rand.Reader)
@@ -127,7 +127,8 @@ func TestAccSecretsStores(t *testing.T) {
 					return err
 				}
 			}
-			// A secret of another program, under the same prefix, and one that a leader makes.
+			// "other" is a secret of another program under the same prefix, which must stay. The other one is a secret
+			// that a leader makes.
 			for _, name := range []string{"other", secretstore.WorkloadCAKey} {
 				if err := store.Put(t.Context(), name, secretstore.NewValue([]byte("x")), secretstore.Any); err != nil {
 					t.Fatal(err)
@@ -168,7 +169,7 @@ func TestAccPlanWithReadOnlyCredentials(t *testing.T) {
 	acctest.Acceptance(t)
 	b, guard := acctest.GuardedS3(t)
 	cfg, denied := secretsServices(t)
-	// Both fakes accept the credentials of this process.
+	// The fake secrets service and the S3 server accept the credentials of this process.
 	key := acctest.NewKey()
 	for _, name := range []string{"first", "second"} {
 		if _, err := secretsmanager.NewFromConfig(cfg).CreateSecret(t.Context(), &secretsmanager.CreateSecretInput{
@@ -179,7 +180,7 @@ func TestAccPlanWithReadOnlyCredentials(t *testing.T) {
 	source := func(name string) string {
 		return fmt.Sprintf(`encryption_key = { provider = "aws-secrets-manager", source = %q }`, name)
 	}
-	// The secret and the operator are sealed and signed with the same key.
+	// The provider must use the same key as the cluster, for the secret and the operator.
 	provider := strings.Replace(b.Provider(),
 		`encryption_key = { provider = "env", source = "`+acctest.KeyVariable+`" }`, source("first"), 1)
 	shard := func(interval string) string {

@@ -125,8 +125,8 @@ func (c *exampleCheck) checkAttribute(name string, value hclsyntax.Expression, k
 	}
 }
 
-// checkValue checks an object, or with many each object of a list or map. Expressions that produce an object in another
-// way are not checked.
+// checkValue checks an object or, if many is set, each object of a list or map. It skips expressions that produce an
+// object in another way.
 func (c *exampleCheck) checkValue(value hclsyntax.Expression, known []*tfprotov6.SchemaAttribute, many bool) {
 	c.Helper()
 	switch value := value.(type) {

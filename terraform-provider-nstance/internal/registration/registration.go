@@ -83,7 +83,8 @@ func Find(ctx context.Context, state *clusterstate.State, tenant string, id iden
 	return checkExisting(rec, token, err, tenant, id)
 }
 
-// FindUnverified is [Find] without the encryption key, for a plan. The bucket's writer chooses what it returns.
+// FindUnverified is [Find] without the encryption key, for a plan. It cannot check the record's signature, so anyone
+// who can write to the bucket can choose the result.
 func FindUnverified(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (record.Operator,
 	error) {
 	rec, token, err := state.UnverifiedOperator(ctx, tenant, id)

@@ -154,7 +154,7 @@ func (r *Resource) failure(shard, what string, why error, do string) diag.Diagno
 	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.ServerReport(shard)), Why: why, Do: do}.Error()
 }
 
-// Read implements resource.Resource. A server that became ready stays so for the resource.
+// Read implements resource.Resource. It changes nothing: a server that was ready once is not checked again.
 func (r *Resource) Read(context.Context, resource.ReadRequest, *resource.ReadResponse) {}
 
 // Update implements resource.Resource. Only the timeout can change.

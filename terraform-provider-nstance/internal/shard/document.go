@@ -21,7 +21,7 @@ type document struct {
 	body []byte
 	// groupsKnown means that the values which determine the groups' instances are known, even if others are not.
 	groupsKnown bool
-	// subnetsUnknown means that only subnets of pools keep the groups from being known.
+	// subnetsUnknown means that groupsKnown is false only because subnets of pools are unknown.
 	subnetsUnknown bool
 	unknown        []string // paths of values that are not known yet
 	diags          diag.Diagnostics
@@ -141,7 +141,7 @@ func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
 
 func textValue(s string) tftypes.Value { return tftypes.NewValue(tftypes.String, s) }
 
-// flagOf returns a boolean value; false: it is not set.
+// flagOf returns the value of a boolean attribute, or false if it is not set.
 func flagOf(v tftypes.Value) bool {
 	var b bool
 	return v.IsKnown() && !v.IsNull() && v.As(&b) == nil && b

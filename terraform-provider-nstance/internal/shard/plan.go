@@ -91,7 +91,7 @@ func protectedError(name string) diag.Diagnostic {
 }
 
 // movesLeader reports whether a change gives the leader another address, as far as that is known. An address that is
-// not known yet is another one.
+// not known yet counts as another one.
 func movesLeader(before, after document) bool {
 	if before.shard == nil || before.shard.Server.LeaderNetwork == nil {
 		return false

@@ -9,12 +9,12 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// release is what servers stop using after a change of the configuration. Terraform destroys it after this resource is
-// updated, so the update must not end before the servers and VMs have left it.
+// release lists what servers stop using after a change of the configuration. Terraform destroys these things after it
+// has updated this resource, so the update must not end before the servers and VMs have left them.
 type release struct {
 	// subnets are in no pool any more, sorted.
 	subnets []string
-	// leaderInterface means that the leader's address is at another network interface.
+	// leaderInterface means that the leader's address is at another network interface now.
 	leaderInterface bool
 }
 

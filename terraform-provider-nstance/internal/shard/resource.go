@@ -273,8 +273,8 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	resource.ImportStatePassthroughID(ctx, path.Root("shard"), req, resp)
 }
 
-// timeout returns one time limit of the attribute `timeouts`. The method of selects the limit. The result is fallback
-// if the limit is not set.
+// timeout returns one time limit of the attribute `timeouts`. The parameter of is the method that reads this limit. The
+// result is fallback if the limit is not set.
 func timeout(ctx context.Context, get func(context.Context, path.Path, any) diag.Diagnostics,
 	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics),
 	fallback time.Duration) (time.Duration, diag.Diagnostics) {

@@ -602,8 +602,8 @@ func TestAccWaitTimesOut(t *testing.T) {
 	}
 }
 
-// TestAccRemovedSubnet checks that an update which removes a subnet ends when no VM is left there. Whatever removes the
-// subnet itself depends on this resource.
+// TestAccRemovedSubnet checks that an update which removes a subnet ends when no VM is left there. The resource that
+// removes the subnet itself depends on this one.
 func TestAccRemovedSubnet(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

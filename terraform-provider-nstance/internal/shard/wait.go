@@ -66,7 +66,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			}
 			held = released.heldBy(shard.left)
 		}
-		// A shard without a leader uses nothing that the configuration does not name.
+		// Without a leader, nothing uses what the configuration no longer names.
 		isIdle := !released.isEmpty() && !wanted.ValueBool() && watch.leaderless()
 		return held == nil && (applied || !must || isIdle), nil
 	})
@@ -184,7 +184,8 @@ func (e *refusedError) Error() string {
 var errNoLeader = errors.New("the shard has no leader")
 
 // refreshLeader makes the leader apply the configuration in the bucket now. It reports whether version token is in
-// force. A leader that restarts for it answers false. The error is a *refusedError, or says why no leader answers.
+// force. It returns false if the leader restarts to apply the configuration. The error is a *refusedError, or says why
+// no leader answers.
 func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token objstore.Token) (bool, error) {
 	if leader.leaderless() {
 		return false, errNoLeader // dialing a server that is not there can take long

@@ -188,7 +188,7 @@ func (r *Reading) element(v tftypes.Value, at []any, key any, target reflect.Val
 	}
 }
 
-// group reads one entry of a flattened map.
+// group reads one entry of the map `groups`, whose keys are tenant/group.
 func (r *Reading) group(v tftypes.Value, at []any, key string, target reflect.Value) {
 	outer, inner, err := splitKey(key)
 	if err != nil {

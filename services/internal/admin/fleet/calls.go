@@ -61,7 +61,7 @@ type (
 	InstanceAnswer struct {
 		Outcome
 		Instance *Instance `json:"instance,omitempty"`
-		// Group is its group after a deletion that lowered the size.
+		// Group is the instance's group after a deletion that lowered the group's size.
 		Group *Group `json:"group,omitempty" jsonschema:"description=The group after a deletion with decrement"`
 	}
 	// ConfigAnswer is the state of the configuration.
@@ -229,8 +229,8 @@ func (f *Fleet) scale(ctx context.Context, shards []string, name string, sizes m
 	})
 }
 
-// ScaleTotal divides a size evenly over those of the shards that have the group. The first ones get what is left over.
-// If a shard does not answer, nothing is changed.
+// ScaleTotal divides a size evenly over the shards that have the group. The remainder goes to the first of them, one
+// each. If a shard does not answer, nothing is changed.
 func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, total uint32) []GroupAnswer {
 	with, sizes, failed := f.divide(ctx, shards, name, total)
 	switch {

@@ -169,8 +169,8 @@ func neededRole(e *Error) string {
 	return ""
 }
 
-// registration says how the operator in the identity directory gets a role. It leaves open only the bucket, which the
-// identity does not name.
+// registration returns the command that gives a role to the operator in the identity directory. Only the bucket's name
+// must be filled in, because the identity does not hold it.
 func (f *Fleet) registration(role string) string {
 	text := "nstance-admin cluster register-operator"
 	if identity, err := f.Identity(); err == nil {

@@ -64,7 +64,7 @@ func (e *Explanation) Blocked() string { return reasonUntil(e.BlockedReason, e.B
 // RolloutText says why outdated instances are not replaced now and, where it is known, until when.
 func (e *Explanation) RolloutText() string { return reasonUntil(e.RolloutWaits, e.RolloutUntil) }
 
-// GuardText says why no silent or failing instance is replaced while the guard holds.
+// GuardText says why no silent or failing instance is replaced while too many of them are (the unhealthy guard).
 func (e *Explanation) GuardText() string {
 	held, failing, check := 0, 0, ""
 	for _, v := range e.Instances {

@@ -280,7 +280,7 @@ func TestViewsAreComplete(t *testing.T) {
 	addr, _ := c.Serve(t, "a", api)
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
 	a := []string{"a"}
-	// Fields that have another name in the views.
+	// renamed maps the protocol's field names to those in the views, where they differ.
 	renamed := map[string]string{"is_static": "static", "args_json": "args", "spec_json": "spec"}
 	for _, test := range []struct {
 		of   proto.Message
@@ -398,7 +398,7 @@ func TestFollow(t *testing.T) {
 		}
 	}
 	snapshot := []string{"group upsert workers true", "group snapshot_end  true", "group delete gone false"}
-	// watching waits until all three streams of a session have reached the server.
+	// watching waits until the server has all three watch streams of a session.
 	watching := func() {
 		for range 3 {
 			<-entered

@@ -28,8 +28,8 @@ type Watcher struct {
 	Found func(shard string)
 }
 
-// FollowShards watches shards until ctx ends. It reconnects after every lost connection. A shard with a permanent error
-// is not retried. Follow returns these errors when ctx has ended or no other shard is left.
+// FollowShards watches shards until ctx ends. It reconnects after every lost connection. It gives up on a shard after a
+// permanent error. FollowShards returns the permanent errors when ctx ends or when it has given up on all shards.
 func (f *Fleet) FollowShards(ctx context.Context, shards []string, watcher Watcher) []*Error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex

@@ -6,7 +6,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// FollowHistory calls each for the stored events of a shard's journal behind a position, and then for new ones. The
+// FollowHistory calls each for the stored events of a shard's journal after a position, and then for new ones. The
 // empty position is before all events. FollowHistory ends when the connection is lost or ctx ends, with an error.
 func (f *Fleet) FollowHistory(ctx context.Context, shard string, filter HistoryFilter, after string,
 	each func(JournalEvent)) *Error {

@@ -39,7 +39,7 @@ func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []
 			if c := strings.Compare(a.Group, b.Group); c != 0 {
 				return c
 			}
-			// IDs sort by age after the kind.
+			// After the prefix for the kind, an ID begins with its time of creation.
 			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):])
 		})
 		return err
@@ -64,8 +64,8 @@ func (a *InstanceAnswer) setInstance(i *nstancev1.InstanceStatus, err error) {
 	}
 }
 
-// CreateInstance creates an on-demand instance of a group. If id is zero, CreateInstance makes an ID itself, so that a
-// call can be repeated with the same ID when its answer is lost.
+// CreateInstance creates an on-demand instance of a group. If id is zero, CreateInstance makes an ID. If the answer is
+// lost, the error names the ID, so that the caller can repeat the call with it.
 func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group string, id ident.ID, instanceType string,
 	vars map[string]string) []InstanceAnswer {
 	given := id
@@ -117,7 +117,8 @@ func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID
 	})
 }
 
-// ProtectInstance excludes one instance from voluntary replacement and from a smaller size, or ends that.
+// ProtectInstance excludes one instance from voluntary replacement and from a reduction of the group's size. With
+// protected false, it ends the exclusion.
 func (f *Fleet) ProtectInstance(ctx context.Context, shards []string, id ident.ID, protected bool) []InstanceAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {

@@ -7,7 +7,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// StatusAnswer is how one shard is led and whether it is well.
+// StatusAnswer says which server leads one shard and whether the shard is well.
 type StatusAnswer struct {
 	Outcome
 	*Status
@@ -32,7 +32,7 @@ type Status struct {
 	Errors      []Event   `json:"errors,omitempty" jsonschema:"description=The active alerts"`
 }
 
-// Status tells how shards are led and whether they are well.
+// Status returns which server leads each shard and whether the shard is well.
 func (f *Fleet) Status(ctx context.Context, shards []string) []StatusAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *StatusAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -64,7 +64,8 @@ type StepDownAnswer struct {
 	Heir   string `json:"heir_id,omitempty" jsonschema:"description=The standby that is expected to take over"`
 }
 
-// StepDown makes leaders hand over to another server. A call whose answer is lost may be repeated to the next leader.
+// StepDown makes leaders hand over to another server. If an answer is lost, the call may be repeated, and then the next
+// leader steps down too.
 func (f *Fleet) StepDown(ctx context.Context, shards []string) []StepDownAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *StepDownAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -115,7 +116,7 @@ func (a *OrphansAnswer) viewOrphans(r *nstancev1.ListOrphansResponse) {
 }
 
 // ConfirmOrphans allows the leader of a shard to terminate its orphans. providerIDs are those that a person has seen.
-// The leader refuses the call if the shard has others now.
+// The leader refuses the call if the shard has other orphans now.
 func (f *Fleet) ConfirmOrphans(ctx context.Context, shards, providerIDs []string) []OrphansAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *OrphansAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {

@@ -26,7 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// Now is the time of all clocks.
+// Now is the time of all clocks in the tests.
 var Now = time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
 
 // Clock returns Now.

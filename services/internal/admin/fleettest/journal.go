@@ -4,7 +4,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// FollowEvents implements nstancev1.OperatorServiceServer. It does not filter.
+// FollowEvents implements nstancev1.OperatorServiceServer. It ignores the request's filter.
 func (s *Shard) FollowEvents(r *nstancev1.FollowEventsRequest,
 	stream nstancev1.OperatorService_FollowEventsServer) error {
 	var stored []*nstancev1.JournalEvent

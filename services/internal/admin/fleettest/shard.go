@@ -34,7 +34,7 @@ type Shard struct {
 	Instances []*nstancev1.InstanceStatus
 	// LongPages gives pages of instances the size that the client asked for. Otherwise they have one instance.
 	LongPages bool
-	// Drained makes deletions end when they are asked about.
+	// Drained makes the deletion of an instance end when a client next asks for the instance's status.
 	Drained bool
 	// Explanations are the answers of ExplainGroup by group.
 	Explanations map[string]*nstancev1.ExplainGroupResponse
@@ -42,9 +42,10 @@ type Shard struct {
 	History []*nstancev1.JournalEvent
 	// JournalEvents are what FollowEvents sends after History.
 	JournalEvents chan *nstancev1.JournalEvent
-	// Filters are the filters of ListEvents.
+	// Filters are the filters that ListEvents received.
 	Filters []*nstancev1.EventFilter
-	// The events that watch streams send. The streams end with Ended when the channels are closed.
+	// Each channel holds the events that one watch stream sends. A stream ends with the error Ended when its channel is
+	// closed.
 	GroupEvents    chan *nstancev1.GroupEvent
 	InstanceEvents chan *nstancev1.InstanceEvent
 	ErrorEvents    chan *nstancev1.ErrorEvent
@@ -68,7 +69,7 @@ func NotLeader(shard, leader, addr string) error {
 	return notleader.Error("not the leader", &nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
 }
 
-// enter starts a call. leave ends it.
+// enter records a call. No other call can start until leave is called.
 func (s *Shard) enter(ctx context.Context, method string) (leave func(), err error) {
 	s.mu.Lock()
 	s.Calls = append(s.Calls, method)
@@ -136,7 +137,7 @@ func (s *Shard) ExplainGroup(_ context.Context, r *nstancev1.ExplainGroupRequest
 	return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
 }
 
-// ListEvents implements nstancev1.OperatorServiceServer. It does not filter.
+// ListEvents implements nstancev1.OperatorServiceServer. It ignores the request's filter.
 func (s *Shard) ListEvents(_ context.Context, r *nstancev1.ListEventsRequest) (*nstancev1.ListEventsResponse, error) {
 	s.Filters = append(s.Filters, r.GetFilter())
 	from := 1 + slices.IndexFunc(s.History, func(e *nstancev1.JournalEvent) bool {
@@ -281,8 +282,8 @@ func (s *Shard) ProtectInstance(_ context.Context, r *nstancev1.ProtectInstanceR
 	return &nstancev1.ProtectInstanceResponse{Instance: i}, nil
 }
 
-// GetInstanceStatus implements nstancev1.OperatorServiceServer. With Drained, an instance that is being deleted is
-// deleted then.
+// GetInstanceStatus implements nstancev1.OperatorServiceServer. With Drained, the call ends the deletion of an instance
+// that is being deleted.
 func (s *Shard) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest) (
 	*nstancev1.GetInstanceStatusResponse, error) {
 	i := s.instance(r.GetInstanceId())

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// maxFollowers is the limit of concurrent requests that follow something.
+	// maxFollowers is the limit of concurrent requests that stream events.
 	maxFollowers = 32
 	// pulse is the time between two empty lines of a response, which show whether the client still reads.
 	pulse = 15 * time.Second
@@ -74,7 +74,7 @@ func (a *api) followEvents(c *call, send func(any)) error {
 	return nil
 }
 
-// serveFollow sends what a route follows until the client disconnects, does not read, or the server stops.
+// serveFollow streams the values of a route until the client disconnects or stops reading, or the server stops.
 func (a *api) serveFollow(w http.ResponseWriter, r route, c *call) error {
 	select {
 	case a.followers <- struct{}{}:

@@ -26,7 +26,7 @@ type RolloutRequest struct {
 	Action fleet.RolloutAction `json:"action" jsonschema:"enum=pause,enum=resume,enum=roll"`
 }
 
-// CreateGroupRequest is the body of POST /group/create. What it leaves out is the template's.
+// CreateGroupRequest is the body of POST /group/create. Fields that it leaves out, except size, come from the template.
 type CreateGroupRequest struct {
 	Group         string            `json:"group"`
 	Template      string            `json:"template"`

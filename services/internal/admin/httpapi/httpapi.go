@@ -40,7 +40,7 @@ type Options struct {
 	Version string
 	// Timeout limits one request, including its calls to shards.
 	Timeout time.Duration
-	// Ended ends the requests that follow something when it is closed.
+	// Ended ends all event streams when it is closed.
 	Ended <-chan struct{}
 	Log   *slog.Logger
 }
@@ -54,15 +54,15 @@ const (
 	RoleViewer Role = "viewer"
 	// RoleOperator may also change groups and instances.
 	RoleOperator Role = "operator"
-	// RoleAdmin may also do what concerns a whole shard.
+	// RoleAdmin may also call what concerns a whole shard, such as a step-down.
 	RoleAdmin Role = "admin"
 )
 
 // Token is a client's name, its role, and the hash of its token.
 type Token struct {
 	Name string
-	// Role is empty if the token file has none. The API then permits what an operator may do, and the page what a
-	// viewer may do.
+	// Role is empty if the token file has none. The API then permits what an operator may do, and the web page permits
+	// what a viewer may do.
 	Role Role
 	hash [sha256.Size]byte
 }

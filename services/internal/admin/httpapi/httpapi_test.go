@@ -82,7 +82,7 @@ func newAPI(t testing.TB, tokens string) *api {
 	return x
 }
 
-// request is one request. The zero values are those of a valid request.
+// request is one request. Zero fields have the values of a valid request.
 type request struct {
 	method, path, body string
 	header             map[string]string
@@ -283,7 +283,7 @@ func TestParseTokens(t *testing.T) {
 	}
 }
 
-// TestAdminRole shows that only a token with the role admin may do what concerns a whole shard.
+// TestAdminRole shows that only a token with the role admin may call what concerns a whole shard, such as a step-down.
 func TestAdminRole(t *testing.T) {
 	x := newAPI(t, "root "+alice+" admin\nci "+ci+" operator\n")
 	for token, status := range map[string]int{alice: 200, ci: 403} {
@@ -297,7 +297,7 @@ func TestAdminRole(t *testing.T) {
 	}
 }
 
-// TestRoles shows that a viewer's token reads and changes nothing, and that other tokens do both.
+// TestRoles shows that a viewer's token can read but not change anything, and that other tokens can do both.
 func TestRoles(t *testing.T) {
 	x := newAPI(t, "victor "+alice+" viewer\nci "+ci+" operator\nold token-without-a-role\n")
 	for token, status := range map[string]int{alice: 403, ci: 200, "token-without-a-role": 200} {
@@ -328,7 +328,8 @@ func FuzzParseTokens(f *testing.F) {
 	})
 }
 
-// Without tokens, the API serves only this machine, and no page of another site in a browser on this machine.
+// Without tokens, the API answers only requests for this machine. It refuses a page of another site that a browser on
+// this machine shows.
 func TestBrowsers(t *testing.T) {
 	x := newAPI(t, "")
 	refresh := request{method: "POST", path: "/config/refresh?shard=a"}

@@ -123,7 +123,7 @@ func (a *api) confirmOrphans(c *call) (int, any, error) {
 	return answer(a.Fleet.ConfirmOrphans(c.Context(), c.shards, body.ProviderIDs))
 }
 
-// answer returns what a route answers for its shards.
+// answer returns the HTTP status and the body for the answers of shards.
 func answer[T any, P fleet.Answer[T]](answers []T) (int, any, error) {
 	return statusOf[T, P](answers), fleet.Answers[T]{Shards: answers}, nil
 }

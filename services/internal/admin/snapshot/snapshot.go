@@ -56,7 +56,7 @@ type Object struct {
 	Key    string `json:"key"`
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`
-	// ETag and Modified are the version that was copied: the store's token, and its time if the store told it.
+	// ETag and Modified identify the version that was copied. Modified is zero if the store did not return it.
 	ETag     string    `json:"etag"`
 	Modified time.Time `json:"modified,omitzero"`
 	// Changed means that there was a newer version, or that the object was deleted, when the snapshot ended.
@@ -73,7 +73,7 @@ type Options struct {
 }
 
 const (
-	// rounds is how often Copy reads what changed meanwhile.
+	// rounds is how many times Copy reads the objects that changed while it was reading.
 	rounds = 5
 	// parallel is how many objects are read at a time.
 	parallel = 32
@@ -131,8 +131,8 @@ func (c *copier) list(ctx context.Context, m *Manifest) (map[string]objstore.Ent
 	return listed, nil
 }
 
-// compare marks the copies that are not as listed. It returns the objects to read, and the number of differences that
-// make the copy inconsistent.
+// compare marks the copies that differ from the bucket's list. It returns the objects to read, and the number of
+// differences that make the copy inconsistent.
 func (c *copier) compare(listed map[string]objstore.Entry) (stale []objstore.Entry, steady int) {
 	for key, object := range c.copied {
 		entry, there := listed[key]
@@ -161,7 +161,7 @@ func (c *copier) compare(listed map[string]objstore.Entry) (stale []objstore.Ent
 	return stale, steady
 }
 
-// Moving reports whether the object changes also while nothing happens to VMs: locks, journals and logs.
+// Moving reports whether the object changes even while nothing happens to VMs. That holds for locks, journals and logs.
 func (o Object) Moving() bool { return moving(o.Key) }
 
 func moving(name string) bool {

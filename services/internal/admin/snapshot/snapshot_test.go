@@ -128,8 +128,8 @@ func (b *busy) Get(ctx context.Context, key string) (objstore.Object, error) {
 	return object, err
 }
 
-// TestChangesMeanwhile checks that documents that change, appear or go are copied again until none changes, that
-// the lock is read first and once, and that an archive without rest says so.
+// TestChangesMeanwhile checks that documents that change, appear or vanish are copied again until none changes. The
+// lock is read only once, before the documents. If the bucket never stops changing, the archive says so.
 func TestChangesMeanwhile(t *testing.T) {
 	group, config := keys.Groups("dev-1"), keys.Config("dev-1")
 	b := &busy{Store: filled(t)}
@@ -344,8 +344,8 @@ func TestDifferences(t *testing.T) {
 }
 
 // FuzzUnpack checks that no archive writes outside of the directory, writes more than the limits, or makes a link, and
-// that the sums of objects without a difference are right. An archive has raw bytes, or an entry and a manifest: random
-// bytes seldom have the sums that tar demands.
+// that the checksums of objects without a reported difference are right. An input is either raw bytes, or one entry
+// that gets a valid tar header, because random bytes seldom have the checksums that tar needs.
 func FuzzUnpack(f *testing.F) {
 	f.Add([]byte{}, "objects/files/a", "", byte(tar.TypeReg), []byte("x"))
 	f.Add([]byte{}, "objects/../a", "", byte(tar.TypeReg), []byte("x"))
@@ -391,7 +391,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// wrap returns an archive with an entry and the manifest of files/a. ok is false if tar cannot have such an entry.
+// wrap returns an archive with the given entry and a manifest that lists files/a. ok is false if tar cannot have such
+// an entry.
 func wrap(t *testing.T, head tar.Header, body []byte) (data []byte, ok bool) {
 	t.Helper()
 	var out bytes.Buffer

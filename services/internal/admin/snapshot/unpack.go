@@ -61,7 +61,7 @@ func Unpack(r io.Reader, dir *os.Root, limits Limits) (Manifest, []Difference, e
 	if err != nil {
 		return Manifest{}, nil, err
 	}
-	// The end of the tar file is padded with zeros. Reading it also checks the sum of gzip.
+	// Reading the zeros that pad the tar file also makes gzip verify its checksum.
 	padding, err := io.Copy(io.Discard, io.LimitReader(zip, limits.Manifest))
 	if err != nil {
 		return Manifest{}, nil, fmt.Errorf("%w: %w", ErrArchive, err)
@@ -189,7 +189,7 @@ func (u *unpacker) writeObject(key string, size int64, r io.Reader) error {
 	return nil
 }
 
-// reading remembers the error of a reader, which is not one of the disk.
+// reading is a reader that remembers its error, so that the caller can tell it from an error of the disk.
 type reading struct {
 	io.Reader
 	err error

@@ -17,7 +17,7 @@ import (
 
 // Bundle collects documents. Nothing is redacted before [Bundle.Files].
 type Bundle struct {
-	// About says which program made the bundle, when, and of what. Values are shown like names.
+	// About says which program made the bundle, when, and of what. The bundle shows the values as they are.
 	About []Fact
 
 	documents []document
@@ -156,7 +156,7 @@ var (
 	metricLabel = regexp.MustCompile(`^([a-z_]+)="([A-Za-z0-9 ._:/+-]{0,64})"(?:,|$)`)
 )
 
-// shownMetrics returns the lines of metrics of Nstance and its runtime. It leaves out all other lines.
+// shownMetrics returns the lines about metrics of Nstance and of the Go runtime. It leaves out all other lines.
 func shownMetrics(text string) string {
 	var out strings.Builder
 	for line := range strings.Lines(text) {

@@ -23,8 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// plant returns a document with a value at every path of a shape, and in one unknown field of each object. The values
-// of fields that are not plain are secrets, which plant adds to secrets by their path.
+// plant returns a document with a value at every path of a shape, and in one unknown field of each object. If the
+// bundle does not show a field verbatim, its value is a secret, which plant adds to secrets by the field's path.
 func plant(s shape, kind Kind, secrets map[string]string) any {
 	root := map[string]any{}
 	secret := func(path string) string {
@@ -99,8 +99,8 @@ func leaks(t *testing.T, b *Bundle, secrets map[string]string) (found []string) 
 	return found
 }
 
-// TestNothingLeaks plants a secret in every field that is not shown as it is. None of them is in the bundle. Without
-// the treatment of any one field, its secret is.
+// TestNothingLeaks plants a secret in every field that the bundle does not show verbatim, and finds none of them in the
+// bundle. If any one of these fields is shown verbatim, the test must find its secret.
 func TestNothingLeaks(t *testing.T) {
 	b, secrets := plantAll(t)
 	if len(secrets) < 80 {
@@ -136,7 +136,8 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
-// TestHiddenValuesInTexts checks that a text cannot quote what a document hides, also if it consists of known words.
+// TestHiddenValuesInTexts checks that texts never show a value that a document hides, even if the value consists of
+// known words.
 func TestHiddenValuesInTexts(t *testing.T) {
 	const phrase = "restore the former leader"
 	b := &Bundle{}
@@ -160,7 +161,7 @@ func TestHiddenValuesInTexts(t *testing.T) {
 	}
 }
 
-// TestTexts checks what is left of messages.
+// TestTexts checks which parts of messages remain after redaction.
 func TestTexts(t *testing.T) {
 	r := newRedactor()
 	r.names["t4g.medium"], r.names["us-west-2a"], r.names["server-1"] = true, true, true
@@ -213,8 +214,7 @@ func TestShapesMatchTypes(t *testing.T) {
 	}
 }
 
-// TestConfigurationIsComplete checks that shapes.go says of every field of the configuration and of dynamic groups what
-// the bundle shows of it.
+// TestConfigurationIsComplete checks that shapes.go lists every field of the configuration and of dynamic groups.
 func TestConfigurationIsComplete(t *testing.T) {
 	for _, kind := range []Kind{Configuration, DynamicGroups} {
 		for _, path := range leavesOf(typesOfShapes[kind], nil) {
@@ -226,7 +226,7 @@ func TestConfigurationIsComplete(t *testing.T) {
 	}
 }
 
-// decides reports whether a shape has a treatment of a path, of an object that contains it, or of something in it.
+// decides reports whether a shape lists a path, an object that contains the path, or something inside the path.
 func (s shape) decides(path []string) bool {
 	for i := range path {
 		if s[strings.Join(path[:i+1], ".")] != nil {

@@ -22,9 +22,9 @@ type treatment struct {
 }
 
 var (
-	// plain is for numbers, truth values, times, and names that people choose in public.
+	// plain is for numbers, booleans, times, and names that are no secrets.
 	plain = &treatment{showPlain}
-	// words is for texts for people.
+	// words is for texts. The bundle shows only their harmless words.
 	words = &treatment{showWords}
 	// origin is for URLs. It shows the scheme, the host and the port.
 	origin = &treatment{showOrigin}
@@ -38,8 +38,8 @@ var (
 // name of an object and every position of a list. A name in the place of a * is shown.
 type shape map[string]*treatment
 
-// redactor removes from documents what their shapes do not show. Every document is learned before one is redacted,
-// because texts may quote what another document hides.
+// redactor removes from documents what their shapes do not show. It first collects the hidden values of all documents,
+// because a text may quote what another document hides.
 type redactor struct {
 	names  map[string]bool // that fields of documents show
 	values map[string]bool // that fields of documents hide
@@ -170,7 +170,7 @@ func (r *redactor) learn(s shape, tree any) {
 	}, func(name string) { r.names[name] = true })
 }
 
-// minHidden is the length from which a hidden value is removed from texts.
+// minHidden is the least length of a hidden value that is removed from texts.
 const minHidden = 4
 
 // learnHidden notes all texts and numbers in a hidden tree, and the lines of texts. IP addresses are no secrets.
@@ -206,7 +206,7 @@ func (r *redactor) redact(s shape, tree any) any {
 	}, func(string) {})
 }
 
-// hideValues removes what documents hide from a text.
+// hideValues removes from a text all values that documents hide.
 func (r *redactor) hideValues(text string) string {
 	if r.hider == nil {
 		var values []string

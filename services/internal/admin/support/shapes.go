@@ -47,7 +47,7 @@ var shapes = map[Kind]shape{
 	Objects:      shape{}.with("*.", plain, "key size modified").with("*.", words, "foreign_key"),
 }
 
-// with adds fields with one treatment.
+// with gives all the named fields below a prefix the same treatment.
 func (s shape) with(prefix string, t *treatment, fields string) shape {
 	for field := range strings.FieldsSeq(fields) {
 		s[prefix+field] = t

@@ -24,10 +24,11 @@ var vocabulary = sync.OnceValue(func() map[string]bool {
 	return words
 })
 
-// maxDigits is the largest number of digits in a piece of a text that is no time or address.
+// maxDigits is the largest number of digits that one piece of a text may show, unless it is a time, an address or an
+// ID.
 const maxDigits = 12
 
-// maxText is the length in bytes from which a text is cut.
+// maxText is the greatest length of a text in bytes. The rest is cut off.
 const maxText = 4 << 10
 
 var (
@@ -45,7 +46,7 @@ var (
 	repeats = regexp.MustCompile(`\[redacted\](?:[\s,;:/=.()"'-]*\[redacted\])+`)
 )
 
-// wordsOf returns a text with every piece hidden that is not known to be harmless.
+// wordsOf returns a text in which every piece is hidden, unless it is known to be harmless.
 func (r *redactor) wordsOf(text string) string {
 	if text = r.hideValues(text); len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + " …"

@@ -17,8 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write words.txt")
 
-// TestWords checks that words.txt has most words of today's documents and messages. A few may be missing, so that a
-// new word in a document is no reason to write the file again.
+// TestWords checks that words.txt has most words of today's documents and messages. A few may be missing, so that the
+// file need not be written again for every new word in a document.
 func TestWords(t *testing.T) {
 	want := repositoryWords(t)
 	if *update {

@@ -14,8 +14,8 @@ import (
 // confirmLength is the number of an instance ID's last characters that a person types to confirm a deletion.
 const confirmLength = 6
 
-// change is read for clients that may change something. do returns a description for the log and the address to show
-// afterwards.
+// change is like read, but only for clients that may change something. do returns a description for the log, and the
+// address of the page to show afterwards.
 func (p *page) change(do func(*http.Request) (detail, to string, err error)) http.HandlerFunc {
 	return p.read(func(w http.ResponseWriter, r *http.Request) error {
 		client := clientOf(r)
@@ -105,7 +105,8 @@ func errorOf[T any, P fleet.Answer[T]](answers []T) error {
 	return nil
 }
 
-// doneText returns what to say after an action. The text of an address is not shown.
+// doneText returns the message to show after an action. It returns nothing for an unknown action, because any link can
+// name one.
 func doneText(action string) string {
 	return map[string]string{
 		"pause": "The rollout is paused.", "resume": "The rollout goes on.",

@@ -65,8 +65,8 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// TestRefusedActions shows that nothing is changed by a viewer, without a login, without the typed confirmation, by a
-// form of another site, by a link, or for a group that is not there.
+// TestRefusedActions shows that nothing is changed for a viewer, without a login or the typed confirmation, by a form
+// of another site, by a link, or for a missing group.
 func TestRefusedActions(t *testing.T) {
 	s := newSite(t, logins)
 	operator, viewer := s.login(t, "olivias-token-of-24-chars"), s.login(t, "victors-token-of-24-chars")

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Bucket reads what only the bucket of the shards has. It must be safe for concurrent use.
+// Bucket reads what only the bucket knows about the shards. It must be safe for concurrent use.
 type Bucket interface {
 	// Lock returns the election lock of a shard without a leader.
 	Lock(ctx context.Context, shard string) Lock
@@ -26,9 +26,10 @@ type Lock struct {
 
 // Comparison is the difference between the configuration in force and the newest one in the bucket.
 type Comparison struct {
-	// Same means that the newest one is in force.
+	// Same means that the newest configuration is in force.
 	Same bool
-	// Invalid means that this version cannot read one of the two, so that the effects are not known.
+	// Invalid means that this version of nstance-admin cannot read one of the two configurations, so that the effects
+	// are not known.
 	Invalid bool
 	// Rolling are the groups of which instances would be replaced. Effects are all effects on running instances.
 	Rolling, Effects []string

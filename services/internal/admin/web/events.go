@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// maxEvents is the number of events on a page. More are reached by an earlier end.
+// maxEvents is the number of events on a page. An earlier end of the period shows older ones.
 const maxEvents = 500
 
 // eventsView shows the journals of shards, the newest event first.
@@ -24,7 +24,7 @@ type eventsView struct {
 	Periods []period
 	Events  []entry
 	Failed  []problem
-	// Earlier is the address of the events before those, or empty.
+	// Earlier is the address of the page with older events; empty if there are none.
 	Earlier string
 }
 
@@ -37,21 +37,21 @@ type entry struct {
 // Anchor identifies the entry in a page.
 func (e entry) Anchor() string { return "e-" + e.Shard + "-" + e.Position }
 
-// Permalink returns an address that always shows the entry, at the top of what happened before.
+// Permalink returns an address that always shows the entry, above the events that happened before it.
 func (e entry) Permalink() string {
 	query := url.Values{"shard": {e.Shard}, "until": {e.At.Add(time.Millisecond).UTC().Format(time.RFC3339Nano)},
 		"since": {e.At.Add(-time.Hour).UTC().Format(time.RFC3339Nano)}}
 	return Path + "events?" + query.Encode() + "#" + e.Anchor()
 }
 
-// eventFilter is the filter of a page, in the words of its address.
+// eventFilter is the filter of a page, as the strings of the query in its address.
 type eventFilter struct {
 	Shard, Group, Instance, Kind, Cause string
 	// Period is a duration before now, such as 1h. Since and Until take precedence.
 	Period, Since, Until string
 }
 
-// period is a choice of the form.
+// period is one of the periods that the form offers.
 type period struct{ Value, Name string }
 
 var periods = []period{{"15m", "15 minutes"}, {"1h", "hour"}, {"24h", "day"}, {"168h", "7 days"}, {"720h", "30 days"}}
@@ -118,7 +118,8 @@ func badFilter(name string, err error) error {
 	return &httpError{http.StatusBadRequest, name + ": " + err.Error(), "Correct the filter."}
 }
 
-// matches reports whether a new event belongs to a filter. Times do not count: the event is newer than the page.
+// matches reports whether a filter selects a new event. It ignores the filter's times, because the event is newer than
+// the page.
 func (f eventFilter) matches(shard string, e fleet.JournalEvent) bool {
 	return f.Until == "" && (f.Shard == "" || f.Shard == shard) && (f.Group == "" || f.Group == e.Group) &&
 		(f.Instance == "" || f.Instance == e.ID) && (f.Kind == "" || f.Kind == e.Kind) &&

@@ -18,11 +18,12 @@ type shardView struct {
 	Err    *problem
 	Status fleet.Status
 	Groups []fleet.Group
-	// Desired, Actual and Healthy are the sums of the groups.
+	// Desired, Actual and Healthy are sums over the shard's groups.
 	Desired, Actual, Healthy uint32
 	Alerts                   []fleet.Event
 	Replacements             statistics
-	// LostSince is when the shard stopped to answer. Lock is its lock then, or nil if there is no access to the bucket.
+	// LostSince is when the shard stopped answering. Lock is its election lock while it does not answer, or nil without
+	// access to the bucket.
 	LostSince time.Time
 	Lock      *Lock
 }

@@ -71,7 +71,7 @@ type row struct {
 // classes are the classes of instances, those that need attention first.
 var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "drifted", "healthy", "deleted"}
 
-// classOf returns the class of an instance: its health, or that it is healthy and drifted, or deleted.
+// classOf returns the class of an instance: "deleted", "drifted" for a healthy one that is outdated, or its health.
 func classOf(i fleet.Instance) string {
 	switch {
 	case i.State == "deleted":
@@ -146,7 +146,7 @@ func (v *groupView) list(shard string, instances []fleet.Instance, page string) 
 	v.Instances = rows[from:min(from+instancesPerPage, len(rows))]
 }
 
-// PageURL returns the address of another page of the list.
+// PageURL returns the address of one page of the list.
 func (v *groupView) PageURL(page int, class string) string {
 	query := url.Values{}
 	if page > 1 {

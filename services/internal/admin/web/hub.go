@@ -17,7 +17,7 @@ import (
 type hub struct {
 	fleet *fleet.Fleet
 	now   func() time.Time
-	// ended is closed when run ends, and the streams of open pages end then.
+	// ended is closed when run ends. The streams to open pages end then, too.
 	ended chan struct{}
 
 	mu     sync.Mutex
@@ -38,7 +38,7 @@ type followed struct {
 
 type alertKey struct{ kind, group, id string }
 
-// change is one event of a shard. One of event and entry is set, or lost.
+// change is one event of a shard. If neither event nor entry is set, the shard was lost or found again.
 type change struct {
 	shard  string
 	number uint64
@@ -78,7 +78,7 @@ func (h *hub) run(ctx context.Context) {
 
 func (h *hub) followState(ctx context.Context, shard string) {
 	for ctx.Err() == nil {
-		// It ends early if the shard refuses, for example because the identity has expired.
+		// FollowShards returns early if the shard refuses, for example because the identity has expired.
 		h.fleet.FollowShards(ctx, []string{shard}, fleet.Watcher{
 			Event: func(e fleet.Event) { h.addEvent(e) },
 			Lost:  func(err *fleet.Error, _ time.Duration) { h.setLost(shard, err) },
@@ -91,7 +91,7 @@ func (h *hub) followState(ctx context.Context, shard string) {
 func (h *hub) followJournal(ctx context.Context, shard string) {
 	var position string
 	for ctx.Err() == nil {
-		// followState shows why a shard cannot be followed.
+		// The error is ignored, because followState records why a shard cannot be followed.
 		filter := fleet.HistoryFilter{Since: h.now().Add(-statisticsTime)}
 		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e fleet.JournalEvent) {
 			position = e.Position
@@ -126,8 +126,8 @@ func (h *hub) addEvent(e fleet.Event) {
 	h.publish(change{shard: e.Shard, event: &e})
 }
 
-// setLost records that a shard is not followed, or is followed again. Its alerts are unknown then; a new session begins
-// with the active ones.
+// setLost records why a shard cannot be followed or, if err is nil, that it is followed again. It forgets the shard's
+// alerts, because a new session begins with those that are active.
 func (h *hub) setLost(shard string, err *fleet.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,10 +156,11 @@ func (h *hub) publish(c change) {
 	}
 }
 
-// listenerRoom is the number of changes that wait for a slow browser. If there are more, it reads the whole page again.
+// listenerRoom is the number of changes that wait for a slow browser. If there are more, the browser reads the whole
+// page again.
 const listenerRoom = 256
 
-// listen adds a listener. It also returns the number of the last change before.
+// listen adds a listener. It also returns the number of the last change, which the listener does not receive.
 func (h *hub) listen() (l *listener, number uint64, end func()) {
 	l = &listener{changes: make(chan change, listenerRoom), missed: make(chan struct{}, 1)}
 	h.mu.Lock()

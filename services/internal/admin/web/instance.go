@@ -17,7 +17,7 @@ import (
 type instanceView struct {
 	Shard string
 	row
-	// Missing means that the leader does not know the instance any more. The journal may.
+	// Missing means that the leader does not know the instance any more. The journal may still have its events.
 	Missing *problem
 	// Predecessor is the instance that it replaced, and Successor the one that replaced it.
 	Predecessor, Successor string
@@ -34,7 +34,7 @@ type step struct {
 	fleet.JournalEvent
 	// Name says what happened, in words.
 	Name string
-	// Of is the other instance, if the event is about that.
+	// Of is the predecessor or the successor if the event is about that instance, otherwise empty.
 	Of string
 	// Took is the time since the step before.
 	Took time.Duration

@@ -18,8 +18,8 @@ const (
 	liveWrite = 10 * time.Second
 )
 
-// liveURL returns the address of the changes for a page. It has the number of the last change, so it must be made
-// before the page reads anything.
+// liveURL returns the address from which a page receives changes. It contains the number of the last change, so call
+// liveURL before the page reads anything else.
 func (p *page) liveURL(query url.Values) string {
 	if query == nil {
 		query = url.Values{}
@@ -28,7 +28,8 @@ func (p *page) liveURL(query url.Values) string {
 	return Path + "live?" + query.Encode()
 }
 
-// position identifies a change for the browser. The prefix differs in each process, which counts from zero.
+// position identifies a change for the browser. Each process counts changes from zero, so the prefix identifies the
+// process.
 func (p *page) position(number uint64) string {
 	return fmt.Sprintf("%x-%d", p.key[:4], number)
 }
@@ -118,7 +119,7 @@ func (s *liveStream) sendChange(c change) error {
 	return nil
 }
 
-// lifeKinds are the events after which the statistics of a fleet or a group are other.
+// lifeKinds are the events that change the statistics of a fleet or a group.
 var lifeKinds = []string{"instance_healthy", "config_applied", "leader_started"}
 
 // concerns reports whether the page must be read again after a change.

@@ -81,7 +81,7 @@ func next(t testing.TB, events <-chan liveEvent, kind string) liveEvent {
 	}
 }
 
-// liveSite is a site that is followed, with the channels of its first shard.
+// liveSite returns a site whose hub runs. Shard a has channels for its events.
 func liveSite(t testing.TB) *site {
 	t.Helper()
 	s := newSite(t, nil)
@@ -95,8 +95,8 @@ func liveSite(t testing.TB) *site {
 	return s
 }
 
-// TestRowIsUpdated shows that an open group gets the new row of an instance with the shard's event, and no row of
-// another group.
+// TestRowIsUpdated shows that the open page of a group gets the new row of an instance when the shard sends an event,
+// and no row of another group.
 func TestRowIsUpdated(t *testing.T) {
 	s := liveSite(t)
 	events := s.open(t, "/ui/live?shard=a&group=workers", "")
@@ -150,13 +150,13 @@ func TestPageIsReadAgain(t *testing.T) {
 	if e := next(t, current, "stale"); e.id == hello.id {
 		t.Error("it was told to read again before anything changed")
 	}
-	// A browser that lost its connection says what it had.
+	// A browser that lost its connection sends the ID of the last event that it received.
 	again := s.open(t, old, hello.id)
 	next(t, again, "hello")
 	next(t, again, "stale")
 }
 
-// TestAlerts shows that alerts are on the pages of the fleet and of the group while they stand.
+// TestAlerts shows that alerts are on the pages of the fleet and of the group while they are active.
 func TestAlerts(t *testing.T) {
 	s := liveSite(t)
 	events := s.open(t, "/ui/live", "")

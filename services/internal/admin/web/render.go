@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// parseTemplates returns the template of each page by its name. A mistake in a template is a mistake of the program.
+// parseTemplates returns the template of each page by its name. It panics if a template has a mistake.
 func parseTemplates(p *page) map[string]*template.Template {
 	functions := template.FuncMap{
 		"asset":    func(name string) string { return Path + "assets/" + p.assets + "/" + name },
@@ -88,7 +88,7 @@ func took(d time.Duration) string {
 	return strings.TrimSuffix(d.Round(time.Second).String(), "0s")
 }
 
-// words writes the name of a kind as words.
+// words returns a name with spaces in place of underscores.
 func words(name string) string { return strings.ReplaceAll(name, "_", " ") }
 
 // tone returns the class of the style for a health, a state or a kind of event: good, warn, bad or idle.

@@ -10,14 +10,14 @@ import (
 const (
 	// statisticsTime is the period of the statistics of replacements.
 	statisticsTime = 24 * time.Hour
-	// paceTime is the period from which the end of a rollout is estimated.
+	// paceTime is how far back replacements count for the estimate of a rollout's end.
 	paceTime = 15 * time.Minute
 )
 
-// replacements measures replacements from the events of a journal. The zero value is ready for use.
+// replacements measures how long replacements take, from the events of a journal. The zero value is ready for use.
 type replacements struct {
-	// failed holds when an instance was lost or became unhealthy. running holds the replacements that are not healthy
-	// yet, by their instance.
+	// failed holds when an instance was lost or became unhealthy. running holds unfinished replacements by the ID of
+	// the new instance.
 	failed  map[string]time.Time
 	running map[string]replacement
 	done    []replacement
@@ -78,7 +78,7 @@ func (r *replacements) forget(now time.Time) {
 type statistics struct {
 	Count    int
 	P50, P99 time.Duration
-	// Pace is the time between two replacements that ended lately. Zero: fewer than two did.
+	// Pace is the time between two replacements that ended recently. Zero: fewer than two ended.
 	Pace time.Duration
 }
 

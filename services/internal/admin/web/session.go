@@ -141,7 +141,8 @@ func (p *page) logout(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// localPath returns a path of the page, so that a link to the login cannot lead to another site.
+// localPath returns path, or the start page if path is not below Path. So a link to the login cannot lead to another
+// site.
 func localPath(path string) string {
 	if !strings.HasPrefix(path, Path) || strings.ContainsAny(path, "\\\r\n") {
 		return Path

@@ -4,7 +4,7 @@
 // Invariants:
 //   - A page shows what the HTTP API answers. The package makes no decision about instances.
 //   - Nobody changes anything without a login as operator, a typed confirmation, and a form of this site.
-//   - No page has a script or a style in its text, so that the browser can refuse all of them.
+//   - No page has an inline script or style, so that the browser can refuse all inline ones.
 package web
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
 )
 
-// Path is the path below which the page is.
+// Path is the prefix of the paths of all pages.
 const Path = "/ui/"
 
 const (
@@ -111,7 +111,7 @@ func New(options Options) *Page {
 }
 
 // guard sets the headers of every answer and limits requests. Without a login it serves only names of this machine,
-// because a page of another site may use a name that resolves to it.
+// because another site may use a name that resolves to this machine (DNS rebinding).
 func (p *page) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -152,7 +152,7 @@ type httpError struct {
 
 func (e *httpError) Error() string { return e.message }
 
-// answer returns a handler that shows the error of do and limits its time.
+// answer returns a handler that calls do with a time limit and shows its error as a page.
 func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), p.Timeout)
@@ -166,13 +166,13 @@ func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.Ha
 
 type clientKey struct{}
 
-// clientOf returns the client of a request that read accepted.
+// clientOf returns the client of a request. It may be called only in a handler of read.
 func clientOf(r *http.Request) Client {
 	client, _ := r.Context().Value(clientKey{}).(Client)
 	return client
 }
 
-// read is answer for clients that are logged in. Others are sent to the login.
+// read is like answer, but only for clients that are logged in. It redirects others to the login.
 func (p *page) read(do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return p.answer(func(w http.ResponseWriter, r *http.Request) error {
 		client, ok := p.client(r)

@@ -107,7 +107,7 @@ func (s *site) run(t testing.TB) {
 	})
 }
 
-// request is one request. The zero values are those of a valid one.
+// request is one request. Zero fields have the values of a valid request.
 type request struct {
 	method, path string
 	form         url.Values
@@ -206,7 +206,8 @@ func TestRolloutWaits(t *testing.T) {
 	}
 }
 
-// TestShardWithoutAnswer shows that a shard without an answer keeps its row, with the reason, and hides no other.
+// TestShardWithoutAnswer shows that a shard without an answer keeps its row, with the reason, and hides no other
+// shard's row.
 func TestShardWithoutAnswer(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Do(func() {
@@ -262,7 +263,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// TestAssets shows that style and script are served with a long life at the address that pages name.
+// TestAssets shows that style and script are at the addresses that pages name, and that a browser may cache them
+// forever.
 func TestAssets(t *testing.T) {
 	s := newSite(t, nil)
 	found := regexp.MustCompile(`/ui/assets/[^"]+`).FindAllString(s.text(t, "/ui/", 200), -1)
@@ -280,7 +282,7 @@ func TestAssets(t *testing.T) {
 	s.text(t, "/ui/assets/x/nothing.js", 404)
 }
 
-// logins is a login with an operator and a viewer.
+// logins accepts the token of an operator and that of a viewer.
 func logins(token string) (web.Client, bool) {
 	clients := map[string]web.Client{"olivias-token-of-24-chars": {Name: "olivia", Role: web.RoleOperator},
 		"victors-token-of-24-chars": {Name: "victor", Role: web.RoleViewer}}
@@ -351,7 +353,7 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// TestLocalOnly shows that without a login only names of this machine are served.
+// TestLocalOnly shows that without a login only requests for names of this machine are answered.
 func TestLocalOnly(t *testing.T) {
 	s := newSite(t, nil)
 	resp := s.do(t, request{path: "/ui/", host: "evil.example:8080"})
@@ -361,7 +363,7 @@ func TestLocalOnly(t *testing.T) {
 	}
 }
 
-// TestManyInstances shows that the list of a large group is in pages, and that the page stays small.
+// TestManyInstances shows that the list of a large group is split into pages, and that each page stays small.
 func TestManyInstances(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Instances = manyInstances(5000)
@@ -397,7 +399,7 @@ func manyInstances(n int) []*nstancev1.InstanceStatus {
 	return instances
 }
 
-// TestUnavailableShard shows that the error of a shard is the answer of a page about it.
+// TestUnavailableShard shows that the page about a shard that does not answer shows the shard's error.
 func TestUnavailableShard(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Do(func() {

@@ -80,7 +80,8 @@ func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (m
 	return members, nil
 }
 
-// addTarget adds the health of one target to that of others. An internal error is a fault of the load balancer.
+// addTarget merges the health of one target into members. It ignores an unhealthy target whose reason is an internal
+// error, because that is a fault of the load balancer.
 func addTarget(members map[string]infra.MemberHealth, id string, health *types.TargetHealth) {
 	known, decided := members[id]
 	switch {

@@ -46,8 +46,8 @@ func readConsoles(ctx context.Context, shard *config.Shard) (found []infra.Conso
 	return found, nil
 }
 
-// readConsole returns the console output of a machine, or "" if EC2 has none yet. Types without the Nitro hypervisor
-// have no latest output, but that of the last change of their state.
+// readConsole returns the console output of a machine, or "" if EC2 has none yet. For types without the Nitro
+// hypervisor, EC2 has no latest output, only the output up to the last change of state.
 func readConsole(ctx context.Context, client *ec2.Client, id *string) (string, error) {
 	out, err := client.GetConsoleOutput(ctx, &ec2.GetConsoleOutputInput{InstanceId: id, Latest: sdk.Bool(true)})
 	var refusal smithy.APIError

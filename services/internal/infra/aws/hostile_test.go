@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/registerapi/attesttest"
 )
 
-// TestHostileRegistrationsWithIdentityDocuments plays a process with the nonce of another VM, which tries identity
-// documents of EC2.
+// TestHostileRegistrationsWithIdentityDocuments acts as a process that stole another VM's nonce. It tries to register
+// with several identity documents of EC2.
 func TestHostileRegistrationsWithIdentityDocuments(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)

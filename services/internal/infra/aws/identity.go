@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// maxProof bounds a signed identity document in bytes. Those of EC2 have about 1,500.
+// maxProof bounds a signed identity document in bytes. Those of EC2 have about 1,500 bytes.
 const maxProof = 8 << 10
 
 // maxNesting bounds the depth of the objects in a proof. Those of EC2 have a depth of about 10.

@@ -34,7 +34,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if err != nil {
 		err = withQuota(classify(what, "RunInstances", tries, err), req.InstanceType)
 		if infra.ClassOf(err) == infra.NotFound {
-			// A create cannot miss the instance itself, so a resource that the request names does not exist.
+			// NotFound cannot mean the new instance itself, so it means a resource that the request names.
 			return infra.VM{}, reclass(err, infra.Invalid)
 		}
 		return infra.VM{}, err
@@ -47,8 +47,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // normalized as decodeTags returns it
 	switch {
 	case ending(vm.State):
-		// This answers an earlier call with this token. EC2 repeats the answer for as long as it remembers the
-		// instance.
+		// The answer is that of an earlier call with the same client token. EC2 repeats it for as long as it remembers
+		// the instance.
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
 	case len(out.Instances[0].Tags) == 0:
 		vm.Tags, vm.Warning = asked, "" // the answer holds no tags
@@ -75,8 +75,8 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	case infra.NotFound:
 		return nil
 	case infra.Denied:
-		// A role that may terminate by tag may not terminate an instance without tags. A terminated instance loses its
-		// tags after a while, so it counts as deleted.
+		// A terminated instance loses its tags after a while. A role that may terminate only instances with the
+		// cluster's tags is then denied, so check whether the instance has ended.
 		if instance, getErr := p.instance(ctx, what, providerID); infra.ClassOf(getErr) == infra.NotFound ||
 			getErr == nil && ending(stateOf(instance)) {
 			return nil

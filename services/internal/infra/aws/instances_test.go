@@ -7,7 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAddresses checks that a VM's addresses are those of all its interfaces, because it may call from any of them.
+// TestAddresses checks that a VM's addresses are those of all its interfaces, because an agent may call from any of
+// them.
 func TestAddresses(t *testing.T) {
 	vm := describe(types.Instance{
 		PrivateIpAddress: ptr("10.0.0.4"), PublicIpAddress: ptr("192.0.2.4"),

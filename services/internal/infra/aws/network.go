@@ -65,12 +65,13 @@ type takeover struct {
 	began   time.Time
 	// seen describes the last known state of the interface, for errors.
 	seen string
-	// asked is the ID of the attachment that was asked to end. firmly reports whether force was used.
+	// asked is the ID of the attachment whose end was requested. firmly reports whether it was requested by force.
 	asked  string
 	firmly bool
 }
 
-// step describes the interface and takes the next step. After a passing error it is worth trying again.
+// step describes the interface and takes the next step. The caller may try again after an error for which passing
+// returns true.
 func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	eni, err := t.p.networkInterface(ctx, t.what)
 	if err != nil {
@@ -261,7 +262,7 @@ func sight(eni types.NetworkInterface) string {
 var passingCodes = []string{
 	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound",
 	"InvalidNetworkInterface.InUse",
-	// From AttachNetworkInterface: the device index is taken.
+	// AttachNetworkInterface returns InvalidParameterValue if the device index is taken.
 	"InvalidNetworkInterfaceAttachmentID.NotFound", "InvalidParameterValue",
 }
 

@@ -24,7 +24,7 @@ const (
 	leader = "10.0.0.9"
 )
 
-// network is an EC2 with one interface and some machines. Its time advances with every describe call.
+// network is a fake EC2 with one network interface and some machines. Its time advances with every describe call.
 type network struct {
 	EC2
 	now   time.Time
@@ -50,7 +50,7 @@ func newNetwork() *network {
 			other: types.InstanceStateNameRunning}, fail: map[string][]error{}}
 }
 
-// held attaches the interface to another machine.
+// held attaches the interface to another machine, which is in the given state.
 func (n *network) held(state types.InstanceStateName) *network {
 	n.attachment, n.holder, n.status, n.index = "eni-attach-1", other, types.AttachmentStatusAttached, 1
 	if n.states[other] = state; state == "" {

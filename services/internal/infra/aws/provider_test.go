@@ -29,7 +29,7 @@ import (
 
 func fakeAMI(name string) fake.AMI { return fake.AMI{Name: name} }
 
-// translated maps the suite's types and subnets to existing names.
+// translated replaces the instance types and subnets of the conformance suite by existing ones.
 type translated struct {
 	*aws.Provider
 	names map[string]string

@@ -67,8 +67,8 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	return in, nil
 }
 
-// place puts the instance into the subnet. It sets the zone too, so that EC2 refuses a subnet of another zone. Client
-// tokens are zonal, so they then hold for all calls of the shard.
+// place puts the instance into the subnet. It sets the zone too, so that EC2 refuses a subnet of another zone. A client
+// token is valid in one zone only, and all calls of the shard are then in the same zone.
 // https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html#run-instances-idempotency
 func place(in *ec2.RunInstancesInput, subnet, zone string) {
 	if in.Placement == nil {

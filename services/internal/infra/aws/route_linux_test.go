@@ -16,8 +16,8 @@ import (
 // inNetwork is set in the environment of the process that runs TestAnswers in its own network.
 const inNetwork = "NSTANCE_TEST_IN_NETWORK"
 
-// TestAnswers gives a machine a second interface in the subnet of the first one. Both have routes of the main table, as
-// DHCP leaves them. The second address answers only after it has its own routing table.
+// TestAnswers gives a machine a second interface in the subnet of the first one. Both interfaces have routes in the
+// main table, as DHCP leaves them. The second address answers only when it has its own routing table.
 func TestAnswers(t *testing.T) {
 	if os.Getenv(inNetwork) == "" {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAnswers$", "-test.v")
@@ -65,8 +65,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// addInterface adds a network interface and waits until it has a carrier: until then its routes still change. Its other
-// end is in the same network, which does not matter here.
+// addInterface adds a network interface and waits until it has a carrier, because its routes change until then. The
+// other end of the link is on the same machine, which does not matter here.
 func addInterface(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})

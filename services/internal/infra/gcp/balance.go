@@ -14,7 +14,7 @@ import (
 )
 
 // Register implements infra.LoadBalancers. It adds the instance to the load balancer's unmanaged instance group.
-// Instance groups have members by name, so the name must be that of the VM with this ID.
+// Instance groups identify members by name, so Register looks up the name of the VM with this ID.
 func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	what := fmt.Sprintf("register %s with load balancer %s", vm.ProviderID, lb)
 	group, ok := p.group(lb)

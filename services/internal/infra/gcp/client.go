@@ -54,7 +54,7 @@ var Calls = []Call{
 		"subnets are checked at start and on change; their room, every collection interval"},
 }
 
-// client makes the calls. Reads and calls with a requestId are repeated after errors that may pass.
+// client makes the calls. It repeats reads, and calls with a requestId, after errors that may be temporary.
 type client struct {
 	service       *compute.Service
 	project, zone string
@@ -131,7 +131,8 @@ func (c client) operations(ctx context.Context, filter string) (all []*compute.O
 	return all, nil
 }
 
-// soonest and latest are the pauses between two waits for an operation. A wait can return immediately.
+// The pause between two wait calls for an operation doubles from soonest to latest. Without a pause, calls that return
+// immediately would be a busy loop.
 const soonest, latest = 100 * time.Millisecond, 2 * time.Second
 
 // wait waits until an operation has ended, and returns its failure.
@@ -238,7 +239,7 @@ func (c client) machineType(ctx context.Context, name string) (*compute.MachineT
 	})
 }
 
-// getSubnet describes a subnet with the use of its ranges.
+// getSubnet describes a subnet, including how much of its ranges is used.
 func (c client) getSubnet(ctx context.Context, path string) (*compute.Subnetwork, error) {
 	return googlecloud.Repeat(ctx, func() (*compute.Subnetwork, error) {
 		return c.service.Subnetworks.Get(pathPart(path, "projects"), pathPart(path, "regions"),

@@ -30,7 +30,7 @@ const (
 var numericID = regexp.MustCompile(`^[1-9][0-9]{0,19}$`)
 
 // identify implements infra.Cloud with the numeric ID from the metadata server. The ID is also a server's default ID:
-// a group that repairs a server reuses its name, but not its ID.
+// when an instance group repairs a server, the new machine has the same name but another ID.
 func identify(ctx context.Context, _ infra.Env) (infra.Machine, error) {
 	ctx, cancel := context.WithTimeout(ctx, metadataTimeout)
 	defer cancel()

@@ -52,7 +52,8 @@ var classes = map[string]infra.Class{
 }
 
 // keyError begins the message about a key of Cloud KMS that is disabled, or that Compute Engine's service agent may not
-// use. The message names the key. The HTTP status is 400, and there are several codes.
+// use. The message names the key. Only the message identifies the fault, because the HTTP status is 400 and the code
+// varies.
 const keyError = "Cloud KMS error"
 
 // failure is the error of an operation that ended.
@@ -105,8 +106,8 @@ func classOf(err error) infra.Class {
 	}
 	if f, ok := errors.AsType[*failure](err); ok {
 		if f.status >= http.StatusInternalServerError {
-			// The zone could not do it. It repeats this answer for the same requestId for an hour, so another instance
-			// ID must be tried.
+			// The zone could not make the VM. It repeats this answer for the same requestId for an hour, so another
+			// instance ID must be tried.
 			return infra.Capacity
 		}
 		return infra.Invalid

@@ -1,9 +1,9 @@
 // Package gcp makes VMs from Compute Engine instances. It is the only package that changes anything in Google Cloud.
 //
 // Invariants: the instance ID is the VM's name and its UUID is the requestId of every insert, so there is at most one
-// VM per instance ID at a time. An insert of a request that is older than Google remembers requestIds is preceded by a
-// look at the log of operations, so that there is never a second one. VMs are addressed by their numeric IDs, which are
-// not reused. The package makes only the calls that [Calls] lists.
+// VM per instance ID at a time. Google remembers requestIds for a limited time, so for an older request the provider
+// first reads the log of operations and never inserts twice. VMs are addressed by their numeric IDs, which are not
+// reused. The package makes only the calls that [Calls] lists.
 package gcp
 
 import (
@@ -196,7 +196,8 @@ func pathPart(path, collection string) string {
 	return ""
 }
 
-// httpClient records requests, so that errors before any request can be told from others.
+// httpClient returns a client that records whether it sent a request, so that an error before any request can be
+// recognized.
 func (cfg Config) httpClient() *http.Client {
 	if cfg.Access.Client != nil {
 		return cfg.Access.Client

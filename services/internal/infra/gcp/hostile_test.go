@@ -15,7 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/registerapi/attesttest"
 )
 
-// TestHostileRegistrationsWithIdentityTokens plays a process with the nonce of another VM, which tries identity tokens.
+// TestHostileRegistrationsWithIdentityTokens acts as a process that stole another VM's nonce. It tries to register with
+// several identity tokens.
 func TestHostileRegistrationsWithIdentityTokens(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
@@ -46,7 +47,7 @@ func TestHostileRegistrationsWithIdentityTokens(t *testing.T) {
 		thief.Refused(t, test.name, test.proof, test.reason)
 	}
 
-	// While Google's keys cannot be read, no refusal is final.
+	// While Google's keys cannot be read, a registration fails as Unavailable, and the agent may try again.
 	c.noKeys.Store(true)
 	c.ahead.Add(int64(7 * 24 * time.Hour))
 	if err := thief.Register(t, c.proof(victim, nil)); status.Code(err) != codes.Unavailable {

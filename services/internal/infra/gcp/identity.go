@@ -26,14 +26,14 @@ const (
 	// googleKeys is the URL of the service that publishes the keys of identity tokens.
 	// https://cloud.google.com/compute/docs/instances/verifying-instance-identity#verify_signature
 	googleKeys = "https://www.googleapis.com/oauth2/v1/"
-	// maxToken bounds an identity token in bytes. Those of Google have about 1,200.
+	// maxToken bounds an identity token in bytes. Those of Google have about 1,200 bytes.
 	maxToken = 8 << 10
 	// maxKeys bounds the list of keys in bytes. It has two or three certificates.
 	maxKeys = 64 << 10
 	// keysTimeout bounds one request for the keys.
 	keysTimeout = 5 * time.Second
-	// keysPause is the least time between two requests for the keys. Registrations do not wait for a service that does
-	// not answer, and no client can make the leader send more requests.
+	// keysPause is the least time between two requests for the keys. After a failed request, registrations fail
+	// immediately for this time. So no client can make the leader send many requests.
 	keysPause = 10 * time.Second
 )
 
@@ -104,7 +104,7 @@ func (k *signingKeys) read(ctx context.Context) (keys map[string]*rsa.PublicKey,
 	return keys, life, nil
 }
 
-// parseKeys parses an object of certificates in PEM, by the IDs of their keys.
+// parseKeys parses a JSON object that maps key IDs to certificates in PEM.
 func parseKeys(body []byte) (map[string]*rsa.PublicKey, error) {
 	var certificates map[string]string
 	if err := json.Unmarshal(body, &certificates); err != nil {
@@ -124,7 +124,7 @@ func parseKeys(body []byte) (map[string]*rsa.PublicKey, error) {
 	return keys, nil
 }
 
-// identityToken holds the claims of an identity token in the format full that are checked.
+// identityToken holds those claims of an identity token (format full) that are checked.
 type identityToken struct {
 	jwt.RegisteredClaims
 

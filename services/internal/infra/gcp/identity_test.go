@@ -54,7 +54,7 @@ func (c *testCloud) unsigned(vm infra.VM, method jwt.SigningMethod, key any) []b
 }
 
 // TestAttest checks that only a fresh identity token of the VM, for the instance's audience and signed with a key of
-// Google, is a proof.
+// Google, is accepted as a proof.
 func TestAttest(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

@@ -29,9 +29,9 @@ const (
 
 // Create implements infra.Provider with instances.insert. It returns when the insert has ended.
 //
-// The instance's ID is the VM's name, and its UUID the requestId. After the VM's end, the name is free immediately, and
-// the requestId after an hour. So if a request is older than young, Create first looks for the VM and for an earlier
-// insert in the log of operations.
+// The instance's ID is the VM's name, and the UUID in the ID is the requestId. After the VM's end, the name is free
+// immediately, and the requestId after an hour. So if a request is older than young, Create first looks for the VM and
+// for an earlier insert in the log of operations.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if req.Tags.Instance.IsZero() {
 		return infra.VM{}, refused("create", "no instance ID")
@@ -111,7 +111,7 @@ func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance
 	case googlecloud.StatusOf(err) == http.StatusNotFound:
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request was deleted", nameOrID)
 	case err != nil:
-		// The insert took effect, so this is not a refusal.
+		// The insert took effect, so this error does not mean that the request was refused.
 		return infra.VM{}, reclass(p.classify(what, "instances.get", err), infra.Indeterminate)
 	}
 	vm := p.describe(found)

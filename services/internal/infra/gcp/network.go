@@ -56,7 +56,8 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	}
 }
 
-// stepToAddress takes the next step to the address. After a passing error it is worth trying again.
+// stepToAddress takes the next step to the address. The caller may try again after an error for which passing returns
+// true.
 func (p *Provider) stepToAddress(ctx context.Context, what, machineID string) (done bool, err error) {
 	self, err := p.api.get(ctx, machineID)
 	if err != nil {
@@ -116,8 +117,9 @@ func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRang
 	})
 }
 
-// setAliases replaces the alias ranges of an interface and waits for it. An empty list must be sent as such. It names
-// the machine, because conditions of IAM compare names. The fingerprint keeps it from another machine of this name.
+// setAliases replaces the alias ranges of a machine's interface and waits for the change. It sends an empty list
+// explicitly. The call names the machine, because IAM conditions compare names. The fingerprint makes it fail for
+// another machine that has the name by now.
 func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compute.NetworkInterface,
 	aliases []*compute.AliasIpRange) error {
 	err := p.api.updateInterface(ctx, name, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
@@ -153,7 +155,7 @@ func (p *Provider) Release(ctx context.Context, machineID string) error {
 		if !p.holds(nic) {
 			continue
 		}
-		// After a stale fingerprint, another server has taken the address.
+		// A stale fingerprint means that another server has taken the address.
 		if err := p.setAliases(ctx, what, self.Name, nic, p.without(nic)); err != nil && !passing(err) {
 			return err
 		}

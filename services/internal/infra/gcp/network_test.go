@@ -102,7 +102,8 @@ func TestAliasStaysStuckOnADeadVM(t *testing.T) {
 	c.wantHolder("b")
 }
 
-// TestAliasIsTakenInARace lets the address be taken by a third machine between the two changes.
+// TestAliasIsTakenInARace lets a third machine take the address after its old holder has lost it and before the new one
+// has it.
 func TestAliasIsTakenInARace(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(alias)
@@ -204,8 +205,8 @@ func TestInstanceGroups(t *testing.T) {
 	wantClass(t, "an unknown load balancer", p.Register(t.Context(), "none", vm), infra.Invalid)
 }
 
-// TestBackendServices checks what the verdicts of a load balancer do not cover: a backend service without health checks,
-// one that is gone, and one of another group.
+// TestBackendServices checks MemberHealth with backend services that give no verdict: one without health checks, one
+// that is gone, and one of another instance group.
 func TestBackendServices(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

@@ -66,7 +66,7 @@ func TestLateFailuresHaveTheirClasses(t *testing.T) {
 			if c.count() != 0 {
 				t.Error("there is a VM")
 			}
-			// The same request gets the same answer for an hour. The next ID succeeds.
+			// A repeated request gets the same refusal for an hour. A request with another instance ID succeeds.
 			_, err = p.Create(t.Context(), req)
 			wantClass(t, "repeat", err, test.want)
 			c.create(p, c.request())
@@ -166,8 +166,8 @@ func TestLostAnswerOfAnInsertGivesOneVM(t *testing.T) {
 	}
 }
 
-// TestRefusalAfterALostAnswerIsIndeterminate also covers that a refusal of the second attempt says nothing about the
-// first one.
+// TestRefusalAfterALostAnswerIsIndeterminate also checks that a refusal of the second attempt says nothing about the
+// first one, whose answer was lost.
 func TestRefusalAfterALostAnswerIsIndeterminate(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
@@ -182,8 +182,8 @@ func TestRefusalAfterALostAnswerIsIndeterminate(t *testing.T) {
 	}
 }
 
-// TestARetryAfterDeletionDoesNotCreateTheNameAgain repeats a request while the requestId is known, when only the log of
-// operations knows it, and when the log may have lost it.
+// TestARetryAfterDeletionDoesNotCreateTheNameAgain repeats the request of a deleted VM at three ages: while Google
+// knows the requestId, when only the log of operations has the insert, and when the log may have lost it.
 func TestARetryAfterDeletionDoesNotCreateTheNameAgain(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

@@ -66,7 +66,7 @@ func (p *Provider) instance(req infra.CreateRequest) (*compute.Instance, error) 
 	return in, nil
 }
 
-// setScheduling makes a VM that ends stay ended, and a Spot VM that is preempted be deleted.
+// setScheduling disables automatic restarts. It makes a Spot VM be deleted when it is preempted.
 func setScheduling(in *compute.Instance, spot bool) {
 	if in.Scheduling == nil {
 		in.Scheduling = &compute.Scheduling{}
@@ -161,8 +161,8 @@ func decodeArgs(args map[string]any) (*compute.Instance, error) {
 	return in, nil
 }
 
-// forceSend lists the fields that args name in ForceSendFields of each struct. The SDK leaves out a false or 0
-// otherwise, although the API's default can be another value.
+// forceSend sets ForceSendFields of each struct to the fields that args name. Without it, the SDK would leave out a
+// false or 0, although the API's default can be another value.
 func forceSend(to reflect.Value, given map[string]any) {
 	var names []string
 	for i := range to.NumField() {

@@ -18,13 +18,14 @@ import (
 // Harness is one empty provider for one test.
 type Harness struct {
 	Provider infra.Provider
-	// Owner owns the VMs of the test; zero: cluster c1, shard s1. Tests that share a provider's state need their own.
+	// Owner owns the VMs of the test; zero: cluster c1, shard s1. Tests that share a provider's state need different
+	// owners.
 	Owner infra.Owner
 	// Types and Subnets are two values each of InstanceType and Subnet; empty: small and large, subnet-a and subnet-b.
 	Types, Subnets [2]string
 	// Kill ends a VM's machine without a provider call, as a crash would. It returns when the machine has ended.
 	Kill func(t *testing.T, vm infra.VM)
-	// Settle is called between two checks of a state that is still expected. It lets the provider's time pass.
+	// Settle lets some of the provider's time pass. The suite calls it between two checks while it waits for a state.
 	Settle func(t *testing.T)
 	// Adapt, if set, changes a request (args, type, subnet) so that the provider accepts it.
 	Adapt func(req *infra.CreateRequest)
@@ -39,7 +40,7 @@ type Harness struct {
 	OddTags []string
 }
 
-// settles is the number of checks after which a test fails.
+// settles is the number of times that a test checks for a state before it fails.
 const settles = 1000
 
 var oddTags = []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d %", "a=b,c:d;e/f@g+h",

@@ -23,7 +23,7 @@ func openProvider(_ context.Context, env infra.Env) (infra.Provider, error) {
 	return New(Config{Options: options, Log: env.Log}), nil
 }
 
-// productUUID holds the UUID of this machine. For a domain it is the UUID of the domain.
+// productUUID is the file with the UUID of this machine. If the machine is a domain, that is the domain's UUID.
 const productUUID = "/sys/class/dmi/id/product_uuid"
 
 // identity reads the UUID of the machine from its firmware. A machine that is not a domain of the hosts has a UUID too.

@@ -25,7 +25,8 @@ const (
 	consoleSuffix = "-console.log"
 )
 
-// keepClaim is the time for which a claim stays after its VM was deleted. No create request is older.
+// keepClaim is the time for which a claim, the empty volume that marks an instance ID as used, stays after its VM was
+// deleted. No request is repeated for that long.
 const keepClaim = 24 * time.Hour
 
 // order is a create request whose fields were parsed.
@@ -128,8 +129,8 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 	return vm, true, nil
 }
 
-// createNew makes a VM: checks that change nothing, then the claim, the domain, its volumes, and the start. After
-// an error that says that no VM was made, it removes what it made, except the claim.
+// createNew makes a VM in this order: checks that change nothing, the claim, the domain, its volumes, and the start.
+// After an error that says that no VM was made, it removes what it made, except the claim.
 func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (infra.VM, error) {
 	defer o.host.reserve(o)()
 	free, err := p.freeMemory(c, o.host)
@@ -240,7 +241,7 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	return p.describe(d, nil), nil
 }
 
-// undefineAll also removes what would keep a domain from being undefined.
+// undefineAll holds the flags that also remove what would keep libvirt from undefining a domain.
 const undefineAll = libvirt.DomainUndefineManagedSave | libvirt.DomainUndefineSnapshotsMetadata |
 	libvirt.DomainUndefineNvram | libvirt.DomainUndefineCheckpointsMetadata
 
@@ -297,7 +298,7 @@ func (p *Provider) deleteDomain(c *libvirt.Libvirt, d domain) error {
 	return nil
 }
 
-// reserve counts the memory of a VM that is not defined yet. It returns the function that ends this.
+// reserve counts the memory of a VM that is not defined yet. It returns the function that stops counting it.
 func (h *host) reserve(o order) func() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

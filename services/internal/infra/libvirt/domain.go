@@ -28,7 +28,7 @@ type metadata struct {
 	Digest   string     `json:"digest"` // of the create request
 	Hostname string     `json:"hostname"`
 	Created  time.Time  `json:"created"` // when the domain was defined, by the server's clock
-	// Starting is when its only start was asked for; zero: it was not.
+	// Starting is when the only start of the domain was requested; zero: not requested yet.
 	Starting time.Time `json:"starting,omitzero"`
 }
 
@@ -128,7 +128,7 @@ func (m machine) domainXML() (string, error) {
 		d.OS.Type.Arch, d.OS.Type.Machine, d.OS.Firmware = "aarch64", "virt", "efi"
 	}
 	if m.domainType == "qemu" {
-		// Without this limit QEMU takes a gigabyte for translated code.
+		// Without this limit QEMU takes a gigabyte of memory for translated code.
 		d.Features.TCG = &libvirtxml.DomainFeatureTCG{
 			TBCache: &libvirtxml.DomainFeatureTCGTBCache{Size: 48, Unit: "MiB"}}
 	} else {
@@ -253,7 +253,7 @@ func stateOf(state libvirt.DomainState, reason int32) (infra.State, string) {
 const (
 	// prepareGrace is the time in which a domain that is off may still be started by the request that defined it.
 	prepareGrace = 2 * time.Minute
-	// startGrace is the same, after the request has written that it starts the domain.
+	// startGrace replaces prepareGrace after the request has written into the metadata that it starts the domain.
 	startGrace = 10 * time.Second
 )
 
@@ -264,7 +264,8 @@ func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
 	if d.undecoded != nil {
 		vm.Warning = d.undecoded.Error()
 	}
-	// A domain before its start, and one that ended while libvirtd did not run, are off without a reason.
+	// A domain is off without a reason before its start, and if it ended while libvirtd did not run. It is Pending
+	// while its request may still start it.
 	until := d.metadata.Created.Add(prepareGrace)
 	if !d.metadata.Starting.IsZero() {
 		until = d.metadata.Starting.Add(startGrace)

@@ -20,7 +20,7 @@ type host struct {
 	conn     *libvirt.Libvirt // nil: not connected
 	creating map[string]int64 // memory in MiB of VMs that are being created and not defined yet
 
-	// changing allows one create or delete of an instance at a time. Instances share a mutex by their name.
+	// changing allows one create or delete of an instance at a time. An instance's name selects its mutex.
 	changing [64]sync.Mutex
 }
 
@@ -107,8 +107,7 @@ func call[T any](ctx context.Context, h *host, what string, f func(*libvirt.Libv
 	}
 }
 
-// classes are the codes of libvirt's errors that mean more than a failure.
-// https://libvirt.org/html/libvirt-virterror.html
+// classes maps codes of libvirt's errors to classes. https://libvirt.org/html/libvirt-virterror.html
 var classes = map[libvirt.ErrorNumber]infra.Class{
 	libvirt.ErrNoDomain:          infra.NotFound,
 	libvirt.ErrNoNetwork:         infra.Invalid,

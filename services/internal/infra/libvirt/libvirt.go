@@ -147,7 +147,8 @@ func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ide
 // listPatience bounds the wait for one host. A list of a thousand VMs takes a tenth of a second.
 const listPatience = 5 * time.Second
 
-// List implements infra.Provider. Each host is a part that may not answer.
+// List implements infra.Provider. If a host does not answer, List returns the VMs of the other hosts and a
+// PartialError.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	limited, cancel := context.WithTimeout(ctx, listPatience)
 	defer cancel()
@@ -289,7 +290,7 @@ func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bo
 	return room, nil
 }
 
-// DescribeType implements infra.InstanceTypes. The name gives the size.
+// DescribeType implements infra.InstanceTypes. The type's name states its size.
 func (p *Provider) DescribeType(_ context.Context, name string) (infra.InstanceType, error) {
 	size, err := vmsize.Parse(name)
 	if err != nil {

@@ -44,7 +44,8 @@ func openVolumes(c *libvirt.Libvirt, name string) (*volumes, error) {
 // path returns the path that a volume has on the host.
 func (v *volumes) path(name string) string { return path.Join(v.dir, name) }
 
-// find returns a volume and its path. A volume that was copied into the directory is known after a refresh.
+// find returns a volume and its path. If libvirt does not know the volume, find refreshes the pool once, because a
+// person may have copied the file into its directory.
 func (v *volumes) find(name string) (libvirt.StorageVol, string, error) {
 	vol, err := v.c.StorageVolLookupByName(v.pool, name)
 	if isCode(err, libvirt.ErrNoStorageVol) {
@@ -56,8 +57,8 @@ func (v *volumes) find(name string) (libvirt.StorageVol, string, error) {
 	return vol, v.path(name), err
 }
 
-// libvirtd refuses to refresh a pool while another call makes or fills a volume in it. If a large upload takes longer
-// than all tries, the leader tries again.
+// libvirtd refuses to refresh a pool while another call makes or fills a volume in it, so the refresh is tried several
+// times. If a large upload takes longer than all tries, the leader repeats the create request.
 const (
 	refreshTries = 50
 	refreshPause = 100 * time.Millisecond

@@ -61,8 +61,8 @@ type Outcome struct {
 	Err error
 	// Lost makes the call take effect, but the caller gets infra.Indeterminate.
 	Lost bool
-	// Late, if positive, delays the effect by this time, while the caller gets infra.Indeterminate immediately. Reads
-	// are lost.
+	// Late, if positive, delays the effect by this time, while the caller gets infra.Indeterminate immediately. A late
+	// read never gets an answer.
 	Late time.Duration
 	// Lag makes a read return the state of this time ago.
 	Lag time.Duration

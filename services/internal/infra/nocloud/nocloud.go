@@ -13,7 +13,7 @@ import (
 // ISO makes an image with the userdata of an instance, for cloud-init's data source NoCloud.
 // https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html
 func ISO(instance ident.ID, hostname string, userdata []byte) ([]byte, error) {
-	// meta-data must be YAML; JSON is.
+	// meta-data must be YAML, and JSON is valid YAML.
 	metadata := fmt.Sprintf("{\"instance-id\": %q, \"local-hostname\": %q}\n", instance.String(), hostname)
 	writer, err := iso9660.NewWriter()
 	if err != nil {

@@ -76,7 +76,7 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// tlsConfig makes the check of the nodes' certificates: by fingerprint, or by authority and name.
+// tlsConfig returns the configuration that checks the nodes' certificates: by fingerprint, or by authority and name.
 func tlsConfig(o contract.Options) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	switch {
@@ -102,7 +102,7 @@ func tlsConfig(o contract.Options) (*tls.Config, error) {
 	return config, nil
 }
 
-// certificateError means that a node has another certificate than configured.
+// certificateError means that a node presents another certificate than the configured one.
 type certificateError struct{ error }
 
 // apiError is an answer of the API that is not 200, or the failure of a task. Text is what it says.
@@ -139,8 +139,8 @@ func (c *client) change(ctx context.Context, method string, out any, form url.Va
 	return c.send(ctx, method, target, "application/x-www-form-urlencoded", []byte(form.Encode()), out)
 }
 
-// run makes a call that starts a task, and waits until the task has ended. The call is an attempt: after the error
-// that it returns, the task may still run.
+// run makes a call that starts a task, and waits until the task has ended. If run returns an error, the task may still
+// be running.
 func (c *client) run(ctx context.Context, method string, form url.Values, path ...any) error {
 	var upid string
 	if err := c.change(ctx, method, &upid, form, path...); err != nil {
@@ -149,7 +149,7 @@ func (c *client) run(ctx context.Context, method string, form url.Values, path .
 	return c.wait(ctx, upid)
 }
 
-// The pause between two looks at a task doubles from taskSoonest to taskLatest.
+// The pause between two checks of a task doubles from taskSoonest to taskLatest.
 const taskSoonest, taskLatest = 20 * time.Millisecond, time.Second
 
 // wait waits until a task has ended, and returns its failure. A task can fail after the call that started it succeeded.
@@ -307,9 +307,9 @@ func readError(answer *http.Response, raw []byte) error {
 	return &apiError{answer.StatusCode, text}
 }
 
-// classes are the texts of errors that mean more than a failure, in the order in which they are tried. The API has no
-// codes for them. The texts are of PVE/API2/Qemu.pm, PVE/QemuServer.pm, PVE/AbstractConfig.pm, PVE/Storage.pm and
-// PVE/Cluster.pm; those about space are of the programs that the storages call.
+// classes maps texts of errors to classes. The first text that matches decides. The API has no codes for them. The
+// texts are of PVE/API2/Qemu.pm, PVE/QemuServer.pm, PVE/AbstractConfig.pm, PVE/Storage.pm and PVE/Cluster.pm; those
+// about space are of the programs that the storages call.
 var classes = []struct {
 	text  string
 	class infra.Class

@@ -21,5 +21,5 @@ func openProvider(_ context.Context, env infra.Env) (infra.Provider, error) {
 	return New(Config{Options: options, Log: env.Log, Throttled: env.Throttled})
 }
 
-// identity knows no ID: a VM cannot tell its VMID, and a VMID can be used again.
+// identity returns no ID, because a VM cannot find out its VMID, and VMIDs can be used again.
 func identity(context.Context, infra.Env) (infra.Machine, error) { return infra.Machine{}, nil }

@@ -251,7 +251,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 			return infra.VM{}, errors.Join(sleepErr, err)
 		}
 	}
-	// A request to delete the VM may have come before the start.
+	// A deletion may have been requested before the start, so read the configuration again.
 	if config, err = p.readConfig(ctx, node, o.vmid); err != nil {
 		return infra.VM{}, &lostError{err}
 	}

@@ -113,8 +113,8 @@ func TestTwoServersFinish(t *testing.T) {
 }
 
 // TestLostAnswers loses the request or the answer of each call that changes something. The create call is
-// indeterminate, and its repetition makes one VM that runs. If the loss left it open whether the VM was started, it is
-// not started again: it is pending for half a minute, and then stopped.
+// indeterminate, and its repetition makes one VM that runs. If it is unknown whether the VM was started, it is not
+// started again: it is pending for half a minute, and then stopped.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{cloneCall, uploadCall, configCall, startCall} {
@@ -153,7 +153,7 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// TestTaskIsNotKnown has a node that stops to answer while a task runs there. The create call is indeterminate, and its
+// TestTaskIsNotKnown has a node that stops answering while a task runs on it. The create call is indeterminate, and its
 // repetition makes one VM that runs.
 func TestTaskIsNotKnown(t *testing.T) {
 	t.Parallel()
@@ -169,8 +169,8 @@ func TestTaskIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestLockedTemplate asks for a VM of a template that is locked. A timeout of the lock is throttling. A lock that an
-// administrator or a backup holds fails with its name until it is gone.
+// TestLockedTemplate asks for a VM of a template that is locked. A timeout of the lock is throttling. While an
+// administrator or a backup holds a lock, the error names the lock.
 func TestLockedTemplate(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -190,8 +190,8 @@ func TestLockedTemplate(t *testing.T) {
 	}
 }
 
-// TestStuckClone has a VM that stays locked by a clone that was interrupted. It is not gone, and all calls name the
-// reason.
+// TestStuckClone has a VM that stays locked by a clone that was interrupted. The VM counts as existing, and the errors
+// of all calls name the lock.
 func TestStuckClone(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -77,7 +77,7 @@ func TestDeletedDuringStart(t *testing.T) {
 	}
 }
 
-// TestDeletedBeforeStart deletes a VM that was cloned and not started. The request does not go on.
+// TestDeletedBeforeStart deletes a VM that was cloned and not started. The repeated create request does not start it.
 func TestDeletedBeforeStart(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -30,12 +30,12 @@ type metadata struct {
 	Digest   string     `json:"digest"` // of the create request
 	Hostname string     `json:"hostname"`
 	Created  time.Time  `json:"created"` // when the clone was asked for, by the server's clock
-	// Starting is when its only start was asked for; zero: it was not.
+	// Starting is when the only start of the VM was requested; zero: not requested yet.
 	Starting time.Time `json:"starting,omitzero"`
 	// Started reports that the start succeeded. From then on, a VM that is off has ended.
 	Started bool `json:"started,omitzero"`
-	// Deleted is when its deletion was asked for; zero: it was not. The VM stays for a day without disks, so that its
-	// ID is not used again.
+	// Deleted is when the VM's deletion was requested; zero: not requested. The VM stays for a day without disks, so
+	// that its ID is not used again.
 	Deleted time.Time `json:"deleted,omitzero"`
 }
 
@@ -124,7 +124,7 @@ func (p *Provider) remember(vmid int, c vmConfig) {
 	}
 }
 
-// recall returns the metadata that were read last. Without, it returns what the tags say.
+// recall returns the metadata that were read last. If none were read, it returns what the VM's tags say.
 func (p *Provider) recall(r resource) (metadata, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

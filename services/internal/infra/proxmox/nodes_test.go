@@ -39,7 +39,7 @@ func TestMigration(t *testing.T) {
 	}
 }
 
-// TestMigrationDuringList moves a VM after the list has asked where it is. The VM is not absent.
+// TestMigrationDuringList moves a VM after the list has read which node has it. The list must not lack the VM.
 func TestMigrationDuringList(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -86,7 +86,7 @@ func TestNodeDown(t *testing.T) {
 	}
 }
 
-// TestNodeGoesDown takes a node down while its VMs are listed: the cluster does not know it yet.
+// TestNodeGoesDown takes a node down while its VMs are listed and the cluster does not know it yet.
 func TestNodeGoesDown(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -98,7 +98,7 @@ func TestNodeGoesDown(t *testing.T) {
 	}
 }
 
-// TestNoQuorum asks a node that the majority of the cluster has lost. Nothing is known, and nothing is made.
+// TestNoQuorum asks a node that is cut off from the majority of the cluster. Nothing is known, and nothing is made.
 func TestNoQuorum(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -124,7 +124,7 @@ func TestNextEndpoint(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "connection refused")
 }
 
-// TestWatch reports a VM that is made and then killed. Its end is known, although its start was a moment ago.
+// TestWatch reports a VM that is made and then killed. The provider reports its end even shortly after its start.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

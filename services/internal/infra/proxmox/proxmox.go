@@ -42,9 +42,9 @@ type Provider struct {
 	log     *slog.Logger
 	now     func() time.Time
 	client  *client
-	// cloning bounds the clones that are made at the same time: they wait for one lock.
+	// cloning bounds the number of concurrent clones, because all of them wait for the same lock.
 	cloning chan struct{}
-	// changing allows one create or delete of an instance at a time. Instances share a mutex by their VMID.
+	// changing allows one create or delete of an instance at a time. An instance's VMID selects its mutex.
 	changing [64]sync.Mutex
 
 	mu    sync.Mutex
@@ -99,8 +99,8 @@ type inventory struct {
 // readInventory reads which VMs exist. It fails if the answer may be incomplete: the node that answers must belong to
 // the majority of the cluster, and the token must be allowed to see the VMs.
 //
-// Statuses in this answer are up to 10 s old, and those of a node that is down stay "running" for 5 min. So it is not
-// asked for statuses.
+// Statuses in this answer are up to 10 s old, and those of a node that is down stay "running" for 5 min. So
+// readInventory ignores them.
 func (p *Provider) readInventory(ctx context.Context) (inv inventory, err error) {
 	for i := range p.client.endpoints {
 		at := (int(p.client.current.Load()) + i) % len(p.client.endpoints)
@@ -193,7 +193,7 @@ func (p *Provider) readNode(ctx context.Context, node string) (map[int]liveVM, e
 const (
 	// prepareGrace is the time in which a VM that is off may still be started by the request that cloned it.
 	prepareGrace = 10 * time.Minute
-	// startGrace is the same, after the request has written that it starts the VM.
+	// startGrace replaces prepareGrace after the request has written into the description that it starts the VM.
 	startGrace = 30 * time.Second
 )
 
@@ -300,8 +300,8 @@ func (p *Provider) classifyLookUp(what string, err error) error {
 	return p.client.classify(what, err)
 }
 
-// List implements infra.Provider. It is complete although a node is down: the other nodes know which VMs it has. Their
-// state is then Unknown.
+// List implements infra.Provider. It is complete although a node is down: the other nodes know which VMs it has. The
+// state of its VMs is then Unknown.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	what := "list the VMs of " + owner.Cluster + "/" + owner.Shard
 	inv, err := p.readInventory(ctx)
@@ -313,7 +313,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		if r.Type != "qemu" || r.Template != 0 || vmid < minVMID {
 			continue
 		}
-		// A VM without the tag of an owner was cloned and not configured yet.
+		// A VM without the tag of any owner was cloned and not configured yet, so it may belong to this owner.
 		if slices.Contains(splitTags(r.Tags), ownerTag(owner)) || !hasOwner(r.Tags) {
 			byNode[r.Node] = append(byNode[r.Node], r)
 		}
@@ -355,7 +355,8 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 	for _, r := range guests {
 		status := live[r.VMID].Status
 		m, ok := p.recall(r)
-		// A VM that runs keeps its metadata. Any other VM may have been started or deleted by another server.
+		// The metadata of a started VM that runs do not change, so the remembered ones are right. Any other VM may have
+		// been started or deleted by another server.
 		if status == "stopped" || status == "running" && (!ok || !m.Started) {
 			config, err := p.readConfig(ctx, node, r.VMID)
 			switch class := infra.ClassOf(p.client.classify("", err)); {
@@ -392,7 +393,7 @@ func (p *Provider) DescribeType(_ context.Context, name string) (infra.InstanceT
 // seedName is the name of the ISO image with an instance's userdata.
 func seedName(instance ident.ID) string { return "nstance-" + instance.String() + ".iso" }
 
-// seedVolume is the volume of that image.
+// seedVolume returns the volume of the ISO image with an instance's userdata.
 func (p *Provider) seedVolume(instance ident.ID) string {
 	return p.options.SeedStorage + ":iso/" + seedName(instance)
 }

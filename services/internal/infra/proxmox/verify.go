@@ -85,7 +85,8 @@ func (p *Provider) verifyToken(ctx context.Context, what string) error {
 	return nil
 }
 
-// verifyNode checks that a node has bridges, and storages by the content that they are for.
+// verifyNode checks that a node has the given bridges, and the given storages for the kinds of content that they must
+// hold.
 func (p *Provider) verifyNode(ctx context.Context, node string, bridges []string,
 	storages map[string]string) (mistakes []error, err error) {
 	var networks []struct {
@@ -125,8 +126,8 @@ func (p *Provider) verifyNode(ctx context.Context, node string, bridges []string
 	return mistakes, nil
 }
 
-// verifyArgs checks the VM templates that args name. It adds the storages that args name. A text that holds a template
-// is known only when a VM is made.
+// verifyArgs checks the VM templates that args name. It adds the storages that args name. It skips values with a
+// template expression, which are known only when a VM is made.
 func verifyArgs(shard *config.Shard, inv inventory, storages map[string]string) (mistakes []error) {
 	check := func(path string, raw map[string]any) {
 		args, _ := contract.ParseArgs(raw) // the configuration was checked

@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// watchInterval is the time between two looks at the statuses of all VMs.
+// watchInterval is the time between two checks of the statuses of all VMs.
 const watchInterval = 2 * time.Second
 
 // Watch implements infra.Watcher. The API has no events, so Watch asks every node for the statuses of its VMs.

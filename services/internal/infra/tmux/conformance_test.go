@@ -43,7 +43,7 @@ func testOptions(t testing.TB) contract.Options {
 				t.Errorf("process %d stays", m.PID)
 			}
 		}
-		// The shell that copies a window's output may open its log only now.
+		// RemoveAll can fail because the shell that copies a window's output opens its log only now.
 		for err = os.RemoveAll(dir); err != nil && ctx.Err() == nil; err = os.RemoveAll(dir) {
 			t.Log(err)
 		}

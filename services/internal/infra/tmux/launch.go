@@ -81,7 +81,7 @@ func machineEnv(dir string, d document, args map[string]any) (map[string]string,
 		"NSTANCE_KEYS_DIR":          filepath.Join(dir, "keys"),
 		"NSTANCE_RECV_DIR":          filepath.Join(dir, "recv"),
 		"NSTANCE_PROVIDER":          "none",
-		// The window is the machine: if its process ends, the machine ends.
+		// The window's process is the machine, so a SIGTERM to it powers the machine off.
 		"NSTANCE_POWER_OFF_ON_SIGTERM": "true",
 	}
 	extra, problems := contract.ParseArgs(args)
@@ -122,8 +122,8 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 	return []byte(b.String())
 }
 
-// prepare writes the files that a VM's window runs into the VM's directory. It can be repeated. It
-// fails with a refusal if the request is invalid.
+// prepare writes into the VM's directory the files that its window runs. It can be repeated. It fails with a refusal if
+// the request is invalid.
 func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	dir := p.state.vmDir(d.Instance)
 	env, err := machineEnv(dir, d, req.Args)

@@ -37,7 +37,7 @@ const (
 	hangupGrace = 250 * time.Millisecond
 	killGrace   = 5 * time.Second
 	// keepDeleted is the time for which the directory of a deleted VM remains, with its document and its console log.
-	// Until then List returns the VM, and a create request with its ID fails.
+	// During this time List returns the VM, and a create request with its ID fails.
 	keepDeleted = time.Hour
 	// maxDeleted is the number of deleted VMs that remain for keepDeleted. Older ones remain only for keepDeletedLeast.
 	// After that, no create request with the ID of a deleted VM can still be running.
@@ -240,7 +240,7 @@ func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane
 	return panes, p.state.write(*d)
 }
 
-// ended returns a process that has ended. At most its PID is known.
+// ended returns a process that has ended. pid is 0 if the PID is not known.
 func ended(pid int) process { return process{max(pid, 1), "ended"} }
 
 // started finds the machine of a VM if the document does not name it. That happens if the caller that opened the window

@@ -245,7 +245,7 @@ func TestClosedWindowLosesTheVM(t *testing.T) {
 func TestProcessesThatIgnoreSIGHUP(t *testing.T) {
 	pipe, wait := fifo(t)
 	options := testOptions(t)
-	// Like air, start a child in a separate process group.
+	// Start a child in a separate process group, as the reload tool air does.
 	options.Command = "trap '' HUP TERM; set -m; sh -c 'echo $$ > " + pipe +
 		"; while :; do sleep 1000; done' & while :; do wait; done"
 	p := open(t, options)
@@ -655,7 +655,7 @@ func TestMachineEvidence(t *testing.T) {
 	}
 	check(self, infra.Running, "")
 	check(childID, infra.Running, "")
-	// A process that had the PID before this process.
+	// Check a process that had the PID before this process.
 	check(fmt.Sprintf("%s/%d:%s0", host, child.PID, child.Start), infra.Deleted, "")
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

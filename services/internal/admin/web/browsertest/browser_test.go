@@ -37,7 +37,7 @@ type browser struct {
 	messages []string
 }
 
-// startBrowser starts Chromium. It returns nil if the test was not started by its script.
+// startBrowser starts Chromium. It returns nil if the flags that name Chromium and the program are not set.
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
 	if *chromiumFlag == "" {
@@ -121,7 +121,7 @@ func (b *browser) open(url string) {
 	b.do(chromedp.Navigate(url))
 }
 
-// await waits until an element is visible. It does not read the page again.
+// await waits until an element is visible. It does not reload the page.
 func (b *browser) await(selector string) {
 	b.t.Helper()
 	b.do(chromedp.WaitVisible(chromedp.CSS(selector), chromedp.RetryInterval(10*time.Millisecond)))
@@ -133,8 +133,7 @@ func (b *browser) awaitGone(selector string) {
 	b.do(chromedp.WaitNotPresent(chromedp.CSS(selector), chromedp.RetryInterval(10*time.Millisecond)))
 }
 
-// awaitLive waits until the page is kept up to date, and marks it, so that checkSamePage finds out whether it was
-// loaded again.
+// awaitLive waits until the page receives changes. It marks the page, so that checkSamePage can detect a reload.
 func (b *browser) awaitLive() {
 	b.t.Helper()
 	b.await("#live.good")
@@ -148,7 +147,7 @@ func (b *browser) checkSamePage() {
 	}
 }
 
-// evaluate runs JavaScript in the page, also asynchronous, and returns its result.
+// evaluate runs JavaScript, which may be asynchronous, in the page and returns its result.
 func evaluate[T any](b *browser, script string) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -170,7 +169,7 @@ func (b *browser) useTheme(theme string) {
 	}
 }
 
-// picture writes a screenshot for the documentation, if the test was asked to.
+// picture writes a screenshot for the documentation if -screenshots is set.
 func (b *browser) picture(name string) {
 	b.t.Helper()
 	if *screenshotsFlag == "" {

@@ -116,7 +116,7 @@ func awaitNewVM(stack *local.Stack, before []local.VM) (ident.ID, error) {
 	}
 }
 
-// loseAgent kills an agent. Its row changes, and a row for the next instance appears, whose page has its life.
+// loseAgent kills an agent. Its row changes, and a row for the next instance appears, whose page shows its events.
 func loseAgent(b *browser, stack *local.Stack) error {
 	vms, err := stack.VMs()
 	if err != nil {

@@ -88,7 +88,7 @@ func newShard(n int) *fleettest.Shard {
 	return s
 }
 
-// logins is a login with one token.
+// logins accepts one token.
 func logins(token string) (web.Client, bool) {
 	return web.Client{Name: "olivia", Role: web.RoleOperator}, token == "olivias-token-of-24-chars"
 }
@@ -323,7 +323,7 @@ func TestKeyboard(t *testing.T) {
 	b.checkConsole()
 }
 
-// TestViewer shows that a viewer sees no form, and that a form which is sent all the same changes nothing.
+// TestViewer shows that a viewer sees no form, and that a form which a viewer sends anyway changes nothing.
 func TestViewer(t *testing.T) {
 	b := startBrowser(t)
 	if b == nil {

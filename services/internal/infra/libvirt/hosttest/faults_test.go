@@ -204,7 +204,8 @@ func usePool(t *testing.T, daemon *libvirtd.Daemon) (release func()) {
 	}
 }
 
-// TestDaemonIsKilled kills libvirtd. No VM is declared gone meanwhile, VMs go on, and the provider connects again.
+// TestDaemonIsKilled kills libvirtd. No VM is declared gone meanwhile, VMs keep running, and the provider connects
+// again.
 func TestDaemonIsKilled(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
