@@ -107,7 +107,7 @@ variable "web_count" {
 }
 
 variable "web_instance_types" {
-  description = "Instance types of the VMs. The first one is used while AWS has capacity of it; the others are fallbacks."
+  description = "Instance types of the VMs. The first one is used while AWS has capacity for it; the others are fallbacks."
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false
@@ -149,7 +149,7 @@ variable "web_health_check" {
 }
 
 variable "web_commands" {
-  description = "Lines of `sh` that start the VMs' service, for images that do not start it."
+  description = "Lines of `sh` that start the VMs' service, for images that do not start it themselves."
   type        = list(string)
   default     = ["systemd-run --unit=web --property=Restart=always python3 -m http.server 8080 --directory /usr/share/doc"]
   nullable    = false

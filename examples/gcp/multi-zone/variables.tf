@@ -25,7 +25,7 @@ variable "bucket" {
 }
 
 variable "encryption_key" {
-  description = "The whole name of a secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. If it is null, the cluster's secrets are in Secret Manager."
+  description = "Full name of the secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. If it is null, there is no encryption key, and Secret Manager keeps the cluster's secrets."
   type        = string
   default     = null
 }
@@ -75,7 +75,7 @@ variable "worker_count" {
 }
 
 variable "worker_instance_types" {
-  description = "Machine types of the VMs. The first one is used while Google Cloud has capacity of it; the others are fallbacks."
+  description = "Machine types of the VMs. The first one is used while Google Cloud has capacity for it; the others are fallbacks."
   type        = list(string)
   default     = ["e2-small", "e2-medium"]
   nullable    = false
@@ -163,7 +163,7 @@ variable "allow_ipv4_cidrs" {
 }
 
 variable "worker_commands" {
-  description = "Lines of `sh` that start the VMs' service on port 8080, for images that do not start it."
+  description = "Lines of `sh` that start the VMs' service on port 8080, for images that do not start it themselves."
   type        = list(string)
   default     = []
   nullable    = false

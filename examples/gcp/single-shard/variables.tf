@@ -37,7 +37,7 @@ variable "bucket" {
 }
 
 variable "encryption_key" {
-  description = "The whole name of a secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. If it is null, the cluster's secrets are in Secret Manager."
+  description = "Full name of the secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. If it is null, there is no encryption key, and Secret Manager keeps the cluster's secrets."
   type        = string
   default     = null
 }
@@ -107,7 +107,7 @@ variable "worker_count" {
 }
 
 variable "worker_instance_types" {
-  description = "Machine types of the VMs. The first one is used while Google Cloud has capacity of it; the others are fallbacks."
+  description = "Machine types of the VMs. The first one is used while Google Cloud has capacity for it; the others are fallbacks."
   type        = list(string)
   default     = ["e2-small", "e2-medium"]
   nullable    = false

@@ -20,7 +20,7 @@ variable "leader_ipv4" {
 }
 
 variable "image" {
-  description = "Volume of the storage pools with the VMs' image. The disk of each VM is first a copy of it."
+  description = "Name of the volume in the storage pools that holds the VMs' image. Each VM's disk starts as a copy of this volume."
   type        = string
   default     = "nstance-agent-debian-12.qcow2"
 }

@@ -55,7 +55,7 @@ variable "workers_per_zone" {
 }
 
 variable "worker_instance_types" {
-  description = "Instance types of the VMs. The first one is used while AWS has capacity of it; the others are fallbacks."
+  description = "Instance types of the VMs. The first one is used while AWS has capacity for it; the others are fallbacks."
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false

@@ -59,7 +59,7 @@ variable "workers_per_zone" {
 }
 
 variable "worker_instance_types" {
-  description = "Machine types of the VMs. The first one is used while Google Cloud has capacity of it; the others are fallbacks."
+  description = "Machine types of the VMs. The first one is used while Google Cloud has capacity for it; the others are fallbacks."
   type        = list(string)
   default     = ["e2-small", "e2-medium"]
   nullable    = false
