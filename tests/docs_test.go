@@ -31,8 +31,7 @@ func TestDocumentsLinkToFiles(t *testing.T) {
 	}
 }
 
-// TestMapHasAllPages verifies that docs/README.md links to every page below docs/, as far as an index of a section does
-// not.
+// TestMapHasAllPages verifies that the README.md of docs/ or of one of its sections links to every page below docs/.
 func TestMapHasAllPages(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#\s]+\.md)`)
 	linked := map[string]bool{}

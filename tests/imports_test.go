@@ -40,7 +40,7 @@ var layers = [][]string{
 	{"services/contract/secretstore", "services/contract/clusterstate"},
 	{"services/api"},
 	{"services/dev"}, // the development cluster, for nstance-dev and the tests
-	// The pure packages, and packages that do not depend on the state of a shard.
+	// Pure packages, and packages that know nothing of a shard's state.
 	{"services/internal/election"},
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
 		"services/internal/watch", "services/internal/mutate",
@@ -249,7 +249,7 @@ var rules = map[string]rule{
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
 }
 
-// exactly applies a rule to one package and not to those below it.
+// exactly applies a rule to one package but not to the packages below it.
 func exactly(subject string, look rule) rule {
 	return func(p pkg) []string {
 		if p.ImportPath != subject {
@@ -352,14 +352,14 @@ func cloudWords() []string {
 // cloudPlaces returns the folders and files of product code that may name a cloud. A folder ends in a slash.
 func cloudPlaces() []string {
 	places := []string{
-		// These places list the clouds, or the kinds of stores, that programs support.
+		// Folders with the lists of clouds, or of kinds of stores, that programs support.
 		"services/contract/cloud/all/", "services/contract/keyring/all/", "services/contract/objstore/open/",
 		"services/contract/secretstore/open/", "services/internal/agent/notice/clouds.go",
 		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",
 		"services/cmd/nstance-admin/main.go",
 		// Kinds of secrets store.
 		"services/contract/secretstore/aws/", "services/contract/secretstore/googlesecretmanager/",
-		// What the packages of a cloud share.
+		// Code that the packages of one cloud share.
 		"services/contract/googlecloud/",
 	}
 	for _, block := range all.Blocks() {

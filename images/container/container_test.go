@@ -31,7 +31,8 @@ import (
 	"github.com/nstance-kit/nstance/images/container/oci"
 )
 
-// program can name a program that is smaller than the operator, which takes long to link.
+// program names the program under services/cmd that the tests build. The operator takes long to link; a smaller one
+// links faster.
 var program = flag.String("program", "nstance-operator", "program under services/cmd to make an image of")
 
 func TestImage(t *testing.T) {
@@ -47,7 +48,7 @@ func TestImage(t *testing.T) {
 	if err := run(t.Context(), append(slices.Clone(args), "-push", pushed, "-insecure"), &first); err != nil {
 		t.Fatal(err)
 	}
-	// A second build replaces the first.
+	// A second build into the same directory replaces the image of the first.
 	if err := run(t.Context(), args, &second); err != nil {
 		t.Fatal(err)
 	}

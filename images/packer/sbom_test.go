@@ -81,7 +81,7 @@ printf 'ii \tzlib1g\t1:1.2.13~dfsg-1\tamd64\tzlib\n'
 	}
 	var got []string
 	for _, c := range bom.Components {
-		// The distribution is that of this machine.
+		// sbom.sh writes this machine's distribution into each PURL.
 		purl := regexp.MustCompile(`distro=[^&]*`).ReplaceAllString(c.PURL, "distro=any")
 		got = append(got, c.Name+" "+c.Version+" "+purl)
 		if c.Type != "library" || c.Ref != c.PURL {

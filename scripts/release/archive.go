@@ -67,7 +67,7 @@ func zipped(created time.Time, entries []entry) ([]byte, error) {
 }
 
 // tree returns the files below a directory of the repository, sorted by name. into is the directory in the archive.
-// Directories of tests and of Terraform are left out.
+// Directories of tests and of continuous integration, and Terraform's working directories and states, are left out.
 func (r *release) tree(dir, into string) (entries []entry, err error) {
 	base := filepath.Join(r.Root, dir)
 	err = filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {

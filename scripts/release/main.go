@@ -50,7 +50,7 @@ type release struct {
 	Created  time.Time
 	// Platforms are pairs such as linux/amd64.
 	Platforms []string
-	// URL is the address of the releases. Its directory Version has the files of this release.
+	// URL is the address of the releases. The files of this release are at URL/Version.
 	URL string
 	// Registry is where images are published, such as ghcr.io/nstance-kit.
 	Registry       string
@@ -118,7 +118,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return err
 }
 
-// prepare finds out what is released.
+// prepare checks the flags and reads the commit, the time and the signing keys of the release.
 func (r *release) prepare(ctx context.Context) (err error) {
 	if !semver.IsValid(r.Version) || semver.Canonical(r.Version) != r.Version {
 		return fmt.Errorf("version %q is not vMAJOR.MINOR.PATCH or vMAJOR.MINOR.PATCH-PRERELEASE", r.Version)
@@ -159,7 +159,7 @@ func root() (string, error) {
 	return "", errors.New("the working directory is outside the repository")
 }
 
-// check returns the faults that a release should not have, as warnings. Faults that no release may have are an error.
+// check returns tolerable faults of the release as warnings, and faults that no release may have as an error.
 func (r *release) check(ctx context.Context) (warnings []string, err error) {
 	metadata, err := os.ReadFile(filepath.Join(r.Root, "services/operator/clusterctl/metadata.yaml"))
 	if err != nil {
@@ -202,7 +202,7 @@ func (r *release) check(ctx context.Context) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// replaceable refuses a directory that is not a release.
+// replaceable returns an error unless dir is missing, empty, or an earlier release that may be replaced.
 func replaceable(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {

@@ -82,7 +82,8 @@ func (r *release) pack(p machinePackage, architecture, format string) error {
 		Release: "1", Section: "admin", Priority: "optional", Maintainer: "The Nstance authors <" + source + ">",
 		Description: p.description, Homepage: source, License: "Apache-2.0", MTime: r.Created,
 		Overridables: nfpm.Overridables{Contents: contents, Scripts: scripts,
-			// Without certificates nothing that the program needs can be reached; useradd makes the server's user.
+			// The program verifies TLS servers with ca-certificates. The other package has useradd, which makes the
+			// server's user.
 			Depends: map[string][]string{"deb": {"ca-certificates", "passwd"},
 				"rpm": {"ca-certificates", "shadow-utils"}}[format],
 			Deb: nfpm.Deb{Compression: "gzip"},
@@ -99,7 +100,8 @@ func (r *release) pack(p machinePackage, architecture, format string) error {
 	return r.write(packager.ConventionalFileName(info), out.Bytes())
 }
 
-// unit returns the path of a unit of the machine images, with the path of the program in a package.
+// unit copies a unit file of the machine images and returns the path of the copy. In the copy, the program is in
+// /usr/bin, as in the packages.
 func (r *release) unit(name string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(r.Root, "images/packer/files", name))
 	if err != nil {

@@ -73,7 +73,8 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// TestKeysAreNotShown checks the errors of keys that cannot be read, and a key with a password.
+// TestKeysAreNotShown checks that errors about unreadable keys contain neither the key nor its password, and reads a
+// key with a password.
 func TestKeysAreNotShown(t *testing.T) {
 	_, private, err := minisign.GenerateKey(nil)
 	if err != nil {
@@ -108,7 +109,8 @@ func TestKeysAreNotShown(t *testing.T) {
 	}
 }
 
-// TestDetached signs with a key that is newer than the release, two times.
+// TestDetached signs with a key that is newer than the release, and checks that a second signature of the same text is
+// equal.
 func TestDetached(t *testing.T) {
 	key, err := openpgp.NewEntity("test", "", "test@example.com", nil)
 	if err != nil {

@@ -66,12 +66,13 @@ var (
 	moduleSource    = regexp.MustCompile(`(?m)^(\s*source\s*=\s*)"(?:\.\./)+modules/([^"]+)"`)
 )
 
-// modules writes the Terraform modules, and the examples with the released modules and provider in place of those
-// beside them.
+// modules writes the Terraform modules, and the examples with the released modules and provider in place of the local
+// ones.
 func (r *release) modules(context.Context) error {
 	archive := "nstance-modules_" + r.Number + ".tar.gz"
 	address := r.URL + "/" + r.Version + "/" + archive
-	// Several versions of the modules may be in one configuration, with the provider of the newest.
+	// One configuration may use modules of several versions, so the provider of the newest version must fit all of
+	// them.
 	required := ">= " + r.Number + ", < 1.0"
 	if semver.Prerelease(r.Version) != "" {
 		required = r.Number // Only an exact version permits a prerelease.

@@ -1,8 +1,8 @@
-// Command corpus keeps what fuzzing found: of the inputs that Go has cached for a fuzz target, those that reach a
-// statement of the target's package that neither its seeds nor a smaller input reach become files below its
-// testdata/fuzz. From then on every test run plays them.
+// Command corpus copies inputs that fuzzing found from Go's cache into the repository. It copies an input to the
+// testdata/fuzz of its fuzz target if the input reaches a statement of the target's package that neither the seeds nor
+// a smaller input reach. Every later test run includes the copied inputs.
 //
-// It only adds: inputs that are kept already count as seeds.
+// It never removes inputs: those that are already there count as seeds.
 package main
 
 import (
@@ -89,7 +89,8 @@ func run(ctx context.Context, pattern string) error {
 // target is one fuzz target with its cached inputs.
 type target struct{ pkg, name, cached string }
 
-// keep copies what reaches more, the smallest first, and says how many of how many.
+// keep copies cached inputs that reach new statements, the smallest first. It returns how many it copied, and of how
+// many.
 func (t target) keep(ctx context.Context) (kept, of int, err error) {
 	dir, err := os.MkdirTemp("", "nstance-corpus-")
 	if err != nil {
@@ -101,8 +102,8 @@ func (t target) keep(ctx context.Context) (kept, of int, err error) {
 		t.pkg).CombinedOutput(); err != nil {
 		return 0, 0, fmt.Errorf("build: %w: %s", err, out)
 	}
-	// The target runs in a copy of its package's folder, beside it for what it reads by a relative path. Its corpus is
-	// the one input in question.
+	// The target runs in a copy of its package's folder. The copy is beside the original, so that relative paths still
+	// work. Its corpus is only the input that is being tried.
 	work, err := os.MkdirTemp(filepath.Dir(t.pkg), ".corpus-")
 	if err != nil {
 		return 0, 0, err
@@ -173,8 +174,8 @@ func (t target) inputs() ([]string, error) {
 	return names, nil
 }
 
-// play runs the tests that match, and adds to reached the statements that nothing before has reached. It returns how
-// many these are.
+// play runs the tests that match the pattern tests, and adds the statements that they reach to reached. It returns the
+// number of statements that were not in reached before.
 func (t target) play(ctx context.Context, binary, work, tests string, reached map[string]bool) (fresh int, err error) {
 	profile := filepath.Join(filepath.Dir(binary), "cover.out")
 	command := exec.CommandContext(ctx, binary, "-test.run", tests, "-test.coverprofile", profile, "-test.timeout",

@@ -128,7 +128,7 @@ func (i *installed) testHelm(t *testing.T) {
 		filepath.Join(chart, "ci", "full.yaml"), "--set", "crds.install=false")
 	i.checkPod(t, "team-a", "nstance-operator")
 	i.checkRights(t, "team-a", "nstance-operator", "team-a-capi")
-	// Nothing runs the Job of the hook here.
+	// --no-hooks, because no controller runs the Job of the uninstall hook.
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", "team-a", "--no-hooks")
 
 	// Machines and pools must remain after the operator is uninstalled.
@@ -338,7 +338,7 @@ const (
 // namespace. The values "other" and "all" mean another namespace and all namespaces.
 type right struct{ verbs, group, resource, name, namespace string }
 
-// These lists follow the documentation and not the operator's role, because the role is under test.
+// The expected rights are those in the documentation, not those in the operator's role, because the role is under test.
 var (
 	operatorMay = []right{
 		{"get", "", "configmaps", "CA", ""},

@@ -370,7 +370,8 @@ func TestFluxValuesFit(t *testing.T) {
 		if len(checks) < 2 {
 			t.Errorf("%s: health checks %v", environment, checks)
 		}
-		// Every dependency between Kustomizations must exist, except cert-manager, which the README leaves to the user.
+		// Every dependency between Kustomizations must exist, except cert-manager, which the user installs according to
+		// the README.
 		for _, object := range clusters {
 			after, _ := field(object, "spec", "dependsOn").([]any)
 			for _, other := range after {

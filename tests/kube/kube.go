@@ -252,7 +252,7 @@ func (c *Cluster) apiServerArgs(etcd string, port int) ([]string, error) {
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + c.accountsKey(),
 		"--service-account-signing-key-file=" + c.accountsKey(), "--profiling=false", "--v=1"}
 	if !c.ControllerManager {
-		// The plugin needs service accounts, which only the controller manager creates.
+		// The admission plugin needs the service accounts of namespaces, which only the controller manager creates.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return args, nil

@@ -298,8 +298,8 @@ func TestServerStartsOnlyItsOwn(t *testing.T) {
 	})
 }
 
-// TestServerStartsOnlyFromWhatIsListed checks the conditions of the optional lists. Without lists, everything is
-// allowed.
+// TestServerStartsOnlyFromWhatIsListed checks that servers may start VMs only with the images, snapshots, security
+// groups and key pairs that the module's variables list. Without lists, all are allowed.
 func TestServerStartsOnlyFromWhatIsListed(t *testing.T) {
 	const foreign = "210987654321"
 	image, snapshot := "arn:aws:ec2:us-west-2::image/ami-0a", "arn:aws:ec2:us-west-2::snapshot/snap-0a"
@@ -530,7 +530,8 @@ func TestServerStartsOnlyWithListedResources(t *testing.T) {
 	}
 }
 
-// TestServerOpensSessions checks server_ssm. The machines never read parameters with it.
+// TestServerOpensSessions checks server_ssm. It permits sessions of AWS Systems Manager on the machines, but never
+// reading its parameters.
 func TestServerOpensSessions(t *testing.T) {
 	for on, doc := range map[bool]*policy.Document{true: choices{ssm: true}.server(t), false: choices{}.server(t)} {
 		ask(t, doc, []question{
@@ -600,7 +601,8 @@ func TestServerReadsOnlyItsSecrets(t *testing.T) {
 	}
 }
 
-// TestServerWritesWhatTheLayoutSays checks that servers may write every kind of object but configurations and files.
+// TestServerWritesWhatTheLayoutSays checks that servers may write every kind of object in the bucket's layout except
+// configurations and files.
 func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 	id, err := ident.ParseID("acc06bgm7733st2576nx5jht4ecjw")
 	if err != nil {
@@ -626,7 +628,7 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The Terraform provider and nstance-admin write the others.
+			// The Terraform provider and nstance-admin write configurations and files.
 			writes := parsed.Kind != keys.KindConfig && parsed.Kind != keys.KindFile
 			deletes := parsed.Kind == keys.KindInstance || parsed.Kind == keys.KindProbe ||
 				parsed.Kind == keys.KindJournal

@@ -13,9 +13,9 @@ import (
 
 var update = flag.Bool("update", false, "write generated files instead of comparing them")
 
-// TestProviderRequirements checks that each module and each example of a cloud names its providers without a host and bounds
-// their versions. A source with a host is another provider for OpenTofu or for Terraform than the caller's source
-// without one.
+// TestProviderRequirements checks that each module and each example of a cloud names its providers without a host and
+// bounds their versions. If a module's source had a host, OpenTofu or Terraform would treat it as another provider than
+// a caller's source without a host.
 func TestProviderRequirements(t *testing.T) {
 	for _, dir := range directories(t) {
 		module, err := readModule(dir)

@@ -213,7 +213,7 @@ func TestServersStartVMsWithKeysForDisks(t *testing.T) {
 		t.Errorf("without the key in the policy: %s, %+v, want terminated with Client.InternalError", got.State.Name,
 			got.StateReason)
 	}
-	// The denial is in the record of the call, although the call succeeded.
+	// The denial is in the fake's record of the call, although the call itself succeeded.
 	calls := a.Calls()
 	i := slices.IndexFunc(calls, func(c fakeaws.Call) bool {
 		return c.Principal.Role == "without" && c.Action == "RunInstances"

@@ -143,7 +143,7 @@ func (l *lab) testForgottenShard(t *testing.T) {
 }
 
 // testDeleteCluster deletes the Cluster while it has static and dynamic groups, a single machine and an on-demand
-// machine. The operator is restarted. A user asks for the Cluster with the annotation.
+// machine. The operator restarts and must not recreate the Cluster. Then a user asks for it again with an annotation.
 func (l *lab) testDeleteCluster(t *testing.T) {
 	ctx := t.Context()
 	l.dynamicPool(t, dynamic)
@@ -189,7 +189,8 @@ func (l *lab) testDeleteCluster(t *testing.T) {
 	}
 }
 
-// testDeleteWithHangingShard deletes the Cluster while west hangs. Once, west continues. Once, west is skipped.
+// testDeleteWithHangingShard deletes the Cluster while west hangs. The first time, west continues; the second time, the
+// deletion skips west.
 func (l *lab) testDeleteWithHangingShard(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {
@@ -301,7 +302,7 @@ func deletingBecause(conditions []metav1.Condition, text string) error {
 	return nil
 }
 
-// ended waits until no object of the Cluster exists, and the shards have only their static groups at the configured
+// ended waits until no object of the Cluster exists, and the shards have only their static groups, at the configured
 // sizes.
 func (l *lab) ended(t *testing.T) {
 	t.Helper()

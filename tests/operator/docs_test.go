@@ -139,8 +139,8 @@ func blocks(text, language string) string {
 	return all.String()
 }
 
-// runSteps runs the shell commands in a section of a page, with the real kubectl and nstance-admin. The Cluster of the
-// page is this one.
+// runSteps runs the shell commands in a section of a page, with the real kubectl and nstance-admin. It replaces the
+// names of the page's Cluster and group by those of this test.
 func (l *lab) runSteps(t *testing.T, page, name string) {
 	t.Helper()
 	identity := filepath.Join(l.dir, "admin")

@@ -45,7 +45,8 @@ kubectl create secret generic nstance-operator-nonce \
 --from-literal=nonce.jwt="$NONCE_JWT"
 `
 
-// kindTools stand in for what the lab provides: kind's cluster, the servers' bucket, and the build of nstance-admin.
+// kindTools are shell functions that replace commands of the steps. kind prints the kubeconfig of the lab's cluster.
+// make builds an nstance-admin that prints a nonce of the lab.
 const kindTools = `
 kind() { cat "$LAB_KUBECONFIG"; }
 make() { mkdir -p bin && printf '#!/bin/sh\nprintf %%s "$LAB_NONCE"\n' >bin/nstance-admin && chmod +x bin/nstance-admin; }
@@ -61,7 +62,7 @@ func TestKindSteps(t *testing.T) {
 	l := newLab(t)
 	l.settleServers(t)
 	ctx := t.Context()
-	// A kind cluster has nothing of an installation in a cluster.
+	// Delete what newLab made for an operator in the cluster, because a kind cluster does not have it.
 	for _, o := range []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "nstance-operator-workload"}},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "nstance-operator-workload"}},

@@ -181,8 +181,9 @@ func (l *lab) removePods(t *testing.T, pods ...*corev1.Pod) {
 	await(t, "no machine is left", patience, func(ctx context.Context) error { return l.settledOnDemand(ctx) })
 }
 
-// awaitSteady waits until check succeeds for five seconds. Everything has converged before the operator has seen new
-// pods, too: it may still make a machine for a pod that runs elsewhere, and must then release it.
+// awaitSteady waits until check succeeds for five seconds. A single success is not enough: check also succeeds before
+// the operator has seen new pods. The operator may then make a machine for a pod that already runs elsewhere, and must
+// release it.
 func awaitSteady(t *testing.T, what string, check func(context.Context) error) {
 	t.Helper()
 	since := time.Now()
@@ -230,7 +231,7 @@ func (l *lab) testGuest(t *testing.T) {
 	l.removePods(t, guest)
 }
 
-// testChangedMinds checks pods that do not need the machine that they requested.
+// testChangedMinds checks pods that no longer need the machine that they requested.
 func (l *lab) testChangedMinds(t *testing.T) {
 	elsewhere, gone, undecided := requestingPod("elsewhere", anywhere), requestingPod("gone"),
 		requestingPod("undecided")

@@ -151,7 +151,7 @@ func (s *sequence) onlyStatic(groups map[string]int) error {
 	return nil
 }
 
-// secretsAre returns an error unless the Secrets are those of the start, apart from one that may lack.
+// secretsAre returns an error unless the Secrets are those of the start, except the names in without.
 func (s *sequence) secretsAre(ctx context.Context, without ...string) error {
 	want := slices.DeleteFunc(slices.Clone(s.secrets), func(name string) bool { return slices.Contains(without, name) })
 	if have := s.listSecrets(ctx); !slices.Equal(have, want) {
@@ -226,7 +226,7 @@ func (s *sequence) requestsMet(ctx context.Context, instances int) error {
 	}
 	for name, shard := range s.model.singles {
 		err := s.Client.Get(ctx, in(name), &clusterv1.Machine{})
-		// A new leader refuses an ID that its predecessor had begun to use. The operator deletes the Machine then.
+		// A new leader refuses an ID that its predecessor had begun to use. The operator then deletes the Machine.
 		if apierrors.IsNotFound(err) && s.disturbed[shard] {
 			s.record("machine", name+" was removed")
 			delete(s.model.singles, name)

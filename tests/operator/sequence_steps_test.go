@@ -180,7 +180,8 @@ func (s *sequence) changeSizeOnShard() string {
 	return fmt.Sprintf("change the size of %s on %s to %d (%v)", name, at.id, n, err)
 }
 
-// deleteObject deletes an object of a random kind. What depends on it follows from the documentation.
+// deleteObject deletes an object of a random kind. It changes the model as the documentation says, including for
+// objects that are deleted with it.
 func (s *sequence) deleteObject() string {
 	name := s.pick(slices.Sorted(maps.Keys(s.model.pools)))
 	var object client.Object

@@ -99,7 +99,7 @@ type sequence struct {
 	model   model
 	hanging *shard
 	freed   map[*shard]time.Time // When a shard continued after it hung.
-	// deletions has the time of the deletion of groups that may not create instances since then.
+	// deletions maps each deleted group to the time of its deletion. Since then it may not create instances.
 	deletions map[string]time.Time
 	seen      map[*shard]int    // The number of inspected events of a shard.
 	nodes     map[string]string // The Nodes of running pods, by the pod's name.
@@ -215,7 +215,7 @@ func (s *shard) eventsFrom(n int) []*nstancev1.InstanceEvent {
 	return slices.Clone(s.events[min(n, len(s.events)):])
 }
 
-// inspectPods records the Nodes of pods, and the pods that others than the test delete.
+// inspectPods records the Nodes of pods, and the pods that were deleted, but not by the test.
 func (s *sequence) inspectPods() {
 	s.t.Helper()
 	var list corev1.PodList

@@ -377,7 +377,7 @@ func (m *metadata) notify(instance string, end time.Time) {
 	m.notices[instance] = end
 }
 
-// watched reports whether an instance has ever asked.
+// watched reports whether an instance has ever asked for a termination notice.
 func (m *metadata) watched(instance string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -25,7 +25,7 @@ import (
 // applied is a group that exists only in Kubernetes and is applied from a manifest.
 const applied = "applied"
 
-// TestUse runs what else changes a MachinePool's replicas: the cluster autoscaler and manifests.
+// TestUse changes a MachinePool's replicas as the cluster autoscaler does, and by applying manifests.
 func TestUse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -49,8 +49,8 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// testAutoscaler scales down as the cluster autoscaler does. Exactly the instances of the drained nodes go. The server
-// would choose the oldest, so that the newest are drained here.
+// testAutoscaler scales down as the cluster autoscaler does. Exactly the instances of the drained nodes must be
+// deleted. The test drains the newest nodes, because a server without the autoscaler's choice would delete the oldest.
 func (l *lab) testAutoscaler(t *testing.T) {
 	ctx := t.Context()
 	l.runSteps(t, startPage, "Scale with the cluster autoscaler")
@@ -193,7 +193,7 @@ func (l *lab) testApply(t *testing.T) {
 		}
 		return nil
 	}
-	// The owner is not checked if it is empty: a number that Cluster API set has none.
+	// An empty owner is not checked, because a number of replicas that Cluster API set has no owner.
 	replicas := func(want int32, owner string) {
 		t.Helper()
 		mp := &clusterv1.MachinePool{}
@@ -219,7 +219,8 @@ func (l *lab) testApply(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A manifest with replicas owns them. After the autoscaler, applying it is a conflict, and force scales back.
+	// A manifest with replicas owns the field. After a change by the autoscaler, applying the manifest is a conflict. A
+	// forced apply restores the manifest's number.
 	if err := apply("replicas: 2", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +234,8 @@ func (l *lab) testApply(t *testing.T) {
 		t.Error(err)
 	}
 	replicas(2, "fleet Apply")
-	// A manifest without replicas, applied after one with replicas, drops them. The annotations keep the number.
+	// A manifest without replicas, applied after one with replicas, gives up the field. The autoscaler's annotations
+	// make Cluster API keep the number.
 	if err := apply("", limits); err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +246,7 @@ func (l *lab) testApply(t *testing.T) {
 	}
 	replicas(3, "")
 	l.restored(t, applied, l.both(2, 1))
-	// Without the annotations as well, Cluster API sets a dropped number to 1.
+	// If the manifest has no annotations either, Cluster API sets the replicas to 1.
 	if err := errors.Join(apply("replicas: 3", "", "--force-conflicts"), apply("", "")); err != nil {
 		t.Fatal(err)
 	}

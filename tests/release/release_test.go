@@ -141,7 +141,8 @@ func files(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// testContents verifies the list of files, what the programs say about themselves, and the statements about them.
+// testContents verifies the list of files, the versions that the programs print, the provenance, and a bill of
+// materials.
 func (d *dist) testContents(t *testing.T) {
 	arch := runtime.GOARCH
 	rpm := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch]
@@ -221,7 +222,7 @@ func (d *dist) testContents(t *testing.T) {
 	}
 }
 
-// testSignatures runs the commands of docs/contributing/releases.md, and again after a change of a file.
+// testSignatures runs the commands of docs/contributing/releases.md. After a change of a file, they must fail.
 func (d *dist) testSignatures(t *testing.T) {
 	provider := "terraform-provider-nstance_" + number + "_SHA256SUMS"
 	verify := func(dir string) error {

@@ -143,7 +143,8 @@ func startGCP(t *testing.T) (map[string]string, []byte, []string) {
 func (d *dist) mirror(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	// The script wants a provider of this clone, which the configuration does not use.
+	// scripts/tf-env.sh needs a build of this repository's provider. The test uses only the other providers of its
+	// configuration.
 	archive, err := zip.OpenReader(filepath.Join(d.dir, fmt.Sprintf("terraform-provider-nstance_%s_linux_%s.zip",
 		number, runtime.GOARCH)))
 	if err != nil {

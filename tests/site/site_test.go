@@ -24,7 +24,7 @@ var (
 	chromium = flag.String("chromium", "", "path of Chromium, which TestSearch needs")
 )
 
-// repository is how pages link to files of the repository that are no pages.
+// repository is the beginning of links from pages to files of the repository that are not pages.
 const repository = "https://github.com/nstance-kit/nstance/blob/main/"
 
 // page is what the checks need of an HTML page.

@@ -63,7 +63,7 @@ func environments(t *testing.T, calls *ledger) {
 	production.Override(t, override(2, false))
 	production.Apply(t)
 	production.Destroy(t)
-	// What was destroyed does not keep its names.
+	// Destroyed resources do not reserve their names, so the environment can be applied again.
 	production.Apply(t)
 	production.Output(t, "shards", &shards)
 	again := &fleet{Lab: l, cluster: productionFleet.cluster, shard: shards["us-west-2a"]}

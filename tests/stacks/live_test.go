@@ -177,7 +177,8 @@ module "shard" {
 	}
 	network(otherZone, "10.0.3.0/24", "10.0.4.0/24", "10.0.48.0/28")
 
-	// A destroy that is interrupted at the bucket keeps the key that opens what is in it. The next one ends it.
+	// A destroy that fails to delete the bucket must keep the encryption key of the bucket's secrets. The next destroy
+	// succeeds.
 	calls.addPolicies(t, l, "live")
 	interrupted := fault.Match{Service: "s3", Action: "DeleteBucket"}
 	l.Cloud.Faults().Fail(interrupted, fault.Forever, http.StatusForbidden, "AccessDenied", "Access Denied")
@@ -195,12 +196,12 @@ module "shard" {
 	}
 }
 
-// missingSecret is the secret of a configuration that the leader must refuse. Its role may not read it.
+// missingSecret is the secret of a configuration that the leader must refuse. The leader's role may not read it.
 const missingSecret = "no-such-secret"
 
 // refused lets the provider reach the leader, and applies what the plan cannot check: a key that does not exist, which
-// the leader refuses, and an image that does not exist, of which it cannot create VMs. Each apply says so, and no VM is
-// replaced.
+// the leader refuses, and an image that does not exist, of which it cannot create VMs. Each apply must report the
+// error, and no VM may be replaced.
 func (f *fleet) refused(t *testing.T, stack *lab.Stack) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "identity")
@@ -264,7 +265,7 @@ func (f *fleet) moved(t *testing.T, stack *lab.Stack, zone, address string) {
 	})
 }
 
-// kept checks that all VMs of before still run, except for those in gone.
+// kept checks that all VMs in before still run, except for those in gone.
 func (f *fleet) kept(t *testing.T, before []ec2.InstanceView, gone []string) {
 	t.Helper()
 	now := ids(f.workers())

@@ -48,8 +48,8 @@ func multiAZ(t *testing.T, calls *ledger) {
 	balanced(t, l, 3)
 	calls.addPolicies(t, l, "trio")
 
-	// The zone in the middle is removed. Nothing of the others is renumbered, and none of their VMs is replaced. The
-	// AWS provider replaces the load balancer.
+	// The zone in the middle is removed. No resource of the other zones is renumbered, and none of their VMs is
+	// replaced. The AWS provider replaces the load balancer.
 	var kept []*fleet
 	var before [][]ec2.InstanceView
 	for name, s := range shards {
@@ -89,7 +89,7 @@ func multiAZ(t *testing.T, calls *ledger) {
 	}
 }
 
-// askedForHealth returns how often the shard's servers have asked for the health of targets.
+// askedForHealth returns how often the shard's servers have asked a load balancer for the health of its targets.
 func (f *fleet) askedForHealth() (n int) {
 	for _, call := range f.Cloud.Calls() {
 		if call.Action == "DescribeTargetHealth" && call.Principal.Role == f.cluster+"-nstance-server-"+f.shard.ID {

@@ -65,8 +65,8 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 	f.state = f.State(t, f.bucket, f.cluster, f.shard.ID, f.key)
 }
 
-// refresh lets the leader look for a new configuration every second, until the test ends. It also asks for the size of
-// a type, as nstance-operator does.
+// refresh lets the leader look for a new configuration every second, until the test ends. Every second it also asks for
+// the CPUs and the memory of an instance type, as nstance-operator does.
 func (f *fleet) refresh(t *testing.T) {
 	t.Helper()
 	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
@@ -139,8 +139,8 @@ func singleShard(t *testing.T, calls *ledger) {
 	// The cloud announces that it takes a VM away. The replacement starts while the VM still runs.
 	f.scenario().ReplacesInterrupted(t, 2)
 
-	// Another service for the encryption key is a rotation: the cluster's secrets are sealed under a new key before the
-	// old one is destroyed. The server that starts below can open them only with the new key.
+	// Moving the encryption key to another service rotates the key: the cluster's secrets are sealed under a new key
+	// before the old one is destroyed. The server that starts below can open them only with the new key.
 	calls.addPolicies(t, l, f.cluster)
 	vars["key_provider"] = "aws-parameter-store"
 	oldKey := f.key
@@ -214,8 +214,8 @@ func (f *fleet) consoles(t *testing.T) string {
 	return all.String()
 }
 
-// replaceUnhealthy stops the server, as if it hung. Its machine must report that and be replaced. Until then, meanwhile
-// may do what needs no server.
+// replaceUnhealthy stops the server, as if it hung. Its machine must report that and be replaced. Until then, the
+// function meanwhile may do work that needs no server.
 func (f *fleet) replaceUnhealthy(t *testing.T, meanwhile func()) {
 	t.Helper()
 	old := f.servers()[0].ID
@@ -274,7 +274,7 @@ func (f *fleet) workers() []ec2.InstanceView {
 	return all
 }
 
-// servers returns the machines of the shard's Auto Scaling group.
+// servers returns the instances of the shard's Auto Scaling group, which are its servers.
 func (f *fleet) servers() (servers []ec2.InstanceView) {
 	f.Cloud.Locked(func() {
 		s := f.Cloud.EC2()

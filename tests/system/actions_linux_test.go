@@ -23,7 +23,7 @@ func TestActionLog(t *testing.T) {
 	}{
 		"in order": {[][]entry{{{1, "became leader", 3}, {1, "acting", 3}}, {},
 			{{2, "became leader", 4}, {2, "acting", 4}}, {}, {{2, "acting", 4}}}, ""},
-		// The logs are read one after the other in each pass, so the order within one pass is unknown.
+		// The logs are read one after the other in each pass, so the order of actions within one pass is unknown.
 		"same pass":           {[][]entry{{{2, "acting", 4}}, {{1, "acting", 3}}}, ""},
 		"acts after its term": {[][]entry{{{2, "acting", 4}}, {}, {{1, "acting", 3}}}, "server-1 acted in term 3"},
 		"two leaders of one term": {[][]entry{{{1, "became leader", 3}}, {{2, "became leader", 3}}},

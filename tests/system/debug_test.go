@@ -157,7 +157,7 @@ func (s *story) settled(ctx context.Context) error {
 	return err
 }
 
-// changed returns the applied configuration after a change.
+// changed returns the applied configuration with a change.
 func (s *story) changed(change func(*config.Shard)) (string, error) {
 	shard, problems := config.ParseStored("config", []byte(s.document))
 	if err := problems.Err(); err != nil {
@@ -182,7 +182,7 @@ func (s *story) failCheck(ctx context.Context) (string, error) {
 	return id, os.WriteFile(s.sick, []byte(id+"\n"), 0o600)
 }
 
-// writeBad brings a configuration to the leader that names a key which the servers do not have.
+// writeBad gives the leader a configuration that names an encryption key which the servers do not have.
 func (s *story) writeBad(ctx context.Context) (string, error) {
 	bad, err := replaceOnce(s.document, `"source": "NSTANCE_ENCRYPTION_KEY"`, `"source": "NO_SUCH_KEY"`)
 	if err != nil {

@@ -24,16 +24,17 @@ import (
 
 // told describes what each means of observation (events, pages, metrics and so on) must show about one fault.
 type told struct {
-	// The newest event of this kind and cause. text is in its message, and so is rule.
+	// kind and cause are those of the newest event. Its message contains text and rule.
 	kind, cause, text, rule string
 	instance                string // set by the story
 	grouped                 bool   // it is an alert of the group
 	// pages are pages of the shard that show the event's message and time.
 	pages []string
 	fleet string // metric selects the series whose value must rise: the name of a metric, or name{label.
-	// metric is the beginning of a series that grows.
+	// metric is the metric with a series whose value must rise: NAME, or NAME{LABEL.
 	metric string
-	// alerts are the rules that fire if the state lasts, with the kind of the leader's alert. doctor are its problems.
+	// alerts are the alert rules that fire if the state lasts, as RULE KIND, where KIND is that of the leader's alert
+	// or empty. doctor are the beginnings of the checks in which doctor finds a problem.
 	alerts, doctor []string
 
 	event journalEvent
@@ -81,7 +82,7 @@ func (s *story) standing(ctx context.Context, args ...string) ([]standingError, 
 	return answer.Shards[0].Errors, nil
 }
 
-// awaitEvent waits for the newest event, if there is to be one.
+// awaitEvent waits for the newest event, if t names one.
 func (s *story) awaitEvent(ctx context.Context, t *told) error {
 	for t.kind != "" {
 		answer, err := admin[answers](ctx, s, "events", "--since", "1h", "--shard",

@@ -1,6 +1,6 @@
 // Package system tests whole shards of real processes: an object store, two servers and VMs with agents. It breaks them
-// and checks what the shard makes of it. It contains tests only. They run the binaries that -bin names, so the scripts
-// build those first:
+// and checks how the shard reacts. It contains tests only. They run the binaries that -bin names, so the scripts build
+// those first:
 //
 //	scripts/kill9.sh      kill -9 of random processes under load
 //	scripts/failover.sh   time without a leader after kill -9, SIGSTOP and SIGTERM

@@ -68,7 +68,7 @@ func (f figures) each(of func(figure) time.Duration) (all []time.Duration) {
 	return all
 }
 
-// print prints the percentiles of all rounds of one way.
+// print prints the percentiles of all rounds in which leaders ended in one way.
 func (f figures) print(signal string, heir bool) {
 	who, heirless := "its follower", 0
 	if heir {

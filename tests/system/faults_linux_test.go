@@ -173,7 +173,7 @@ var faults = []fault{
 	{"object store stopped (SIGSTOP), VMs killed",
 		"half-open connections time out; killed VMs are replaced when it continues", nil,
 		func(ctx context.Context, s *shard) (string, error) {
-			// Agents cannot be stopped like this, because tmux continues the processes of its panes.
+			// SIGSTOP does not work for agents, because tmux continues the processes of its panes.
 			pid := s.process(local.Store).PID
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				return "", err
@@ -322,8 +322,8 @@ func (s *shard) wrongClock(ctx context.Context, ahead time.Duration) (string, er
 	return s.describeTerms(ctx, term)
 }
 
-// describeTerms says which server leads now and how many terms have begun. On a busy machine a leader may lose its
-// lease at any time.
+// describeTerms returns a text about which server leads now and how many terms have begun. On a busy machine a leader
+// may lose its lease at any time.
 func (s *shard) describeTerms(ctx context.Context, term uint64) (string, error) {
 	next, now, err := s.leader(ctx)
 	switch {

@@ -65,7 +65,7 @@ type step struct {
 	before func(context.Context) error
 	// texts are in the output of the commands, names replaced.
 	texts []string
-	// until is a text that commands which run until they are interrupted print when they work.
+	// until is for commands that run until they are interrupted. It is the text that they print when they work.
 	until string
 	// after gets the output. Optional.
 	after func(ctx context.Context, output string) error
@@ -168,7 +168,8 @@ func (h *howTo) follow(ctx context.Context, p guide) error {
 	return nil
 }
 
-// call gives names of a page their values. The newest value counts.
+// call sets what replaces names of a page, such as GROUP. names holds names and values alternately. The newest value
+// counts.
 func (h *howTo) call(names ...string) { h.names = append(names, h.names...) }
 
 // replace replaces the names of pages by those of the cluster.
@@ -180,8 +181,8 @@ func (h *howTo) replace(text string) string {
 	return text
 }
 
-// shell runs a block of commands at a terminal and answers questions with yes. It returns the output. With until it
-// waits for that text in the output and interrupts the commands.
+// shell runs a block of commands at a terminal and answers questions with yes. It returns the output. If until is not
+// empty, it waits for that text in the output and then interrupts the commands.
 func (h *howTo) shell(ctx context.Context, commands, until string) (string, error) {
 	terminal, err := newTerminal("yes\n")
 	if err != nil {

@@ -175,7 +175,7 @@ func (h *howTo) addChecks(ctx context.Context) error {
 	return err
 }
 
-// removeGroup removes a group and the template of the same name. Those that are left become healthy.
+// removeGroup removes a group and the template of the same name. The instances of the other groups must become healthy.
 func (h *howTo) removeGroup(name string) func(context.Context, string) error {
 	return func(ctx context.Context, _ string) error {
 		return h.push(func(c *config.Shard) {

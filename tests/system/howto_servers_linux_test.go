@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// pollInterval is the time between two looks.
+// pollInterval is the time between two checks of a condition.
 const pollInterval = 200 * time.Millisecond
 
 func (h *howTo) pagesAboutServers() []guide {

@@ -142,7 +142,7 @@ func (s *libvirtShard) startServer(ctx context.Context, number int) error {
 	return s.stack.AwaitReady(ctx, process, number)
 }
 
-// healthy waits until all VMs are healthy. On failure it adds the ends of their consoles.
+// healthy waits until all VMs are healthy. On failure it adds the ends of their consoles to the error.
 func (s *libvirtShard) healthy(ctx context.Context) ([]*nstancev1.InstanceStatus, error) {
 	instances, err := s.operator.AwaitHealthy(ctx, libvirtSize)
 	if err != nil {

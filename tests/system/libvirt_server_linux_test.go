@@ -103,7 +103,7 @@ func (s *libvirtShard) makeServerVM() error {
 		"vcpu":            1,
 		"memory_mib":      *memoryFlag,
 	})
-	// The image has no boot loader.
+	// The image has no boot loader, so QEMU loads the kernel itself.
 	module.Write("main_override.tf", `resource "libvirt_domain" "server" {
   kernel  = "/var/lib/libvirt/images/vmlinuz"
   initrd  = "/var/lib/libvirt/images/initrd"

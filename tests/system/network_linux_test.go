@@ -59,7 +59,8 @@ type host struct {
 	tun  *os.File
 }
 
-// thread runs a function on its own thread, which ends with the function, because a thread has namespaces.
+// thread runs a function on a new OS thread that ends with the function, because the function changes the namespaces of
+// its thread.
 func thread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {

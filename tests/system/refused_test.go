@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// TestRefusedConfiguration brings configurations that the servers cannot run to a running shard in three ways: with an
+// TestRefusedConfiguration gives a running shard configurations that its servers cannot run, in three ways: with an
 // apply of Terraform, with `nstance-admin config push`, and by writing the bucket. Each must be refused, either before
 // it is written or by the leader. After each, the leader must replace a killed VM, and so must the successor of a
 // leader that was killed. In the end the corrected configuration must be applied.
@@ -60,7 +60,8 @@ type badConfiguration struct {
 
 func (r *refused) file(name string) string { return filepath.Join(r.stack.Dir, name) }
 
-// start applies examples/local and starts the servers. Afterwards applies tell the leader about a change.
+// start applies examples/local and starts the servers. From then on, every apply tells the leader to read the
+// configuration.
 func (r *refused) start(ctx context.Context) (err error) {
 	if _, err := r.stack.StartStore(ctx); err != nil {
 		return err
@@ -174,7 +175,7 @@ func (r *refused) run(ctx context.Context) error {
 	return awaitConverged(ctx, r.stack, r.operator, refusedSize)
 }
 
-// refuse brings one configuration to the shard in every way, and checks that it is refused and that the shard works.
+// refuse gives the shard one configuration in each of the ways, and checks that it is refused and that the shard works.
 func (r *refused) refuse(ctx context.Context, bad badConfiguration) error {
 	module, err := replaceOnce(r.module, bad.module[0], bad.module[1])
 	if err != nil {

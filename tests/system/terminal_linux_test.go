@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a terminal at which nobody sits.
+// terminal is a pseudo-terminal without a person.
 type terminal struct{ user, screen *os.File }
 
 // newTerminal opens a terminal and types the same line many times.

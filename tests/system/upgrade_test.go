@@ -63,7 +63,8 @@ func TestUpgrade(t *testing.T) {
 // upgrade is one run of TestUpgrade.
 type upgrade struct {
 	stack *local.Stack
-	// bin is the directory that the stack runs programs from. It has links to those of a version.
+	// bin is the directory that the stack runs programs from. Each program in it is a link to the program of the
+	// version old or current.
 	bin, old, current string
 	tf                *local.Terraform
 	operator          *local.Operator
@@ -128,7 +129,7 @@ func (u *upgrade) checkLoad() error {
 	return nil
 }
 
-// use makes a program of a version the one that is started next.
+// use links programs of a version into bin, so that later starts use them.
 func (u *upgrade) use(version string, programs ...string) error {
 	for _, program := range programs {
 		link := filepath.Join(u.bin, program)
@@ -266,7 +267,7 @@ func (u *upgrade) admins(ctx context.Context) error {
 	for _, version := range []string{u.old, u.current} {
 		for _, args := range [][]string{{"group", "list"}, {"instance", "list"}, {"config", "status"},
 			{"instance", "show", u.vms[0].Instance.String()}} {
-			// A call may meet the moment without a leader.
+			// A call may fail at a moment without a leader.
 			var out string
 			var err error
 			for range 10 {
@@ -333,7 +334,7 @@ func (u *upgrade) agents(ctx context.Context, version string) error {
 		if at < 0 {
 			return nil
 		}
-		// A reload, as systemd's restart of the unit: the machine stays.
+		// SIGINT ends the agent but not its VM, as when systemd restarts the unit.
 		_ = syscall.Kill(agents[at].PID, syscall.SIGINT) // it may have ended
 		if err := local.Pause(ctx, 500*time.Millisecond); err != nil {
 			return err

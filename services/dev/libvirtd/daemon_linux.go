@@ -29,10 +29,10 @@ type Daemon struct {
 // startTimeout bounds the start of the namespaces and of the daemon, on a busy machine.
 const startTimeout = time.Minute
 
-// longestSocket is the longest path of a socket.
+// longestSocket is the maximum length of the path of a Unix socket, in bytes.
 const longestSocket = 107
 
-// Start starts a daemon. After an error, nothing of it runs.
+// Start starts a daemon. If Start returns an error, no process of the daemon runs.
 func Start(ctx context.Context, o Options) (*Daemon, error) {
 	for _, program := range []string{"libvirtd", "qemu-system-x86_64", "qemu-img", "virsh", "dnsmasq", "nsenter",
 		"ip"} {
@@ -174,9 +174,9 @@ func (d *Daemon) firstProcess() int {
 	return pid
 }
 
-// StartDaemon starts libvirtd, also after it was killed.
+// StartDaemon starts libvirtd. It can be called again after libvirtd was killed.
 func (d *Daemon) StartDaemon(ctx context.Context) error {
-	// With its own file, several daemons can run on one machine.
+	// libvirtd's usual PID file permits one daemon. With a separate file each, several daemons can run on one machine.
 	const start = `setsid libvirtd --pid-file "$1/own.pid" >>"$1/libvirtd.log" 2>&1 </dev/null &
 		echo $! >"$1/libvirtd.pid"`
 	if err := d.run(ctx, "start libvirtd", start, d.dir); err != nil {
@@ -188,7 +188,7 @@ func (d *Daemon) StartDaemon(ctx context.Context) error {
 	})
 }
 
-// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs go on.
+// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running.
 func (d *Daemon) SignalDaemon(ctx context.Context, signal string) error {
 	return d.run(ctx, "send SIG"+signal+" to libvirtd", `kill -"$2" "$(cat "$1/libvirtd.pid")"`, d.dir, signal)
 }

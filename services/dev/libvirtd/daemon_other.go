@@ -16,7 +16,7 @@ var errNotLinux = errors.New("libvirt needs Linux")
 // Start fails: libvirt needs Linux.
 func Start(context.Context, Options) (*Daemon, error) { return nil, errNotLinux }
 
-// RemoveLinks does nothing: there is no daemon.
+// RemoveLinks does nothing, because a daemon needs Linux.
 func RemoveLinks() error { return nil }
 
 // Machines are the machines of a stack's servers. They need Linux.

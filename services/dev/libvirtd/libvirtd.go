@@ -21,21 +21,21 @@ type Options struct {
 	Detached bool
 }
 
-// The network "a": its bridge, the address of the host, and the prefix of all addresses. Addresses from 200 on are
-// free.
+// The network "a": its bridge, the address of the host, and the prefix of all addresses. DHCP does not assign addresses
+// from .200 on.
 const (
 	Bridge  = "nst-a"
 	Gateway = Free + "1"
 	Free    = "10.77.1."
 )
 
-// Guest is a guest in a storage pool: the kernel and the initrd of images/local/guest.sh.
+// Guest is a guest in a storage pool: the kernel and the initrd that images/local/guest.sh builds.
 type Guest struct {
 	// URI is the address of the daemon.
 	URI string
 	// Version is the version of the guest. It is part of the names of the guest's files.
 	Version string
-	// Leader is the address that the leader takes by ARP.
+	// Leader is the IP address that the leader announces by ARP.
 	Leader string
 }
 

@@ -17,15 +17,15 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// Machines are the machines of a stack's servers: each is a network namespace with an interface of the VMs' bridge. A
-// namespace outlives its programs, as a machine does, while this process or one of them runs. Other programs are on the
-// host, which has an address of the bridge. The leader takes its address by ARP. Machines implements local.Network.
+// Machines implements local.Network. Each server of a stack has a machine: a network namespace with an interface on the
+// VMs' bridge. The namespace remains when the server's program ends, until Close or the end of this process. Other
+// programs run on the host, which also has an address on the bridge. The leader announces its address by ARP.
 type Machines struct {
 	mu         sync.Mutex
 	namespaces map[string]*os.File // by server
 }
 
-// hostNumbers are the last parts of the servers' addresses, outside of the range of DHCP.
+// hostNumbers are the last bytes of the addresses of the servers and the leader. DHCP does not assign them.
 var hostNumbers = map[string]string{local.ServerName(1): "201", local.ServerName(2): "202", local.Leader: "250"}
 
 // Host implements local.Network.
@@ -48,7 +48,7 @@ func (m *Machines) Start(name string, cmd *exec.Cmd) error {
 	return inNamespace(namespace, cmd.Start)
 }
 
-// Close ends the namespaces in which no program runs.
+// Close ends the namespaces that have no running program.
 func (m *Machines) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -128,7 +128,7 @@ func inNamespace(namespace *os.File, f func() error) error {
 	})
 }
 
-// onThread runs f on its own thread, which ends with f, because a thread has namespaces.
+// onThread runs f on a new OS thread that ends with f, because f changes the namespaces of its thread.
 func onThread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {

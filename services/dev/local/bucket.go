@@ -47,7 +47,7 @@ func (s *Stack) State(ctx context.Context) (*clusterstate.State, error) {
 		Secrets: secrets}), nil
 }
 
-// ConfigWritten returns when the object store wrote the configuration of the shard.
+// ConfigWritten returns the time at which the object store last wrote the configuration of the shard.
 func (s *Stack) ConfigWritten() (time.Time, error) {
 	info, err := os.Stat(filepath.Join(s.StoreDir(), filepath.FromSlash(keys.Config(Shard))))
 	if err != nil {
@@ -118,8 +118,9 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 	return err
 }
 
-// giveAgentsAllServers changes the boot script so that agents know the addresses of every server, where the leader has
-// no address of its own: an agent that knows only a leader which hangs does not find the next one.
+// giveAgentsAllServers changes the boot script so that agents know the addresses of every server. It does so only if
+// the leader has no fixed address: an agent that knew only the address of a hanging leader would not find the next
+// leader.
 func (s *Stack) giveAgentsAllServers(shard *config.Shard) {
 	script := shard.Defaults.Userdata
 	if s.Network != nil || script == nil {
@@ -212,7 +213,7 @@ func issue(ctx context.Context, state *clusterstate.State, cluster string) (auth
 	return ca, cert, private, nil
 }
 
-// save writes an identity like `nstance-admin cluster register-operator`.
+// save writes an identity to files, as does `nstance-admin cluster register-operator`.
 func save(dir string, ca, cert *x509.Certificate, key ed25519.PrivateKey) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -101,7 +101,8 @@ func (s *Stack) CheckConsistent(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// CheckStartedOnce verifies in the provider's journal that no instance ID started two machines.
+// CheckStartedOnce verifies in the provider's journal that the provider started at most one machine for each instance
+// ID.
 func (s *Stack) CheckStartedOnce() error {
 	calls, err := s.Calls()
 	if err != nil {

@@ -99,7 +99,7 @@ func (o *Operator) Watch(ctx context.Context) {
 	both.Wait()
 }
 
-// repeat calls fn until ctx ends, because a stream ends with the term of its leader.
+// repeat calls fn until ctx ends, because fn reads a stream, which ends when the leader's term ends.
 func repeat(ctx context.Context, fn func(context.Context) error) {
 	for ctx.Err() == nil {
 		_ = fn(ctx)                         // the next call opens the stream again
@@ -183,7 +183,8 @@ func (o *Operator) Events() ([]*nstancev1.InstanceEvent, []*nstancev1.ErrorEvent
 	return slices.Clone(o.events), slices.Clone(o.errors)
 }
 
-// transient reports whether the error goes away when a server leads again.
+// transient reports whether a call that failed with the error may succeed when it is repeated, for example because a
+// server leads again.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.ResourceExhausted:
@@ -303,7 +304,8 @@ func (c *serverConns) pick() (*grpc.ClientConn, uint32) {
 	return c.all[int(at)%len(c.all)], at
 }
 
-// skip makes the connection after at current, if the error is one of the server and at is still current.
+// skip makes the next connection current if the error shows that the server of connection at does not lead or does not
+// answer. It does nothing if another call has already left connection at.
 func (c *serverConns) skip(at uint32, err error) {
 	if transient(err) {
 		c.current.CompareAndSwap(at, at+1)

@@ -35,7 +35,7 @@ func (p Ports) ofServer(n int) Ports {
 		Operator: p.Operator + by, Agent: p.Agent + by, Page: p.Page}
 }
 
-// Busy returns those ports of a stack with that many servers that a program listens on.
+// Busy returns the ports of a stack with the given number of servers on which a program already listens.
 func (p Ports) Busy(ctx context.Context, servers int) (busy []int) {
 	ports := []int{p.Store, p.Page}
 	for n := 1; n <= servers; n++ {

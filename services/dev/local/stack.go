@@ -45,7 +45,7 @@ type Options struct {
 	Ports Ports
 	// Servers is the number of servers; 0 means 2.
 	Servers int
-	// MaxVMs is the number of VMs for which there is room; 0: no limit.
+	// MaxVMs is the number of VMs that the provider can hold; 0 means no limit.
 	MaxVMs int
 	// SharedTmux runs the agents in the tmux server of the user, where `tmux attach -t nstance-dev-agents` finds them.
 	// Otherwise the stack has its own tmux server with a socket in Dir.
@@ -62,8 +62,8 @@ type Options struct {
 
 // Network is a set of machines for the programs of a stack.
 type Network interface {
-	// Host returns the address of the machine of [Store] or a [ServerName]. The address of [Leader] moves to the
-	// leader.
+	// Host returns the address of the machine of [Store] or a [ServerName]. The address of [Leader] moves to the server
+	// that leads.
 	Host(name string) string
 	// Start starts a program on its machine.
 	Start(name string, cmd *exec.Cmd) error
@@ -166,8 +166,8 @@ func New(o Options) (*Stack, error) {
 
 func (s *Stack) accessKeyFile() string { return filepath.Join(s.Dir, "access-key") }
 
-// keepAccessKey writes the access key ID to its file. Without one it takes that of the file, or makes one that other
-// users of this machine do not know.
+// keepAccessKey writes the access key ID to its file. If AccessKey is empty, it uses the ID in the file, or else a new
+// random ID.
 func (s *Stack) keepAccessKey() error {
 	if s.AccessKey == "" {
 		content, err := os.ReadFile(s.accessKeyFile())

@@ -60,9 +60,9 @@ func (t *Terraform) Apply(ctx context.Context, vars map[string]string) error {
 	return t.run(ctx, "apply", vars)
 }
 
-// Destroy destroys what was applied with the given variables. Meanwhile the operator does what a person would do to
-// make it fast: it calls RefreshConfig, because the leader reads its configuration every 3 minutes only, and it
-// acknowledges drains, which otherwise end at their deadline.
+// Destroy destroys what was applied with the given variables. Meanwhile the operator speeds up the deletion of VMs. It
+// calls RefreshConfig, because the leader reads its configuration only every 3 minutes. It acknowledges drains, which
+// otherwise end at their deadline.
 func (t *Terraform) Destroy(ctx context.Context, vars map[string]string, operator *Operator) error {
 	helping, stop := context.WithCancel(ctx)
 	var helpers sync.WaitGroup
@@ -101,8 +101,8 @@ func (t *Terraform) run(ctx context.Context, command string, vars map[string]str
 	cmd.Env = append(t.stack.Env(), "HOME="+t.dir, "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"),
 		"TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
 	cmd.Stdout, cmd.Stderr = log, log
-	// In its own session it does not get a Ctrl-C from the terminal as well as the interrupt below. After an interrupt
-	// it ends its request and writes its state.
+	// A separate session keeps the terminal's Ctrl-C from the CLI, which would count as a second interrupt after the
+	// one below. After one interrupt, the CLI completes its request and writes its state.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second

@@ -55,7 +55,7 @@ func WithStack(ctx context.Context, trial Trial, fn func(*Stack) error) (err err
 	return fn(stack)
 }
 
-// Pause waits for d. It returns the cause of ctx's end if that comes first.
+// Pause waits for d. It returns the cause if ctx ends first.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

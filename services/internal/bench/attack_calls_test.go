@@ -19,7 +19,7 @@ import (
 // linkMethod is the method of the election port.
 const linkMethod = "/nstance.election.v2.Peers/Link"
 
-// nonces returns registrations that must not succeed.
+// nonces returns attacks that try to register with nonces that the server must refuse.
 func (a *attacker) nonces() (list []attack) {
 	agent := func(nonce string) func() string { return func() string { return a.register(nonce) } }
 	add := func(kind string, run func() string) {
@@ -55,8 +55,8 @@ func (a *attacker) nonces() (list []attack) {
 			return err
 		})
 	})
-	// Register as fast as possible over one connection, with valid signatures. The separate address keeps the other
-	// attacks within their own limit.
+	// Register as fast as possible over one connection, with valid signatures. The separate source address keeps this
+	// flood from using up the rate limit of the other attacks.
 	add("nonce: flood of consumed ones", func() (outcome string) {
 		return a.call(registrationPort, noCertificate, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 			for end := time.Now().Add(time.Second); time.Now().Before(end) && ctx.Err() == nil; {
@@ -101,7 +101,7 @@ func (noise) Unmarshal(mem.BufferSlice, any) error { return nil }
 
 var _ encoding.CodecV2 = noise{}
 
-// methods has one method for each port, with the name of a certificate that may call it.
+// methods maps each port to one of its methods and to the name of a certificate that may call the method.
 var methods = map[string]struct{ name, cert string }{
 	registrationPort: {nstancev1.RegistrationService_RegisterAgent_FullMethodName, noCertificate},
 	agentPort:        {nstancev1.AgentService_SubmitPublicKeys_FullMethodName, "caller"},
@@ -109,8 +109,8 @@ var methods = map[string]struct{ name, cert string }{
 	electionPort:     {linkMethod, "agent"}, // only servers have a valid certificate for it
 }
 
-// messages returns calls with messages that are too large or malformed. A caller without permission is refused for that
-// reason instead.
+// messages returns attacks: calls with messages that are too large or malformed. On a port that the certificate may not
+// use, the server refuses the call for that reason instead.
 func (a *attacker) messages() (list []attack) {
 	for kind, size := range map[string]int{"malformed": 512, "oversized": 5 << 20} {
 		for port, method := range methods {
@@ -143,7 +143,7 @@ func (a *attacker) messages() (list []attack) {
 	return list
 }
 
-// identities returns calls with a certificate that is not valid for them, or not any longer.
+// identities returns calls with a certificate that does not permit them, or that is no longer valid.
 func (a *attacker) identities() (list []attack) {
 	calls := map[string]func(context.Context, *grpc.ClientConn) error{
 		agentPort: func(ctx context.Context, conn *grpc.ClientConn) error {

@@ -77,7 +77,7 @@ func (a *attacker) slow(port, addr string) {
 	}
 }
 
-// connections returns attacks that end before there is a call.
+// connections returns attacks on new connections, before any call.
 func (a *attacker) connections() (list []attack) {
 	for _, port := range append([]string{healthPort}, tlsPorts...) {
 		list = append(list, attack{"noise", port, func() string {
@@ -120,7 +120,7 @@ func noise4K() []byte {
 	return raw
 }
 
-// fate sends say on a connection, and returns how the connection ended.
+// fate sends the bytes say on a connection, and returns how the connection ended.
 func fate(conn net.Conn, say []byte) string {
 	if _, err := conn.Write(say); err != nil {
 		return "closed"
@@ -132,7 +132,7 @@ func fate(conn net.Conn, say []byte) string {
 	return "closed"
 }
 
-// writeTime is the time limit for the server to read what is written to a raw connection.
+// writeTime is the time within which the server must read what an attacker writes to a raw connection.
 const writeTime = 5 * time.Second
 
 // raw opens a connection that can send arbitrary frames. It uses an agent's certificate, which every port accepts for a
@@ -208,7 +208,8 @@ func (a *attacker) frames() (list []attack) {
 		add("window flood", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, n uint32) error { return out.WriteWindowUpdate(0, 1) })
 		})
-		// Open streams without using them, and send calls with an endless message.
+		// left opens 200 streams and leaves them open. If message is not 0, each stream carries a part of a message of
+		// that size.
 		left := func(message int) func(*transporttest.Raw, time.Time) string {
 			return func(r *transporttest.Raw, until time.Time) string {
 				for n := range uint32(200) {

@@ -200,7 +200,8 @@ func (s *stack) shutDown() {
 	}
 }
 
-// fill takes the create calls of every group and starts their agents, until each group has n instances.
+// fill receives the provider's create calls of every group and starts an agent for each, until each group has n
+// instances.
 func (s *stack) fill(n int) {
 	s.b.Helper()
 	var all sync.WaitGroup
@@ -255,15 +256,15 @@ func percentiles(b *testing.B, name string, took []time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// losses sends op to one agent of each group after another, and measures the time until the create call for its
-// replacement.
+// losses loses one instance of every group each 150 ms by sending op to its agent. It returns the times until the
+// create calls for the replacements. If gone is true, the VM is ended first.
 func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
 	all, _ := s.losing(op, rounds, 150*time.Millisecond, gone)
 	return all
 }
 
-// losing is like losses, but loses one instance of every group in each period. agents is the part of the time that
-// passes in the agents' process, until the kernel has the first byte.
+// losing is like losses, with another period. agents has the part of each time that passes in the agents' process,
+// until the kernel has the first byte.
 func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -312,7 +313,7 @@ func (s *stack) startPending(g int) {
 	}
 }
 
-// end ends the VM of an instance without a delete call of the server.
+// end ends the VM of an instance at the provider, although the server made no delete call.
 func (s *stack) end(id string) {
 	instance, err := ident.ParseID(id)
 	if err != nil {
@@ -348,7 +349,7 @@ func BenchmarkPowerOff(b *testing.B) {
 }
 
 // BenchmarkKilledConnection measures the time from the end of an agent's connection, after its VM is gone, to the
-// create call. This includes the provider's answer, which takes no time here.
+// create call. The server first asks the provider whether the VM is gone; the fake provider answers immediately.
 func BenchmarkKilledConnection(b *testing.B) {
 	s := newStack(b, 1000, 20*time.Millisecond, true)
 	s.fill(1000 / groups)

@@ -158,7 +158,8 @@ func (c *coldShard) start() (stop func(), m *moments) {
 	}, m
 }
 
-// Keys of moments: healthy is the first probe with the answer ready, and leads the first log line of a serving leader.
+// Keys of moments. healthy is the first probe that is answered with status 200. leads is the log line of a server that
+// serves as leader.
 const healthy, leads = "GET /health: 200", "serving as leader"
 
 // probe polls the health endpoint as a load balancer does, but more often.

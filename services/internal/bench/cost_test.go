@@ -161,7 +161,7 @@ func BenchmarkRegistration(b *testing.B) {
 // registrantsEnv makes this program run as the process of clients that register.
 const registrantsEnv = "NSTANCE_BENCH_REGISTRANTS"
 
-// registrants is the input of that process, and registered its output.
+// registrants is the input of the process of clients that register, and registered is its output.
 type registrants struct {
 	CA, Addr string
 	Nonces   []string
@@ -247,7 +247,7 @@ func registerOne(roots *x509.CertPool, addr, nonce string) error {
 	return err
 }
 
-// registrantsProcess controls the process from the benchmark.
+// registrantsProcess controls the process of clients that register, from the benchmark.
 type registrantsProcess struct {
 	encoder *json.Encoder
 	decoder *json.Decoder

@@ -149,7 +149,7 @@ func (e edges) serveProvider(w http.ResponseWriter, r *http.Request, op string) 
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// distant is the provider as the server's process calls it.
+// distant calls the benchmark's provider over HTTP, from the server's process.
 type distant struct {
 	url    string
 	client *http.Client

@@ -81,7 +81,7 @@ type note struct {
 	ID string `json:"id,omitempty"`
 	At int64  `json:"at,omitempty"`
 	Up int    `json:"up,omitempty"`
-	// Wrote, in a sent note, is when the kernel received the first byte.
+	// Wrote is set if Op is sent: the time at which the kernel received the first byte.
 	Wrote int64 `json:"wrote,omitempty"`
 }
 
@@ -212,7 +212,7 @@ func runAgents(in io.Reader, out io.Writer) {
 			go func() {
 				at := time.Now()
 				m.wrote.Store(0)
-				// The server may process the deletion before it answers the call.
+				// The call may get no answer, because the server may process the deletion before it answers.
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				_ = m.client.Announce(ctx, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
 				cancel()
@@ -329,7 +329,7 @@ func (f *fleet) sendingOf(id string) chan sending {
 	return f.sent[id]
 }
 
-// sentAt waits until an agent has carried out an order, and returns the times of it.
+// sentAt waits until an agent has sent the message that an order asks for, and returns the times of sending.
 func (f *fleet) sentAt(b testing.TB, id string) sending {
 	b.Helper()
 	select {

@@ -149,7 +149,7 @@ func floorTLS() (*tls.Config, error) {
 		MinVersion: tls.VersionTLS13}, nil
 }
 
-// floor controls the process from the benchmark.
+// floor controls the process that discards messages, from the benchmark.
 type floor struct {
 	daemon     *daemon
 	kind, addr string

@@ -30,7 +30,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// ends are the possible outcomes of an attack. At least one of proper must occur; those of excused may.
+// ends are the allowed outcomes of an attack. At least one outcome in proper must occur. Outcomes in excused may occur.
 type ends struct{ proper, excused []string }
 
 func must(proper ...string) ends { return ends{proper: proper} }
@@ -40,9 +40,10 @@ func (e ends) or(excused ...string) ends { return ends{e.proper, excused} }
 var (
 	// The server refuses or closes a connection when its address or certificate has too many connections.
 	cut = []string{"Unavailable", "closed", "refused"}
-	// The server rejects a source that registers too often before it checks the nonce.
+	// The server checks the rate of registrations from a source before it checks the nonce.
 	limited = []string{"Unavailable", "ResourceExhausted"}
-	// The server may process an attack in full, because its work is then bounded by what was sent.
+	// The server may process these attacks in full, because its work is bounded by the number of bytes that it
+	// received.
 	endured = must("taken", "closed", "open").or("refused")
 )
 
@@ -126,7 +127,7 @@ func cutLast(name string) (before, after string) {
 }
 
 // judge fails the test if an attack had an outcome that is not allowed. If kinds are given, it also fails if an attack
-// of those did not happen or never had a proper outcome.
+// of these kinds did not happen or never had a proper outcome.
 func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
@@ -179,7 +180,7 @@ func newPrey(b testing.TB, agents int) *prey {
 		}
 	}
 	hostile := spare[0].req
-	// These belong to the attackers, too: an instance may have only one connection.
+	// The attackers also own these two instances, because an instance may have only one connection.
 	reporter, caller := spare[1].req, spare[2].req
 	p.targets = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
 		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},
@@ -320,7 +321,7 @@ func paperOf(b testing.TB, cert tls.Certificate) paper {
 	return paper{cert.Certificate[0], key}
 }
 
-// delete has an instance replaced, and returns its ID.
+// delete lets an instance power off, so that the server replaces it, and returns its ID.
 func (p *prey) delete() ident.ID {
 	id, err := ident.ParseID(p.members[groups-1][0])
 	if err != nil {
@@ -406,8 +407,8 @@ func TestHostileClients(t *testing.T) {
 		return
 	}
 	p := newPrey(t, 50)
-	// Use several addresses, so that attacks do not exhaust a common limit. Continue until each was tried ten times: of
-	// a few attempts, all may be cut off.
+	// Use several source addresses, so that attacks do not exhaust the limit of one address. Try each attack ten times,
+	// because the server may cut off every one of only a few attempts.
 	p.targets.Addresses, p.targets.Least = 16, 10
 	stop := p.attack(1000, 100)
 	p.both(4)
@@ -416,8 +417,8 @@ func TestHostileClients(t *testing.T) {
 
 // waves are the attacks that are measured one after the other. A wave without kinds has all kinds of attacks. The
 // 10,000 silent connections are half of a common limit of file descriptors. The server closes connections beyond its
-// own limit, and the attackers reconnect as fast as possible, so these are also a flood of new connections. All attacks
-// come from one address, except in the last wave, which has sixteen.
+// own limit, and the attackers reconnect as fast as possible, so silent connections are also a flood of new
+// connections. All attacks come from one address, except in the last wave, which has sixteen.
 var waves = []struct {
 	name         string
 	silent, slow int

@@ -184,7 +184,8 @@ type daemon struct {
 	stop    func() // stops the edges
 }
 
-// startSelf starts this program as another process. role and env select what it runs.
+// startSelf starts this program as another process. role and env are environment variables that select what the process
+// runs.
 func startSelf(b testing.TB, role string, env ...string) (in io.WriteCloser, out io.Reader, wait func() error) {
 	b.Helper()
 	cmd := exec.Command(os.Args[0])

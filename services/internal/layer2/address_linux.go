@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Address is the leader's address, or one of each family. It implements infra.LeaderNetwork. Its methods may be called
-// concurrently.
+// Address is the leader's IPv4 or IPv6 address, or one of each. It implements infra.LeaderNetwork. Its methods may be
+// called concurrently.
 type Address struct {
 	mu    sync.Mutex
 	holds []*hold // one for each address
@@ -38,8 +38,9 @@ func New(addrs ...netip.Addr) (*Address, error) {
 	return a, nil
 }
 
-// Acquire adds the addresses to this machine, or renews their lifetimes, and announces them when that is due. It must
-// be called every [Interval]. If another machine has an address too, Acquire keeps the address and returns an error.
+// Acquire adds the addresses to this machine, or renews their lifetimes, and announces them when an announcement is
+// due. It must be called every [Interval]. If another machine also has one of the addresses, Acquire keeps the address
+// and returns an error.
 func (a *Address) Acquire(context.Context, string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -78,7 +79,7 @@ type speaker interface {
 	announce() error
 	// probe asks the other machines whether one has the address.
 	probe() error
-	// claims returns the MAC addresses, except this machine's, from which the address was claimed since the last call.
+	// claims returns the MAC addresses of other machines that have claimed the address since the last call.
 	claims() ([]net.HardwareAddr, error)
 	close() error
 }
@@ -127,7 +128,7 @@ func (h *hold) drop() {
 	h.link, h.speaker = nil, nil
 }
 
-// speak sends what is due after the time for which the address has been held.
+// speak sends the announcements and probes that are due when the address has been held for the given time.
 func (h *hold) speak(held time.Duration) error {
 	claims, err := h.speaker.claims()
 	for _, mac := range claims {
@@ -146,8 +147,9 @@ func (h *hold) speak(held time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// kernelAddress returns the address as the kernel gets it. It is deprecated, so the machine does not use it for its own
-// connections. The kernel does not look for duplicates: a former leader answers until its lifetime is over.
+// kernelAddress returns the address with its settings for the kernel. It is marked as deprecated, so that the machine
+// does not use it for its own connections. Duplicate detection is off, because a former leader answers for the address
+// until its lifetime ends.
 func (h *hold) kernelAddress() *netlink.Addr {
 	bits := h.addr.BitLen()
 	addr := &netlink.Addr{IPNet: &net.IPNet{IP: h.addr.AsSlice(), Mask: net.CIDRMask(bits, bits)},
@@ -201,7 +203,7 @@ func linkFor(addr netip.Addr) (netlink.Link, error) {
 		"servers' own network", addr)
 }
 
-// explain adds what to do to a refusal of the kernel.
+// explain adds advice to the kernel's error if this process lacks a permission.
 func explain(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return errors.Join(err, errCapability)

@@ -308,8 +308,8 @@ func holdAddress(ctx context.Context, address *Address) {
 	}
 }
 
-// reach connects to both addresses until the machine has answered at both for [Lifetime] without another answer or a
-// failure. It returns the time until the first of these answers.
+// reach connects to both addresses until, for [Lifetime], only the machine with this name has answered, and no
+// connection has failed. It returns the time until the first of these answers.
 func reach(t *testing.T, name string) time.Duration {
 	t.Helper()
 	began := time.Now()

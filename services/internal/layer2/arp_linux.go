@@ -79,8 +79,8 @@ func (a *arp) claims() ([]net.HardwareAddr, error) {
 
 func (a *arp) close() error { return unix.Close(a.socket) }
 
-// receive reads all packets that wait at a socket. claim returns the machine that claims the address in a packet, or
-// nil.
+// receive reads all packets that a socket has received. claim returns the machine that claims the address in a packet,
+// or nil.
 func receive(socket int, claim func(packet []byte) net.HardwareAddr) (claims []net.HardwareAddr, err error) {
 	packet := make([]byte, 1500)
 	for {

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// Lifetime is the time after which the kernel removes an address that is not renewed. The kernel counts in seconds.
+	// Lifetime is the time after which the kernel removes an address that is not renewed. The kernel counts lifetimes
+	// in whole seconds.
 	Lifetime = 2 * time.Second
 	// Interval is the time between two calls of Acquire.
 	Interval = 200 * time.Millisecond
@@ -25,8 +26,8 @@ const (
 	conflictFor = repeat + 5*time.Second
 )
 
-// announcements are the times of the first announcements after the address was acquired. A single one can be lost, and
-// one during the last lifetime of a former leader can be undone by its answers.
+// announcements are the times of the first announcements after the address was acquired. There are several, because one
+// can be lost, and because a former leader can answer for the address until its lifetime ends.
 var announcements = []time.Duration{0, Interval, 500 * time.Millisecond, time.Second, Lifetime}
 
 // schedule decides when an address is announced and when other machines are asked for it. Its times count from the
@@ -38,7 +39,7 @@ type schedule struct {
 	other     string        // the machine that answered
 }
 
-// announce reports whether an announcement is due, and counts it.
+// announce reports whether an announcement is due, and if so, counts it as sent.
 func (s *schedule) announce(now time.Duration) bool {
 	due := time.Duration(s.announced-len(announcements)+1) * repeat
 	if s.announced < len(announcements) {
@@ -51,7 +52,7 @@ func (s *schedule) announce(now time.Duration) bool {
 	return true
 }
 
-// probe reports whether another machine must be asked for the address, and counts it.
+// probe reports whether another machine must be asked for the address, and if so, counts it as sent.
 func (s *schedule) probe(now time.Duration) bool {
 	if now < settled+time.Duration(s.probed)*repeat {
 		return false

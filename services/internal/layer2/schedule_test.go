@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestSchedule acquires an address for two minutes, every Interval. Another machine claims it at some times.
+// TestSchedule acquires an address for two minutes, every Interval. At some of these times, another machine claims the
+// address.
 func TestSchedule(t *testing.T) {
 	var s schedule
 	var announced, probed []time.Duration
@@ -28,7 +29,7 @@ func TestSchedule(t *testing.T) {
 			conflicts[other] = append(conflicts[other], now)
 		}
 	}
-	// A time between two calls is that of the later one.
+	// What is due between two calls is sent at the later call.
 	want := []time.Duration{0, 200 * time.Millisecond, 600 * time.Millisecond, time.Second, 2 * time.Second,
 		30 * time.Second, time.Minute, 90 * time.Second, 2 * time.Minute}
 	if !slices.Equal(announced, want) {

@@ -7,7 +7,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// TestHistories checks that the check accepts possible histories of a register, and rejects impossible ones.
+// TestHistories checks that the linearizability check accepts possible histories of a register and rejects impossible
+// ones.
 func TestHistories(t *testing.T) {
 	put := func(begin, end int64, condition, token string, what outcome) op {
 		if what == unknown {

@@ -102,7 +102,7 @@ func (r recorded) Put(ctx context.Context, key string, body []byte, cond objstor
 	return token, err
 }
 
-// wrote counts named heirs, and the heirs that then led. It sees only acknowledged writes.
+// wrote counts the locks that named an heir, and the heirs that then became leader. It sees only acknowledged writes.
 func (h *history) wrote(body []byte) {
 	lock, err := record.DecodeLock(body)
 	if err != nil {

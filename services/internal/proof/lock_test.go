@@ -101,7 +101,7 @@ type reigns struct {
 	last election.Instant // when any process last had authority
 }
 
-// begin adds a period of authority, and returns the function that extends it.
+// begin adds a period of authority, and returns a function that moves its end to a later time.
 func (r *reigns) begin(process string, term uint64) (extend func(at election.Instant)) {
 	index := -1
 	return func(at election.Instant) {
@@ -123,8 +123,8 @@ func (r *reigns) since(at election.Instant) bool {
 	return r.last > at
 }
 
-// act uses the authority as often as possible and records when it had it. It reads the clock first: if it still has
-// authority after that, it had it at the time read.
+// act checks the authority in a loop, and records the times at which the process had it. Before each check it reads the
+// clock: a process that has authority after the reading also had it at the time read.
 func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func(election.Instant)) {
 	ticker := time.NewTicker(500 * time.Microsecond)
 	defer ticker.Stop()
@@ -287,7 +287,8 @@ type candidate struct {
 	source *transport.Source
 }
 
-// stand takes part until ctx ends. Every few seconds it restarts with another incarnation, as a restarted process does.
+// stand takes part in the election until ctx ends. Every few seconds it restarts with another incarnation, as a
+// restarted process does.
 func (c *candidate) stand(ctx context.Context) {
 	for life := 0; ctx.Err() == nil; life++ {
 		name := fmt.Sprintf("%s-%d", c.id, life)
@@ -307,7 +308,7 @@ func (c *candidate) stand(ctx context.Context) {
 			config.Self.Addresses.Election = c.relay.addr
 			config.Links, hangUp = c.connect(config.Self.Peer())
 		}
-		// The error says that the release had no answer, which is expected on this network.
+		// An error means that the release of the lock got no answer, which is expected on this unreliable network.
 		_ = lease.Run(run, config)
 		hangUp()
 		end()
@@ -351,8 +352,8 @@ type weather struct {
 	betrayed int // number of leaders that lost their heir and the bucket at the same time
 }
 
-// play changes the weather about once per second. With heirs, every other change waits for an heir, then cuts its
-// leader off from the heir and the bucket at the same time. Promises exist for that case.
+// play changes the weather about once per second. With heirs, every other change waits until a leader has an heir, and
+// then cuts the leader off from the heir and the bucket at the same time. Promises exist for that case.
 func (w *weather) play(duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
 		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {
@@ -378,8 +379,8 @@ func (w *weather) wait(least, most time.Duration) {
 	within(least+time.Duration(w.rng.Int64N(int64(most-least))), func() bool { return false })
 }
 
-// change makes each way to the bucket good, faulty in one way or all ways, or dead. It changes the connections between
-// servers more often.
+// change gives each path to the bucket no fault, one kind of fault, all kinds, or no answers at all. It changes the
+// connections between servers more often.
 func (w *weather) change() {
 	for _, p := range w.proxies {
 		odds := map[fault]int{none: 6}
@@ -408,7 +409,7 @@ func (w *weather) change() {
 	}
 }
 
-// nothing returns a way to the bucket on which no request is answered.
+// nothing returns the fault weights of a path to the bucket on which no request is answered.
 func (w *weather) nothing() map[fault]int {
 	return map[fault]int{[]fault{cut, halfOpen, lost, late}[w.rng.IntN(4)]: 1}
 }

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child runs a candidate that prints its periods of authority, a line each time one has grown by some milliseconds.
+// child runs a candidate. It prints a line each time its period of authority has grown by some milliseconds.
 func child(text string) error {
 	var s settings
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -189,7 +189,7 @@ func TestPause(t *testing.T) {
 			t.Fatal(err)
 		}
 		overtaken++
-		// This is long enough to observe an action, if there is one.
+		// In half a lease, a leader that still acts would act many times.
 		within(options.Lease/2, func() bool { return false })
 	}
 	for _, p := range children {

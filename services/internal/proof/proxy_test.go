@@ -133,7 +133,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// wait reports whether the time passed. The end of the test ends every wait.
+// wait waits for d. It returns false if ctx or the test ends first.
 func (p *proxy) wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -146,7 +146,7 @@ func (p *proxy) wait(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// forward forwards the request unchanged, because its signature covers these headers.
+// forward forwards the request unchanged, because the signature covers its headers.
 func (p *proxy) forward(r *http.Request, body []byte) (*http.Response, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 10*time.Second)
 	out, err := http.NewRequestWithContext(ctx, r.Method, "http://"+r.Host+r.URL.RequestURI(), bytes.NewReader(body))

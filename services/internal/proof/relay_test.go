@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// relay is an unreliable way to one server's election port. It delays bytes, holds them back in one direction or both,
+// relay is an unreliable path to one server's election port. It delays bytes, holds them back in one direction or both,
 // and cuts and refuses connections. A TCP stream loses nothing in the middle, so lost packets appear as late or missing
 // bytes.
 type relay struct {
@@ -162,7 +162,7 @@ func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 	}
 }
 
-// set changes the weather. A delay remains in every weather except fair.
+// set changes the weather. In every weather except fair, connections keep a delay.
 func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
 	switch weather {
 	case fair:

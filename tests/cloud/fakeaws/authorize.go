@@ -89,8 +89,8 @@ func denial(call *wire.Call, check Check) error {
 	return wire.Errorf(http.StatusForbidden, "AccessDenied", "%s", check.Reason)
 }
 
-// forgotten returns an error if a handler answered a role without permission. That is a fault of the fake, so the error
-// must not look like an answer of AWS.
+// forgotten returns an error if a handler answered a role's call without a permission check. That is a fault of the
+// fake, so the error must not look like an answer of AWS.
 func forgotten(call *wire.Call, checks []Check) error {
 	switch {
 	case call.Principal.Role == "" || unasked[call.Service+":"+call.Action]:

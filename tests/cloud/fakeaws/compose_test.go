@@ -71,7 +71,7 @@ func (w *testCloud) subnet(t *testing.T) (vpc, subnet string) {
 
 func TestInstanceProfile(t *testing.T) {
 	w := newTestCloud(t)
-	// The role may tag only its own instance.
+	// The role may create tags only in calls that it makes from an EC2 instance.
 	w.allow(t, "server",
 		`{"Effect":"Allow","Action":"ec2:CreateTags","Resource":"*","Condition":{"ArnEquals":{"ec2:SourceInstanceARN":"arn:aws:ec2:us-west-2:123456789012:instance/*"}}}`,
 		`{"Effect":"Allow","Action":"ec2:DescribeInstances","Resource":"*"}`)

@@ -127,7 +127,7 @@ func (c *Cloud) Locked(f func()) {
 	f()
 }
 
-// Calls returns all calls so far, in the order of their execution.
+// Calls returns all calls so far, in the order in which they were executed.
 func (c *Cloud) Calls() []Call {
 	c.mu.Lock()
 	defer c.mu.Unlock()

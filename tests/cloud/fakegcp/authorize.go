@@ -76,7 +76,7 @@ func (c *Cloud) storageNeeds(call *rest.Call, method string) []need {
 	return nil
 }
 
-// secretNeeds returns the permissions for calls of secrets. Conditions see the project's number.
+// secretNeeds returns the permissions for calls of secrets. IAM conditions see the project's number, not its ID.
 // https://cloud.google.com/secret-manager/docs/access-control
 func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
 	name := cmp.Or(call.Params["name"], call.Params["parent"])

@@ -68,7 +68,7 @@ type vm struct {
 	conf    map[string]string
 	process *exec.Cmd
 	exited  chan struct{} // closed when process has ended
-	// seen is what the last broadcast said of the VM.
+	// The VM's name and status in the last broadcast.
 	seenName, seenStatus string
 }
 
@@ -186,7 +186,7 @@ func (c *Cluster) CAFile(t testing.TB) string {
 // Guest is what VMs boot.
 type Guest struct {
 	Kernel, Initrd string // files of images/local/guest.sh
-	// Dir is for the images with userdata and the consoles, VMID.iso and VMID.log. It must exist.
+	// Dir is the directory for images with userdata (VMID.iso) and consoles (VMID.log). It must exist.
 	Dir string
 }
 

@@ -85,7 +85,7 @@ type operation struct {
 	params map[string]param
 	needs  []need
 	oneOf  []need
-	// anyNode reports that every node answers the call, so it is not forwarded to the node in its path.
+	// anyNode is true if every node can answer the call. Then the call is not forwarded to the node in its path.
 	anyNode bool
 	run     func(*Cluster, request) (any, *apiError)
 }

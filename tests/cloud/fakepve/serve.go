@@ -21,7 +21,7 @@ type apiError struct {
 	wrong  map[string]string // parameters
 }
 
-// die is how most errors of the real API are answered.
+// die returns an error with status 500, as the real API does when its Perl code dies.
 func die(format string, args ...any) *apiError {
 	return &apiError{status: http.StatusInternalServerError, text: fmt.Sprintf(format, args...)}
 }
@@ -171,8 +171,8 @@ func (c *Cluster) call(op operation, in request) (any, *apiError) {
 	return op.run(c, in)
 }
 
-// allowed reports whether a token has a privilege on a path. The privileges of the nearest path above count, and those
-// of a VM's pool.
+// allowed reports whether a token has a privilege on a path. A token has the privileges of the nearest parent path, and
+// those of the pool of a VM.
 func (c *Cluster) allowed(tokenID, on, privilege string) bool {
 	t := c.tokens[tokenID]
 	var id int

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// volumeKey is the key of a volume: of a node's own storage, it begins with the node.
+// volumeKey returns the key of a volume in the cluster. If the storage is not shared, the key begins with the node.
 func (c *Cluster) volumeKey(node, on, volume string) string {
 	if s := c.storages[on]; s != nil && s.shared {
 		return volume

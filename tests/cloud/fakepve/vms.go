@@ -43,7 +43,7 @@ func (v *vm) digest() string {
 
 var drive = regexp.MustCompile(`^((ide|sata|scsi|virtio)[0-9]+|efidisk0|tpmstate0|unused[0-9]+)$`)
 
-// drives returns the drives of a VM that are volumes of its own.
+// drives returns the drives of a VM that the VM owns.
 func (v *vm) drives() map[string]string {
 	all := map[string]string{}
 	for setting, value := range v.conf {

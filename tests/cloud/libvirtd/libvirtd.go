@@ -63,7 +63,7 @@ func (d *Daemon) Virsh(t testing.TB, args ...string) string {
 // StartDaemon starts libvirtd, also after [Daemon.KillDaemon].
 func (d *Daemon) StartDaemon(t testing.TB) { t.Helper(); check(t, d.Daemon.StartDaemon(t.Context())) }
 
-// KillDaemon kills libvirtd. VMs go on.
+// KillDaemon kills libvirtd. VMs keep running.
 func (d *Daemon) KillDaemon(t testing.TB) { t.Helper(); check(t, d.SignalDaemon(t.Context(), "KILL")) }
 
 // StopDaemon stops libvirtd, so that it does not answer, until [Daemon.ContinueDaemon].

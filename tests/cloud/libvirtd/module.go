@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// ErrDownload is the error of a command of the CLI that does not end, or does not read a seed. The provider's library
-// can mistake the end of a download, and has a deadlock there, on a busy machine.
+// ErrDownload is the error of a CLI command that hangs, or fails to read a seed (an ISO image). On a busy machine, the
+// provider's library can miss the end of a download or deadlock there.
 var ErrDownload = errors.New("the provider cannot read a seed")
 
 // Module is a copy of modules/libvirt/servers, with the CLI and the provider dmacvicar/libvirt, which apply it to a

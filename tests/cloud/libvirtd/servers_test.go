@@ -17,7 +17,8 @@ import (
 var servers = []string{"nstance-server-1", "nstance-server-2"}
 
 // TestServers applies modules/libvirt/servers with the provider dmacvicar/libvirt to a real libvirtd. The VMs run and
-// have their disks and seeds. A new boot script gets new VMs. Destroy leaves the image only. The VMs boot an empty disk.
+// have their disks and seeds. A new boot script replaces the VMs. Destroy leaves only the image. The disks of the VMs
+// are empty.
 func TestServers(t *testing.T) {
 	for range 3 {
 		err := applyServers(t)
@@ -42,7 +43,7 @@ func applyServers(t *testing.T) error {
 		return err
 	}
 	before := checkVMs(t, daemon, "v1")
-	// It fails if it finds a difference.
+	// With -detailed-exitcode, plan fails if it finds a difference.
 	if err := module.Run("plan", "-detailed-exitcode"); err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func applyServers(t *testing.T) error {
 	return nil
 }
 
-// addFiles adds an image and a CD-ROM to the storage pool, as a person does.
+// addFiles adds an image and a CD-ROM to the storage pool, as a user of the module does.
 func addFiles(t *testing.T, daemon *libvirtd.Daemon) {
 	t.Helper()
 	secrets := t.TempDir()

@@ -51,7 +51,7 @@ type Instance struct {
 	servers []*http.Server
 	release func()
 
-	// pulled is set by Stop. It is guarded by state, which is never held during a blocking call.
+	// pulled is true after Stop. The mutex state guards it and is never held during a blocking call.
 	state  sync.Mutex
 	pulled bool
 }
@@ -227,8 +227,8 @@ func (i *Instance) Stop() {
 // plugTime limits how long a running machine takes to configure an interface.
 const plugTime = 30 * time.Second
 
-// Plug implements [contract.Machine]. It returns when the machine has configured the interface, or found that no file
-// is for it.
+// Plug implements [contract.Machine]. It returns when the machine has configured the interface, or has found no
+// .network file that matches it.
 func (i *Instance) Plug(nic contract.NIC) error {
 	ctx, cancel := context.WithTimeout(context.Background(), plugTime)
 	defer cancel()

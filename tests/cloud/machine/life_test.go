@@ -171,7 +171,7 @@ func TestExited(t *testing.T) {
 	if got := <-exited; got != "started again" {
 		t.Errorf("%s ended", got)
 	}
-	// A machine that cannot be created ends like one that dies.
+	// A machine that cannot be created ends like a machine that dies after its start.
 	w.start("vpc-a", 21, "", notify("unmade"), func(s *contract.Spec) { s.Primary.MAC = "no address" })
 	if got := <-exited; got != "unmade" {
 		t.Errorf("%s ended", got)

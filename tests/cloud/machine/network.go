@@ -133,7 +133,7 @@ func (v *vpc) forwards(p *port) error {
 const forwardTime = 10 * time.Second
 
 // checkSources drops all packets from the machine that do not have one of the interface's own addresses as their
-// source. The bridge delivers packets to other destinations to other ports.
+// source. The bridge already delivers packets only to the port of their destination.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-eni.html#eni-basics
 func (v *vpc) checkSources(p *port) error {
 	program, err := sourceFilter(p.nic.Addresses)
@@ -164,8 +164,8 @@ func (p *port) link() networkd.Link {
 		Router: routerAddress}
 }
 
-// announce makes the machine announce its addresses: neighbors may have cached failed lookups for them. Setting the MAC
-// address again has this effect.
+// announce makes the machine announce its addresses, because neighbors may have cached failed lookups of them. Setting
+// the MAC address again has this effect.
 func (p *port) announce(ns *netns) error {
 	return ns.ip(fmt.Sprintf("link set %s address %s", p.device(), p.nic.MAC))
 }

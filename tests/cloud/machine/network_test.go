@@ -48,8 +48,9 @@ func (w *testRunner) fromVPC(vpc string) dialer {
 	}
 }
 
-// reaches asserts which machine answers at an address; "" means none. An answer may take a few seconds: a lost IPv6
-// neighbor solicitation is repeated after a second (RFC 4861, section 10, RETRANS_TIMER).
+// reaches asserts that the machine with the name want answers at an address; "" means that none answers. An answer may
+// take a few seconds: a lost IPv6 neighbor solicitation is repeated after a second (RFC 4861, section 10,
+// RETRANS_TIMER).
 func (w *testRunner) reaches(what string, dial dialer, address, want string) {
 	w.t.Helper()
 	patience := 10 * time.Second
@@ -99,7 +100,7 @@ func TestNetwork(t *testing.T) {
 }
 
 // leaderScript returns the boot script of a server whose leader interface is [movingNIC]. Instead of the server, the
-// script starts what answerer starts.
+// script starts the answerer program.
 func leaderScript(t *testing.T) string {
 	t.Helper()
 	n := movingNIC()

@@ -86,7 +86,7 @@ func TestService(t *testing.T) {
 		t.Errorf("the cache directory has owner and mode %s", got)
 	}
 
-	// systemd restarts a killed service, and a service that misses its watchdog deadline.
+	// Init must restart, as systemd does, a killed service, and a service that misses its watchdog deadline.
 	w.run(id, "systemctl kill -s KILL daemon")
 	w.eventually(id, "systemctl show -p NRestarts,ActiveState --value daemon", "active\n1")
 	if again := w.property(id, "daemon", "MainPID"); again == pid {

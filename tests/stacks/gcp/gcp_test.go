@@ -126,7 +126,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 		}
 	})
 
-	// plan reports mistakes with their place.
+	// plan must report each mistake and name the field or variable with the mistake.
 	for _, mistake := range []struct {
 		variable string
 		value    any
@@ -163,7 +163,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	s.Rolls(t, stack, vars, `{"scheduling": {"provisioningModel": "SPOT"}, "networkInterfaces": [{"accessConfigs": [{}]}]}`)
 	s.ReplacesInterrupted(t, 2)
 
-	// The group repairs a server that was deleted behind its back. The new one has its name, but is not it.
+	// The group repairs a server that was deleted without a call to the group. The new server has the same name, but is
+	// another instance.
 	old := s.Servers()
 	zone.vanish(old[0])
 	lab.Eventually(t, scenario.Soon, "another server", func() string {

@@ -232,10 +232,10 @@ func (s shard) instance(id string) (found compute.Instance) {
 	return found
 }
 
-// Kill implements [scenario.Cloud]. The VM is stopped then, and exists.
+// Kill implements [scenario.Cloud]. Afterwards the VM still exists, but is stopped.
 func (s shard) Kill(id string) { s.Compute.End(s.instance(id).Path, "The guest crashed.") }
 
-// vanish deletes an instance behind the back of its owner.
+// vanish deletes an instance without a delete operation, so that its owner does not learn of it.
 func (s shard) vanish(id string) { s.Compute.Vanish(s.instance(id).Path) }
 
 // Interrupt implements [scenario.Cloud].

@@ -153,13 +153,14 @@ func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
 var WebCommands = []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &",
 	"echo $! >/run/web.pid"}
 
-// ReplacesUnhealthyInBalancer ends the web server of a VM whose load balancer decides too. Its agent reports that all
-// is well, and still it must be replaced. asked returns how often the servers have asked the load balancer, exec runs
-// a command on a VM.
+// ReplacesUnhealthyInBalancer ends the web server of a VM in a group whose health also depends on a load balancer. The
+// VM must be replaced although its agent reports that it is healthy. asked returns how often the servers have asked the
+// load balancer, exec runs a command on a VM.
 func (s *Shard) ReplacesUnhealthyInBalancer(t *testing.T, size int, asked func() int,
 	exec func(id string, command ...string) (string, error)) {
 	t.Helper()
-	// The leader must have seen it healthy. Otherwise the verdict counts only after minutes.
+	// The leader must first see that the load balancer finds the VM healthy. Otherwise an unhealthy VM is replaced only
+	// after minutes.
 	before := asked()
 	lab.Eventually(t, 2*Soon, "the load balancer is asked twice", func() string {
 		if n := asked(); n < before+2 {

@@ -1,4 +1,4 @@
-// Package httpserver serves HTTP for the development servers: with a graceful stop, and not for web pages.
+// Package httpserver serves HTTP for the development servers. It stops gracefully and refuses requests from web pages.
 //
 // Invariant: when [Serve] returns, no request is running.
 package httpserver
@@ -16,8 +16,8 @@ import (
 )
 
 // Serve answers requests until ctx ends, and then waits up to timeout for running requests. It returns nil if it stops
-// because ctx ended. With endless, the contexts of requests end with ctx: for requests that last until the stop, such
-// as watches.
+// because ctx ended. If endless is true, the contexts of requests end with ctx. Requests that never end by themselves,
+// such as watches, need that.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, timeout time.Duration,
 	endless bool) error {
 	unused := unusedConns{}
@@ -46,8 +46,8 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 	return ignoreClosed(<-ended)
 }
 
-// unusedConns has the connections without a request, which the pools of clients keep open. Shutdown would wait for them
-// as long as for a request.
+// unusedConns has the connections without a request, which the pools of clients keep open. [http.Server.Shutdown] would
+// wait for these connections too, until its timeout.
 type unusedConns struct {
 	conns  sync.Map
 	ending atomic.Bool

@@ -167,7 +167,7 @@ func TestController(t *testing.T) {
 	wire.cut(addr)
 	sized("workers--dev-1", 5)
 
-	// The edit removed the owner reference. The test restores it. The group, its finalizer and its machine are then
+	// An edit of the file above removed the group's owner reference. Restore it, so that the group and its machine are
 	// deleted with the owner.
 	g := of("workers--dev-1")
 	before := g.DeepCopy()
@@ -187,7 +187,7 @@ func TestController(t *testing.T) {
 		}
 		return of("workers--dev-1") == nil && len(list.Items) == 0
 	})
-	// Contracts are found by the labels of CRDs, read as metadata only.
+	// Cluster API reads CRDs as metadata only, and finds its contract versions in their labels.
 	crd := &metav1.PartialObjectMetadata{}
 	crd.SetGroupVersionKind(owned("apiextensions.k8s.io", "CustomResourceDefinition").gvk())
 	if err := c.Get(ctx, client.ObjectKey{Name: "nstancemachinepools." + infra}, crd); err != nil ||

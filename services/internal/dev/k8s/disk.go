@@ -109,8 +109,8 @@ func definition(r *resource) map[string]any {
 	}
 }
 
-// ensure creates an object if there is none. An unusable file in its place is reported elsewhere and does not prevent
-// the start.
+// ensure creates an object if there is none. An unreadable file at its path does not prevent the start; other code
+// reports it.
 func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
 		if current != nil {
@@ -214,7 +214,7 @@ func (s *store) refresh(c *collection, k key) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, exists := c.objects[k]; exists {
-			// readChangedFile decides soon whether the removal was intended.
+			// The object's file is missing. readChangedFile decides soon whether a person meant to delete the object.
 			return busy(s.shown(name), "it has been removed")
 		}
 		return nil
@@ -227,7 +227,7 @@ func (s *store) refresh(c *collection, k key) error {
 	return nil
 }
 
-// take makes the content of a file the object, unless it is already. The caller must hold the lock.
+// take stores the content of a file as the object, unless they are equal. The caller must hold the lock.
 func (s *store) take(c *collection, k key, file []byte) error {
 	old, exists := c.objects[k]
 	if exists && bytes.Equal(old.file, file) {
@@ -425,7 +425,7 @@ func (s *store) write(c *collection, k key, o map[string]any, before []byte) ([]
 	if err := s.root.MkdirAll(path.Dir(name), 0o700); err != nil {
 		return nil, fmt.Errorf("write %s: %w", s.shown(name), err)
 	}
-	// To write takes long, and a person may save in that time.
+	// Writing the temporary file takes time, in which a person may have saved the object's file.
 	switch now, err := s.read(name); {
 	case errors.Is(err, fs.ErrNotExist) && before == nil, err == nil && before != nil && bytes.Equal(now, before):
 	case err == nil, errors.Is(err, fs.ErrNotExist):

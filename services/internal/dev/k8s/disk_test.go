@@ -94,7 +94,7 @@ func TestFiles(t *testing.T) {
 	// The file is valid again.
 	put(t, `{"spec":{"replicas":5}}`, file)
 	expect(t, w, "MODIFIED a")
-	// Another object with the same name.
+	// A new UID makes it another object with the same name.
 	put(t, `{"metadata":{"uid":"0b4a6d9e-8c1f-4f9e-9a53-0a3c1d3b2f10"}}`, file)
 	expect(t, w, "DELETED a", "ADDED a")
 	// Files and directories are removed.

@@ -29,7 +29,7 @@ type resource struct {
 	sub        []subresource
 	fields     []string // Field selectors in addition to metadata.name and metadata.namespace.
 	columns    []column // Columns of `kubectl get` between name and age.
-	// stored is the name of the resource under which the objects are stored, if it is another one.
+	// stored is the name of another resource, if the objects are stored under that one.
 	stored string
 }
 

@@ -31,7 +31,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// serve answers a request for objects. An error that it returns has not been answered yet.
+// serve answers a request for objects. If it returns an error, it has not written an answer.
 func (h *handler) serve(w http.ResponseWriter, req *http.Request) error {
 	t, err := parsePath(req.URL.EscapedPath())
 	if err != nil {
@@ -90,7 +90,7 @@ func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, shown 
 	return writeObject(w, req, http.StatusOK, t.resource, o, shown, h.now())
 }
 
-// fresh refuses to answer with an older state than the client has seen, as after the directory was restored.
+// fresh refuses to answer if the client has seen a newer state, as when the directory was restored from a backup.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#unavailable-resource-versions
 func (h *handler) fresh(version string) error {
 	if version == "" {
@@ -113,7 +113,7 @@ func (h *handler) fresh(version string) error {
 func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, shown form) error {
 	query := req.URL.Query()
 	if query.Get("continue") != "" {
-		// Lists are never split, so this process has issued no such token.
+		// Lists are never split into pages, so another process issued the continue token.
 		return apierrors.NewResourceExpired("start the list again")
 	}
 	version := query.Get("resourceVersion")
@@ -265,7 +265,7 @@ func deleteOptions(req *http.Request) (o metav1.DeleteOptions, dry bool, err err
 		return o, false, err
 	}
 	dry = dry || len(o.DryRun) > 0
-	// Foreground deletion has the same result here. Orphaning is not supported.
+	// Foreground and background deletion have the same result in dev-k8s. Orphaning is not supported.
 	orphan := o.OrphanDependents //nolint:staticcheck // old clients
 	if p := o.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan || orphan != nil && *orphan {
 		return o, false, invalid("propagationPolicy", metav1.DeletePropagationOrphan,

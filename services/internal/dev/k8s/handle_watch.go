@@ -61,7 +61,8 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 	if s.control.Flush() != nil {
 		return nil
 	}
-	// Without a version, the watch starts with the current state. A version of another process ends it immediately.
+	// Without a version, the watch starts with the current state. A version above the current one is from another
+	// process and ends the watch immediately.
 	begins := initial || from == 0 && !query.Has("sendInitialEvents")
 	if current := h.store.currentVersion(); from > current {
 		s.expire()
@@ -127,7 +128,8 @@ type stream struct {
 	rows     bool // the first table was sent, which has the columns
 }
 
-// sendChange sends a change. For the client's selector, the change may be an addition or a deletion.
+// sendChange sends a change. If the change moves the object into or out of the client's selector, it sends an addition
+// or a deletion.
 func (s *stream) sendChange(selected selector, c change) bool {
 	before, after := c.before != nil && selected.matches(c.before), c.after != nil && selected.matches(c.after)
 	switch {

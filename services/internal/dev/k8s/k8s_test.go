@@ -27,10 +27,10 @@ import (
 	nstance "github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// patience is the limit for steps that take a moment.
+// patience bounds each wait of the tests.
 const patience = 20 * time.Second
 
-// start serves dir. It returns the server's host and port, and a function that stops the server.
+// start serves the objects in dir. It returns the server's host and port, and a function that stops the server.
 func start(t *testing.T, dir string) (addr string, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

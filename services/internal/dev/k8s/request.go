@@ -26,7 +26,7 @@ const maxBody = 3 << 20
 // maxName is less than Kubernetes' 253 bytes, because the name and ".json" must fit into a file name.
 const maxName = 250
 
-// target is the content of a path. Its names are checked and safe in a file path.
+// target holds the parts of a parsed request path. Its names are valid and safe in a file path.
 type target struct {
 	resource  *resource
 	namespace string // "" for none or all

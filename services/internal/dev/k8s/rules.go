@@ -67,7 +67,7 @@ func (s *store) created(r *resource, k key, o map[string]any) error {
 		"generation"} {
 		delete(m, field)
 	}
-	// Kubelets register Nodes with their status. The status of a namespace belongs to the server.
+	// A new object has no status, except for Nodes, which kubelets register with their status.
 	if r.status && r.name != "nodes" {
 		delete(o, "status")
 	}

@@ -54,7 +54,7 @@ type store struct {
 	root *os.Root // Rejects all paths and symbolic links that lead out of the directory.
 	dir  string   // For messages.
 
-	// grown receives a signal when an object may have lost its owners; see collect.
+	// grown receives a signal when an object may have lost its owners, so that collect deletes it.
 	grown chan struct{}
 
 	mu      sync.RWMutex

@@ -93,7 +93,7 @@ func TestWatch(t *testing.T) {
 	expect(t, begin(metav1.ListOptions{ResourceVersion: a.GetResourceVersion()}), "ADDED b", "MODIFIED a", "MODIFIED a",
 		"MODIFIED b", "DELETED b")
 
-	// A watch can deliver a list, which a bookmark ends.
+	// A watch can start with the existing objects. A bookmark marks their end.
 	list := begin(metav1.ListOptions{SendInitialEvents: ptr(true), AllowWatchBookmarks: true,
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
 	expect(t, list, "ADDED a")
@@ -223,7 +223,7 @@ func TestInformer(t *testing.T) {
 	write(addr, "b", "1")
 	agree(map[string]string{"a": "2", "b": "1"})
 
-	// While the informer is disconnected, one object is deleted, one changes on the disk, and one is created.
+	// While the informer is disconnected, one object is deleted, one changes in its file, and one is created.
 	stop()
 	again, stopAgain := start(t, dir)
 	if err := typed(t, again).CoreV1().ConfigMaps("default").Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {

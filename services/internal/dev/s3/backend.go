@@ -22,7 +22,7 @@ import (
 const maxObject = 256 << 20
 
 // backend implements gofakes3.Backend for one bucket in a directory. It translates calls and errors; the directory
-// store checks conditions and writes under one lock. The calls of gofakes3 have no context.
+// store checks conditions and writes under one lock. gofakes3 calls its methods without a context.
 type backend struct {
 	bucket string
 	store  *file.Store
@@ -143,7 +143,8 @@ func (b *backend) PutObject(bucket, key string, meta map[string]string, input io
 	if bucket != b.bucket {
 		return done, gofakes3.BucketNotFound(bucket)
 	}
-	// gofakes3 decodes one kind of chunked upload. It would store the chunk headers of the other kinds.
+	// gofakes3 decodes one kind of chunked upload. With the other kinds, it would store the chunk headers as part of
+	// the object.
 	if form := meta["X-Amz-Content-Sha256"]; strings.HasPrefix(form, "STREAMING-") &&
 		form != "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" {
 		return done, gofakes3.ErrorMessage(gofakes3.ErrNotImplemented, "uploads of the form "+form+

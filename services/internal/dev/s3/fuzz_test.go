@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 )
 
-// The server answers every request, and afterwards the bucket can be listed.
+// FuzzRequest checks that the server answers every request, and that the bucket can be listed afterwards.
 func FuzzRequest(f *testing.F) {
 	store, err := file.Open(f.TempDir())
 	if err != nil {

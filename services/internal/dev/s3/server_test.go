@@ -91,7 +91,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// Two servers with one directory honour conditions together.
+// TestConformanceOfTwo runs the conformance suite alternately on two servers of one directory. A condition must also
+// hold for what the other server wrote.
 func TestConformanceOfTwo(t *testing.T) {
 	dir := t.TempDir()
 	one, _ := start(t, dir)
@@ -143,7 +144,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// Stopping waits for a running upload, whose object is then in the directory.
+// TestStopFinishesRequests checks that a stop waits for a running upload, and that its object is then in the directory.
 func TestStopFinishesRequests(t *testing.T) {
 	dir := t.TempDir()
 	url, stop := start(t, dir)
@@ -153,7 +154,8 @@ func TestStopFinishesRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	request.ContentLength = 8
-	// The transport sends the body when the handler reads it. So the handler runs when the first half is sent.
+	// With this header, the transport sends the body only when the handler reads it. So the handler is running when the
+	// first half is sent.
 	request.Header.Set("Expect", "100-continue")
 	patient := &http.Transport{ExpectContinueTimeout: time.Hour}
 	defer patient.CloseIdleConnections()
@@ -193,7 +195,7 @@ func TestStopFinishesRequests(t *testing.T) {
 	}
 }
 
-// A connection without a request does not delay the stop.
+// TestStopDropsUnusedConnections checks that a connection without a request does not delay the stop.
 func TestStopDropsUnusedConnections(t *testing.T) {
 	url, stop := start(t, t.TempDir())
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -201,7 +203,7 @@ func TestStopDropsUnusedConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	// This request is accepted after the first connection.
+	// The server accepts connections in order. After this answer it has also accepted the unused connection.
 	if _, err := open(t, url).List(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
@@ -414,7 +416,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// An upload with unsupported chunk headers must not be stored with the headers.
+// TestUnknownFraming checks that an upload with unsupported chunk headers is not stored with these headers.
 func TestUnknownFraming(t *testing.T) {
 	dir := t.TempDir()
 	url, _ := start(t, dir)
@@ -439,7 +441,7 @@ func TestUnknownFraming(t *testing.T) {
 	}
 }
 
-// TestAccessKey checks that only requests in the name of the access key ID of the file are served.
+// TestAccessKey checks that only requests that name the access key ID in the file are served.
 func TestAccessKey(t *testing.T) {
 	keyFile := filepath.Join(t.TempDir(), "access-key")
 	if err := os.WriteFile(keyFile, []byte("AKRANDOM\n"), 0o600); err != nil {

@@ -119,8 +119,8 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-// Reconcile makes one pass over all groups. It applies what is due in EC2, new and terminated members, health, capacity
-// and refreshes. It takes the cloud's lock.
+// Reconcile makes one pass over all groups. It first applies state changes that are due in EC2, and then updates
+// members, health, capacity and refreshes. It takes the cloud's lock.
 func (s *Service) Reconcile() {
 	s.cfg.EC2.Settle()
 	s.cfg.Lock.Lock()

@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// check refuses settings that do not fit together, or that name resources that do not exist. launches means that the
-// caller chose what the group launches. Then the caller needs permission to launch it.
+// check refuses settings that do not fit together, or that name resources that do not exist. launches is true if the
+// request sets what the group launches. The caller then needs permission to launch it.
 func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	switch {
 	case *g.MinSize < 0 || *g.MaxSize < 0:

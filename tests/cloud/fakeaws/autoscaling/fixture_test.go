@@ -121,7 +121,8 @@ func (w *testAccount) sleep(d time.Duration) {
 	w.service.Reconcile()
 }
 
-// ServeHTTP does the cloud's part around its services. The test decides which permissions are denied.
+// ServeHTTP decodes, authorizes and answers calls to its services, as the whole cloud does. The test decides which
+// permissions are denied.
 func (w *testAccount) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	service, operations := "autoscaling", w.service.Operations()
 	if r.URL.Path[:4] == "/ec2" {

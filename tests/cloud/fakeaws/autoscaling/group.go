@@ -217,7 +217,7 @@ func (s *Service) unknown(c *wire.Call, name string, err error) error {
 	return err
 }
 
-// merged returns the old settings with each setting of said that is present.
+// merged returns the old settings with each setting that is present in changes.
 func merged(old, changes settings) settings {
 	into, from := reflect.ValueOf(&old).Elem(), reflect.ValueOf(changes)
 	for i := range into.NumField() {

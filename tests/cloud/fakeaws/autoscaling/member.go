@@ -30,7 +30,7 @@ type member struct {
 	activity              *activity // of its launch or termination
 }
 
-// counts reports whether a member counts towards the desired capacity.
+// counts reports whether a member is part of the desired capacity.
 func (m *member) counts() bool {
 	return m.state == pending || m.state == pendingWait || m.state == inService
 }

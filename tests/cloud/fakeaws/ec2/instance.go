@@ -92,8 +92,8 @@ func (s *Service) SetIdentity(i Identity) { s.identity = i }
 // shutting-down or stopping. The defaults are zero: the next call ends the state.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
-// machineOperations returns the handlers of operations on the resources in machinery. Each handler first applies what
-// is due.
+// machineOperations returns the handlers of operations on the resources in machinery. Each handler first applies the
+// state changes that are due.
 func (s *Service) machineOperations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
 		"RunInstances":                   s.runInstances,
@@ -260,7 +260,7 @@ func (p *placement) tenancy() string {
 	return "default"
 }
 
-// AddHost adds a dedicated host and returns its ID. Instances on it take no room. It takes the cloud's lock.
+// AddHost adds a dedicated host and returns its ID. The host never becomes full. It takes the cloud's lock.
 func (s *Service) AddHost() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

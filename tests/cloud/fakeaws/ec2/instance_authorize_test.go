@@ -285,7 +285,7 @@ func TestVolumeKeyPermissions(t *testing.T) {
 	}
 	w.deny = nil
 
-	// A service's launch needs the key's policy.
+	// A launch by an AWS service needs a permission in the key's own policy.
 	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
 		LaunchTemplateName: aws.String("encrypted"), LaunchTemplateData: &types.RequestLaunchTemplateData{
 			ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro,

@@ -10,7 +10,7 @@ type nicPlan struct {
 	spec     InterfaceSpec
 	index    int
 	keep     bool // not deleted with the instance
-	// Location of the interface, in both cases.
+	// Location of the existing or new interface.
 	subnet, vpc, zone string
 	groups            []string
 }

@@ -79,7 +79,8 @@ func (s *Service) unhook(i *instance) Machine {
 }
 
 // halt stops the machine of an instance in the background, because processes in the machine may wait for the cloud.
-// halt calls then with the lock held when the machine has stopped, or immediately without a machine.
+// When the machine has stopped, halt calls the function then with the lock held. Without a machine it does so
+// immediately.
 func (s *Service) halt(i *instance, then func()) {
 	machine := s.unhook(i)
 	if machine == nil {

@@ -47,7 +47,7 @@ func (s *Service) runInstances(c *wire.Call) (any, error) {
 	}
 	parameters := canonical(c.Form)
 	if earlier := s.tokens[l.token]; earlier != nil && l.token.token != "" {
-		// The answer describes instances, so the caller needs permission to launch them.
+		// The answer describes the instances of the earlier launch, so the caller needs permission for that launch.
 		if err := s.authorizeLaunch(c, l); err != nil {
 			return nil, err
 		}

@@ -209,8 +209,8 @@ func (s *Service) attached(instanceID string) []*Interface {
 	return list
 }
 
-// attach attaches an interface to an instance. It is attaching for the time takes: zero for a launch, more for
-// AttachNetworkInterface. attach checks nothing and does not plug the interface into the machine.
+// attach attaches an interface to an instance. The attachment is in the state attaching for the duration takes, which
+// is zero for a launch. attach checks nothing and does not plug the interface into the machine.
 func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTermination bool, takes time.Duration) {
 	now := s.now()
 	i.Attachment = &Attachment{

@@ -35,8 +35,8 @@ func (s *Service) key(name string) (Key, bool) {
 	return Key{}, false
 }
 
-// volumeKeyActions are the KMS actions that a caller needs to launch an instance with a volume that a key encrypts.
-// The account's own key for EBS needs none.
+// volumeKeyActions are the KMS actions that a caller needs to launch an instance with a volume that a key encrypts. The
+// account's default key for EBS needs none of these actions.
 // https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
 var volumeKeyActions = []string{"kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey",
 	"kms:GenerateDataKeyWithoutPlaintext"}

@@ -122,7 +122,7 @@ func (in destinationInput) given() string {
 	return in.DestinationCidrBlock + in.DestinationIpv6CidrBlock + in.DestinationPrefixListID
 }
 
-// destination reads the one destination of the three possible parameters.
+// destination reads the destination. Exactly one of the three parameters for it must be set.
 func (s *Service) destination(in destinationInput) (block netip.Prefix, prefixList string, err error) {
 	given := 0
 	for _, text := range []string{in.DestinationCidrBlock, in.DestinationIpv6CidrBlock, in.DestinationPrefixListID} {

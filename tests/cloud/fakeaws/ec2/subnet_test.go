@@ -235,7 +235,7 @@ func TestDeleteSubnet(t *testing.T) {
 	id := *w.run(nil).InstanceId
 	want(t, "a subnet with an instance", gone(), "DependencyViolation")
 	must(w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
-	// No call has observed the instance since: network calls also apply what is due.
+	// No call has observed the instance since its end. Network calls must also apply the state changes that are due.
 	want(t, "a subnet with an instance that is gone", gone(), "")
 	want(t, "a subnet that is gone", gone(), "InvalidSubnetID.NotFound")
 	if left := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{RouteTableIds: []string{*table}}))(

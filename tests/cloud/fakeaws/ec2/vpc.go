@@ -333,7 +333,7 @@ func (s *Service) deleteVPC(c *wire.Call) (any, error) {
 	return ok, nil
 }
 
-// some reports whether one of the table's values fits.
+// some reports whether fits is true for one of the table's values.
 func some[T any](table map[string]T, fits func(T) bool) bool {
 	for _, r := range table {
 		if fits(r) {

@@ -71,8 +71,9 @@ func (s *Set) add(m Match, n int, e Effect) {
 	s.rules = append(s.rules, &rule{match: m, left: n, effect: e})
 }
 
-// NoCapacity makes launches fail that match all non-empty arguments, until Clear. code is InsufficientInstanceCapacity
-// or a similar error code, such as SpotMaxPriceTooLow, InstanceLimitExceeded, VcpuLimitExceeded or Unsupported.
+// NoCapacity makes launches that match all non-empty arguments fail with code, until Clear. code is
+// InsufficientInstanceCapacity or a similar error, such as SpotMaxPriceTooLow, InstanceLimitExceeded, VcpuLimitExceeded
+// or Unsupported.
 func (s *Set) NoCapacity(instanceType, zone, subnet, code string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +124,7 @@ func (s *Set) Take(service, action, role string) Effect {
 	return out
 }
 
-// Pending returns the number of faults with calls left. A test checks with it that its faults have happened.
+// Pending returns the number of faults with calls left. With it a test checks that all its faults have happened.
 func (s *Set) Pending() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

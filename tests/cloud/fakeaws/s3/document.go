@@ -16,7 +16,7 @@ func invalidArgument(format string, args ...any) error {
 	return wire.Errorf(http.StatusBadRequest, "InvalidArgument", format, args...)
 }
 
-// Values stay strings in these documents, so that an answer repeats the request's exact text.
+// Values stay strings in the documents of bucket settings, so that an answer repeats the request's exact text.
 
 type versioning struct {
 	XMLName xml.Name `xml:"VersioningConfiguration"`
@@ -190,7 +190,7 @@ type noncurrent struct {
 
 type abortIncomplete struct{ DaysAfterInitiation string }
 
-// check names rules that have no name, as S3 does.
+// check gives a name to rules that have none, as S3 does.
 func (l *lifecycle) check() error {
 	if len(l.Rules) == 0 || len(l.Rules) > 1000 {
 		return malformed()
@@ -246,7 +246,7 @@ func (r *lifecycleRule) checkDays() error {
 	return nil
 }
 
-// logging, accelerate and requestPayment are settings that no bucket here has.
+// logging, accelerate and requestPayment are settings that no bucket of this fake has.
 type logging struct {
 	XMLName xml.Name `xml:"BucketLoggingStatus"`
 }

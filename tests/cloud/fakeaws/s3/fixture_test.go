@@ -42,7 +42,7 @@ var binary = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), err
 })
 
-// testFront is a front with a real server, and two callers: the account, and a role with a policy.
+// testFront is the fake S3 in front of a real S3 server, with two callers: the account, and a role with a policy.
 type testFront struct {
 	*sdk.Client // the account's
 	t           *testing.T

@@ -31,9 +31,9 @@ var ownHeaders = []string{
 	"X-Amz-Server-Side-Encryption-Context",
 }
 
-// send sends a request to the server, signed as its root. path is escaped and begins with the bucket. S3 completes a
-// request although its client hangs up, and so does send: otherwise the server's objects and the versions in memory
-// would differ.
+// send sends a request to the server, signed as its root. path is escaped and begins with the bucket. send completes a
+// request even if its client hangs up, as S3 does. Otherwise the server's objects and the versions in memory could
+// differ.
 func (q *request) send(method, path string, query url.Values, header http.Header, body []byte) (*http.Response, error) {
 	u := *q.s.base
 	u.RawPath = "/" + path

@@ -116,7 +116,7 @@ func deletePolicy(q *request) error {
 	return nil
 }
 
-// acl is an access control list. Every list here says that the owner has full control.
+// acl is an access control list. Every list of this fake gives the owner full control and nobody else anything.
 type acl struct {
 	XMLName xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ AccessControlPolicy"`
 	Owner   owner

@@ -18,7 +18,7 @@ import (
 )
 
 // The front keeps versions itself, although versitygw can keep them. With versitygw's versions (1.8.0), a conditional
-// put takes a delete marker for an object, and a deleted "a/b" prevents writes to "a". So the server holds the newest
+// put treats a delete marker as an object, and a deleted "a/b" prevents writes to "a". So the server holds the newest
 // version of each object in a bucket of the same name, without versions. Older versions are in another bucket under
 // their IDs.
 // Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/Versioning.html
@@ -103,7 +103,7 @@ func (s *Service) newest(b *bucket, key string) *version {
 	return all[len(all)-1]
 }
 
-// do sends a request of the front itself. An answer is an error if its status is not in wanted.
+// do sends a request that the front itself needs, not its client. An answer is an error if its status is not in wanted.
 func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) error {
 	answer, err := q.send(method, path, query, header, nil)
 	if err != nil {
@@ -136,8 +136,8 @@ func (q *request) forget(v *version) error {
 	return err
 }
 
-// publish records the object that send writes as the newest version of the request's object. It returns send's answer.
-// size is the size of the object in bytes, -1 if it is unknown.
+// publish calls send, which writes the request's object, and records the result as the newest version. It returns
+// send's answer. size is the size of the object in bytes, -1 if it is unknown.
 func (q *request) publish(size int64, send func() (*http.Response, error)) (*http.Response, error) {
 	status, unlock := q.s.change(q.config, q.key)
 	defer unlock()

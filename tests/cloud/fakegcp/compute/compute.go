@@ -39,7 +39,7 @@ type Compute struct {
 	// Now replaces the clock.
 	Now func() time.Time
 	// Delay is the duration of operations by their type, such as "insert" or "updateNetworkInterface".
-	// [Compute.SetDelay] changes it later. An operation without an entry ends at the next call.
+	// [Compute.SetDelay] changes it later. An operation of a type without an entry ends at the next call.
 	Delay map[string]time.Duration
 	// MaxPage is the maximum size of a page.
 	MaxPage int
@@ -50,8 +50,8 @@ type Compute struct {
 	UseKey func(name string) error
 	// Machines boots the machines of instances. Nil: instances run without machines.
 	Machines Machines
-	// Healthy answers the health checks of managed groups, and those of load balancers, with the address of the
-	// forwarding rule. It runs with the lock held. Nil: running instances are healthy.
+	// Healthy answers health checks. forwarded is the address of a load balancer's forwarding rule, or "" for the check
+	// of a managed group. It runs with the lock held. Nil: running instances are healthy.
 	Healthy func(i Instance, forwarded string) bool
 
 	mu        sync.Mutex

@@ -119,7 +119,7 @@ func (c *Compute) startMachine(r *Resource, view Instance) {
 	}
 }
 
-// byID returns the path of the instance with its number, which no other instance ever has.
+// byID returns the instance's path with its numeric ID in place of its name. No other instance ever has this ID.
 func (i Instance) byID() string {
 	return strings.TrimSuffix(i.Path, i.Name) + strconv.FormatUint(i.ID, 10)
 }
@@ -292,7 +292,7 @@ func (c *Compute) Preempt(path string, grace time.Duration) {
 	})
 }
 
-// Vanish deletes an instance behind the back of its owner, without a delete operation.
+// Vanish deletes an instance without a delete operation, so that its owner does not learn of it.
 func (c *Compute) Vanish(path string) {
 	c.system(path, "compute.instances.repair.deleteInstance", "", 0, func(r *Resource) {
 		delete(c.resources, r.Path)

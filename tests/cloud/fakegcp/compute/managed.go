@@ -46,7 +46,7 @@ func (c *Compute) addManagedGroups() {
 	k := managers
 	k.Methods = []string{"insert", "get", "list", "delete", "patch"}
 	k.Check = c.checkManager
-	// The group's instances go before the group.
+	// The group's instances are deleted before the group.
 	k.Removing = func(r *Resource) error {
 		group := c.groupOf(r)
 		for path, other := range c.resources {
@@ -285,7 +285,7 @@ func (c *Compute) createManaged(r *Resource, m managedInstance) bool {
 	return err == nil
 }
 
-// Inventory returns the resources except what every project has.
+// Inventory returns all resources except those that every project has.
 func (c *Compute) Inventory() (found []string) {
 	c.Do(func() {
 		for path, r := range c.resources {

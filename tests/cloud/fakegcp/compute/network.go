@@ -261,8 +261,8 @@ func (c *Compute) addBalancers() {
 		}})
 }
 
-// backendHealth says how the members of one of a backend service's groups are, once for each forwarding rule. Without a
-// forwarding rule there are no health checks.
+// backendHealth returns the health of the members of one group of a backend service, once for each forwarding rule.
+// Without a forwarding rule there are no health checks.
 // https://cloud.google.com/compute/docs/reference/rest/v1/regionBackendServices/getHealth
 func (c *Compute) backendHealth(call *rest.Call, services Kind) (any, error) {
 	service, err := c.Target(call, services)

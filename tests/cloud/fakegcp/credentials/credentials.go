@@ -57,7 +57,7 @@ const prefix = "token-of-"
 // Token returns an access token of a service account.
 func Token(email string) string { return prefix + email }
 
-// Identify returns the email in a request's access token, for the fakes' servers.
+// Identify returns the email in a request's access token. The servers of the fakes call it.
 func Identify(r *http.Request) (string, error) {
 	email, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "+prefix)
 	if !ok {

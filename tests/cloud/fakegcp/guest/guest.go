@@ -23,7 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/contract"
 )
 
-// metadataAddress is the address of the metadata server. Images of Google Cloud have its name in /etc/hosts.
+// metadataAddress is the address of the metadata server. Images of Google Cloud map its name to the address in
+// /etc/hosts.
 var metadataAddress = netip.MustParseAddr("169.254.169.254")
 
 // dmi is what the firmware of every VM says.
@@ -175,7 +176,8 @@ func (g *guest) Console() string { return string(g.Instance.Console()) }
 // Stop implements [compute.Machine].
 func (g *guest) Stop() { g.Instance.Stop() }
 
-// route sends packets for an address to a machine. unroute ends that, unless they go to another machine by now.
+// route sends packets for an address to a machine. unroute removes the route, unless it leads to another machine by
+// now.
 func (m *Machines) route(vpc string, address, via netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,7 +242,8 @@ func (m *Machines) check(ctx context.Context) {
 	m.forward(checks)
 }
 
-// forward lets the network and the guests follow the load balancers.
+// forward tells guests about changed addresses of load balancers, and routes those addresses to instances that pass
+// their health checks.
 func (m *Machines) forward(checks []compute.HealthCheck) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -31,7 +31,7 @@ func Evaluate(expression string, attributes Attributes) (bool, error) {
 
 var (
 	token = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|\|\||&&|==|!|[(),.]|\w+`)
-	// blank matches texts, to keep them, and blanks outside them.
+	// blank matches quoted texts, which are kept, and white space outside them, which is removed.
 	blank = regexp.MustCompile(`("(?:[^"\\]|\\.)*")|\s+`)
 )
 
@@ -40,7 +40,7 @@ type parser struct {
 	attributes Attributes
 }
 
-// take takes the next token if it is one of these.
+// take consumes the next token if it equals want, and reports whether it did.
 func (p *parser) take(want string) bool {
 	if len(p.tokens) == 0 || p.tokens[0] != want {
 		return false

@@ -20,7 +20,7 @@ const pageSize = 10
 
 // SecretManager holds secrets in memory.
 type SecretManager struct {
-	// Lag is the number of times that the alias "latest" still is the version before the newest one.
+	// Lag is the number of reads after a new version for which the alias "latest" still means the version before.
 	Lag int
 	// Now replaces the clock.
 	Now func() time.Time

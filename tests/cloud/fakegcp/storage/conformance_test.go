@@ -43,8 +43,8 @@ func TestConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstore.Store { return open(t, serve(t, storage.New("bucket"))) })
 }
 
-// TestOneWriteASecond checks that a write that follows another one too soon has an unknown result, so that its caller
-// repeats it.
+// TestOneWriteASecond checks that a second write to an object within a second fails with an unknown result, so that its
+// caller repeats it.
 func TestOneWriteASecond(t *testing.T) {
 	fake := storage.New("bucket")
 	fake.OneWriteASecond = true
@@ -85,7 +85,7 @@ func TestEveryVerbChecksGenerations(t *testing.T) {
 	}
 }
 
-// TestMissingBucket checks that a missing bucket does not pass for a missing object.
+// TestMissingBucket checks that a missing bucket is not reported as a missing object.
 func TestMissingBucket(t *testing.T) {
 	store := open(t, serve(t, storage.New("another")))
 	if _, err := store.Get(t.Context(), "k"); err == nil || errors.Is(err, objstore.ErrNotFound) {

@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/objstoretest"
 )
 
-// TestConformanceFakeGCSServer runs the suite against a server that others have written.
+// TestConformanceFakeGCSServer runs the suite against fake-gcs-server, which is not part of this repository.
 func TestConformanceFakeGCSServer(t *testing.T) {
 	if testing.Short() {
 		t.Log("fake-gcs-server is left out of a short run")
@@ -61,8 +61,8 @@ func TestConformanceRealService(t *testing.T) {
 	})
 }
 
-// patient sends a request again if the service refused it because of its rate. The service allows about one write a
-// second to each object, which the suite exceeds. A refused write had no effect.
+// patient is a transport that repeats a request which the service refused because of its rate limit. The service allows
+// about one write a second to each object, which the suite exceeds. A refused write had no effect.
 type patient struct{ base http.RoundTripper }
 
 func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -79,8 +79,8 @@ func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// missingObjects replaces the answer of fake-gcs-server about a missing object by that of the service. Both have status
-// 404, but fake-gcs-server says the same about a missing bucket.
+// missingObjects is a transport that replaces fake-gcs-server's answer about a missing object by the real service's
+// answer. Both have status 404, but fake-gcs-server says the same about a missing bucket.
 type missingObjects struct{ base http.RoundTripper }
 
 func (m missingObjects) RoundTrip(r *http.Request) (*http.Response, error) {

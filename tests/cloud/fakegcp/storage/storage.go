@@ -131,7 +131,7 @@ func (s *Storage) useKey(name string) error {
 	return s.UseKey(name)
 }
 
-// checkRate refuses a write that follows another one too soon.
+// checkRate refuses a write to an object within a second of its last one.
 func (s *Storage) checkRate(c *rest.Call, name string) error {
 	key := c.Params["bucket"] + "/" + name
 	if s.OneWriteASecond && time.Since(s.written[key]) < time.Second {

@@ -197,7 +197,7 @@ func Parse(file, text string) (*Network, error) {
 	return n, nil
 }
 
-// check reports what networkd would ignore with a warning.
+// check returns an error for settings that networkd would ignore with a warning.
 func (n *Network) check() error {
 	switch {
 	case n.matchName == "" && n.matchMAC == "":
@@ -229,9 +229,9 @@ func Find(files []*Network, l Link) *Network {
 	return found
 }
 
-// Up returns the commands of ip(8) that configure the link. The link's index is added to the metrics of its default
-// routes, so that of two equal ones the first interface's counts. Without it the kernel chooses between equal ones by
-// what it knows of the routers at that moment (fib_select_default of Linux), which a test cannot depend on.
+// Up returns the commands of ip(8) that configure the link. It adds the link's index to the metrics of default routes,
+// so that the first interface's route has priority over an equal route of another interface. Otherwise the kernel would
+// choose by what it knows of the routers at that moment (fib_select_default of Linux), which a test cannot depend on.
 func (n *Network) Up(l Link) (lines []string) {
 	metric := n.metric + l.Index
 	add := func(a netip.Addr, format string, args ...any) {

@@ -443,7 +443,7 @@ func enter(root string) error {
 	return os.Chdir("/")
 }
 
-// kernelCapabilities are the capabilities that a machine's processes may have. None of them reaches beyond the
+// kernelCapabilities are the capabilities that a machine's processes may have. None of them may reach beyond the
 // machine's namespaces, because root in the machine is root on the host.
 const kernelCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
 	1<<unix.CAP_KILL |

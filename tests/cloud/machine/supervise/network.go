@@ -98,7 +98,7 @@ func (n *network) load() error {
 	return errors.Join(errs...)
 }
 
-// readNetwork reads a file as the user systemd-network, who may not read files of others.
+// readNetwork reads a file as the user systemd-network, which may read only files that are readable for all.
 func readNetwork(path string) (*networkd.Network, error) {
 	info, err := os.Stat(path)
 	if err != nil {

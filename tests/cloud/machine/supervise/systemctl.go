@@ -177,7 +177,7 @@ func (c *call) journalctl(args []string) error {
 
 func (c *call) start(name string) (int, error) {
 	if c.noBlock {
-		// The unit is read before the answer, so that the client receives its errors.
+		// The unit is read before init answers, so that the client receives errors in the unit.
 		if _, err := c.m.load(name); err != nil {
 			return 1, err
 		}
@@ -255,7 +255,7 @@ func (c *call) kill(name string) (int, error) {
 	return 0, nil
 }
 
-// configDir is the directory of the links that enabling a service creates.
+// configDir is the directory of the symbolic links that `systemctl enable` creates.
 const configDir = "/etc/systemd/system"
 
 func (c *call) enable(name string) (int, error) {

@@ -23,8 +23,8 @@ func load(text string) (*unit.Service, error) {
 	return unit.Load("nstance.service", entries)
 }
 
-// TestOwnUnits loads every unit of the images, which the boot scripts install too. A directive that is new there fails
-// here until this package implements it or lists it as ignored.
+// TestOwnUnits loads every unit of the images, which the boot scripts install too. The test fails for a new directive
+// until this package implements it or lists it as ignored.
 func TestOwnUnits(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(repository, "images/packer/files/*.service"))
 	if err != nil || len(files) != 3 {

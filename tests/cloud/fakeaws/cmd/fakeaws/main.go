@@ -1,6 +1,6 @@
-// Fakeaws serves a cloud whose instances are records, for a look with the real tools: it prints the environment that
-// aws, terraform and tofu need, and runs until it is interrupted. With --versitygw (the path that scripts/tool.sh
-// prints) it has S3, too.
+// Fakeaws serves the fake AWS for manual use with the real tools. Its instances are records only. It prints the
+// environment that aws, terraform and tofu need, and runs until it is interrupted. With --versitygw (the path that
+// scripts/tool.sh prints) it also serves S3.
 package main
 
 import (

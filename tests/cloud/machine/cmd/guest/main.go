@@ -46,7 +46,8 @@ func end(code int, err error) {
 	os.Exit(code)
 }
 
-// bound ends this process when the runner process ends, or when the runner's thread that started it ends.
+// bound makes the kernel end this process when the runner process ends, or when the runner's thread that started it
+// ends.
 func bound() error {
 	runtime.LockOSThread() // Main's goroutine stays on this thread: the death signal is set per thread.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0, 0, 0); err != nil {
