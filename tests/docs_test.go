@@ -142,7 +142,8 @@ func TestPagesNameTests(t *testing.T) {
 	}
 }
 
-// TestStartPagesUseVariables verifies that the variables on the first pages about clouds are those of the example.
+// TestStartPagesUseVariables verifies that the variables on each cloud's page in docs/start are variables of the
+// example that the page uses.
 func TestStartPagesUseVariables(t *testing.T) {
 	for _, block := range all.Blocks() {
 		cloud := block.Name

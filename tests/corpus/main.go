@@ -89,8 +89,8 @@ func run(ctx context.Context, pattern string) error {
 // target is one fuzz target with its cached inputs.
 type target struct{ pkg, name, cached string }
 
-// keep copies cached inputs that reach new statements, the smallest first. It returns how many it copied, and of how
-// many.
+// keep copies cached inputs that reach new statements, the smallest first. It returns the numbers of copied and of
+// cached inputs.
 func (t target) keep(ctx context.Context) (kept, of int, err error) {
 	dir, err := os.MkdirTemp("", "nstance-corpus-")
 	if err != nil {

@@ -99,7 +99,7 @@ func (i *installed) testHelm(t *testing.T) {
 	i.checkDefinitions(t)
 	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
 
-	// The notes must not ask for a Secret and a ConfigMap that exist.
+	// The notes must not tell the user to create a Secret and a ConfigMap that already exist.
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-operator-nonce"},
 		StringData: map[string]string{"nonce.jwt": "x"}}
 	authority := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system",
@@ -271,7 +271,7 @@ func (i *installed) testFlux(t *testing.T) {
 				"--dry-run=server", "-k", dir)
 		}
 	}
-	// The check must detect a misspelled field.
+	// The check of the examples must also detect a misspelled field.
 	bad := filepath.Join(t.TempDir(), "bad.yaml")
 	text := strings.Replace(string(read(t, filepath.Join(examples, "operator/base/release.yaml"))), "interval:",
 		"intervall:", 1)

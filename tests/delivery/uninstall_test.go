@@ -97,7 +97,8 @@ func said(process *kube.Process, text string) error {
 	return nil
 }
 
-// runPod starts the program of a pod of nstance-operator's image on this machine. The API server must admit the pod.
+// runPod starts the program of a pod on this machine. The pod must have the image of nstance-operator. The API server
+// must admit the pod.
 func (i *installed) runPod(t *testing.T, namespace string, template *corev1.PodTemplateSpec) *kube.Process {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "hook-",

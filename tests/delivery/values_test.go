@@ -14,9 +14,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// testTerraform applies the module kubernetes/operator and installs the chart with its output, as Helm values and as the
-// ConfigMap that Flux reads. The attributes of the shards are those of the output `shard` of the module aws/shard, of
-// which the operator needs two.
+// testTerraform applies the module kubernetes/operator and installs the chart with its output, as Helm values and as
+// the ConfigMap that Flux reads. The shards in the module's input have the two attributes of aws/shard's output `shard`
+// that the operator needs.
 func (i *installed) testTerraform(t *testing.T) {
 	const namespace = "terraform"
 	terraform, err := exec.LookPath("terraform")

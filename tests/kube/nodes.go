@@ -193,7 +193,8 @@ func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: labels, Annotations: map[string]string{
 			"kwok.x-k8s.io/node": "fake"}},
 		Spec: corev1.NodeSpec{ProviderID: instance.GetProviderId()},
-		// Cluster API copies the version to Machines and rejects an invalid one. kwok would set its own.
+		// Cluster API copies the kubelet's version to Machines and rejects an invalid one. Without a version here, kwok
+		// would set its own.
 		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
 	}
 }

@@ -75,7 +75,7 @@ func TestClouds(t *testing.T) {
 	})
 	l.kubectl(t, "-n", namespace, "patch", "nstancemachinepool", portable, "--type=merge", "-p",
 		`{"spec":{"shards":["east"]}}`)
-	// The server of Google Cloud notices within a minute that the VMs are gone.
+	// The server of the shard on Google Cloud notices within a minute that the VMs are gone.
 	running("all on AWS", 6, 0, func(ctx context.Context) error {
 		return errors.Join(l.east.settled(ctx, portable, 6), l.joined(ctx, portable, map[*shard]int{l.east: 6}))
 	})

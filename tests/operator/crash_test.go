@@ -64,8 +64,8 @@ func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	return true, victim.Kill
 }
 
-// kubernetes is a proxy in front of the API server. Requests about leases or events pass, because they change no state
-// that the test checks.
+// kubernetes is a proxy in front of the API server. Requests about leases or events pass uncounted, because they change
+// no state that the test checks.
 func (k *trap) kubernetes(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	reads := r.Method == http.MethodGet || strings.Contains(r.URL.Path, "/events") ||
 		strings.Contains(r.URL.Path, "/leases") ||
@@ -198,7 +198,7 @@ func (l *lab) made(group string) int {
 	return len(l.east.creations(group)) + len(l.west.creations(group))
 }
 
-// taken returns an error unless the shards have the group in these sizes, as Kubernetes defines it.
+// taken returns an error unless the group has these sizes on the shards, and the MachinePool's replicas are their sum.
 func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) error {
 	total := 0
 	for s, size := range sizes {

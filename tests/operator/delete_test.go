@@ -107,7 +107,8 @@ func (l *lab) testDeleteKinds(t *testing.T) {
 	})
 }
 
-// testForgottenShard deletes a pool while one of its shards is out of the operator's configuration. The shard returns.
+// testForgottenShard deletes a pool while one of its shards is out of the operator's configuration. Then the shard is
+// added again.
 func (l *lab) testForgottenShard(t *testing.T) {
 	const forgotten = "forgotten"
 	l.dynamicPool(t, forgotten)
@@ -162,7 +163,7 @@ func (l *lab) testDeleteCluster(t *testing.T) {
 	created := l.countCreations()
 	l.runSteps(t, deletePage, "Delete the Cluster")
 	l.ended(t)
-	// The pod may have ended with its Node.
+	// The pod may already have been deleted with its Node.
 	if err := l.Client.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +227,7 @@ func (l *lab) testDeleteWithHangingShard(t *testing.T) {
 	if n := l.countCreations() - created; n != 0 {
 		t.Errorf("the deletion created %d instances, want none", n)
 	}
-	// A user creates the Cluster. The groups that were left behind are imported too.
+	// The user creates the Cluster again. Groups that the deletion left on a shard must be imported too.
 	l.create(t.Context(), t, &clusterv1.Cluster{ObjectMeta: objectMeta(clusterName), Spec: clusterv1.ClusterSpec{
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
 			Kind: "NstanceCluster", Name: clusterName}}})
@@ -284,7 +285,8 @@ func (l *lab) poolWaitsFor(ctx context.Context, pool, shard string) error {
 	})
 }
 
-// clusterWaitsFor waits until the condition of the NstanceCluster names the shard, and east has done its part.
+// clusterWaitsFor waits until the condition of the NstanceCluster names the shard, and east has deleted the dynamic
+// group.
 func (l *lab) clusterWaitsFor(t *testing.T, shard string) {
 	t.Helper()
 	await(t, "the Cluster waits for "+shard, patience, func(ctx context.Context) error {

@@ -112,7 +112,7 @@ type lab struct {
 	east, west *shard
 	metadata   *metadata
 	operators  []*kube.Process
-	// tainted: the kubelets of on-demand machines register with the taint of the documentation.
+	// tainted makes the kubelets of on-demand machines register with the taint that the documentation recommends.
 	tainted atomic.Bool
 }
 

@@ -39,8 +39,8 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// testRecoverNamespace deletes the namespace while it has objects of all kinds and west hangs. The operator ends with its
-// Deployment.
+// testRecoverNamespace deletes the namespace while it has objects of all kinds and west hangs. It first kills the
+// operator, which would end with its Deployment.
 func (l *lab) testRecoverNamespace(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	l.machine(t, "single", "west")

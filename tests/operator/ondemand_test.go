@@ -77,7 +77,7 @@ func onShard(id string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Annotations[v1beta1.OnDemandShardAnnotation] = id }
 }
 
-// runs returns an error unless a pod has been running since its creation. It stores the Node.
+// runs returns an error unless a pod has been running since its creation. It stores the name of the pod's Node in node.
 func (l *lab) runs(ctx context.Context, pod *corev1.Pod, node *string) error {
 	return has(ctx, l, &corev1.Pod{}, pod.Name, func(p *corev1.Pod) error {
 		if p.UID != pod.UID || !p.DeletionTimestamp.IsZero() || p.Status.Phase != corev1.PodRunning {
@@ -129,7 +129,7 @@ func (l *lab) settledOnDemand(ctx context.Context, nodes ...string) error {
 	return nil
 }
 
-// countEvents returns the number of a type of events of the instances of group machines.
+// countEvents returns how many events of a kind the instances of the group machines have had.
 func (l *lab) countEvents(kind nstancev1.InstanceEvent_Type) (n int) {
 	for _, s := range l.shards() {
 		s.mu.Lock()
@@ -351,8 +351,8 @@ func (l *lab) testOnDemandAdmission(t *testing.T) {
 	l.removePods(t, pod)
 }
 
-// testOnDemandLimit requests more machines than the quota of a shard allows. The other pods get an event, and get
-// their machine when the quota is raised.
+// testOnDemandLimit requests more machines than the quota of a shard allows. The pods beyond the quota get an event,
+// and get their machines when the quota is raised.
 func (l *lab) testOnDemandLimit(t *testing.T) {
 	const room, wanted = 3, 5
 	l.limit(t, l.west, number(2+room)) // with the two workers

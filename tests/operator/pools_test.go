@@ -75,7 +75,8 @@ func (l *lab) testOrphan(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testSecrets deletes the Secrets of the operator's identity. The restarted operator uses what was written again.
+// testSecrets deletes the Secrets of the operator's identity. The operator writes them again. A restarted operator uses
+// the new Secrets.
 func (l *lab) testSecrets(t *testing.T) {
 	names := []string{"nstance-operator-key", "nstance-operator-cert"}
 	before := map[string]map[string][]byte{}

@@ -30,9 +30,9 @@ type poolModel struct {
 	replicas   int
 	static     bool
 	configured int // The size of a static group in the shards' configuration.
-	// frozen: the pool is deleted and imported again in this round, so that changes may be lost.
+	// frozen is true if the pool is deleted and imported again in this round, so that changes to it may be lost.
 	frozen bool
-	// headless: the NstanceMachinePool was deleted, the MachinePool stays.
+	// headless is true if the NstanceMachinePool was deleted and its MachinePool remains.
 	headless bool
 }
 

@@ -212,7 +212,8 @@ func (s *sequence) deleteObject() string {
 			break
 		}
 		if unseen {
-			// Cluster API has not seen the MachinePool and does not delete its pool.
+			// Cluster API had not seen the MachinePool yet, so it does not delete the NstanceMachinePool. Delete it
+			// here.
 			what += " and its NstanceMachinePool"
 			s.done(s.Client.Delete(s.t.Context(), &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(name)}))
 		}
@@ -331,7 +332,7 @@ func (s *sequence) killVM() string {
 	if name == "" || at == s.hanging || s.model.ended {
 		return ""
 	}
-	// The group may be missing on the shard.
+	// List the instances of all groups, because this group may be missing on the shard.
 	instances, err := at.instances(s.t.Context(), "")
 	if err != nil {
 		return ""

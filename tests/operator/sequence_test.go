@@ -198,7 +198,7 @@ func (s *sequence) inspectEvent(at *shard, event *nstancev1.InstanceEvent) {
 	if event.GetType() != nstancev1.InstanceEvent_TYPE_CREATING || !deleted {
 		return
 	}
-	// A shard that hangs processes the requests from before the deletion when it continues.
+	// When a hanging shard continues, it still processes requests from before the deletion.
 	if freed := s.freed[at]; freed.After(since) {
 		since = freed
 	}
@@ -275,7 +275,7 @@ func (s *sequence) finishRound() {
 	s.startRound()
 }
 
-// until calls try until it returns no error, and keeps inspecting. It fails the test after within.
+// until calls try until it returns no error, and checks the invariants meanwhile. It fails the test after within.
 func (s *sequence) until(what string, within time.Duration, try func(context.Context) error) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), within)

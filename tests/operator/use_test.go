@@ -101,7 +101,7 @@ func (l *lab) autoscalerRemoves(t *testing.T, pool, name string) {
 	t.Helper()
 	ctx := t.Context()
 	var node corev1.Node
-	// Others write Nodes and Machines too. The autoscaler tries again after a conflict.
+	// Other clients write Nodes and Machines too. The autoscaler tries again after a conflict.
 	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if err := l.Client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
 			return err
@@ -152,8 +152,8 @@ func (l *lab) autoscalerRemoves(t *testing.T, pool, name string) {
 	}
 }
 
-// manifest is the MachinePool of the group applied as users keep it in Git. The lines of replicas and of the
-// autoscaler's annotations are added.
+// manifest is the MachinePool of the group applied as users keep it in Git. testApply fills in the lines of the
+// replicas and of the autoscaler's annotations.
 const manifest = `
 apiVersion: cluster.x-k8s.io/v1beta2
 kind: MachinePool

@@ -1,5 +1,5 @@
-// Package release builds a release and installs it as a user would, with nothing else: signatures, packages,
-// Terraform's provider and modules from a registry, the chart. scripts/release-check.sh runs it.
+// Package release builds a release and installs it as a user would, with nothing but the files of the release:
+// signatures, packages, Terraform's provider and modules from a registry, the chart. scripts/release-check.sh runs it.
 package release
 
 import (

@@ -139,7 +139,7 @@ func startGCP(t *testing.T) (map[string]string, []byte, []string) {
 		[]string{"project=" + fakegcp.Project}
 }
 
-// mirror writes a CLI configuration that takes the clouds' providers from this machine, and no other.
+// mirror writes a CLI configuration that takes the clouds' providers from this machine, and no other provider.
 func (d *dist) mirror(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

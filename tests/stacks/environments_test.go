@@ -21,7 +21,7 @@ import (
 // applied again.
 func environments(t *testing.T, calls *ledger) {
 	l := lab.New(t)
-	// The example's bucket for the Terraform state. It exists before the environments and after them.
+	// Make the example's bucket for the Terraform state. It exists before and after the environments.
 	if _, err := s3.NewFromConfig(l.Config(), func(o *s3.Options) { o.UsePathStyle = true }).CreateBucket(t.Context(),
 		&s3.CreateBucketInput{Bucket: aws.String("example-terraform-state"),
 			CreateBucketConfiguration: &types.CreateBucketConfiguration{
@@ -105,7 +105,7 @@ func environment(t *testing.T, l *lab.Lab, name string, workers int, protected b
 // has a lock of its own.
 func checkStateLock(t *testing.T, applied, other *lab.Stack) {
 	t.Helper()
-	// Named pipes, so that each side waits until the other opens the pipe.
+	// The two commands use named pipes, so that each side waits until the other opens the pipe.
 	started, release := filepath.Join(t.TempDir(), "started"), filepath.Join(t.TempDir(), "release")
 	for _, pipe := range []string{started, release} {
 		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
@@ -150,7 +150,7 @@ resource "terraform_data" "hold" {
 	}
 }
 
-// override adapts an environment to this cloud: its images, its processor, and fast reports.
+// override adapts an environment to this cloud: its images, its processor architecture, and frequent reports of agents.
 func override(workers int, protected bool) string {
 	return fmt.Sprintf(`
 module "fleet" {

@@ -23,7 +23,7 @@ import (
 )
 
 // live changes the network of a shard that runs. Each step changes the configuration, reads the plan, applies it, and
-// checks that the fleet took no harm.
+// checks that the VMs kept running.
 func live(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	before := l.Inventory(t)
@@ -109,8 +109,8 @@ module "shard" {
 	f.kept(t, kept, moved)
 	unharmed()
 
-	// The servers and the leader get another subnet. VMs learn the address while they are connected to the present
-	// leader.
+	// The servers and the leader's address move to another subnet. VMs learn the new address while they are connected
+	// to the present leader.
 	unharmed = f.watchFleet(t, 3)
 	kept = f.workers()
 	const otherServers = "10.0.2.0/24"

@@ -101,7 +101,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.open(t, stack)
 	f.installsOperator(t, stack)
 
-	// apply has waited for the leader, which has its address by then.
+	// apply returned only after a leader had the shard's fixed address.
 	f.healthy(t)
 	f.settled(t, 2, nil)
 	f.reached(t)

@@ -40,9 +40,9 @@ func TestDebugStory(t *testing.T) {
 }
 
 const (
-	// storyRoom is the number of VMs for which there is room.
+	// storyRoom is the number of VMs that the provider can hold.
 	storyRoom = 4
-	// tooMany is a size for which there is none.
+	// tooMany is a group size that the provider cannot hold.
 	tooMany = storyRoom + 1
 	diskOut = "the disk is broken"
 )
@@ -62,7 +62,7 @@ func (s *story) adaptGroup(c *config.Shard) {
 	spec := c.Groups[local.Tenant][group]
 	spec.Rollout = &config.Rollout{Canary: 1, HaltOnFailures: 1}
 	c.Groups[local.Tenant][group] = spec
-	// The check has no variables. Its parent is the agent, and the agent's environment names the instance.
+	// The check gets no variable with the instance ID. Its parent process is the agent, whose environment has the ID.
 	script := fmt.Sprintf("if ps eww -p $PPID | grep -q -F -f %s; then echo %s; exit 1; fi", s.sick, diskOut)
 	template := c.Templates["worker"]
 	two := 2

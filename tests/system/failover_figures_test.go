@@ -26,7 +26,7 @@ type figure struct {
 }
 
 // cpuTimes are processor times of the successor, the object store, and this process, which is the fake EC2. On a busy
-// machine they say more than a clock.
+// machine they are more telling than elapsed times.
 type cpuTimes struct{ successor, store, cloud time.Duration }
 
 func (c cpuTimes) minus(before cpuTimes) cpuTimes {

@@ -75,8 +75,8 @@ func duration(d time.Duration) *config.Duration {
 	return &c
 }
 
-// awaitConverged waits until exactly size instances exist, all are healthy, and the stack and every check agree, five
-// times in a row.
+// awaitConverged waits until exactly size instances exist, all are healthy, the stack is consistent, and every check
+// succeeds, five times in a row.
 func awaitConverged(ctx context.Context, stack *local.Stack, operator *local.Operator, size int,
 	checks ...func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, convergeTimeout, fmt.Errorf("the shard did not converge within %v",

@@ -55,7 +55,7 @@ func TestHowTo(t *testing.T) {
 type guide struct {
 	file  string
 	steps []step
-	// check checks what else is on the page. Optional.
+	// check verifies the parts of the page that are not commands. Optional.
 	check func(ctx context.Context, text string) error
 }
 
@@ -63,7 +63,7 @@ type guide struct {
 type step struct {
 	// before does what the page says before the commands. Optional.
 	before func(context.Context) error
-	// texts are in the output of the commands, names replaced.
+	// texts must be in the output of the commands. Names in them are replaced first.
 	texts []string
 	// until is for commands that run until they are interrupted. It is the text that they print when they work.
 	until string

@@ -120,7 +120,7 @@ func (s *libvirtShard) reportDebian(ctx context.Context, since time.Time, instan
 	return nil
 }
 
-// measure returns the number that a script of the shell prints, which has the QEMU of an instance in $pid.
+// measure runs a shell script, which has the PID of an instance's QEMU in $pid, and returns the number that it prints.
 func (s *libvirtShard) measure(ctx context.Context, instance, script string) (int, error) {
 	out, err := s.daemon.Enter(ctx, "sh", "-c", `pid=$(cat "/run/libvirt/qemu/$1.pid") && `+script, "sh",
 		instance).Output()

@@ -31,7 +31,8 @@ var guestFlag = flag.String("guest", "", "directory with vmlinuz and initrd of i
 var killsFlag = flag.Int("kills", 1, "number of VMs whose QEMU is killed, for libvirt")
 
 // TestLibvirt runs a shard of two VMs on a real libvirtd with QEMU. The VMs boot a kernel and run an agent. The test
-// kills a QEMU, kills libvirtd, changes the image, and scales to zero. It runs in a network namespace of its script.
+// kills a QEMU, kills libvirtd, changes the image, and scales to zero. scripts/libvirt.sh runs it in a network
+// namespace.
 func TestLibvirt(t *testing.T) {
 	if *guestFlag == "" {
 		t.Log("run by scripts/libvirt.sh, which makes the guest")
@@ -256,8 +257,8 @@ func (s *libvirtShard) killDaemon(ctx context.Context) error {
 }
 
 // killLeader kills the leader's process twice. Its machine keeps running, and has the leader's address until the
-// address's lifetime ends. The standby takes the address. This test sees that from a third network namespace. No VM is
-// replaced.
+// address's lifetime ends. The standby takes the address. The test observes the takeover from a third network
+// namespace. No VM is replaced.
 func (s *libvirtShard) killLeader(ctx context.Context) error {
 	before, err := s.healthy(ctx)
 	if err != nil {

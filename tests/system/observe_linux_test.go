@@ -65,7 +65,7 @@ func readLeaderPage(ctx context.Context, client *http.Client, url string) (p lea
 	if err != nil || !strings.HasPrefix(string(body), "leader term=") {
 		return leaderPage{}
 	}
-	// a leader without an heir has no heir= in its page
+	// The page of a leader without an heir has no heir=.
 	_, _ = fmt.Sscanf(string(body), "leader term=%d heir=%s", &p.term, &p.heir)
 	p.leads = true
 	return p

@@ -20,8 +20,8 @@ import (
 )
 
 // TestProxmox runs a shard of two VMs on a fake cluster of Proxmox VE. QEMU boots them with the userdata that the
-// server uploaded, and their agents register. The test takes a node down, kills a QEMU, and scales to zero. It runs in a
-// network namespace of its script.
+// server uploaded, and their agents register. The test takes a node down, kills a QEMU, and scales to zero.
+// scripts/libvirt.sh runs it in a network namespace.
 func TestProxmox(t *testing.T) {
 	if *guestFlag == "" {
 		t.Log("run by scripts/libvirt.sh, which makes the guest")

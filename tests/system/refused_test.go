@@ -54,7 +54,7 @@ type refused struct {
 type badConfiguration struct {
 	name             string
 	module, document [2]string
-	// want is part of every refusal.
+	// want is a text that every refusal must contain.
 	want string
 }
 

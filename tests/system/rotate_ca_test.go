@@ -186,7 +186,8 @@ func (r *rotation) call(ctx context.Context) {
 	}
 }
 
-// rotate starts rotate-ca and returns it with its output, which is complete when the process has ended.
+// rotate starts rotate-ca. It returns the command and the path of its output, which is complete when the command has
+// ended.
 func (r *rotation) rotate(ctx context.Context) (cmd *exec.Cmd, log string, err error) {
 	log = r.stack.LogFile("rotate-ca")
 	out, err := os.Create(log)

@@ -60,7 +60,7 @@ func (f form) effectiveLease() time.Duration {
 // faultTime returns how long a fault lasts: the given time in the long form, at most three leases in the short form.
 func faultTime(full time.Duration) time.Duration { return shortFaultTime(full, 3*lease) }
 
-// shortFaultTime returns the first time in the long form, and the shorter one of both in the short form.
+// shortFaultTime returns full in the long form of the test, and the smaller of full and short in the short form.
 func shortFaultTime(full, short time.Duration) time.Duration {
 	if longForm() {
 		return full

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a pseudo-terminal without a person.
+// terminal is a pseudo-terminal at which the test types.
 type terminal struct{ user, screen *os.File }
 
 // newTerminal opens a terminal and types the same line many times.

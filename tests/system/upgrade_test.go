@@ -33,8 +33,8 @@ const upgradeServers = 4
 const upgradeSize = 3
 
 // TestUpgrade upgrades a cluster of an earlier version part by part: servers, agents, Terraform provider. It goes back
-// where docs/how-to/upgrade.md permits that, and upgrades again. Everything is of the earlier version at first, also
-// what wrote the bucket. Meanwhile another group is scaled. No VM of the first group may be replaced.
+// where docs/how-to/upgrade.md permits that, and upgrades again. At first every program is of the earlier version,
+// including those that wrote the bucket. Meanwhile another group is scaled. No VM of the first group may be replaced.
 func TestUpgrade(t *testing.T) {
 	if *oldFlag == "" {
 		t.Log("run by scripts/upgrade.sh, which builds the binaries")

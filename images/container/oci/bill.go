@@ -95,7 +95,7 @@ func billOf(spec Spec, binary Binary, image v1.Image) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The artifact has the form of the attestations of docker buildx, which registry clients support.
+	// The artifact has the same form as an attestation of docker buildx, which registry clients can read.
 	artifact := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	artifact, err = mutate.AppendLayers(artifact, static.NewLayer(text, SPDX))
 	if err != nil {

@@ -95,8 +95,8 @@ func (s *Stack) bind(port int) string {
 // storeURL returns the endpoint of the object store.
 func (s *Stack) storeURL() string { return "http://" + s.address(Store, s.Ports.Store) }
 
-// operatorAddrs returns the addresses of the operator API: the leader's, or those of all servers where the leader has
-// no address of its own.
+// operatorAddrs returns the addresses of the operator API: the leader's, or those of all servers if the leader has no
+// address of its own.
 func (s *Stack) operatorAddrs() []string {
 	if s.Network != nil {
 		return []string{s.address(Leader, s.Ports.Operator)}

@@ -152,7 +152,7 @@ func (a *attacker) raw(port string, settings ...http2.Setting) *transporttest.Ra
 	return raw
 }
 
-// frames returns abuses of HTTP/2. Each lasts one second, or until the server closes the connection.
+// frames returns attacks that abuse HTTP/2. Each lasts one second, or until the server closes the connection.
 func (a *attacker) frames() (list []attack) {
 	for _, port := range tlsPorts {
 		method := methods[port].name

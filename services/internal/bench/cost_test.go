@@ -225,7 +225,7 @@ func (r *registrants) register() (did registered, err error) {
 	return did, err
 }
 
-// registerOne does what an agent does: it makes a key, and opens a connection for one call.
+// registerOne registers one instance as an agent does: with a new key and one call on a new connection.
 func registerOne(roots *x509.CertPool, addr, nonce string) error {
 	public, _, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

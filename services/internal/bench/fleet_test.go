@@ -91,7 +91,7 @@ type member struct {
 	cancel context.CancelFunc
 	mu     sync.Mutex
 	conns  []net.Conn
-	// wrote is the time of the next write, in Unix nanoseconds. Set it to zero to request a measurement.
+	// wrote is the time of the first write after it was set to zero, in Unix nanoseconds.
 	wrote atomic.Int64
 }
 

@@ -65,8 +65,8 @@ func BenchmarkFloor(b *testing.B) {
 	}
 }
 
-// floorEnv makes this program run as the process that discards messages. Its input names the kind, and its output the
-// address on which it listens.
+// floorEnv makes this program run as the process that discards messages. Its input names the kind of connection, and
+// its output the address on which it listens.
 const floorEnv = "NSTANCE_BENCH_FLOOR"
 
 func runFloor(in io.Reader, out io.Writer) error {

@@ -154,7 +154,7 @@ func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	}
 }
 
-// prey is a stack with some extra instances for the attackers and the visitors.
+// prey is the stack that is attacked, with extra instances for the attackers and the visitors.
 type prey struct {
 	*stack
 	targets  target

@@ -44,7 +44,7 @@ type question struct {
 	Profile string
 	// CPU, if not empty, is the file for a CPU profile. The profile ends with the next question.
 	CPU string
-	// Free makes the process first return unused memory, as it would later anyway.
+	// Free makes the process first return unused memory to the kernel, as it would do later anyway.
 	Free bool
 }
 

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// roleVariable is set in the environment of the processes of TestAddress.
+	// roleVariable is set in the environment of the processes that TestAddress starts.
 	roleVariable = "NSTANCE_TEST_LAYER2"
 	client       = "client"
 
@@ -32,7 +32,7 @@ const (
 )
 
 // TestAddress moves addresses between machines, each of which is a process in a network namespace. A client in a third
-// namespace connects to them all the time. The parts depend on each other.
+// namespace connects to them all the time. Each subtest continues from the state that the one before it left.
 func TestAddress(t *testing.T) {
 	switch os.Getenv(roleVariable) {
 	case "":

@@ -20,7 +20,7 @@ const (
 	targetLinkLayer       = 2
 	// override is the flag of an advertisement that replaces a known MAC address.
 	override = 0x20
-	// neighborLength is the length of both messages without options.
+	// neighborLength is the length of a solicitation or an advertisement without options.
 	neighborLength = 24
 )
 

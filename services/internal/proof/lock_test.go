@@ -38,7 +38,7 @@ const (
 )
 
 var (
-	// options make elections quick. All durations of the elector are fractions of them.
+	// options make elections quick. The elector derives all other durations from these two.
 	options = election.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
 	// peerOptions are options with heirs.
 	peerOptions = election.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond,
@@ -236,8 +236,8 @@ func (e *electionRun) play(t *testing.T, b fakes3.Backend) {
 	w := &weather{electionRun: e, proxies: proxies, relays: relays, rng: rand.New(rand.NewPCG(seed, 9))}
 	w.play(duration)
 	w.fair()
-	// On a good network a candidate must lead soon, even if delayed requests are left over. It must have an heir if
-	// there can be one.
+	// On a good network a candidate must lead soon, even if delayed requests from a bad network still arrive. It must
+	// have an heir if another process runs.
 	from := e.clock.Now()
 	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
 		t.Error("no server leads although the network works again")

@@ -215,7 +215,7 @@ func TestFaults(t *testing.T) {
 	_, err = root.GetRole(t.Context(), get)
 	wantCode(t, err, "Odd")
 
-	// A lost answer: the role was made nevertheless.
+	// The answer is lost, but the role must exist.
 	w.Faults().LoseAnswer(fault.Match{Action: "CreateRole"}, 1)
 	_, err = server.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: aws.String("made"),
 		AssumeRolePolicyDocument: aws.String(trustEC2)})

@@ -139,8 +139,8 @@ func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
 	if err := i.ns.set(settings); err != nil {
 		return nil, err
 	}
-	// These routes make the addresses local without assigning them to an interface. Programs that list the addresses of
-	// interfaces then see the same list as on a VM of a cloud.
+	// The routes below make the addresses local without assigning them to an interface. Programs that list the
+	// addresses of interfaces then see the same list as on a VM of a cloud.
 	lines := []string{"link set lo up"}
 	for _, a := range []string{metadataAddress, apiAddress, resolverAddress} {
 		lines = append(lines, "route add local "+a+"/32 dev lo")

@@ -130,7 +130,7 @@ func TestService(t *testing.T) {
 func TestServiceKinds(t *testing.T) {
 	w := newTestRunner(t, map[string]string{
 		"usr/local/bin/family": "#!/bin/sh\nsetsid sleep 1000 &\nsleep 1000 &\nexec sleep 1000\n",
-		// The process that leaves the service keeps its output open.
+		// leaver starts a process that leaves the service and keeps the service's output open.
 		"usr/local/bin/leaver": "#!/bin/sh\nenv -i setsid sleep 1000 &\nexec sleep 1000\n",
 	})
 	id := w.service(map[string]string{

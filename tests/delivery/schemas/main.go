@@ -197,7 +197,7 @@ func closeObjects(schema object) {
 			closeObjects(child)
 		}
 	}
-	// Objects in anyOf, oneOf and not stay open, because these branches only add conditions.
+	// Object schemas in anyOf, oneOf and not still accept unknown fields, because these branches only add conditions.
 	for _, key := range []string{"items", "additionalProperties"} {
 		if child, ok := schema[key].(object); ok {
 			closeObjects(child)

@@ -81,8 +81,8 @@ func TestStacks(t *testing.T) {
 // stateKey is a key of Cloud KMS.
 const stateKey = "projects/" + fakegcp.Project + "/locations/us-central1/keyRings/nstance/cryptoKeys/state"
 
-// changes lets the VMs have a service account, so that the servers use their permission to give them one, and encrypts
-// the bucket with a key of the user's.
+// changes is an override of the example. It gives the VMs a service account, so that the servers use their permission
+// to do so. It encrypts the bucket with the user's own key.
 const changes = `module "account" {
   agent_service_account = true
 }
@@ -114,7 +114,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	s := &scenario.Shard{Cloud: zone, LeaderIP: out.LeaderIP,
 		State: c.state(t, bucket, "solo", "us-central1-a", "")}
 
-	// apply has waited for the leader, which has its address by then.
+	// apply returned only after a leader had the shard's fixed address.
 	s.Healthy(t)
 	s.Settled(t, 2, nil)
 	scenario.Converged(t, stack)
@@ -145,8 +145,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 		}
 	}
 
-	// Without capacity for the first machine type, a lost VM is replaced by one of the next type. The answer of that
-	// insert is lost, and there is one VM.
+	// Without capacity for the first machine type, a lost VM is replaced by one of the next type. The answer to the
+	// insert call is lost, and still only one VM may exist.
 	c.Compute.Fail(compute.Fault{Type: "insert", Collection: "instances", Failure: compute.Stockout(),
 		Matches: func(r *compute.Resource) bool {
 			return strings.HasSuffix(fmt.Sprint(r.Body["machineType"]), "/e2-small")

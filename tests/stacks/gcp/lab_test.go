@@ -60,7 +60,7 @@ var cliConfig = sync.OnceValues(func() (string, error) {
 	return programs.CLIConfig("--google")
 })
 
-// newCloud starts a cloud that ends with the test. If the test fails, the end logs the output of the machines.
+// newCloud starts a cloud that ends with the test. If the test fails, its cleanup logs the output of the machines.
 func newCloud(t *testing.T, zones ...string) *cloud {
 	t.Helper()
 	programs, err := lab.Build()
@@ -116,7 +116,8 @@ func (c *cloud) makeKey(t *testing.T) {
 		`{"payload": {"data": "`+base64.StdEncoding.EncodeToString([]byte(key))+`"}}`)
 }
 
-// abandonKey makes the secret of a cluster's CA without a version, as a leader that failed a while ago does.
+// abandonKey makes the secret of a cluster's CA without a version, as left by a leader that failed an hour ago before
+// it added one.
 func (c *cloud) abandonKey(t *testing.T, prefix string) {
 	t.Helper()
 	now := c.Secrets.Now

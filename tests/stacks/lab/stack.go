@@ -35,7 +35,7 @@ func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, 
 	return NewStack(t, cli, example, vars, override, l.environment())
 }
 
-// NewStack is like StackWith for any cloud: the first part of the example's path. environment selects the cloud.
+// NewStack is like StackWith for an example of any cloud. environment has the variables that select the cloud.
 func NewStack(t *testing.T, cli, example string, vars map[string]any, override string,
 	environment map[string]string) *Stack {
 	t.Helper()
@@ -132,7 +132,7 @@ func (s *Stack) ApplyPlan(t *testing.T) {
 }
 
 // PlanFails runs a plan, which must fail, and returns the CLI's errors. The plan does not refresh the state, which
-// takes most of the time of a plan: a mistake in the configuration does not depend on it.
+// would take most of the time and is not needed to find a mistake in the configuration.
 func (s *Stack) PlanFails(t *testing.T) string {
 	t.Helper()
 	code, output := s.plan(t, "-refresh=false")

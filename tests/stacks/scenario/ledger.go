@@ -66,7 +66,8 @@ func (l *Ledger) use(call string, record func(permissions map[string]bool)) {
 	record(l.used[call])
 }
 
-// Compare compares calls, roles and the tables of a page in docs/reference. It needs stacks that ran.
+// Compare compares calls, roles and the tables of a page in docs/reference. It must be called after the stacks have
+// run.
 func (l *Ledger) Compare(t *testing.T, page string) {
 	t.Helper()
 	if len(l.used) == 0 {

@@ -121,7 +121,8 @@ func (s *Shard) ReplacesKilled(t *testing.T, size int) {
 	s.Settled(t, size, []string{victim})
 }
 
-// Rolls applies other arguments of a group's VMs. The plan must name the group, and the apply must replace its VMs.
+// Rolls changes the arguments of a group's VMs and applies the change. The plan must name the group, and the apply must
+// replace its VMs.
 func (s *Shard) Rolls(t *testing.T, stack *lab.Stack, vars map[string]any, args string) {
 	t.Helper()
 	old := s.Workers()

@@ -86,7 +86,7 @@ func (d *demo) killLeader(ctx context.Context) (err error) {
 			return fmt.Errorf("%s did not survive the failover", vm.Instance)
 		}
 	}
-	// A supervisor such as systemd would restart the server.
+	// Restart the killed server, as a supervisor such as systemd would do.
 	d.servers[dead], err = d.stack.StartServer(ctx, dead)
 	return err
 }

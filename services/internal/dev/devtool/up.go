@@ -66,7 +66,7 @@ func bringUp(ctx context.Context, s settings) error {
 		return err
 	}
 	defer operator.Close()
-	// A leader that was running before would find the new configuration only after minutes.
+	// Without this call, a leader that already ran would read the new configuration only after minutes.
 	if _, err := operator.Refresh(ctx); err != nil {
 		return err
 	}

@@ -159,7 +159,7 @@ func TestController(t *testing.T) {
 		dir, "nstanceshardgroups/default/workers--dev-1.json")
 	sized("workers--dev-1", 4)
 
-	// After a restart of the server the manager reconnects and continues.
+	// The manager must reconnect to the restarted server and continue.
 	stop()
 	addr, _ = start(t, dir)
 	c = must(client.New(config(addr), client.Options{Scheme: types}))(t)

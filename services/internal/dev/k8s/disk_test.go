@@ -113,7 +113,7 @@ func TestFiles(t *testing.T) {
 	if !got["DELETED before"] || !got["DELETED z"] {
 		t.Errorf("after the directory was removed: %v", got)
 	}
-	// Files and directories are created again.
+	// A file in a new directory with the removed name is an object again.
 	put(t, `{}`, dir, "machinepools/default/again.json")
 	expect(t, w, "ADDED again")
 }
@@ -204,7 +204,7 @@ func TestRequestDoesNotOverwriteAnEditedFile(t *testing.T) {
 	if _, ok := s.get(pools, k); ok {
 		t.Error("it was not deleted")
 	}
-	// The object is unknown, but its file exists.
+	// The server does not know the object, but half of a file exists at its path.
 	put(t, `{`, file)
 	if err := set("five"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("a creation on top of half a file: %v", err)

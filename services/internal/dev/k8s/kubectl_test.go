@@ -124,7 +124,7 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 	contains(kubectl("describe", "mp", "workers"), "Cluster Name:  edited")
 	contains(kubectl("describe", "node", "n1"), "tmux://n1", "default", "web")
 
-	// kubectl sends these types as protobuf.
+	// kubectl sends Secrets, ConfigMaps and ServiceAccounts as protobuf.
 	kubectl("create", "secret", "generic", "s", "--from-literal=x=y")
 	kubectl("create", "configmap", "m", "--from-literal=x=y")
 	kubectl("create", "serviceaccount", "a")

@@ -198,7 +198,7 @@ func (s *Service) describeInstances(c *wire.Call) (any, error) {
 		Reservations []reservationXML `xml:"reservationSet>item"`
 		NextToken    string           `xml:"nextToken,omitempty"`
 	}
-	// Instances of one reservation stay together.
+	// Group the instances by their reservations.
 	for len(found) > 0 {
 		r := found[0].reservation
 		same := slices.DeleteFunc(slices.Clone(found), func(i *instance) bool { return i.reservation != r })

@@ -115,7 +115,7 @@ func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	s.interfaces[i.id] = i
 	s.SetTags(i.id, spec.Tags)
 	if i.Requester != "" {
-		// A service's interface is in use from the beginning.
+		// An interface of a service is in use from its creation.
 		i.Attachment = &Attachment{ID: newID("ela-attach"), Index: 1, At: s.now(), due: s.now()}
 	}
 	return i, nil

@@ -72,7 +72,7 @@ func TestCreateInterface(t *testing.T) {
 		_, err := w.client.CreateNetworkInterface(ctx, &c.in)
 		want(t, name, err, c.want)
 	}
-	// Primary and additional addresses in any order.
+	// A request may list the primary and the additional addresses in any order.
 	several := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA,
 		PrivateIpAddresses: []types.PrivateIpAddressSpecification{
 			{PrivateIpAddress: aws.String("10.0.1.20")}, {Primary: aws.Bool(true),

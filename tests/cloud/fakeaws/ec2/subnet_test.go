@@ -156,7 +156,7 @@ func TestIPv6Subnet(t *testing.T) {
 		Ipv6AddressCount: aws.Int32(1)})
 	want(t, "an IPv6 address in an IPv4 subnet", err, "InvalidParameterValue")
 
-	// Dual stack with a requested address, and another address added later.
+	// In a dual-stack subnet, an interface gets a requested IPv6 address, and another one later.
 	dual := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.40.0/24"),
 		Ipv6CidrBlock: aws.String(w.block6(6, 64))}))(t).Subnet
 	own := netip.MustParsePrefix(w.block6(6, 64)).Addr().Next().Next().Next().Next().Next().String()

@@ -87,7 +87,7 @@ func TestVPC(t *testing.T) {
 		want(t, "a VPC of "+block, err, wanted)
 	}
 
-	// The resources that a VPC is created with.
+	// AWS creates a VPC with default resources. Check them.
 	groups := must(w.client.DescribeSecurityGroups(ctx, &sdk.DescribeSecurityGroupsInput{Filters: by("vpc-id",
 		*v.VpcId)}))(t).SecurityGroups
 	if len(groups) != 1 || *groups[0].GroupName != "default" || len(groups[0].IpPermissions) != 1 ||

@@ -109,7 +109,7 @@ func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	// Clients write one empty line at the end or, after trailers, none.
+	// After the last chunk, clients write one empty line, or none if they send trailers.
 	rest = append(bytes.TrimRight(rest, "\r\n"), "\r\n\r\n"...)
 	if len(rest) == 4 {
 		return data, nil, nil

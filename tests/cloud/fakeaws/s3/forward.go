@@ -56,7 +56,8 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 	payload := hex.EncodeToString(sum[:])
 	r.Header.Set("X-Amz-Content-Sha256", payload)
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
-	// The server checks against its own clock, so the call's time is not used: a test may have set it.
+	// The server checks the signature against its own clock. The time of the call is not used, because a test may have
+	// set it.
 	if err := signer.SignHTTP(ctx, q.s.credentials(), r, payload, "s3", "us-east-1",
 		wallClock()); err != nil {
 		return nil, err

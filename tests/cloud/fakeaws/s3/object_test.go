@@ -130,7 +130,7 @@ func TestHeadObject(t *testing.T) {
 	_, err := w.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), IfMatch: first.ETag})
 	wantCode(t, "head with the ETag of another version", err, "PreconditionFailed")
 
-	// Errors have no body. The SDK takes the code from the status.
+	// Errors of HeadObject have no body. The SDK takes the error code from the HTTP status.
 	_, err = w.head(w.Client, "b-1", "absent", "")
 	wantCode(t, "head of an absent object", err, "NotFound")
 	marker := must(w.DeleteObject(ctx, &sdk.DeleteObjectInput{Bucket: ptr("b-1"), Key: ptr("k")}))(t)
@@ -201,7 +201,7 @@ func TestPermissions(t *testing.T) {
 	_, _, err = w.get(role, "b-1", "config/absent")
 	wantCode(t, "get what is absent, as one who may list", err, "NoSuchKey")
 
-	// A bucket policy with a condition on conditional writes.
+	// A bucket policy may permit only conditional writes.
 	must(w.PutBucketPolicy(ctx, &sdk.PutBucketPolicyInput{Bucket: ptr("b-1"),
 		Policy: ptr(`{"Version":"2012-10-17","Statement":[
 		{"Effect":"Allow","Principal":{"AWS":"arn:aws:iam::123456789012:role/reader"},"Action":"s3:PutObject","Resource":"arn:aws:s3:::b-1/once/*","Condition":{"Null":{"s3:if-none-match":"false"}}},
@@ -335,7 +335,7 @@ func TestVersions(t *testing.T) {
 		t.Errorf("the one before: %s", got)
 	}
 
-	// Pages: each page's markers are the start of the next one.
+	// Read the list in pages. The markers in each answer are where the next page begins.
 	in, n := sdk.ListObjectVersionsInput{Bucket: ptr("b-1"), MaxKeys: ptr(int32(1))}, 0
 	var paged []string
 	for {

@@ -30,7 +30,8 @@ import (
 type Config struct {
 	Region, Account string
 	Backend         Backend
-	// Host is the name for buckets as host names, BUCKET.HOST, in addition to AWS's own host names. "" means localhost.
+	// Host is a domain whose subdomains are buckets (BUCKET.HOST), in addition to AWS's own domains. "" means
+	// localhost.
 	Host string
 }
 

@@ -52,7 +52,7 @@ func QuotaExceeded(quota string) *Failure {
 
 // Fault lets operations fail late.
 type Fault struct {
-	// Type is the type of the operations, such as "insert", and Collection that of their resources.
+	// Type is the type of the operations, such as "insert", and Collection is the collection of their resources.
 	Type, Collection string
 	// Matches chooses resources. Nil: all.
 	Matches func(*Resource) bool

@@ -53,7 +53,7 @@ const (
 	root       = "/computeMetadata/v1/"
 	flavor     = "Metadata-Flavor"
 	identities = "instance/service-accounts/default/identity"
-	// longestWait is the default of timeout_sec. The service has none.
+	// longestWait is the default of timeout_sec. The real service waits without a limit.
 	longestWait = time.Hour
 )
 

@@ -98,7 +98,7 @@ func Enter(t Tree) error {
 func (t Tree) directories(root string, layers []string) error {
 	upper, work, settings := filepath.Join(t.Mount, "upper"), filepath.Join(t.Mount, "work"), ""
 	if t.Upper != "" {
-		// The result serves as a layer of other trees.
+		// Upper will be a layer of other trees. These options keep references to its present layers out of it.
 		upper, work, settings = t.Upper, t.Work, ",redirect_dir=off,index=off,metacopy=off"
 	}
 	names, err := topNames(layers)
@@ -149,8 +149,8 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, ":", `\:`, ",", `\,`).Replace(path)
 }
 
-// topNames returns the names of the top-level directories that hold files. They come from the host, the layers and the
-// list that every machine has. Kernel file systems are excluded.
+// topNames returns the names of the top-level directories that hold files. They come from the host, the layers, and the
+// list of directories that every machine has. Kernel file systems are excluded.
 func topNames(layers []string) ([]string, error) {
 	names := slices.Clone(kept)
 	for name := range fresh {
@@ -271,7 +271,8 @@ func (t Tree) fill(dir string) error {
 			return err
 		}
 	}
-	// On hosts where these directories are separate from /usr/bin, they come first in the search path.
+	// On hosts where /usr/sbin, /bin and /sbin are not links to /usr/bin, programs in them could come first in the
+	// search path.
 	for _, sbin := range []string{"usr/sbin", "bin", "sbin"} {
 		if info, err := os.Lstat("/" + sbin); err != nil || !info.IsDir() {
 			continue

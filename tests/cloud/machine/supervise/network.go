@@ -24,7 +24,7 @@ type network struct {
 
 	mu    sync.Mutex
 	files []*networkd.Network
-	// links are the links by device, and applied are the files that configured them.
+	// links maps devices to links, and applied maps devices to the files that configured them.
 	links   map[string]networkd.Link
 	applied map[string]*networkd.Network
 }

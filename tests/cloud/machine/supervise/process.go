@@ -154,7 +154,7 @@ func memory(data []byte) (*os.File, error) {
 // Become turns this process into the one that file descriptor 3 describes. It does not return.
 func Become() {
 	runtime.LockOSThread() // The settings below apply per thread, and this thread executes the program.
-	// A successful execution closes both descriptors.
+	// Executing the program closes both descriptors. After a failure they are still needed.
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	err := become(os.NewFile(3, "spec"))
@@ -182,7 +182,7 @@ func become(in io.Reader) error {
 		if !s.NoCapabilities {
 			break
 		}
-		// The kernel does not have all 64 capabilities.
+		// EINVAL means that the kernel has no capability with this number.
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, bit, 0, 0, 0); err != nil && !errors.Is(err, syscall.EINVAL) {
 			return fail(exitCaps, "drop capability %d: %v", bit, err)
 		}
