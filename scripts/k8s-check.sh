@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 helm=$(scripts/tool.sh helm)
 kubeconform=$(scripts/tool.sh kubeconform)
-# The helm of scripts/tool.sh is built without a Kubernetes version.
+# The helm of scripts/tool.sh does not know a Kubernetes version, so it needs --kube-version.
 kube=$(sed -n 's|.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' tests/tools/kubernetes/go.mod)
 chart=services/operator/chart
 PATH=$(dirname -- "$(scripts/tool.sh kubectl)"):$PATH # for its kustomize, and for tests/delivery

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Kill random processes of a shard (kill -9) under load and check what the shard makes of it:
+# Kill random processes of a shard (kill -9) under load and check that the shard recovers:
 #   scripts/kill9.sh [-rounds=10] [-seed=N] [-keep]
 set -eu
 # shellcheck source=scripts/system.sh

@@ -42,7 +42,7 @@ shell_scripts() {
 	} | xargs shellcheck -x
 }
 
-# The documents. golangci-lint checks the spelling of Go code.
+# spelling checks the documents. golangci-lint checks the spelling of Go code.
 spelling() {
 	git ls-files -co --exclude-standard '*.md' '*.tf' '*.tmpl' '*.html' | while read -r f; do [ ! -f "$f" ] || echo "$f"; done |
 		xargs "$misspell" -error

@@ -6,7 +6,7 @@ cd "$(dirname -- "$0")/.."
 # shellcheck source=scripts/progress.sh
 . scripts/progress.sh
 
-# What runs is stopped with the programs that started it.
+# "down" runs without a build: the present binaries stop the programs that they started.
 if [ "${1:-}" = down ] && [ -x bin/nstance-dev ]; then
 	[ ! -d temp/libvirt ] || exec bin/nstance-dev "$@" --root=.
 	exec bin/nstance-dev "$@" --root=. --terraform="$(scripts/tool.sh terraform-or-tofu)"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Publish dist/ as a release on GitHub, with the section of the changelog as its text.
 #
-#   VERSION      such as v0.2.0; its tag must be there
+#   VERSION      such as v0.2.0; its tag must exist
 #   GH_TOKEN     token of the GitHub CLI
 set -eu
 cd "$(dirname -- "$0")/.."

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Build a release for this platform two times, compare the builds, and go a stranger's path with nothing else: signatures, packages, provider and
-# modules from a registry, the chart. It needs root, for the machine that the packages are installed on.
+# Build a release for this platform two times, compare the builds, and install it as a stranger would, with nothing but
+# the release: signatures, packages, provider and modules from a registry, the chart. It needs root, for the machine
+# that the packages are installed on.
 set -eu
 cd "$(dirname -- "$0")/.."
 

@@ -56,7 +56,8 @@ step_long() {
 	internal $long transport operator/shards | xargs go test -timeout 15m ./services/api/v1beta1
 }
 
-# The same simulated worlds in every run. `make sim` and `make sim-swarm` play other worlds: a fault that those find must not block an unrelated change.
+# The same simulations in every run. `make sim` and `make sim-swarm` run others: a fault that they find must not block
+# an unrelated change.
 step_sim() {
 	SIM_FIRST=1 SIM_WORLDS=${SIM_WORLDS:-400} go test ./services/internal/sim -count=1 -timeout 10m -v
 }
@@ -66,8 +67,8 @@ step_acceptance() {
 	acceptance "$(scripts/tool.sh tofu)" registry.opentofu.org
 }
 
-# The Terraform provider under terraform, where it is on PATH: the life of each resource, and the functions. Both programs speak the same protocol,
-# so the mistakes are left to tofu.
+# The Terraform provider under terraform, where it is on PATH: the life of each resource, and the functions. Both
+# programs speak the same protocol, so only tofu runs the tests of mistakes in configurations.
 step_terraform() {
 	if terraform=$(command -v terraform); then
 		tests='ClusterFile|ClusterData|SecretFile|LifecycleFile|ShardStatus|Group|Operator|Identity|Nonce|ServersReady|Userdata'
@@ -123,7 +124,7 @@ tree() {
 	done
 }
 
-# The alert rules: their syntax, and on samples.
+# The alert rules: their syntax, and which of them fire on sample metrics.
 step_monitoring() {
 	promtool=$(scripts/tool.sh promtool)
 	"$promtool" check rules --lint=all --lint-fatal config/prometheus/nstance.rules.yaml
@@ -232,7 +233,7 @@ step_docs() {
 	scripts/pages-check.sh
 }
 
-# A release of this platform, and a stranger's path with nothing else.
+# A release of this platform, installed as a stranger would, with nothing but the release.
 step_release() {
 	scripts/release-check.sh
 }
@@ -246,7 +247,7 @@ step_kill9() {
 	scripts/kill9.sh
 }
 
-# The limit of 5 s is for busy machines.
+# The limit of 5 s leaves room for busy machines.
 step_failover() {
 	scripts/failover.sh -rounds=3 -most=5s
 	scripts/failover.sh -rounds=1 -most=5s -how=kill -records=100

@@ -28,7 +28,7 @@ locals {
 build {
   sources = ["source.amazon-ebs.nstance", "source.googlecompute.nstance", "source.qemu.nstance"]
 
-  # Debian's cloud-init must have finished using apt. The images for Google Cloud have none.
+  # Debian's cloud-init must have finished using apt. The images for Google Cloud have no cloud-init.
   provisioner "shell" {
     inline = ["! command -v cloud-init >/dev/null || cloud-init status --wait >/dev/null || [ $? -eq 2 ]", "mkdir -p /tmp/nstance"]
   }

@@ -53,7 +53,7 @@ func TestStrict(t *testing.T) {
 	}
 }
 
-// TestOutIsKept checks that a directory that is no release is not replaced.
+// TestOutIsKept checks that a directory that is not a release is not replaced.
 func TestOutIsKept(t *testing.T) {
 	dir := t.TempDir()
 	if err := replaceable(dir); err != nil {

@@ -383,7 +383,8 @@ func TestFluxValuesFit(t *testing.T) {
 	}
 }
 
-// TestVersionsAgree checks that every file has the same version.
+// TestVersionsAgree checks that the chart, the bases, the examples and other files name the same version of the
+// operator.
 func TestVersionsAgree(t *testing.T) {
 	var about struct {
 		Version    string `json:"version"`

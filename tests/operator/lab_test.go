@@ -77,7 +77,8 @@ func prepare() error {
 	if err := os.Setenv(binVariable, bin); err != nil {
 		return err
 	}
-	// Without the history of the repository only TestUpgrade fails. It runs the script again and shows its error.
+	// Without the history of the repository only TestUpgrade fails. TestUpgrade runs the script again and shows its
+	// error.
 	_ = exec.CommandContext(ctx, filepath.Join(root, oldScript)).Run()
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server",
 		"./services/cmd/nstance-agent", "./services/cmd/nstance-operator", "./services/cmd/nstance-admin")

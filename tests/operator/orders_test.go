@@ -16,8 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// orderedKinds are the kinds that a user can delete, by the letter that stands for the kind in deletionOrders, with the
-// names of the objects.
+// orderedKinds maps the letters in deletionOrders to kinds that a user can delete, with the names of the objects.
 var orderedKinds = map[rune]struct {
 	kind  string
 	names []string

@@ -1,4 +1,5 @@
-# One cluster with a shard in each of several zones, each with a hot standby, and a load balancer before the VMs of all.
+# One cluster with a shard in each of several zones, each with a hot standby, and one load balancer in front of the VMs
+# of all zones.
 
 terraform {
   required_version = ">= 1.11"

@@ -20,7 +20,8 @@ locals {
     }]
   }
 
-  # The secrets that every leader needs. The first leader of the cluster creates them where the modules do not.
+  # The secrets that every leader needs. The first leader of the cluster creates them unless the modules have created
+  # them.
   well_known_secrets = ["ca.key", "registration-nonce.key", "workload-ca.key"]
   secrets_in_bucket  = var.cluster.secrets.provider == "object-storage"
 
@@ -52,9 +53,9 @@ locals {
       Resource = [for kind in ["instance", "journal", "probe"] : "${local.objects}shard/${shard}/${kind}/*"]
     },
     {
-      # For a missing object S3 answers 404 only to callers with ListBucket permission, and 403 to others. Such a
-      # request has no prefix, hence IfExists. A leader that finds no CA lists the operators and the instances of all
-      # shards before it makes one.
+      # For a missing object S3 answers 404 only to callers with ListBucket permission, and 403 to others. A request for
+      # an object has no prefix, so the condition uses IfExists. A leader that finds no CA lists the operators and the
+      # instances of all shards before it makes one.
       Sid      = "ListState"
       Effect   = "Allow"
       Action   = "s3:ListBucket"
@@ -144,7 +145,8 @@ locals {
       )
     },
     {
-      # Interfaces that exist have no tags in the request: a leader interface cannot be taken in this way.
+      # For an existing interface, the request has no tags. So this statement does not permit a launch with a leader
+      # interface.
       Sid      = "StartWithNewInterfaces"
       Effect   = "Allow"
       Action   = "ec2:RunInstances"

@@ -59,7 +59,7 @@ resource "aws_ssm_parameter" "key" {
 }
 
 locals {
-  # The ARN of a secret is known to users only when the secret has its value.
+  # Users of this value get the ARN of the secret only after the secret has its value.
   encryption_key = one(concat(
     [for key in aws_secretsmanager_secret_version.key : { provider = "aws-secrets-manager", source = key.secret_id, arn = key.secret_id }],
     [for key in aws_ssm_parameter.key : { provider = "aws-parameter-store", source = key.arn, arn = key.arn }],

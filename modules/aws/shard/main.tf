@@ -79,7 +79,7 @@ data "aws_ec2_instance_types" "arch" {
   }
 }
 
-# The servers look for these images too, and run no VM while there is none.
+# The servers also look for these images, and start no VM while there is no image.
 # tflint-ignore: terraform_unused_declarations # only its postcondition matters
 data "aws_ami_ids" "agent" {
   for_each = { for name, image in var.images : name => image if image.owners != null && image.fallback == null }
@@ -116,8 +116,8 @@ resource "aws_network_interface" "leader" {
   tags = merge(local.tags, { Name = "${local.name}-leader", "nstance:leader" = var.shard })
 
   lifecycle {
-    # Another address or subnet needs another interface. The leader keeps its interface until a server that is prepared
-    # for the new one leads. nstance_shard waits for that.
+    # Another address or subnet needs another interface. The leader keeps its interface until a server that is
+    # configured for the new interface leads. nstance_shard waits for that.
     create_before_destroy = true
 
     precondition {
@@ -165,8 +165,8 @@ data "nstance_userdata" "agent" {
 }
 
 resource "nstance_shard" "this" {
-  # Destroyed first. Destruction waits until the leader has terminated all VMs of the shard. Until then the servers need
-  # their VMs, their permissions and their routes.
+  # This resource is destroyed first. Its destruction waits until the leader has terminated all VMs of the shard. Until
+  # then the servers need their VMs, their permissions and their routes.
   depends_on = [
     aws_autoscaling_group.server,
     aws_autoscaling_lifecycle_hook.ready,

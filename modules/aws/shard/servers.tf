@@ -1,6 +1,7 @@
 # The servers: an Auto Scaling group that can replace each of them at any time.
 
-# data.aws_ami says only that there is no result. This one names what was looked for.
+# data.aws_ami says only that there is no result. The postcondition of this data source names the image that was looked
+# for.
 data "aws_ami_ids" "server" {
   count  = var.server_image.id == null ? 1 : 0
   owners = var.server_image.owners
@@ -75,7 +76,8 @@ locals {
     },
     var.server_environment,
   )
-  # It names what the servers run, and changes with it. As a part of the boot script it also rolls the servers.
+  # This hash changes with everything that the servers run. It is part of the boot script, so its change rolls the
+  # servers.
   server_generation = substr(sha256(jsonencode([
     data.aws_ami.server.id, var.server_instance_type, var.server_volume, var.server_security_group_ids, var.server_args,
     var.server_binaries, var.server_commands, var.server_environment, aws_network_interface.leader.id,
@@ -181,14 +183,15 @@ resource "aws_autoscaling_group" "server" {
   }
 }
 
-# A new server is not in service before it reports that it is ready. If it does not within the time, its machine is
+# A new server is not in service before it reports that it is ready. If it does not report that in time, its machine is
 # terminated, and the old server stays.
 resource "aws_autoscaling_lifecycle_hook" "ready" {
   name                   = "nstance-server-ready"
   autoscaling_group_name = aws_autoscaling_group.server.name
   lifecycle_transition   = "autoscaling:EC2_INSTANCE_LAUNCHING"
   default_result         = "ABANDON"
-  # A server that starts gives up itself and logs why. The hook ends what cannot even do this.
+  # A server that cannot become ready stops by itself and logs why. The hook's timeout is for machines on which the
+  # server cannot even do that.
   heartbeat_timeout = var.server_ready_timeout + 60
 }
 

@@ -29,7 +29,7 @@ resource "google_service_account" "server" {
   display_name = "Servers of the Nstance shard ${var.cluster.id}/${each.key}"
 }
 
-# VMs have no service account unless the cluster asks for one. It has no permissions here.
+# VMs have no service account unless the cluster asks for one. This module gives it no permissions.
 resource "google_service_account" "agent" {
   count        = var.agent_service_account ? 1 : 0
   account_id   = local.names["/agent"]

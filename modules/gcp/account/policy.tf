@@ -7,7 +7,8 @@ locals {
   bucket     = "projects/_/buckets/${var.cluster.bucket}"
   objects    = "${local.bucket}/objects/${local.key_prefix}"
 
-  # The secrets that every leader needs. The first leader of the cluster creates them where the modules do not.
+  # The secrets that every leader needs. The first leader of the cluster creates them unless the modules have created
+  # them.
   well_known_secrets = ["ca.key", "registration-nonce.key", "workload-ca.key"]
   in_bucket          = var.cluster.secrets.provider == "object-storage"
 
@@ -53,14 +54,14 @@ locals {
     { for shard, grant in var.shards : "${shard}/leader" => { shard = shard, role = "leader",
       condition                                                     = "resource.name.startsWith(\"${local.zone_path[shard]}instances/${local.server_prefix[shard]}\")"
     } },
-    # Instance groups have no names in conditions, so the binding is for the project.
+    # Conditions cannot name instance groups, so the binding is for the project.
     { for shard, grant in var.shards : "${shard}/balancer" => { shard = shard, role = "balancer", condition = null } if var.load_balancers },
     { for shard, grant in var.shards : "${shard}/health_reader" => { shard = shard, role = "health_reader", condition = null } if var.load_balancer_health },
     { for shard, grant in var.shards : "${shard}/secret_reader" => { shard = shard, role = "secret_reader",
       condition                                                            = join(" || ", [for name in distinct(concat(local.well_known_secrets, grant.secrets)) : "resource.name.startsWith(\"${local.secret_path}${replace(replace(trimsuffix(name, "*"), "_", "_5f"), ".", "_2e")}\")"])
     } if !local.in_bucket },
     { for shard, grant in var.shards : "${shard}/secret_writer" => { shard = shard, role = "secret_writer",
-      # The creation of a secret is a call of the project.
+      # Creating a secret is a call on the project, so the condition also permits the project.
       condition = join(" || ", concat(
         ["resource.type == \"cloudresourcemanager.googleapis.com/Project\""],
         [for name in local.well_known_secrets : "resource.name.startsWith(\"${local.secret_path}${replace(name, ".", "_2e")}\")"],
@@ -86,7 +87,7 @@ locals {
     "${shard}/reader" = { shard = shard, role = "object_reader", condition = join(" || ", [for name in local.readable[shard] : "resource.name.startsWith(\"${local.objects}${name}\")"]) }
     # Replacing an object needs the permissions to create and to delete.
     "${shard}/writer" = { shard = shard, role = "object_writer", condition = join(" || ", [for name in local.writable[shard] : "resource.name.startsWith(\"${local.objects}${name}\")"]) }
-    # A listing is a call of the bucket. Its prefix is an attribute of the call.
+    # Listing objects is a call on the bucket. The condition compares the prefix, which is an attribute of the call.
     "${shard}/lister" = { shard = shard, role = "object_lister", condition = join(" || ", [for name in local.listable[shard] :
       "api.getAttribute(\"storage.googleapis.com/objectListPrefix\", \"\").startsWith(\"${local.key_prefix}${name}\")"
     ]) }

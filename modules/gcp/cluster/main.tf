@@ -27,7 +27,7 @@ resource "google_storage_bucket" "this" {
     enabled = var.versioning
   }
 
-  # Versions already keep what was deleted. A soft-deleted copy of each renewal of the lock would only cost.
+  # Versions already keep what was deleted. A soft-deleted copy of each renewal of the lock would only cost money.
   soft_delete_policy {
     retention_duration_seconds = 0
   }

@@ -42,12 +42,12 @@ resource "google_compute_subnetwork" "this" {
   region        = each.value.region
   network       = local.network
   ip_cidr_range = each.value.ipv4_cidr
-  # VMs without an external address reach Google's APIs, such as the bucket.
+  # This lets VMs without an external address reach Google's APIs, such as the bucket.
   private_ip_google_access = true
   stack_type               = local.ipv6 ? "IPV4_IPV6" : "IPV4_ONLY"
   ipv6_access_type         = local.ipv6 ? "EXTERNAL" : null
 
-  # A list of objects, so that a range can be removed. Leaders have their addresses in it.
+  # A list of objects, unlike blocks, allows an apply to remove a range. The range holds the leaders' addresses.
   secondary_ip_range = each.value.leader_ipv4_cidr == null ? [] : [{ range_name = "leader", ip_cidr_range = each.value.leader_ipv4_cidr }]
 }
 

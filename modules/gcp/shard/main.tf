@@ -41,8 +41,8 @@ data "nstance_userdata" "agent" {
 }
 
 resource "nstance_shard" "this" {
-  # Destroyed first. Destruction waits until the leader has deleted all VMs of the shard. Until then the servers need
-  # their VMs, their permissions and their routes.
+  # This resource is destroyed first. Its destruction waits until the leader has deleted all VMs of the shard. Until
+  # then the servers need their VMs, their permissions and their routes.
   depends_on = [
     google_compute_instance_group_manager.server,
     google_compute_forwarding_rule.leader,

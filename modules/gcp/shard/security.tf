@@ -9,7 +9,7 @@ locals {
   agent_tag  = "${local.name}-agent"
 
   server_ingress = merge(
-    # The sources of these are primary addresses. Tags do not match alias addresses.
+    # Source tags match only the primary addresses of VMs, not their alias addresses.
     {
       election = { ports = [local.ports.election], tags = [local.server_tag], cidrs = [], what = "The other server of the shard" }
       agents   = { ports = [local.ports.registration, local.ports.agent], tags = [local.agent_tag], cidrs = [], what = "Agents" }

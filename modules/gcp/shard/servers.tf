@@ -19,7 +19,7 @@ data "nstance_userdata" "server" {
 }
 
 resource "google_compute_region_instance_template" "server" {
-  # At most 37 characters, so that a unique suffix fits.
+  # The prefix has at most 37 characters, so that a unique suffix fits.
   name_prefix    = "${trim(substr(local.name, 0, 34), "-")}-"
   region         = local.region
   description    = "Servers of the Nstance shard ${var.cluster.id}/${var.shard}"
@@ -122,7 +122,8 @@ resource "google_compute_instance_group_manager" "server" {
   }
 }
 
-# The leader's address as that of a load balancer. Its health check finds the leader, so a failover calls no API.
+# The leader's address, if it belongs to a load balancer. The load balancer's health check finds the leader, so a
+# failover needs no API call.
 resource "google_compute_address" "leader" {
   count        = local.balanced ? 1 : 0
   name         = "${local.name}-leader"

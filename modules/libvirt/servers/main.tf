@@ -18,7 +18,7 @@ resource "libvirt_volume" "server" {
   base_volume_pool = var.pool
   size             = var.disk_gib == null ? null : var.disk_gib * 1024 * 1024 * 1024
 
-  # A server keeps nothing on its disk. A new boot script gets a new VM, as on the clouds.
+  # A server keeps nothing on its disk. A changed boot script replaces the VM, as on the clouds.
   lifecycle {
     replace_triggered_by = [libvirt_cloudinit_disk.server[each.key]]
   }

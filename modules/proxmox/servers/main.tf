@@ -4,7 +4,8 @@ locals {
   version = substr(sha256(var.server_userdata), 0, 12)
 }
 
-# A new boot script has a new name, so it gets a new VM, as on the clouds. A server keeps nothing on its disk.
+# The file of a changed boot script has a new name, so the VM is replaced, as on the clouds. A server keeps nothing on
+# its disk.
 resource "proxmox_virtual_environment_file" "userdata" {
   for_each     = var.servers
   content_type = "snippets"
@@ -17,8 +18,8 @@ resource "proxmox_virtual_environment_file" "userdata" {
   }
 }
 
-# Proxmox puts the host name into user data, which the boot script replaces. cloud-init runs that once for each
-# instance-id.
+# Proxmox puts the host name into its own user data, but the boot script replaces that. cloud-init runs the boot script
+# once for each instance-id.
 resource "proxmox_virtual_environment_file" "metadata" {
   for_each     = var.servers
   content_type = "snippets"

@@ -1,9 +1,9 @@
 # One shard: the configuration of its groups, and the boot script of its servers. The servers are machines that exist.
 
 locals {
-  # The unit gives the server no capabilities. Only the leader's address needs these. Secrets come from files that only
-  # the servers have, because the boot script is in the state. They may be on a CD-ROM with the label nstance. The unit's user reads
-  # those that the configuration names, such as a token.
+  # The server's unit gives it no capabilities. Those below are only for the leader's address. Secrets come from files
+  # that only the servers have, because the boot script is in the state. They may be on a CD-ROM with the label nstance.
+  # The unit's user reads those that the configuration names, such as a token.
   drop_in = <<-TEXT
     [Service]
     CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW

@@ -112,7 +112,7 @@ type attacker struct {
 	connected atomic.Uint32
 }
 
-// noCertificate is the name of the case without a certificate.
+// noCertificate stands for a call without a client certificate.
 const noCertificate = "none"
 
 // attack is one way to be hostile. Its outcomes are counted by kind and port.

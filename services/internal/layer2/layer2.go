@@ -52,7 +52,7 @@ func (s *schedule) announce(now time.Duration) bool {
 	return true
 }
 
-// probe reports whether another machine must be asked for the address, and if so, counts it as sent.
+// probe reports whether a probe is due, and if so, counts it as sent.
 func (s *schedule) probe(now time.Duration) bool {
 	if now < settled+time.Duration(s.probed)*repeat {
 		return false

@@ -8,7 +8,7 @@ terraform {
     nstance = { source = "nstance-kit/nstance", version = ">= 0.0.1, < 1.0" }
   }
 
-  # The state of this environment alone. The lock file keeps two applies apart.
+  # The state of this environment alone. The lock file keeps two applies from running at the same time.
   backend "s3" {
     bucket       = "example-terraform-state"
     key          = "nstance/production.tfstate"

@@ -56,7 +56,7 @@ module "shard" {
   server_count         = var.server_count
   server_instance_type = var.server_instance_type
   server_image         = { id = var.images.server }
-  # Two servers have the address of a load balancer, one has an alias address.
+  # With two servers, the leader's address is that of a load balancer. With one, it is an alias address.
   leader_network      = { ipv4 = var.server_count == 2 ? cidrhost(local.servers, 100 + each.value) : cidrhost(local.leaders, 1 + each.value) }
   operator_access     = { ipv4_cidrs = [var.ipv4_cidr] }
   wait_for_leader     = true

@@ -8,7 +8,7 @@ terraform {
     nstance = { source = "nstance-kit/nstance", version = ">= 0.0.1, < 1.0" }
   }
 
-  # The state of this environment alone. The backend locks it, which keeps two applies apart.
+  # The state of this environment alone. The backend locks it, so that two applies cannot run at the same time.
   backend "gcs" {
     bucket = "example-terraform-state"
     prefix = "nstance/staging"

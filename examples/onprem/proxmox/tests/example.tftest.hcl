@@ -11,7 +11,7 @@ variables {
   size        = 3
 }
 
-# The provider checks the configuration with the servers' own rules, also where it is mocked.
+# Even when it is mocked, the provider nstance checks the configuration with the servers' own rules.
 run "example" {
   assert {
     condition     = output.shard.operator_addr == "10.0.0.100:8993" && output.server_userdata == "#!/bin/sh\n"
