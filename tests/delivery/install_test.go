@@ -176,7 +176,7 @@ func (i *installed) testBases(t *testing.T) {
 }
 
 // remove deletes the objects that the bases installed, except the CRDs and the namespace. A namespace cannot be deleted
-// here, because no namespace controller runs.
+// in this test, because no namespace controller runs.
 func (i *installed) remove(t *testing.T) {
 	t.Helper()
 	output(t, i.env, "kubectl", "-n", "nstance-system", "delete", "--ignore-not-found", "--wait=false",

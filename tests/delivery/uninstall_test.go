@@ -148,7 +148,7 @@ func (i *installed) runPod(t *testing.T, namespace string, template *corev1.PodT
 	return process
 }
 
-// completeJob writes the status of a Job that has succeeded. No controller runs here.
+// completeJob writes the status of a Job that has succeeded. No controller of Jobs runs in this test.
 func (i *installed) completeJob(t *testing.T, job *batchv1.Job) {
 	t.Helper()
 	now := metav1.Now()

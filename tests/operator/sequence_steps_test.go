@@ -167,7 +167,7 @@ func (s *sequence) unpause() {
 	s.model.paused = nil
 }
 
-// changeSizeOnShard changes the size of a group on a shard behind the operator's back.
+// changeSizeOnShard changes the size of a group on a shard without the operator's knowledge.
 func (s *sequence) changeSizeOnShard() string {
 	name, at := s.pick(s.model.livePools()), s.pickShard()
 	if name == "" || at == s.hanging || s.model.ended {

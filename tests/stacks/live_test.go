@@ -146,7 +146,7 @@ module "shard" {
 		t.Errorf("a plan after the change of the zone finds changes (exit code %d):\n%s", code, output)
 	}
 
-	// These mistakes fail at plan. One plan reports several of them.
+	// The mistakes below must fail at plan. One plan reports several of them.
 	const nobody = "999999999999"
 	for _, wrong := range []struct {
 		vars map[string]any

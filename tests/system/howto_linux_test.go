@@ -23,8 +23,8 @@ import (
 )
 
 // TestHowTo runs the shell commands of pages in docs/how-to on a cluster of real servers and agents, in the order of
-// the page, and does by other means what the page says between them. Names such as GROUP and my-bucket are replaced by
-// those of the cluster.
+// the page. Between them it does what the page says in words. Names such as GROUP and my-bucket are replaced by those
+// of the cluster.
 func TestHowTo(t *testing.T) {
 	var traces atomic.Int32
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

@@ -19,7 +19,7 @@ type need struct {
 	of *policy.Policy // of the resource, besides that of the project
 }
 
-// authorize decides about a call of a service account. A method whose permissions are not known here is denied.
+// authorize decides about a call of a service account. It denies a method whose permissions the fake does not know.
 func (c *Cloud) authorize(call *rest.Call) (checks []rest.Check) {
 	if call.Identity == credentials.Account {
 		return nil

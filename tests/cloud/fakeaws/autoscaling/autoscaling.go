@@ -191,7 +191,7 @@ func invalid(format string, args ...any) error {
 	return wire.Errorf(http.StatusBadRequest, "ValidationError", format, args...)
 }
 
-// page cuts a page out of a list. These operations accept a size of 1 to 100 records; the default is 50.
+// page cuts a page out of a list. The operations of Auto Scaling accept pages of 1 to 100 records; the default is 50.
 func page[T any](items []T, size *int, token string) ([]T, string, error) {
 	n := 50
 	if size != nil {

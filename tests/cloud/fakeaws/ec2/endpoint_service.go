@@ -35,7 +35,7 @@ type prefixList struct {
 	blocks []string
 }
 
-// addPrefixLists makes the lists of the services with gateway endpoints. They exist in every region from the beginning.
+// addPrefixLists makes the lists of the services with gateway endpoints. On AWS such lists exist in every region.
 func (s *Service) addPrefixLists() {
 	for id, list := range map[string]prefixList{
 		"pl-68a54001": {name: "s3", blocks: []string{"3.5.76.0/22", "18.34.244.0/22", "18.34.48.0/20",

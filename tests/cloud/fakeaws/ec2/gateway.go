@@ -267,7 +267,7 @@ func (s *Service) describeEgressGateways(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An unknown ID is not an error here: the answer is empty.
+	// For this operation an unknown ID is not an error: the answer is empty.
 	if len(in.IDs) > 0 {
 		found = slices.DeleteFunc(found, func(g *egressGateway) bool { return !slices.Contains(in.IDs, g.id) })
 	}

@@ -66,7 +66,8 @@ func (s *Service) describeLaunchTemplates(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// templatePage cuts a page out of a list. These operations accept 1 to 200 results, others 5 to 1000.
+// templatePage cuts a page out of a list. The operations of launch templates accept 1 to 200 results, other operations
+// of EC2 5 to 1000.
 func templatePage[T any](items []T, maxResults int, token string) ([]T, string, error) {
 	if maxResults < 0 || maxResults > 200 {
 		return nil, "", failf("InvalidMaxResults", "The value for MaxResults must be between 1 and 200")

@@ -2,8 +2,8 @@
 // policies, and instance profiles.
 //
 // Invariant: every policy document was parsed before it was stored, so a role's permissions are known exactly. All
-// state is protected by the cloud's lock: handlers and methods are called with it held. Nothing is eventually
-// consistent here.
+// state is protected by the cloud's lock: handlers and methods are called with it held. Nothing in this fake is
+// eventually consistent.
 // Source: https://docs.aws.amazon.com/IAM/latest/APIReference/
 package iam
 

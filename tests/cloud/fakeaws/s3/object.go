@@ -265,7 +265,7 @@ func (q *request) deleteOne(object deletionObject) (deletionSuccess, *deletionEr
 	return done, nil
 }
 
-// encryption is the reported encryption of an object. Nothing is encrypted here.
+// encryption is the reported encryption of an object. The fake encrypts nothing.
 type encryption struct{ algorithm, key, bucketKey string }
 
 // encryptionKey identifies a version of an object.

@@ -142,7 +142,8 @@ func (s *Service) hostBucket(host string) string {
 // Serve implements wire.Streamer.
 func (s *Service) Serve(w http.ResponseWriter, c *wire.Call) error {
 	if c.Principal.Account != s.cfg.Account {
-		// Only the account's own principals have access: all buckets here are private, even if a policy is public.
+		// Only the account's own principals have access: all buckets of this fake are private, even if a policy is
+		// public.
 		return denied()
 	}
 	w.Header().Set("X-Amz-Request-Id", c.RequestID)

@@ -62,7 +62,7 @@ type call struct {
 	signal                                    syscall.Signal
 }
 
-// cosmetic are the options that have no effect here.
+// cosmetic are the options that this systemctl accepts and ignores.
 var cosmetic = []string{"--no-pager", "--full", "--plain", "--no-ask-password"}
 
 // parse separates the options of systemctl(1) from the other arguments, which it returns.

@@ -114,7 +114,7 @@ var directives = map[string]func(s *Service, value string) error{
 	},
 }
 
-// ignored lists the directives that have no effect here. They describe the unit, order it after units that are up
+// ignored lists the directives that this package ignores. They describe the unit, order it after units that are up
 // before any service starts, or sandbox it: a service that works with these directives also works without them.
 var ignored = strings.Fields(`
 	Unit.Description Unit.Documentation Unit.After
