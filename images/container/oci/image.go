@@ -143,7 +143,7 @@ type file struct {
 	mode    int64
 }
 
-// layer returns a layer with the files and their directories. All belong to root and have the same time.
+// layer returns a layer with the files and their directories. All belong to root and have the same modification time.
 func layer(modified time.Time, files ...file) (v1.Layer, error) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)

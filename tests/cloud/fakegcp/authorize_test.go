@@ -42,8 +42,8 @@ func (c caller) own(method, path, body string) {
 	}
 }
 
-// TestAuthorize gives a service account roles under conditions. Calls outside of them are denied, and the ledger has
-// the permission that was missing.
+// TestAuthorize gives a service account roles under conditions. Calls that do not meet the conditions are denied, and
+// the ledger names the missing permission.
 func TestAuthorize(t *testing.T) {
 	cloud, err := New("us-central1-a")
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
 )
 
-// TestKeyOfABucket encrypts a bucket with a key of Cloud KMS. The storage service may use the key only by a binding,
-// and while the key is enabled.
+// TestKeyOfABucket encrypts a bucket with a key of Cloud KMS. The storage service may use the key only if a binding
+// permits it and while the key is enabled.
 func TestKeyOfABucket(t *testing.T) {
 	const key = "projects/" + Project + "/locations/us/keyRings/r/cryptoKeys/state"
 	cloud, err := New("us-central1-a")

@@ -60,7 +60,7 @@ type testRunner struct {
 	tree string
 }
 
-// newTestRunner returns a runner with an image that consists of the given files, as path to content. It closes the runner
+// newTestRunner returns a runner with an image that consists of files, a map of paths to contents. It closes the runner
 // when the test ends. If the test has failed, it logs the output of the machines.
 func newTestRunner(t *testing.T, files map[string]string) *testRunner {
 	t.Helper()

@@ -8,7 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// refresh is an instance refresh: it replaces every member that does not match, a few at a time.
+// refresh is an instance refresh: it replaces every member that does not match the desired configuration, a few at a
+// time.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/instance-refresh-overview.html
 type refresh struct {
 	id          string

@@ -150,7 +150,8 @@ func (s *Service) describeCheck(g *group, t *target) (Target, bool) {
 	}, true
 }
 
-// recordCheck counts the result of one check. The first verdict needs as many checks as later ones.
+// recordCheck counts the result of one check. A new target needs as many equal results for its first state as for a
+// later change.
 func (t *target) recordCheck(ok bool, c check) {
 	if ok {
 		t.good, t.bad = t.good+1, 0

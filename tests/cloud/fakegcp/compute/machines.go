@@ -274,8 +274,8 @@ func (c *Compute) End(path, reason string) {
 	c.system(path, "compute.instances.guestTerminate", reason, 0, func(r *Resource) { r.Body["status"] = terminated })
 }
 
-// Preempt tells a Spot VM that it is preempted, and ends it after the grace period. With termination action DELETE it
-// is gone then.
+// Preempt tells a Spot VM that it is preempted, and ends it after the grace period. With the termination action DELETE,
+// the VM is then deleted.
 func (c *Compute) Preempt(path string, grace time.Duration) {
 	c.Do(func() {
 		if r := c.Find(path); r != nil {

@@ -211,7 +211,7 @@ func checkLabels(body map[string]any) error {
 var comparison = regexp.MustCompile(`([\w.-]+)\s*(!=|=|\beq\b|\bne\b)\s*("[^"]*"|[^\s()]+)`)
 
 // parseFilter parses the part of filter expressions that programs in this repository use: comparisons joined by AND or
-// by nothing. https://cloud.google.com/compute/docs/reference/rest/v1/instances/list
+// only by white space. https://cloud.google.com/compute/docs/reference/rest/v1/instances/list
 func parseFilter(text string) (func(map[string]any) bool, error) {
 	rest := comparison.ReplaceAllString(text, "")
 	if rest = strings.ReplaceAll(rest, "AND", ""); strings.Trim(rest, " ()") != "" {

@@ -96,8 +96,8 @@ func (t *processes) reapOne() bool {
 	return true
 }
 
-// start runs a process in its own session. If the error is a *becomeError, the process is returned too. It exits
-// without further action.
+// start runs a process in its own session. If the error is a *becomeError, the process is returned too. That process
+// exits by itself.
 func (t *processes) start(s spec, stdin, stdout, stderr *os.File) (*process, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
